@@ -1,0 +1,66 @@
+"""duoka runs PyTorch training on the devices you have: same script, same result, same checkpoint."""
+
+# The house, from the door inwards. A file imports downwards only.
+#
+#   cli/          one file per command, and a table of them
+#   launch/       how workers come to life
+#   worker.py     one worker's life, to be read top to bottom
+#   plain/        running a script that knows nothing of all this
+#   data/         a rank's rows of every batch
+#   strategies/   how parameters are kept in step, one file per strategy
+#   view/         the global view: tensors that stand for a whole global batch
+#   board.py      what workers show the process that watches them
+#   environment.py, target.py    the only file that touches os.environ; running a script as __main__
+#   plan.py       what was decided; made out of options.py (what was asked for), devices/ and script/
+#   errors.py     the tree of errors
+#
+# Importing duoka imports none of it: each public name brings its file on first use.
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from duoka.errors import (
+        AskedError,
+        DeviceError,
+        DuokaError,
+        OptionError,
+        PeerLost,
+        RanksApart,
+        Refused,
+        RunError,
+        ScriptError,
+        TimedOut,
+        WorkerFailed,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AskedError",
+    "DeviceError",
+    "DuokaError",
+    "OptionError",
+    "PeerLost",
+    "RanksApart",
+    "Refused",
+    "RunError",
+    "ScriptError",
+    "TimedOut",
+    "WorkerFailed",
+    "__version__",
+]
+
+_HOMES = {name: "duoka.errors" for name in __all__ if name != "__version__"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'duoka' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,145 @@
+"""Where each rank is: a page of shared memory that outlives any one worker.
+
+The command process makes the board before it forks. Each worker writes its own seat whenever it comes to a
+collective and when it has left it; anybody may read. Nothing is locked: a seat has one writer, an entry is
+written before the number that announces it, and a reader looks at that number again afterwards.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from dataclasses import dataclass
+
+from duoka.errors import RanksApart
+
+RING = 64  # collectives that each rank's seat remembers
+ENTRY = 256  # bytes of one of them: three 64-bit numbers, then the text
+TEXT = ENTRY - 3 * 8
+HEAD = 64  # bytes in front of the entries: how many were begun, how many finished
+SEAT = HEAD + RING * ENTRY
+
+# Places of the 64-bit numbers in a seat and in an entry.
+BEGUN, FINISHED = 0, 1
+DIGEST, SINCE, LENGTH = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one rank has come. `since` is CLOCK_MONOTONIC, in seconds, at the start of its last collective."""
+
+    begun: int
+    finished: int
+    text: str
+    since: float
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the rank is inside its last collective."""
+        return self.begun > self.finished
+
+
+class Board:
+    """The seats of all ranks, in anonymous memory shared with every process forked from here on."""
+
+    def __init__(self, memory: mmap.mmap, world_size: int) -> None:
+        self.world_size = world_size
+        view = memoryview(memory)
+        self._bytes = [view[rank * SEAT : (rank + 1) * SEAT] for rank in range(world_size)]
+        self._words = [seat.cast("Q") for seat in self._bytes]
+
+    @classmethod
+    def create(cls, world_size: int) -> Board:
+        """An empty board."""
+        return cls(mmap.mmap(-1, world_size * SEAT), world_size)
+
+    def seat(self, rank: int) -> Seat:
+        """What the worker of `rank` writes."""
+        return Seat(self, rank)
+
+    def read(self, rank: int) -> Progress:
+        """How far `rank` has come; the text is empty before its first collective."""
+        words = self._words[rank]
+        while True:
+            begun, finished = words[BEGUN], words[FINISHED]
+            if begun == 0:
+                return Progress(0, 0, "", 0.0)
+            since = words[_entry(begun) + SINCE] / 1e9
+            text = self.text(rank, begun)
+            if words[BEGUN] - begun < RING:  # otherwise the entry may have been written over meanwhile
+                return Progress(begun, min(finished, begun), text, since)
+
+    def text(self, rank: int, count: int) -> str:
+        """What `rank` called its collective number `count`, one of its last `RING`."""
+        entry = _entry(count)
+        length = min(self._words[rank][entry + LENGTH], TEXT)
+        start = (entry + 3) * 8
+        return bytes(self._bytes[rank][start : start + length]).decode(errors="replace")
+
+    def remembers(self, rank: int, count: int) -> bool:
+        """Whether `rank` came to collective `count`, and not so long ago that it is forgotten."""
+        return 0 < count <= self._words[rank][BEGUN] < count + RING
+
+    def apart(self, count: int) -> str | None:
+        """How the ranks that came to collective `count` disagree on what it is; None where they do not."""
+        came = [rank for rank in range(self.world_size) if self.remembers(rank, count)]
+        entry = _entry(count) + DIGEST
+        by_digest: dict[int, list[int]] = {}
+        for rank in came:
+            by_digest.setdefault(self._words[rank][entry], []).append(rank)
+        if len(by_digest) < 2:
+            return None
+        sides = (f"{name_ranks(ranks)} came to {self.text(ranks[0], count)}" for ranks in by_digest.values())
+        return f"the ranks came to different collectives (number {count:,}): " + ", ".join(sides)
+
+
+class Seat:
+    """What one rank tells of itself. One writer: the worker that sits here."""
+
+    def __init__(self, board: Board, rank: int) -> None:
+        self._board, self.rank = board, rank
+        self._words, self._bytes = board._words[rank], board._bytes[rank]
+        self._others = [board._words[other] for other in range(board.world_size) if other != rank]
+        self._begun = self._words[BEGUN]
+
+    def enter(self, digest: int, text: str) -> None:
+        """This rank comes to its next collective.
+
+        digest: 63 bits of what it is (operation, shape, dtype, line), equal on ranks that agree.
+        text: the same in words, such as "all_reduce (3,) float32 at train.py:41"; what is too long is cut.
+        """
+        begun = self._begun = self._begun + 1
+        entry = 8 + (begun & 63) * 32  # _entry(begun), written out: this runs once for each collective
+        words, said = self._words, text.encode()[:TEXT]
+        start = entry * 8 + 24
+        self._bytes[start : start + len(said)] = said
+        words[entry] = digest
+        words[entry + 1] = time.monotonic_ns()
+        words[entry + 2] = len(said)
+        words[BEGUN] = begun
+
+    def leave(self) -> None:
+        """This rank's collective finished, so the others have come to one of the same number.
+
+        Raises RanksApart where another rank's was not the same one.
+        """
+        begun = self._begun
+        self._words[FINISHED] = begun
+        entry = 8 + (begun & 63) * 32
+        digest = self._words[entry]
+        for words in self._others:
+            if words[entry] != digest and begun <= words[BEGUN] < begun + RING:
+                if difference := self._board.apart(begun):
+                    raise RanksApart(difference)
+
+
+def name_ranks(ranks: list[int]) -> str:
+    """`rank 1`, `ranks 0 and 2`, `ranks 0, 1 and 3`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def _entry(count: int) -> int:
+    """Where the entry of collective `count` begins, in words."""
+    return (HEAD + (count % RING) * ENTRY) // 8

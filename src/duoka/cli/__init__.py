@@ -1,0 +1,95 @@
+"""The command line: a table of commands, each in a file of its own that is imported on use."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import cast
+
+import click
+
+from duoka import __version__
+from duoka.errors import AskedError, DuokaError
+
+# name -> (the module with its `command`, its line in `duoka --help`)
+COMMANDS = {
+    "run": ("duoka.cli.run", "Run a training script on the devices you have."),
+}
+
+
+class Table(click.Group):
+    """The commands of `COMMANDS`; none is imported before it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in order."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command of a name, imported now; None if there is no such command."""
+        if name not in COMMANDS:
+            return None
+        return cast(click.Command, import_module(COMMANDS[name][0]).command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with a word about what was probably meant."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            close = get_close_matches(name, COMMANDS, n=1) or (
+                ["run " + name] if name.endswith(".py") else []
+            )
+            hint = f"; did you mean `duoka {close[0]}`?" if close else ""
+            ctx.fail(f"there is no command {name!r}; there is: {', '.join(sorted(COMMANDS))}{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table without importing what is in it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in sorted(COMMANDS.items())])
+
+
+@click.group(
+    cls=Table,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="`duoka COMMAND --help` says more about one command.",
+)
+@click.version_option(__version__, message="duoka %(version)s")
+def cli() -> None:
+    """Same script, same result, same checkpoint: PyTorch training on one device or many."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; 2 where what was asked for cannot be.
+
+    A command does not run a script inside of click: it returns what is to be called next. So the script's own
+    exceptions and signals never meet click's handling of them.
+    """
+    try:
+        todo = cli.main(args, prog_name="duoka", standalone_mode=False)
+        return cast(Callable[[], int], todo)() if callable(todo) else int(todo or 0)
+    except click.exceptions.NoArgsIsHelpError as asked:
+        click.echo(asked.format_message(), err=True)
+        return 2
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        more = f"\nduoka: see `{context.command_path} --help`" if context else ""
+        return _fail(_plainly(error.format_message()) + more, 2)
+    except click.Abort:
+        return 130
+    except AskedError as error:
+        return _fail(str(error), 2)
+    except DuokaError as error:
+        return _fail(str(error), 1)
+
+
+def _plainly(message: str) -> str:
+    """Click's message in the words of our own: no capital, no full stop."""
+    return message[:1].lower() + message[1:].rstrip(".")
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"duoka: error: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,212 @@
+"""`duoka run`: a script on the devices you have."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from duoka import environment, options
+from duoka.cli.words import arrange
+from duoka.devices import inventory
+from duoka.options import Options, Target
+from duoka.plan import Plan, decide, details, header
+
+INTRODUCTION = """\
+Run a PyTorch script, unedited, on one device or many.
+
+SCRIPT may be written for one device, may use torch.distributed (it is then launched as torchrun would), or may
+use duoka's API; duoka tells which from what it does. `batch_size` in the script is always the global batch: all
+devices together compute what one device would.
+"""
+
+EXAMPLES = """\
+duoka run train.py                               all GPUs, or the CPU
+duoka run --devices 0,3 train.py --epochs 5      GPUs 0 and 3; --epochs 5 is for train.py
+duoka run train.py --devices 0,3 -- --epochs 5   the same
+duoka run --devices cpu:2 -m package.train       a module, on two CPU workers
+duoka run --dry-run train.py                     what would be done, and why
+"""
+
+ORDER = """\
+All that follows the script is the script's. Options may also stand after the script, if a `--` follows them;
+without one, those directly after it are duoka's if none stands before it and the script does not take them.
+A `--` for the script itself is written twice.
+"""
+
+DEVICES = (
+    "auto: all GPUs, else one CPU worker. 2: that many GPUs, else that many CPU workers. 0,3 or 0-3: GPUs by their "
+    "number in nvidia-smi (`1,` is GPU 1 alone). cuda, cuda:1, cpu, cpu:4, mps, xpu."
+)
+
+GROUPS: tuple[tuple[str, tuple[click.Option, ...]], ...] = (
+    (
+        "What to run, and where",
+        (
+            click.Option(
+                ["-m", "is_module"], is_flag=True, help="SCRIPT is a module's name, as for `python -m`."
+            ),
+            click.Option(["--devices"], default="auto", metavar="DEVICES", help=DEVICES),
+            click.Option(
+                ["--kind"],
+                default="auto",
+                metavar="auto|plain|distributed|api",
+                help="Overrule what the script was taken for, where it can be either.",
+            ),
+            click.Option(
+                ["--threads"],
+                metavar="N",
+                help="Processor threads for each worker. [default: cores / workers]",
+            ),
+            click.Option(
+                ["--timeout"],
+                default="10m",
+                metavar="TIME",
+                help="How long one rank waits for the others: 90, 90s, 10m, 1h. [default: 10m]",
+            ),
+        ),
+    ),
+    (
+        "How plain scripts are computed",
+        (
+            click.Option(
+                ["--strategy"],
+                default="auto",
+                metavar="auto|single|ddp",
+                help="How parameters are kept in step. auto: single for one device, ddp for several.",
+            ),
+            click.Option(
+                ["--batch-norm"],
+                default="whole",
+                metavar="whole|local",
+                help="Statistics of the whole batch as on one device, or of each rank's share (faster, other numbers).",
+            ),
+            click.Option(
+                ["--randomness"],
+                default="whole",
+                metavar="whole|worker",
+                help="Random numbers as on one device, or each rank's own (faster, other numbers).",
+            ),
+            click.Option(
+                ["--loading"],
+                default="auto",
+                metavar="auto|whole|shared",
+                help="Each rank loads the whole batch, or its share. auto: its share where that is safe.",
+            ),
+        ),
+    ),
+    (
+        "What is shown",
+        (
+            click.Option(["--dry-run"], is_flag=True, help="Print what would be done, and start nothing."),
+            click.Option(
+                ["--log-dir"],
+                type=click.Path(path_type=Path),
+                metavar="DIR",
+                help="Keep the output of ranks 1, 2, ... here. [default: only after a failure]",
+            ),
+            click.Option(["-q", "--quiet"], is_flag=True, help="No header."),
+            click.Option(["-v", "--verbose"], is_flag=True, help="The whole plan as the header."),
+        ),
+    ),
+)
+
+
+class RunCommand(click.Command):
+    """Knows that the script's words follow the script, and shows its options in groups."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Sort the words out before click sees them."""
+        takes_value = {
+            name: not (isinstance(param, click.Option) and param.is_flag)
+            for param in self.get_params(ctx)
+            for name in param.opts
+            if name.startswith("-")
+        }
+        return super().parse_args(ctx, arrange(args, takes_value))
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the three forms."""
+        formatter.write_usage(ctx.command_path, "[OPTIONS] SCRIPT [ARGS]...")
+        for form in ("[OPTIONS] -m MODULE [ARGS]...", "SCRIPT [OPTIONS] -- [ARGS]..."):
+            formatter.write_usage(ctx.command_path, form, prefix="       ")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in their groups, then examples."""
+        for title, group in GROUPS:
+            with formatter.section(title):
+                formatter.write_dl([record for option in group if (record := option.get_help_record(ctx))])
+        with formatter.section("Examples"):
+            formatter.write("".join(f"  {line}\n" for line in EXAMPLES.splitlines()))
+        formatter.write_paragraph()
+        formatter.write_text(ORDER)
+
+
+def run(words: tuple[str, ...], is_module: bool, dry_run: bool, **asked: Any) -> Callable[[], int] | int:
+    """Decide, show what was decided, and return what starts it."""
+    if not words:
+        raise click.UsageError(
+            "a script is missing; for example: duoka run train.py", click.get_current_context()
+        )
+    target = Target(words[0], words[1:], is_module)
+    plan = decide(
+        _options(target, **asked), inventory.read(), environment.visible_cards(), environment.threads()
+    )
+    if dry_run:
+        click.echo(details(plan))
+        return 0
+    _show(plan)
+    return partial(_launch, plan)
+
+
+def _options(
+    target: Target,
+    threads: str | None,
+    timeout: str,
+    quiet: bool,
+    verbose: bool,
+    **words: Any,
+) -> Options:
+    if quiet and verbose:
+        raise click.UsageError("--quiet and --verbose exclude each other", click.get_current_context())
+    return Options(
+        target,
+        threads=None if threads is None else options.threads(threads),
+        timeout=options.seconds(timeout),
+        verbosity="quiet" if quiet else "verbose" if verbose else "normal",
+        **words,
+    )
+
+
+def _show(plan: Plan) -> None:
+    if plan.verbosity == "normal":
+        print(header(plan), file=sys.stderr, flush=True)
+    elif plan.verbosity == "verbose":
+        lines = details(plan).splitlines()
+        print("\n".join(f"duoka: {line}" for line in lines), file=sys.stderr, flush=True)
+
+
+def _launch(plan: Plan) -> int:
+    from duoka.launch import launch  # only now: a plan is made without it
+
+    return launch(plan)
+
+
+command = RunCommand(
+    "run",
+    callback=run,
+    help=INTRODUCTION,
+    params=[
+        *(option for _, group in GROUPS for option in group),
+        click.Argument(["words"], nargs=-1, type=click.UNPROCESSED),
+    ],
+    context_settings={
+        "allow_interspersed_args": False,
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+    },
+)

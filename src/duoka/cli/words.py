@@ -1,0 +1,76 @@
+"""Which words of `duoka run ...` are duoka's, and which are the script's.
+
+    duoka run [options] SCRIPT [words of the script]
+    duoka run SCRIPT [options] -- [words of the script]
+    duoka run SCRIPT [options] [words of the script]
+
+All that follows the script is its own. But a `--` there ends duoka's options, so that they may stand between
+the script and it, and nothing else may. And where there is no `--`, and no option before the script, options
+directly after it are duoka's if duoka has them and the script does not take them: it could do nothing with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from click import UsageError
+
+from duoka import script
+from duoka.options import Target
+
+
+def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
+    """Put duoka's options first, then the script, then the script's words.
+
+    Args:
+        words: the command line after `duoka run`.
+        options: duoka's options by name, and whether each takes a value.
+
+    Raises:
+        ScriptError: there is no such script.
+        click.UsageError: what stands between the script and `--` is no option, or one without its value.
+    """
+    before = _leading(words, options)
+    if before >= len(words) or words[before].startswith("-"):
+        return words  # no script, or an option that does not exist: click says so
+    target, rest = words[before], words[before + 1 :]
+    may_follow = {
+        name: value for name, value in options.items() if name.startswith("--") and name != "--help"
+    }
+    ours: list[str] = []
+    if "--" in rest:
+        end = rest.index("--")
+        ours, rest = rest[:end], rest[end + 1 :]
+        _check_options_only(target, ours, may_follow)
+    elif words[:before] in ([], ["-m"]) and _leading(rest, may_follow):
+        told = script.read(Target(target, is_module=before > 0))
+        end = _leading(rest, {name: value for name, value in may_follow.items() if not told.takes(name)})
+        ours, rest = rest[:end], rest[end:]
+        _check_value(ours, end)
+    return [*words[:before], *ours, target, *rest]
+
+
+def _leading(words: Sequence[str], options: Mapping[str, bool]) -> int:
+    """How many words at the beginning are options and their values; one too many if the last value is missing."""
+    count = 0
+    while count < len(words):
+        name, equals, _ = words[count].partition("=")
+        if name not in options:
+            break
+        count += 2 if options[name] and not equals else 1
+    return count
+
+
+def _check_value(words: Sequence[str], end: int) -> None:
+    if end > len(words):
+        raise UsageError(f"option {words[-1]!r} requires a value")
+
+
+def _check_options_only(target: str, words: Sequence[str], options: Mapping[str, bool]) -> None:
+    end = _leading(words, options)
+    _check_value(words, end)
+    if end < len(words) and not words[end].startswith("--"):  # a misspelt option is for click to find
+        raise UsageError(
+            f"{words[end]!r} stands between {target} and --, where only duoka's options may; "
+            f"to give {target} all that follows it, write: {target} -- {words[0]} ..."
+        )

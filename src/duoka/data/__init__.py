@@ -1,0 +1,1 @@
+"""Loading: each rank reads its own rows of every global batch."""

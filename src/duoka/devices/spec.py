@@ -1,0 +1,123 @@
+"""The grammar of `--devices`: what was typed becomes a `Request`.
+
+auto        all GPUs; without any, one CPU worker
+2           a count: of GPUs if there are any, else of CPU workers
+0,3   0-3   GPUs by number, as nvidia-smi numbers them; also 0-1,4, and `1,` for GPU 1 alone
+cuda        all GPUs; also cuda:1, cuda:0,3, cuda:0-3
+cpu         one CPU worker; cpu:4 is four of them
+mps, xpu    the one device of that type; xpu:1 is the second one
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from duoka.errors import OptionError
+
+Type = Literal["auto", "cpu", "cuda", "mps", "xpu"]
+
+MOST_WORKERS = 1024
+FORMS = "auto, cpu, cpu:4, a count like 2, GPU numbers like 0,3 or 0-3, cuda, cuda:1, mps or xpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Which devices are asked for: a count of some type, or numbers of some type, or all of it.
+
+    type: `auto` means GPUs if there are any, else the CPU.
+    count: how many, or None where numbers or all are asked for. Always given for the CPU.
+    indices: physical numbers in the order asked for, or none.
+    """
+
+    type: Type
+    count: int | None = None
+    indices: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """The request as it is typed."""
+        if self.indices:
+            numbers = ",".join(map(str, self.indices))
+            return f"{self.type}:{numbers}"
+        if self.count is None:
+            return self.type
+        return str(self.count) if self.type == "auto" else f"{self.type}:{self.count}"
+
+
+def parse(text: str) -> Request:
+    """Read what was typed for `--devices`.
+
+    Raises:
+        OptionError: it is not in the grammar, or asks for no worker, too many, or one device twice.
+    """
+    word = re.sub(r"\s*([,:-])\s*", r"\1", text.strip().lower())
+    kind, colon, rest = word.partition(":")
+    if kind in ("auto", "cuda", "mps", "xpu") and not colon:
+        return Request(kind)  # type: ignore[arg-type]  # narrowed by the test
+    if kind == "cpu":
+        return Request("cpu", count=_count(text, rest) if colon else 1)
+    if kind == "cuda":
+        return Request("cuda", indices=_numbers(text, rest))
+    if kind in ("mps", "xpu"):
+        return Request(kind, indices=_only(text, _numbers(text, rest)))  # type: ignore[arg-type]
+    if re.fullmatch(r"[0-9]+", word):
+        return Request("auto", count=_count(text, word))
+    if not colon and re.fullmatch(r"[0-9,-]+", word):
+        return Request("cuda", indices=_numbers(text, word))
+    raise _wrong(text, _advice(word))
+
+
+def _count(text: str, digits: str) -> int:
+    if re.fullmatch(r"[0-9]+", digits) is None:
+        raise _wrong(text, "a number of workers is expected after `cpu:`")
+    if not digits.strip("0"):
+        gpu = "" if ":" in text else "; for GPU 0 alone write `0,` or `cuda:0`"
+        raise _wrong(text, f"that would be no worker at all{gpu}")
+    if len(digits) > 9 or int(digits) > MOST_WORKERS:
+        raise _wrong(text, f"that is more than {MOST_WORKERS} workers")
+    return int(digits)
+
+
+def _numbers(text: str, listed: str) -> tuple[int, ...]:
+    """The numbers of `0,3`, `0-3`, `0-1,4` or `1,`."""
+    items = listed.removesuffix(",").split(",")
+    numbers = [number for item in items for number in _item(text, item)]
+    twice = sorted({number for number in numbers if numbers.count(number) > 1})
+    if twice:
+        raise _wrong(text, f"{twice[0]} is there twice, and a device has one worker")
+    return tuple(numbers)
+
+
+def _item(text: str, item: str) -> range:
+    if re.fullmatch(r"-[0-9]+", item):
+        raise _wrong(text, "device numbers are not negative; for all GPUs write `cuda`")
+    match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", item)
+    if match is None:
+        raise _wrong(
+            text, f"{item!r} is not a number or a range of numbers" if item else "a number is missing"
+        )
+    first, last = int(match[1]), int(match[2] or match[1])
+    if first > last:
+        raise _wrong(text, f"the range {item} runs backwards; write {last}-{first}")
+    if last >= MOST_WORKERS:
+        raise _wrong(text, f"device numbers end at {MOST_WORKERS - 1}")
+    return range(first, last + 1)
+
+
+def _only(text: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
+    if len(numbers) > 1:
+        raise _wrong(text, "devices of this type work one at a time")
+    return numbers
+
+
+def _advice(word: str) -> str:
+    if word.startswith("gpu"):
+        return f"write {word.replace('gpus', 'gpu').replace('gpu', 'cuda', 1)}"
+    if "cuda:" in word.partition(",")[2]:
+        return f"write {word.replace(',cuda:', ',')}"
+    return ""
+
+
+def _wrong(text: str, hint: str = "") -> OptionError:
+    return OptionError("--devices", text, FORMS, hint)

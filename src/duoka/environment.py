@@ -1,0 +1,119 @@
+"""The environment variables that duoka reads and writes: all of them, and nowhere else.
+
+Whatever is set here is seen by the calling process and by what it starts from then on. torch, CUDA and the
+thread pools each look once, when they come up, so the worker sets what concerns them before that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from duoka.devices import Device
+
+# Who a process is and where it meets the others, as torchrun tells its workers.
+RANKS = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_ERROR_FILE",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One worker's place in a run on one machine: what tells it from the others.
+
+    attempt: 0 at first, and one more each time the run is started again. port: of the store on this machine.
+    """
+
+    rank: int
+    world_size: int
+    attempt: int
+    port: int
+    run_id: str
+
+
+def visible_cards() -> str | None:
+    """CUDA_VISIBLE_DEVICES as it is set; None where it is not."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def threads() -> str | None:
+    """OMP_NUM_THREADS as it is set; None where it is not."""
+    return os.environ.get("OMP_NUM_THREADS")
+
+
+def hide_ranks() -> None:
+    """A plain script sees no rank and no rendezvous, not even one that duoka itself was started with."""
+    for name in RANKS:
+        os.environ.pop(name, None)
+
+
+def give_ranks(place: Place) -> None:
+    """A script that does its own torch.distributed sees what torchrun would tell it, and nothing stale.
+
+    MASTER_PORT is that of the launcher's store, to which every rank is a client.
+    """
+    hide_ranks()
+    rank, size = str(place.rank), str(place.world_size)
+    os.environ.update(
+        RANK=rank,
+        LOCAL_RANK=rank,
+        GROUP_RANK="0",
+        ROLE_RANK=rank,
+        ROLE_NAME="default",
+        WORLD_SIZE=size,
+        LOCAL_WORLD_SIZE=size,
+        GROUP_WORLD_SIZE="1",
+        ROLE_WORLD_SIZE=size,
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(place.port),
+        TORCHELASTIC_RUN_ID=place.run_id,
+        TORCHELASTIC_RESTART_COUNT=str(place.attempt),
+        TORCHELASTIC_MAX_RESTARTS="0",
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+
+
+def show_cards(devices: Sequence[Device]) -> None:
+    """Let this process see these GPUs alone, in this order; none, if they are CPUs.
+
+    CUDA looks when it is first used, so this comes before that. Devices of other types are not hidden so.
+    """
+    if devices[0].type == "cuda":
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(device.index) for device in devices)
+    elif devices[0].type == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def give_threads(count: int | None) -> None:
+    """Tell the thread pools of torch, numpy and their libraries how large to be; None leaves it to them.
+
+    They look when they are imported. MKL_NUM_THREADS and its like, where the user set them, still win.
+    """
+    if count is not None:
+        os.environ["OMP_NUM_THREADS"] = str(count)
+
+
+def keep_gloo_here() -> None:
+    """Let gloo talk over the loopback device, whatever this machine's name resolves to.
+
+    Workers of one machine then find each other without a network, and no port of theirs is open to others.
+    """
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -1,0 +1,67 @@
+"""Every error that duoka raises, and how it words them.
+
+    DuokaError                  anything that duoka raises on purpose
+    ├── AskedError              what was asked for cannot be: the caller's turn
+    │   ├── OptionError         a value that an option does not take
+    │   ├── DeviceError         a device that is not there, or may not be used
+    │   └── ScriptError         a script that cannot be found, read or compiled
+    ├── Refused                 a script does something that duoka cannot do faithfully
+    └── RunError                the world failed while a run was going on
+        ├── PeerLost            another rank went away in the middle of a collective
+        ├── TimedOut            another rank did not come to a collective in time
+        ├── RanksApart          ranks came to different collectives
+        └── WorkerFailed        a worker process ended badly
+
+One grammar for all messages: what was given, what is allowed, what to do.
+"""
+
+from __future__ import annotations
+
+
+class DuokaError(Exception):
+    """Anything that duoka raises on purpose."""
+
+
+class AskedError(DuokaError):
+    """What was asked for cannot be done as asked. Exit code 2."""
+
+
+class OptionError(AskedError):
+    """`option` was given `given`, which is not among what is `allowed`."""
+
+    def __init__(self, option: str, given: object, allowed: str, hint: str = "") -> None:
+        self.option, self.given, self.allowed, self.hint = option, given, allowed, hint
+        text = f"{option} must be {allowed}, but is {given!r}"
+        super().__init__(f"{text}; {hint}" if hint else text)
+
+
+class DeviceError(AskedError):
+    """A device that this machine does not have, or that may not be used."""
+
+
+class ScriptError(AskedError):
+    """A script that cannot be found, read or compiled."""
+
+
+class Refused(DuokaError):
+    """The script does something that cannot be run faithfully on several devices."""
+
+
+class RunError(DuokaError):
+    """The world failed while a run was going on."""
+
+
+class PeerLost(RunError):
+    """Another rank went away in the middle of a collective. Never the first cause."""
+
+
+class TimedOut(RunError):
+    """Another rank did not come to a collective in time."""
+
+
+class RanksApart(RunError):
+    """Ranks came to different collectives: their scripts no longer do the same."""
+
+
+class WorkerFailed(RunError):
+    """A worker process ended badly."""

@@ -1,0 +1,207 @@
+"""The workers of one attempt, as the command process sees them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from duoka.board import Board
+from duoka.ending import Ending
+from duoka.launch.birth import fork, redirect
+from duoka.launch.output import Outputs
+from duoka.launch.processes import session_members
+from duoka.launch.signals import Signals
+from duoka.plan import Plan
+from duoka.worker import Post, live
+
+STEP = 0.05  # seconds between two looks at what does not announce itself
+TO_TERMINATE = 3.0  # seconds between SIGTERM and SIGKILL
+TO_DIE = 2.0  # seconds that the kernel may take after SIGKILL
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker. `status` is its exit code, or minus the signal that ended it; None while it lives.
+
+    gone_at: CLOCK_MONOTONIC when its end was seen. told_to_end: it was sent a signal before that.
+    """
+
+    rank: int
+    pid: int
+    wire: socket.socket
+    stacks: int
+    ending: Ending | None = None
+    status: int | None = None
+    gone_at: float = 0.0
+    told_to_end: bool = False
+    heard: bytearray = field(default_factory=bytearray)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process has not ended."""
+        return self.status is None
+
+    @property
+    def done(self) -> bool:
+        """Whether its script has ended, or its process has without a word."""
+        return self.ending is not None or not self.alive
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended badly, and not because it was told to."""
+        if self.ending is not None and self.ending.code != 0:
+            return True
+        return self.status not in (None, 0) and not self.told_to_end
+
+
+class Crew:
+    """The workers of one attempt: forked together, listened to, ended together."""
+
+    def __init__(self, signals: Signals) -> None:
+        self.signals = signals
+        self.workers: list[Worker] = []
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(signals.fd, selectors.EVENT_READ)
+
+    def start(self, plan: Plan, attempt: int, run_id: str, entropy: int, board: Board, outputs: Outputs) -> None:
+        """Fork the workers. Each waits at its wire until `go`."""
+        gc.collect()
+        gc.freeze()  # the collector would otherwise write to, and so copy, the pages that the workers share
+        for rank in range(plan.world_size):
+            ours, theirs = socket.socketpair()
+            stacks = os.memfd_create(f"duoka-stacks-{rank}")
+            output = outputs.file(rank)
+            post = Post(rank, attempt, run_id, entropy, board, theirs, stacks, own_log=output is not None)
+
+            def life(post: Post = post, ours: socket.socket = ours) -> int:
+                ours.close()
+                self._let_go()
+                redirect(outputs.file(post.rank), stdin=post.rank == 0)
+                outputs.close()
+                return live(plan, post)
+
+            pid = fork(life, self.signals)
+            theirs.close()
+            ours.setblocking(False)
+            self._selector.register(ours, selectors.EVENT_READ, Worker(rank, pid, ours, stacks))
+            self.workers.append(self._selector.get_key(ours).data)
+        gc.unfreeze()
+
+    def go(self, port: int) -> None:
+        """Tell the workers where the store is."""
+        for worker in self.workers:
+            with suppress(OSError):  # it died already, which is noticed elsewhere
+                worker.wire.send(b"%d\n" % port)
+
+    # What happens.
+
+    def listen(self, seconds: float) -> None:
+        """Wait until something happens, for at most `seconds`, and take in what it was."""
+        for key, _ in self._selector.select(max(0.0, seconds)):
+            if key.data is None:
+                self.signals.read()
+            else:
+                self._hear(key.data)
+        for worker in self.workers:
+            if worker.alive:
+                self._look_at(worker)
+
+    def wait(self, until: Callable[[], bool], seconds: float) -> bool:
+        """Listen until `until()`, for at most `seconds`; whether it came to be."""
+        deadline = time.monotonic() + seconds
+        while not until():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.listen(min(left, STEP))
+        return True
+
+    def gone(self) -> bool:
+        """Whether no worker lives."""
+        return not any(worker.alive for worker in self.workers)
+
+    def failed(self) -> bool:
+        """Whether a worker ended badly."""
+        return any(worker.failed for worker in self.workers)
+
+    def _hear(self, worker: Worker) -> None:
+        try:
+            said = worker.wire.recv(1 << 16)
+        except OSError:
+            said = b""
+        worker.heard += said
+        if not said or said.endswith(b"\n"):
+            self._selector.unregister(worker.wire)
+        if worker.heard.endswith(b"\n"):
+            worker.ending = Ending.of(bytes(worker.heard))
+
+    def _look_at(self, worker: Worker) -> None:
+        """See whether a worker is gone. It is reaped at the very end: until then nobody else gets its number."""
+        seen = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if seen is None:
+            return
+        while worker.ending is None and worker.wire in self._selector.get_map():
+            self._hear(worker)  # its last word may have come together with its end
+        worker.status = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+        worker.gone_at = time.monotonic()
+
+    # Their end.
+
+    def signal(self, number: int, whole_group: bool) -> None:
+        """Send a signal to the workers that live, or to them and all that they started."""
+        for worker in self.workers:
+            if whole_group:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(worker.pid, number)
+            elif worker.alive:
+                os.kill(worker.pid, number)
+
+    def end(self) -> None:
+        """End what is left of the workers and of what they started: politely, then by force.
+
+        A signal that asks for an end meanwhile hurries it. Takes 5 seconds at most.
+        """
+        for worker in self.workers:
+            worker.told_to_end = worker.told_to_end or worker.alive
+        hurried = len(self.signals.stops)
+        if not self._nothing_left():
+            self.signal(signal.SIGTERM, whole_group=True)
+            self.signal(signal.SIGCONT, whole_group=True)  # a stopped process ends when it goes on
+            self.wait(lambda: self._nothing_left() or len(self.signals.stops) > hurried, TO_TERMINATE)
+        self.kill()
+
+    def kill(self) -> None:
+        """End what is left at once."""
+        for worker in self.workers:
+            worker.told_to_end = worker.told_to_end or worker.alive
+        self.signal(signal.SIGKILL, whole_group=True)
+        for pid in session_members(self._pids()):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self.wait(self.gone, TO_DIE)
+
+    def _nothing_left(self) -> bool:
+        return self.gone() and not session_members(self._pids())
+
+    def _pids(self) -> Iterable[int]:
+        return [worker.pid for worker in self.workers]
+
+    def close(self) -> None:
+        """Reap the workers, and let go of all that was held for them."""
+        for worker in self.workers:
+            if not worker.alive:
+                os.waitpid(worker.pid, 0)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for worker in self.workers:
+            worker.wire.close()
+            os.close(worker.stacks)
+        self._selector.close()

@@ -1,0 +1,38 @@
+"""What the kernel tells about processes, in /proc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+
+STATES = {
+    "D": "is held up in the kernel, as by a disk or a network file system that does not answer",
+    "T": "is stopped (SIGSTOP)",
+    "t": "is held by a debugger",
+    "Z": "has ended",
+}
+
+
+def session_members(sessions: Iterable[int]) -> list[int]:
+    """The processes that live in one of these sessions."""
+    wanted = set(sessions)
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            state, session = _state_and_session(int(entry))
+            if session in wanted and state != "Z":
+                found.append(int(entry))
+    return found
+
+
+def odd_state(pid: int) -> str:
+    """What keeps a process from running, in words; empty if nothing does."""
+    return STATES.get(_state_and_session(pid)[0], "")
+
+
+def _state_and_session(pid: int) -> tuple[str, int]:
+    with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()  # the name before may hold anything
+        return fields[0].decode(), int(fields[3])
+    return "", -1

@@ -1,0 +1,77 @@
+"""The signals that the command process takes in while it has workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Signals:
+    """Turns signals into bytes to be read from `fd`, so that one loop can wait for everything.
+
+    stops: those received that ask for an end, in their order.
+    """
+
+    def __init__(self) -> None:
+        self.stops: list[signal.Signals] = []
+        self.fd, self._inlet = os.pipe()
+        for end in (self.fd, self._inlet):
+            os.set_blocking(end, False)
+        self._before: dict[signal.Signals, Any] = {}
+        self._wakeup_before = -1
+
+    def __enter__(self) -> Signals:
+        self._wakeup_before = signal.set_wakeup_fd(self._inlet, warn_on_full_buffer=False)
+        for one in (signal.SIGCHLD, *STOPS):
+            # Who is started to ignore a signal (nohup, a background job) goes on to do so.
+            if one is signal.SIGCHLD or signal.getsignal(one) is not signal.SIG_IGN:
+                self._before[one] = signal.signal(one, _nothing)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Put everything back as it was; in a worker, too, which is to find what python found."""
+        if not self._before:
+            return
+        for one, handler in self._before.items():
+            signal.signal(one, handler)
+        self._before.clear()
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self.fd)
+        os.close(self._inlet)
+
+    def read(self) -> None:
+        """Take in what has arrived."""
+        with suppress(BlockingIOError):
+            while received := os.read(self.fd, 4096):
+                self.stops += [signal.Signals(number) for number in received if number in STOPS]
+
+
+@contextmanager
+def blocked() -> Iterator[None]:
+    """No signal is delivered within: while forking, a worker must not answer one in its parent's name."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def name(number: int) -> str:
+    """`SIGKILL` for 9; `signal 40` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """The byte that python writes to the wakeup descriptor is all that is wanted."""

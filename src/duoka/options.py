@@ -1,0 +1,108 @@
+"""What was asked for, before anything is decided."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal, get_args
+
+from duoka.errors import OptionError
+
+BatchNorm = Literal["whole", "local"]
+KindWord = Literal["auto", "plain", "distributed", "api"]
+Loading = Literal["auto", "whole", "shared"]
+Randomness = Literal["whole", "worker"]
+Verbosity = Literal["quiet", "normal", "verbose"]
+
+MOST_THREADS = 4096
+LONGEST = 30 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to run: a script's path, or with `is_module` a module's dotted name."""
+
+    name: str
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for, as typed: `plan.decide` turns it into a `Plan`.
+
+    `devices` and `strategy` have a grammar and a table of their own, and are checked there.
+
+    threads: per worker; None leaves it to the plan. timeout: seconds that a collective may wait.
+
+    Raises:
+        OptionError: an option has a value that it does not take.
+    """
+
+    target: Target
+    devices: str = "auto"
+    strategy: str = "auto"
+    kind: KindWord = "auto"
+    batch_norm: BatchNorm = "whole"
+    randomness: Randomness = "whole"
+    loading: Loading = "auto"
+    log_dir: Path | None = None
+    threads: int | None = None
+    timeout: float = 600.0
+    verbosity: Verbosity = "normal"
+
+    def __post_init__(self) -> None:
+        one_of("--kind", self.kind, get_args(KindWord))
+        one_of("--batch-norm", self.batch_norm, get_args(BatchNorm))
+        one_of("--randomness", self.randomness, get_args(Randomness))
+        one_of("--loading", self.loading, get_args(Loading))
+        one_of("verbosity", self.verbosity, get_args(Verbosity))
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise OptionError("--threads", self.threads, f"a whole number from 1 to {MOST_THREADS}")
+        if not 0 < self.timeout <= LONGEST:
+            raise OptionError("--timeout", self.timeout, "more than 0 seconds and at most 30 days")
+        if self.log_dir is not None and self.log_dir.exists() and not self.log_dir.is_dir():
+            raise OptionError("--log-dir", str(self.log_dir), "a directory, or a path where one can be made")
+
+
+def one_of(option: str, given: str, allowed: Iterable[str]) -> None:
+    """Check a value against the words that an option takes, and suggest the nearest.
+
+    Raises:
+        OptionError: `given` is none of `allowed`.
+    """
+    words = list(allowed)
+    if given not in words:
+        close = get_close_matches(str(given).lower(), words, n=1)
+        hint = f"did you mean {close[0]}?" if close else ""
+        raise OptionError(option, given, f"one of {', '.join(words)}", hint)
+
+
+def threads(text: str) -> int:
+    """The number of threads that `--threads` asks for.
+
+    Raises:
+        OptionError: it is not a whole number.
+    """
+    if re.fullmatch(r"[0-9]{1,9}", text.strip()) is None:
+        raise OptionError("--threads", text, f"a whole number from 1 to {MOST_THREADS}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """The seconds that a duration means: `90`, `90s`, `1.5m`, `10m` or `1h`.
+
+    Raises:
+        OptionError: it is not a duration.
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(s|m|h)?", text.strip())
+    value = float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2] or "s"] if match else math.nan
+    if not 0 < value <= LONGEST:
+        raise OptionError(
+            "--timeout", text, "more than 0 seconds and at most 30 days, like 90, 90s, 10m or 1h"
+        )
+    return value

@@ -1,0 +1,49 @@
+"""Running a script that knows nothing of several devices: one interception per file, all of them listed here.
+
+    modules     module calls and their hooks; BatchNorm     -> view/boundary.py, view/norm.py
+    autograd    backward passes, torch.autograd.grad        -> strategies
+    loaders     DataLoader iterators                        -> data/shared.py
+    optimizers  what optimizers update is kept in step      -> strategies
+    parallel    nn.DataParallel passes through
+    saving      torch.save: once
+    files       writing, making and looking for files: once
+    entropy     seeds that the system would give
+    foreign     what is refused
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+
+from duoka.plain import autograd, entropy, files, foreign, loaders, modules, optimizers, parallel, saving
+from duoka.plain.patching import Patches
+from duoka.plain.session import Session
+from duoka.plan import Plan
+from duoka.strategies import create
+from duoka.target import run_target
+from duoka.view.boundary import Boundary
+from duoka.view.collectives import ProcessCollectives, Seat
+from duoka.view.view import View
+
+INTERCEPTIONS = (modules, autograd, loaders, optimizers, parallel, saving, files, entropy, foreign)
+
+
+def run_plain(
+    plan: Plan, rank: int, store: torch.distributed.Store, seat: Seat, entropy: int, say: Callable[[str], None]
+) -> None:
+    """Run the plan's script as `__main__`, as one of its ranks; what it raises passes through.
+
+    entropy: a number that all ranks were given. say: shows a line of the header (heard from rank 0 only).
+    """
+    ranks = ProcessCollectives(store, rank, plan.world_size, timedelta(seconds=plan.timeout), seat)
+    strategy = create(plan.strategy, ranks)
+    view = View(ranks, strategy.adopt, lambda cut: say(f"batch {cut}"))
+    boundary = Boundary(view, one_stream=plan.randomness == "whole")
+    session = Session(plan, ranks, view, boundary, strategy, Patches(), entropy, say)
+    for interception in INTERCEPTIONS:
+        interception.install(session)
+    run_target(plan.target)
+    ranks.barrier()

@@ -1,0 +1,54 @@
+"""Backward passes: when one ends, the gradients of parameters are the whole batch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duoka.plain.session import Session
+from duoka.view.batch import BatchTensor
+from duoka.view.site import user_line
+
+
+def install(session: Session) -> None:
+    """Intercept `torch.autograd.backward` (also behind `loss.backward()`) and `torch.autograd.grad`."""
+
+    def make_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            with session.strategy.backward(user_line()), session.boundary.recomputing():
+                return original(*args, **kwargs)
+
+        return backward
+
+    def make_grad(original: Callable[..., Any]) -> Callable[..., Any]:
+        def grad(*args: Any, **kwargs: Any) -> Any:
+            outputs, inputs = (_listed(value) for value in _first_two(args, kwargs))
+            with session.boundary.recomputing():
+                found = original(*args, **kwargs)
+            if any(isinstance(tensor, BatchTensor) for tensor in (*outputs, *inputs)):
+                return found  # the rule for batches has seen to it
+            return tuple(_of_all_ranks(one, of, session) for one, of in zip(found, inputs, strict=True))
+
+        return grad
+
+    session.patches.replace(torch.autograd, "backward", make_backward)
+    session.patches.replace(torch.autograd, "grad", make_grad)
+
+
+def _first_two(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    outputs = args[0] if args else kwargs["outputs"]
+    return outputs, args[1] if len(args) > 1 else kwargs["inputs"]
+
+
+def _listed(value: Any) -> list[Any]:
+    return [value] if isinstance(value, Tensor) else list(value)
+
+
+def _of_all_ranks(found: Tensor | None, of: Any, session: Session) -> Tensor | None:
+    """A leaf met rows as it is, so each rank found a part of its gradient."""
+    if found is None or not isinstance(of, Tensor) or not of.is_leaf:
+        return found
+    return session.view.all_sum(found) / session.ranks.world_size

@@ -1,0 +1,126 @@
+"""Files: what changes the world happens once, on rank 0, and every rank has the outcome.
+
+A file that the script opens for writing is written by rank 0 alone; reading it back waits until all ranks are
+there. Questions (`exists`, `listdir`, …) are answered by rank 0. Calls of libraries, of loader workers and of
+other threads are left alone; so are caches.
+"""
+
+from __future__ import annotations
+
+import builtins
+import glob
+import io
+import os
+import shutil
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+from duoka.plain.session import Session
+from duoka.view.site import is_users
+
+# (where, names): done by rank 0, the others wait and get the same outcome.
+ACTIONS: tuple[tuple[Any, str], ...] = (
+    (os, "mkdir makedirs remove unlink rename replace rmdir removedirs symlink link truncate"),
+    (shutil, "copy copy2 copyfile copytree rmtree move unpack_archive make_archive"),
+    (tarfile.TarFile, "extract extractall"),
+    (zipfile.ZipFile, "extract extractall"),
+    (Path, "mkdir unlink rename replace rmdir touch symlink_to"),
+)
+# (where, names): answered by rank 0.
+QUESTIONS: tuple[tuple[Any, str], ...] = (
+    (os.path, "exists isfile isdir getsize getmtime"),
+    (os, "listdir"),
+    (glob, "glob"),
+    (Path, "exists is_file is_dir"),
+    (tempfile, "mkdtemp"),
+)
+
+
+def install(session: Session) -> None:
+    """Intercept `open` for writing, and the actions and questions listed above."""
+    caller = _Caller(session)
+
+    def make_once(original: Callable[..., Any]) -> Callable[..., Any]:
+        def once(*args: Any, **kwargs: Any) -> Any:
+            if not caller.is_script():
+                return original(*args, **kwargs)
+            with caller.busy():
+                return session.first(lambda: original(*args, **kwargs))
+
+        return once
+
+    for space, names in ACTIONS + QUESTIONS:
+        for name in names.split():
+            session.patches.replace(space, name, make_once)
+    make_open = _opener(session, caller)
+    session.patches.replace(builtins, "open", make_open)
+    session.patches.replace(io, "open", make_open)
+
+
+class _Caller:
+    """Tells the script's own calls from those of libraries, threads and duoka itself."""
+
+    def __init__(self, session: Session) -> None:
+        self._patches = session.patches
+        self._thread = threading.get_ident()
+        self._busy = False
+        paths = sysconfig.get_paths()
+        self._libraries = tuple({paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")} | {"<frozen"})
+
+    def is_script(self) -> bool:
+        """Whether the script itself calls, in its main thread (and not from inside such a call)."""
+        if self._busy or not self._patches.active or threading.get_ident() != self._thread:
+            return False
+        return not sys._getframe(2).f_code.co_filename.startswith(self._libraries)
+
+    def is_main_thread(self) -> bool:
+        """Whether the call comes from the script's main thread, through whatever library."""
+        return self._patches.active and not self._busy and threading.get_ident() == self._thread
+
+    def busy(self) -> _Busy:
+        """While this lasts, nested calls are left alone."""
+        return _Busy(self)
+
+
+class _Busy:
+    def __init__(self, caller: _Caller) -> None:
+        self._caller = caller
+
+    def __enter__(self) -> None:
+        self._caller._busy = True
+
+    def __exit__(self, *error: object) -> None:
+        self._caller._busy = False
+
+
+def _opener(session: Session, caller: _Caller) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    written: set[str] = set()
+    rank = session.ranks.rank
+    caches = (str(Path.home() / ".cache"), str(Path(tempfile.gettempdir()) / "torchinductor"), "/dev/", "/proc/")
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(file, (str, os.PathLike)) or not caller.is_main_thread():
+                return original(file, mode, *args, **kwargs)
+            path = os.path.abspath(os.fspath(file))
+            if not isinstance(path, str) or path.startswith(caches) or not is_users(path):
+                return original(file, mode, *args, **kwargs)
+            if set(mode) & set("wax+"):
+                written.add(path)
+                return original(file if rank == 0 else os.devnull, mode.replace("x", "w") if rank else mode, *args, **kwargs)
+            if path in written:  # rank 0 has closed it when it comes here
+                written.discard(path)
+                session.ranks.barrier()
+            return original(file, mode, *args, **kwargs)
+
+        return open
+
+    return make

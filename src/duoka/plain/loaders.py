@@ -1,0 +1,31 @@
+"""DataLoaders: each rank reads its own rows of every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.utils.data import DataLoader
+
+from duoka.data.shared import Reader, SharedIterator, can_share
+from duoka.plain.session import Session
+
+
+def install(session: Session) -> None:
+    """Intercept the making of a DataLoader's iterator."""
+    readers: WeakKeyDictionary[DataLoader[Any], Reader] = WeakKeyDictionary()
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_iterator(self: DataLoader[Any]) -> Any:
+            if isinstance(self.dataset, Reader) or not can_share(self, session.plan.loading):
+                return original(self)
+            reader = readers.get(self)
+            if reader is None:
+                ranks = session.ranks
+                reader = readers[self] = Reader(self.dataset, ranks.rank, ranks.world_size, session.plan.loading)
+            return SharedIterator(self, reader, session.view)
+
+        return get_iterator
+
+    session.patches.replace(DataLoader, "_get_iterator", make)

@@ -1,0 +1,24 @@
+"""Optimizers: whatever one updates is kept in step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+from duoka.plain.session import Session
+
+
+def install(session: Session) -> None:
+    """Intercept `Optimizer.add_param_group`, through which all parameters come."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def add_param_group(self: Optimizer, param_group: dict[str, Any]) -> None:
+            original(self, param_group)
+            for parameter in self.param_groups[-1]["params"]:
+                session.strategy.adopt(parameter)
+
+        return add_param_group
+
+    session.patches.replace(Optimizer, "add_param_group", make)

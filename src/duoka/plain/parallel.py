@@ -1,0 +1,31 @@
+"""nn.DataParallel and DistributedDataParallel in a plain script: pass-throughs that keep `.module`.
+
+duoka does what they would do; their names, `.module` and the `module.` in their state dicts stay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from duoka.plain.session import Session
+
+
+class DataParallel(nn.DataParallel):  # type: ignore[type-arg]
+    """`nn.DataParallel` that hands every call on to its module."""
+
+    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        nn.Module.__init__(self)
+        self.module = module
+        self.device_ids: list[Any] = []
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The module's own."""
+        return self.module(*inputs, **kwargs)
+
+
+def install(session: Session) -> None:
+    """Replace `nn.DataParallel`."""
+    for space in (nn, nn.parallel):
+        session.patches.put(space, "DataParallel", DataParallel)

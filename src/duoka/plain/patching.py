@@ -1,0 +1,40 @@
+"""Replacing functions of torch and Python for the time of a run."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from duoka.view.batch import BatchTensor
+
+
+class Patches:
+    """What has been replaced, to be put back. Child processes (loader workers) start without any of it."""
+
+    def __init__(self) -> None:
+        self.active = True
+        self._undo: list[tuple[Any, str, Any]] = []
+        os.register_at_fork(after_in_child=self.undo)
+
+    def replace(self, space: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Put `make(original)` where `space.name` is; `original` is called from there."""
+        original = getattr(space, name)
+        replacement = make(original)
+        functools.update_wrapper(replacement, original)
+        if original in BatchTensor.rules:  # torch names the replacement when it asks for a rule
+            BatchTensor.rules = {**BatchTensor.rules, replacement: BatchTensor.rules[original]}
+        self.put(space, name, replacement)
+
+    def put(self, space: Any, name: str, value: Any) -> None:
+        """Put `value` where `space.name` is."""
+        self._undo.append((space, name, getattr(space, name)))
+        setattr(space, name, value)
+
+    def undo(self) -> None:
+        """Put the originals back."""
+        self.active = False
+        while self._undo:
+            space, name, original = self._undo.pop()
+            setattr(space, name, original)

@@ -1,0 +1,41 @@
+"""What the interceptions of one run have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from duoka.plan import Plan
+from duoka.plain.patching import Patches
+from duoka.strategies import Strategy
+from duoka.view.boundary import Boundary
+from duoka.view.collectives import Collectives
+from duoka.view.view import View
+
+
+@dataclass(frozen=True)
+class Session:
+    """One worker's run of a plain script. say: shows a line once, on rank 0. entropy: agreed by all ranks."""
+
+    plan: Plan
+    ranks: Collectives
+    view: View
+    boundary: Boundary
+    strategy: Strategy
+    patches: Patches
+    entropy: int
+    say: Callable[[str], None]
+
+    def first(self, action: Callable[[], Any]) -> Any:
+        """Rank 0 does it; every rank has its result, or its exception."""
+        result, error = None, None
+        if self.ranks.rank == 0:
+            try:
+                result = action()
+            except Exception as caught:
+                error = caught
+        result, failed = self.ranks.broadcast_object((result, error), 0)
+        if failed is not None:
+            raise error or failed
+        return result

@@ -1,0 +1,209 @@
+"""What was decided: frozen and printable.
+
+`decide` turns what was asked for into a `Plan`; `header` and `details` put a plan into words.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from duoka import script
+from duoka.devices import Device, choose, spec
+from duoka.devices.inventory import Inventory
+from duoka.errors import OptionError
+from duoka.options import BatchNorm, Loading, Options, Randomness, Target, Verbosity, one_of
+from duoka.script import Kind, Script
+
+__all__ = ["STRATEGIES", "Device", "Kind", "Plan", "decide", "details", "header"]
+
+STRATEGIES = {
+    "auto": "single for one device, ddp for several",
+    "ddp": "every device holds the whole model, and gradients are averaged",
+    "single": "one device computes everything",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run will do. One device for each worker: rank r computes on `devices[r]`.
+
+    Only a script that makes its own workers (`self_launching`) is run once, and all devices are for it.
+    """
+
+    target: Target
+    kind: Kind
+    kind_reason: str  # the line that told, for example "train.py:12 reads RANK"; "" for a plain script
+    kind_can_be_either: bool  # and --kind did not choose
+    devices: tuple[Device, ...]
+    strategy: str  # "" for a script that is left alone
+    batch_norm: BatchNorm
+    randomness: Randomness
+    loading: Loading
+    threads: int | None  # per worker; None: left to torch
+    timeout: float  # seconds that a collective may wait
+    log_dir: Path | None
+    verbosity: Verbosity
+    notes: tuple[str, ...] = ()  # what was respected or ignored on the way, to be shown
+    local_rank_flag: str | None = None  # --local_rank or --local-rank, where the script parses it
+    self_launching: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """How many workers there are."""
+        return 1 if self.self_launching else len(self.devices)
+
+
+def decide(options: Options, inventory: Inventory, visible: str | None, omp_threads: str | None) -> Plan:
+    """Decide what a run will do. Reads the script, and starts nothing.
+
+    Args:
+        options: what was asked for.
+        inventory: what this machine has.
+        visible: CUDA_VISIBLE_DEVICES as it is set, or None.
+        omp_threads: OMP_NUM_THREADS as it is set, or None.
+
+    Raises:
+        DeviceError: a device is not there, or may not be used.
+        OptionError: an option has a value that it does not take, alone or together with the others.
+        ScriptError: the script is not there, or cannot be read.
+    """
+    one_of("--strategy", options.strategy, STRATEGIES)
+    request = spec.parse(options.devices)
+    told = script.read(options.target)
+    chosen = choose(request, inventory, visible)
+    kind, reason = _kind(options, told, len(chosen.devices))
+    alone = told.self_launching and kind is Kind.DISTRIBUTED
+    workers = 1 if alone else len(chosen.devices)
+    strategy, strategy_notes = _strategy(options, kind, workers)
+    threads, thread_notes = _threads(options.threads, workers, inventory.cores, omp_threads)
+    return Plan(
+        target=options.target,
+        kind=kind,
+        kind_reason=reason,
+        kind_can_be_either=told.can_be_either and options.kind == "auto",
+        devices=chosen.devices,
+        strategy=strategy,
+        batch_norm=options.batch_norm,
+        randomness=options.randomness,
+        loading=options.loading,
+        threads=threads,
+        timeout=options.timeout,
+        log_dir=options.log_dir,
+        verbosity=options.verbosity,
+        notes=chosen.notes + strategy_notes + thread_notes,
+        local_rank_flag=told.local_rank_flag,
+        self_launching=alone,
+    )
+
+
+def _kind(options: Options, told: Script, devices: int) -> tuple[Kind, str]:
+    """The kind to run a script as. One that can be either has one device to itself as under `python`."""
+    if options.kind != "auto":
+        return Kind(options.kind), "--kind says so"
+    if told.can_be_either and devices == 1:
+        return Kind.PLAIN, ""
+    return told.kind, told.reason
+
+
+def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[str, ...]]:
+    if kind is not Kind.PLAIN:
+        asked = Options(options.target)
+        names = ("strategy", "batch_norm", "randomness", "loading")
+        unused = [
+            f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)
+        ]
+        return "", (f"{', '.join(unused)}: without effect, as the script is left alone",) if unused else ()
+    if workers == 1:
+        return "single", ("--strategy ddp: one device has nothing to keep in step",) * (
+            options.strategy == "ddp"
+        )
+    if options.strategy == "single":
+        raise OptionError(
+            "--strategy", "single", f"auto or ddp for {workers} devices", "or ask for one device"
+        )
+    return "ddp", ()
+
+
+def _threads(
+    asked: int | None, workers: int, cores: int, omp: str | None
+) -> tuple[int | None, tuple[str, ...]]:
+    """Threads for each worker: what was asked for, else OMP_NUM_THREADS, else an equal part of the cores."""
+    if asked is not None or workers == 1:
+        return asked, ()
+    if omp is not None and re.fullmatch(r"[1-9][0-9]{0,3}", omp):
+        return int(omp), (f"OMP_NUM_THREADS={omp} respected",)
+    return max(1, cores // workers), ()
+
+
+def header(plan: Plan) -> str:
+    """What was decided, in one to three lines, and a line for each note."""
+    how = f"strategy {plan.strategy}, plain script" if plan.kind is Kind.PLAIN else _left_alone(plan)
+    lines = [f"{_devices(plan)}, {how}"]
+    if plan.kind_can_be_either and len(plan.devices) > 1:
+        lines.append(_other_kind(plan))
+    return "\n".join(f"duoka: {line}" for line in (*lines, *plan.notes))
+
+
+def _left_alone(plan: Plan) -> str:
+    if plan.self_launching:
+        return f"run once, as the script makes its own workers ({plan.kind_reason})"
+    if plan.kind is Kind.API:
+        return f"script that uses duoka's API ({plan.kind_reason})"
+    return f"launched as torchrun would and left alone ({plan.kind_reason})"
+
+
+def _other_kind(plan: Plan) -> str:
+    if plan.kind is Kind.DISTRIBUTED:
+        return f"{plan.target.name} can also run as a plain script: choose it by --kind plain"
+    reason = f" ({plan.kind_reason})" if plan.kind_reason else ""
+    return (
+        f"{plan.target.name} can also be launched as torchrun would{reason}: choose it by --kind distributed"
+    )
+
+
+def _devices(plan: Plan) -> str:
+    """The devices in words: `GPUs 0 and 3 (NVIDIA H200)`, `2 CPU workers of 1 thread`."""
+    first = plan.devices[0]
+    if first.type == "cpu":
+        threads = f" of {plan.threads} thread{'s' * (plan.threads > 1)}" if plan.threads else ""
+        return f"{plan.world_size} CPU worker{'s' * (plan.world_size > 1)}{threads}"
+    if first.type != "cuda":
+        return str(first)
+    groups = groupby(plan.devices, key=lambda device: device.name)
+    return ", ".join(_group(name, list(members)) for name, members in groups)
+
+
+def _group(name: str, members: Iterable[Device]) -> str:
+    numbers = [str(device.index) for device in members]
+    return f"GPU{'s' * (len(numbers) > 1)} {', '.join(numbers)}{f' ({name})' * bool(name)}"
+
+
+def details(plan: Plan) -> str:
+    """The whole plan in words, as `--dry-run` prints it."""
+    target = plan.target
+    rows = [("run", shlex.join([*["-m"] * target.is_module, target.name, *target.args]))]
+    if plan.kind is Kind.PLAIN:
+        rows.append(("script", "plain"))
+        rows.append(("strategy", f"{plan.strategy}: {STRATEGIES[plan.strategy]}"))
+        rows += [("batch norm", plan.batch_norm), ("randomness", plan.randomness), ("loading", plan.loading)]
+    else:
+        rows.append(("script", _left_alone(plan)))
+    if plan.kind_can_be_either:
+        rows.append(("", _other_kind(plan)))
+    rows += [("device", text) for text in _device_rows(plan)]
+    rows.append(("threads", f"{plan.threads} per worker" if plan.threads else "left to torch"))
+    rows.append(("timeout", f"{plan.timeout:g} s for a collective"))
+    if plan.kind is Kind.PLAIN and plan.world_size > 1:
+        rows.append(("output", f"of rank 0 here, of the others in {plan.log_dir or 'a temporary directory'}"))
+    rows += [("note", note) for note in plan.notes]
+    return "\n".join(f"{name:<12}{text}" for name, text in rows)
+
+
+def _device_rows(plan: Plan) -> list[str]:
+    named = [f"{device} ({device.name})" if device.name else str(device) for device in plan.devices]
+    return named if plan.self_launching else [f"rank {rank}: {text}" for rank, text in enumerate(named)]

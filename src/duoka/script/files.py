@@ -1,0 +1,197 @@
+"""The script and the files of its own that it imports: found and parsed, never run."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import pkgutil
+import sys
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from duoka.errors import ScriptError
+from duoka.options import Target
+
+MOST_FILES = 500  # the nearest first; the rest of a very large program is not looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One parsed file. `shown` is its name in messages."""
+
+    tree: ast.Module
+    shown: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a target lives.
+
+    file: what is run. base: the folder where its absolute imports start.
+    home: what counts as its own: a folder, or the file alone.
+    """
+
+    file: Path
+    base: Path
+    home: Path
+
+
+def sources(target: Target) -> Iterator[Source]:
+    """The target's own file, then the local files that it imports, nearest first; none that does not parse.
+
+    Raises:
+        ScriptError: there is no such file or module, or it cannot be read.
+    """
+    place = find(target)
+    waiting, known = deque([place.file]), {place.file}
+    while waiting:
+        path = waiting.popleft()
+        tree = _parse(path)
+        if tree is None:
+            continue
+        shown = path.relative_to(place.base) if path.is_relative_to(place.base) else path
+        yield Source(tree, str(shown))
+        for found in _imported(tree, path.parent, place.base):
+            if found not in known and len(known) < MOST_FILES and _is_own(found, place.home):
+                known.add(found)
+                waiting.append(found)
+
+
+def find(target: Target) -> Place:
+    """The file that a target means.
+
+    Raises:
+        ScriptError: there is none, or it cannot be read.
+    """
+    place = _module(target.name) if target.is_module else _script(target.name)
+    try:
+        place.file.open("rb").close()
+    except OSError as error:
+        raise ScriptError(f"{place.file} cannot be read: {error.strerror}") from None
+    return place
+
+
+def _script(name: str) -> Place:
+    path = Path(name)
+    if path.is_dir():
+        raise ScriptError(
+            f"{name} is a directory, and a script must be a file; to run a package write -m package"
+        )
+    if not path.exists():
+        raise ScriptError(f"there is no script {name!r}{_nearest_file(path)}")
+    path = path.resolve()  # Python, too, imports from where a link leads
+    return Place(path, path.parent, path.parent)
+
+
+def _nearest_file(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f": there is no directory {str(path.parent)!r}"
+    scripts = [entry.name for entry in path.parent.iterdir() if entry.suffix == ".py"]
+    close = get_close_matches(path.name, scripts, n=1) or get_close_matches(f"{path.name}.py", scripts, n=1)
+    if close:
+        return f"; did you mean {str(path.parent / close[0])!r}?"
+    return "; to run a module write -m" if _is_dotted(str(path)) and _spec(str(path)) else ""
+
+
+def _module(name: str) -> Place:
+    """Find a module as `python -m` does, without importing its parents."""
+    if not _is_dotted(name):
+        hint = "; to run a file leave -m out" if Path(name).exists() else ""
+        raise ScriptError(f"-m takes a module's name like package.module, and {name!r} is none{hint}")
+    spec = _spec(name)
+    if spec is None:
+        raise ScriptError(f"there is no module {name!r}{_nearest_module(name)}")
+    if spec.submodule_search_locations is not None:
+        spec = _spec(f"{name}.__main__")
+        if spec is None:
+            raise ScriptError(f"{name!r} is a package without __main__.py, which cannot be run")
+    if not spec.has_location or spec.origin is None:
+        raise ScriptError(f"the module {name!r} is not a file, and only files can be run")
+    return _module_place(Path(spec.origin).resolve(), name)
+
+
+def _module_place(file: Path, name: str) -> Place:
+    """A module under the working directory has that as its home; an installed one has its own package."""
+    here = Path.cwd().resolve()
+    if file.is_relative_to(here) and _is_own(file, here):
+        return Place(file, here, here)
+    package = next((folder for folder in file.parents if folder.name == name.partition(".")[0]), None)
+    return Place(file, package.parent if package else file.parent, package or file)
+
+
+def _is_dotted(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Where a dotted name leads, parents found but not run."""
+    importlib.invalidate_caches()
+    first, *rest = name.split(".")
+    spec = PathFinder.find_spec(first, [str(Path.cwd()), *sys.path]) or _hooked(first)
+    for count in range(len(rest)):
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        dotted = ".".join([first, *rest[: count + 1]])
+        spec = PathFinder.find_spec(dotted, list(spec.submodule_search_locations))
+    return spec
+
+
+def _hooked(name: str) -> ModuleSpec | None:
+    """A top-level module that only an import hook finds, as for packages installed to be edited."""
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+
+
+def _nearest_module(name: str) -> str:
+    parent, _, last = name.rpartition(".")
+    spec = _spec(parent) if parent else None
+    if parent and spec is None:
+        return f": there is no package {parent!r}"
+    where: Iterable[str] = (spec.submodule_search_locations or []) if spec else [str(Path.cwd())]
+    close = get_close_matches(last, [module.name for module in pkgutil.iter_modules(where)], n=1)
+    return f"; did you mean {'.'.join(filter(None, [parent, close[0]]))!r}?" if close else ""
+
+
+def _parse(path: Path) -> ast.Module | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are shown when the file is run
+        try:
+            return ast.parse(path.read_bytes(), str(path))
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+
+def _imported(tree: ast.Module, folder: Path, base: Path) -> Iterator[Path]:
+    """The files that the imports of a file in `folder` may mean."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _files(base, alias.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            start = [folder, *folder.parents][node.level - 1] if node.level else base
+            module = node.module.split(".") if node.module else []
+            for alias in node.names:
+                yield from _files(start, [*module, alias.name])
+
+
+def _files(start: Path, parts: list[str]) -> Iterator[Path]:
+    """The packages on the way to a dotted name, and what it names itself."""
+    for count in range(len(parts) + 1):
+        path = start.joinpath(*parts[:count])
+        for candidate in (path / "__init__.py", path.with_suffix(".py") if count else path):
+            if candidate.is_file():
+                yield candidate.resolve()
+
+
+def _is_own(path: Path, home: Path) -> bool:
+    if not path.is_relative_to(home):
+        return False
+    return not {"site-packages", "dist-packages"} & set(path.relative_to(home).parts)

@@ -1,0 +1,336 @@
+"""What in a source tells its kind: a table of signs, and a walk that finds them.
+
+A sign under a condition (`if args.distributed: init_process_group()`) does not bind. So the walk notes which
+signs and which uses of functions stand under one, and leaves the verdict to `duoka.script.read`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+
+class Says(Enum):
+    """What a sign says about a script."""
+
+    STARTS = auto()  # starts torch.distributed
+    HANDS_OVER = auto()  # hands over to a library that looks for RANK and the like
+    NEEDS = auto()  # needs RANK and the like
+    ASKS = auto()  # looks whether RANK and the like are there
+    OWN_RANKS = auto()  # makes its own workers, or numbers them itself
+    API = auto()  # uses duoka's API
+
+
+VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
+FLAGS = frozenset({"--local_rank", "--local-rank"})
+
+# A call: (the package that its name comes from, or "" for any; its last name) -> what it says.
+CALLS = {
+    ("", "init_process_group"): Says.STARTS,
+    ("accelerate", "Accelerator"): Says.HANDS_OVER,
+    ("accelerate", "PartialState"): Says.HANDS_OVER,
+    ("colossalai", "launch_from_torch"): Says.HANDS_OVER,
+    ("composer", "Trainer"): Says.HANDS_OVER,
+    ("deepspeed", "init_distributed"): Says.HANDS_OVER,
+    ("deepspeed", "initialize"): Says.HANDS_OVER,
+    ("duoka", "launch"): Says.API,
+    ("duoka", "start"): Says.API,
+    ("horovod", "init"): Says.HANDS_OVER,
+    ("ignite", "Parallel"): Says.HANDS_OVER,
+    ("ignite", "initialize"): Says.HANDS_OVER,
+    ("lightning", "Fabric"): Says.HANDS_OVER,
+    ("lightning", "LightningCLI"): Says.HANDS_OVER,
+    ("lightning", "Trainer"): Says.HANDS_OVER,
+    ("lightning_fabric", "Fabric"): Says.HANDS_OVER,
+    ("mmengine", "Runner"): Says.HANDS_OVER,
+    ("multiprocessing", "Process"): Says.OWN_RANKS,
+    ("pytorch_lightning", "LightningCLI"): Says.HANDS_OVER,
+    ("pytorch_lightning", "Trainer"): Says.HANDS_OVER,
+    ("torch", "Process"): Says.OWN_RANKS,
+    ("torch", "init_device_mesh"): Says.STARTS,
+    ("torch", "is_torchelastic_launched"): Says.ASKS,
+    ("torch", "spawn"): Says.OWN_RANKS,
+    ("torch", "start_processes"): Says.OWN_RANKS,
+    ("transformers", "Seq2SeqTrainer"): Says.HANDS_OVER,
+    ("transformers", "Trainer"): Says.HANDS_OVER,
+    ("trl", "DPOTrainer"): Says.HANDS_OVER,
+    ("trl", "GRPOTrainer"): Says.HANDS_OVER,
+    ("trl", "SFTTrainer"): Says.HANDS_OVER,
+}
+
+ANY = "*"  # among the words for options: the script reads sys.argv itself, so any may be its own
+
+# A condition made of these alone decides nothing: it holds wherever the script is meant to run.
+FORMALITIES = frozenset({"is_available", "is_gloo_available", "is_initialized", "is_nccl_available"})
+
+# Packages that make command-line options out of the names of arguments and fields.
+OPTIONS_FROM_NAMES = frozenset(
+    {"chz", "defopt", "draccus", "fire", "jsonargparse", "plac", "pydantic_settings"}
+    | {"simple_parsing", "tap", "transformers", "typer", "tyro"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One sign. where: file:line. function: the innermost one around it. guarded: it is under a condition."""
+
+    says: Says
+    where: str
+    text: str
+    function: str | None
+    guarded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A place where a name, perhaps that of a function, is used."""
+
+    name: str
+    function: str | None
+    guarded: bool
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one file shows.
+
+    functions: the names that it defines. words: the command-line options that it seems to take.
+    flag: the first spelling of `--local_rank` that it parses.
+    """
+
+    signs: list[Sign] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
+    functions: set[str] = field(default_factory=set)
+    words: set[str] = field(default_factory=set)
+    flag: str | None = None
+
+
+def look(tree: ast.Module, shown: str) -> Seen:
+    """Find the signs in one file. `shown` is how messages call it."""
+    names = _Names(tree)
+    walk = _Walk(names, shown)
+    walk.block(tree.body)
+    if names.packages & OPTIONS_FROM_NAMES:
+        walk.seen.words |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        walk.seen.words |= {
+            node.target.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        }
+    return walk.seen
+
+
+class _Names:
+    """What the names of a file stand for: `dist.get_rank` is `torch.distributed.get_rank`."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.full: dict[str, str] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    name = alias.name if alias.asname else alias.name.partition(".")[0]
+                    self.full[alias.asname or name] = name
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                for alias in node.names:
+                    self.full[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        self.packages = {name.partition(".")[0] for name in self.full.values()}
+        for node in ast.walk(tree):  # `env = os.environ`, `ctx = mp.get_context("spawn")`
+            if (
+                isinstance(node, ast.Assign)
+                and len(node.targets) == 1
+                and isinstance(node.targets[0], ast.Name)
+            ):
+                full = self.of(node.value)
+                if full.partition(".")[0] in self.packages:
+                    self.full.setdefault(node.targets[0].id, full)
+
+    def of(self, node: ast.expr) -> str:
+        """The full dotted name; it starts with `?` where the first part was not imported."""
+        if isinstance(node, ast.Name):
+            return self.full.get(node.id, f"?.{node.id}")
+        if isinstance(node, ast.Attribute):
+            return f"{self.of(node.value)}.{node.attr}"
+        return self.of(node.func) if isinstance(node, ast.Call) else "?"
+
+
+class _Walk(ast.NodeVisitor):
+    """Goes through one file and notes signs, uses of names, and option words."""
+
+    def __init__(self, names: _Names, shown: str) -> None:
+        self.names, self.shown, self.seen = names, shown, Seen()
+        self.function: str | None = None
+        self.enclosing_class: str | None = None
+        self.guarded = False  # under a condition
+        self.demanding = False  # inside a test whose failure ends the script
+        self.rescued = False  # inside a `try` that catches
+
+    # Where we are
+
+    @contextmanager
+    def set(self, **state: object) -> Iterator[None]:
+        before = {name: getattr(self, name) for name in state}
+        vars(self).update(state)
+        yield
+        vars(self).update(before)
+
+    def block(self, statements: Sequence[ast.stmt]) -> None:
+        """Visit statements in order; what follows an `if ...: return` is under a condition, too."""
+        guarded = self.guarded
+        for statement in statements:
+            with self.set(guarded=guarded):
+                self.visit(statement)
+            guarded |= isinstance(statement, ast.If) and self._returns(statement) and _decides(statement.test)
+
+    def _returns(self, statement: ast.If) -> bool:
+        return any(isinstance(last, ast.Return) for last in statement.body[-1:] + statement.orelse[-1:])
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        for part in (*node.decorator_list, node.args):
+            self.visit(part)
+        special = node.name.startswith("__") and self.enclosing_class is not None
+        name = self.enclosing_class if special else node.name  # a class is called by its own name
+        self.seen.functions.add(str(name))
+        with self.set(function=name, guarded=False, enclosing_class=None, rescued=False):
+            self.block(node.body)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for base in node.bases:
+            self._call(base)
+        with self.set(enclosing_class=node.name):
+            self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> None:
+        with self.set(demanding=_ends(node.body)):
+            self.visit(node.test)
+        with self.set(guarded=self.guarded or _decides(node.test)):
+            self.block(node.body)
+            self.block(node.orelse)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self.visit(node.test)
+        with self.set(guarded=self.guarded or _decides(node.test)):
+            self.visit(node.body)
+            self.visit(node.orelse)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        first, *others = node.values
+        self.visit(first)
+        with self.set(guarded=self.guarded or _decides(first)):
+            for other in others:
+                self.visit(other)
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        with self.set(demanding=True):
+            self.visit(node.test)
+
+    def visit_Try(self, node: ast.Try) -> None:
+        with self.set(rescued=self.rescued or bool(node.handlers)):
+            self.block(node.body)
+        for part in (*node.handlers, *node.orelse, *node.finalbody):
+            self.visit(part)
+
+    # What is there
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if not isinstance(node.value, ast.Constant):  # a docstring says nothing
+            self.visit(node.value)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if self.names.of(node) == "sys.argv":
+            self.seen.words.add(ANY)
+        if isinstance(node.ctx, ast.Load):
+            self.seen.uses.append(Use(node.id, self.function, self.guarded))
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if self.names.of(node) == "sys.argv":
+            self.seen.words.add(ANY)
+        self.seen.uses.append(Use(node.attr, self.function, self.guarded))
+        self.visit(node.value)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str) and len(node.value) < 100:  # "--devices", and getopt's "devices="
+            match = re.match(r"--([a-zA-Z][\w-]*)|([a-zA-Z][\w-]*)=$", node.value)
+            if match:
+                self.seen.words.add((match[1] or match[2]).replace("-", "_"))
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        variable = _variable(node.slice)
+        if variable and self.names.of(node.value) == "os.environ":
+            if isinstance(node.ctx, ast.Load):
+                self._reads(variable, node, needed=not self.rescued)
+            elif isinstance(node.ctx, ast.Store):
+                self._note(Says.OWN_RANKS, node, f"sets {variable} itself")
+        self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        variable = _variable(node.left)
+        if variable and any(self.names.of(other) == "os.environ" for other in node.comparators):
+            self._reads(variable, node, needed=self.demanding)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self._call(node.func, arguments=node.args)
+        demanding = isinstance(node.func, ast.Name) and node.func.id == "int"  # int(None) would raise
+        with self.set(demanding=demanding):
+            self.generic_visit(node)
+
+    def _call(self, called: ast.expr, arguments: Sequence[ast.expr] = ()) -> None:
+        full = self.names.of(called)
+        package, last = full.partition(".")[0], full.rpartition(".")[2]
+        says = CALLS.get((package, last)) or CALLS.get(("", last))
+        if says is Says.HANDS_OVER:
+            self._note(says, called, f"uses {package}'s {last}")
+        elif says is not None:
+            self._note(says, called, f"calls {last}")
+        variable = _variable(arguments[0]) if arguments else None
+        if variable and full in ("os.getenv", "os.environ.get", "os.environ.setdefault"):
+            self._reads(variable, called, needed=self.demanding and len(arguments) == 1)
+        for argument in arguments:
+            if isinstance(argument, ast.Constant) and argument.value in FLAGS:
+                self.seen.flag = self.seen.flag or str(argument.value)
+                self._note(Says.ASKS, argument, f"parses {argument.value}")
+
+    def _reads(self, variable: str, node: ast.expr, needed: bool) -> None:
+        self._note(
+            Says.NEEDS if needed else Says.ASKS, node, f"reads {variable}{'' if needed else ' if it is set'}"
+        )
+
+    def _note(self, says: Says, node: ast.expr, text: str) -> None:
+        where = f"{self.shown}:{node.lineno}"
+        self.seen.signs.append(Sign(says, where, text, self.function, self.guarded))
+
+
+def _variable(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and node.value in VARIABLES else None
+
+
+def _decides(test: ast.expr) -> bool:
+    """Whether a condition is a real one: not `__name__ == "__main__"`, not a mere formality."""
+    if isinstance(test, ast.BoolOp):
+        return any(_decides(value) for value in test.values)
+    if isinstance(test, ast.UnaryOp):
+        return _decides(test.operand)
+    if isinstance(test, ast.Compare):
+        return not (isinstance(test.left, ast.Name) and test.left.id == "__name__")
+    if isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute | ast.Name):
+        called = test.func.attr if isinstance(test.func, ast.Attribute) else test.func.id
+        return called not in FORMALITIES
+    return not isinstance(test, ast.Constant)
+
+
+def _ends(statements: Sequence[ast.stmt]) -> bool:
+    """Whether statements end the script: by `raise`, or by an exit."""
+    last = statements[-1]
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
+        called = last.value.func
+        return (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")) in (
+            "exit",
+            "_exit",
+        )
+    return isinstance(last, ast.Raise)

@@ -1,0 +1,89 @@
+"""Running a script or a module as the main program, as the interpreter itself does."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType, ModuleType
+
+from duoka.errors import ScriptError
+from duoka.options import Target
+
+
+def run_target(target: Target, first_args: Sequence[str] = ()) -> None:
+    """Run `target` as `__main__`; returns when its last line has run, and lets pass whatever it raises.
+
+    Its module stays `sys.modules["__main__"]` afterwards, for its threads, its atexit functions and pickle.
+
+    Args:
+        target: what to run.
+        first_args: arguments to be put in front of the target's own.
+
+    Raises:
+        ScriptError: there is no such file or module, or it cannot be read.
+    """
+    if target.is_module:
+        _run_module(target.name, [*first_args, *target.args])
+    else:
+        _run_path(target.name, [*first_args, *target.args])
+
+
+def _run_path(name: str, args: Sequence[str]) -> None:
+    path = os.path.join(os.getcwd(), name)
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        raise ScriptError(f"the script {name} cannot be read: {error.strerror}") from None
+    sys.argv[:] = [name, *args]
+    _search_first(os.path.dirname(os.path.realpath(path)))
+    main = _new_main(path, SourceFileLoader("__main__", path))
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+
+def _run_module(name: str, args: Sequence[str]) -> None:
+    sys.argv[:] = ["-m", *args]  # what python shows while it imports the packages above the module
+    _search_first(os.getcwd())
+    spec, code = _module_code(name)
+    assert spec.origin is not None
+    sys.argv[0] = spec.origin
+    main = _new_main(spec.origin, spec.loader)
+    main.__spec__, main.__package__, main.__cached__ = spec, spec.parent, spec.cached  # type: ignore[attr-defined]
+    exec(code, main.__dict__)
+
+
+def _module_code(name: str) -> tuple[ModuleSpec, CodeType]:
+    """A module found as `python -m` finds it: a package stands for its `__main__`."""
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            name += ".__main__"
+            spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise  # a package above the module is there, and what it imports is not
+        spec = None
+    get_code = getattr(spec and spec.loader, "get_code", None)
+    code = get_code(name) if get_code else None
+    if spec is None or not spec.has_location or code is None:
+        raise ScriptError(f"there is no module {name} that could be run; its parents must be packages")
+    return spec, code
+
+
+def _search_first(folder: str) -> None:
+    """Put the program's folder where the interpreter has put that of duoka's own command."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder
+
+
+def _new_main(path: str, loader: object) -> ModuleType:
+    """A fresh `__main__` with the names in it that the interpreter gives."""
+    main = ModuleType("__main__")
+    main.__file__ = path
+    main.__dict__.update(__builtins__=builtins, __loader__=loader, __cached__=None, __annotations__={})
+    sys.modules["__main__"] = main
+    return main

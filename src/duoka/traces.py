@@ -1,0 +1,55 @@
+"""A script's tracebacks as python itself would show them: without the frames of those who run it."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from types import TracebackType
+
+from duoka.errors import DuokaError
+
+OURS = os.path.join(os.path.dirname(__file__), "")
+
+
+def trim(error: BaseException) -> None:
+    """Take duoka's own frames out of the traceback of `error`, and of the errors chained to it, in place.
+
+    An error that the script had no part in keeps them: it is duoka's own.
+    """
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        kept = _without_ours(one.__traceback__)
+        if kept or isinstance(one, (SyntaxError, DuokaError)):
+            one.__traceback__ = kept
+        waiting += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+
+
+def shown(error: BaseException) -> str:
+    """What python writes to standard error when `error` ends a program."""
+    return "".join(traceback.format_exception(error))
+
+
+def headline(error: BaseException) -> str:
+    """The line of a traceback that says what was raised: its type and its message."""
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
+
+
+def _without_ours(first: TracebackType | None) -> TracebackType | None:
+    kept: list[TracebackType] = []
+    link = first
+    while link is not None:
+        if not _is_ours(link):
+            kept.append(link)
+        link = link.tb_next
+    for link, following in zip(kept, [*kept[1:], None], strict=False):
+        link.tb_next = following
+    return kept[0] if kept else None
+
+
+def _is_ours(link: TracebackType) -> bool:
+    return link.tb_frame.f_code.co_filename.startswith(OURS)

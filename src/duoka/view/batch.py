@@ -1,0 +1,156 @@
+"""The batch tensor: stands for a whole global batch while this rank holds its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from duoka.errors import Refused
+from duoka.view.collectives import Gathered
+from duoka.view.cut import Cut
+from duoka.view.site import user_line
+from duoka.view.view import View
+
+Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Where the batch sits: dimension `dim` has `outer * n * inner` entries, the samples in the middle.
+
+    `[B, T, C].view(-1, C)` has inner = T, `[T, B, C].view(-1, C)` has outer = T.
+    """
+
+    view: View
+    cut: Cut
+    dim: int = 0
+    outer: int = 1
+    inner: int = 1
+
+    @property
+    def size(self) -> int:
+        """Entries of the batch dimension, of all ranks together."""
+        return self.outer * self.cut.n * self.inner
+
+    @property
+    def local_size(self) -> int:
+        """Entries of the batch dimension that this rank holds."""
+        return self.outer * self.cut.rows * self.inner
+
+    def at(self, dim: int) -> Spec:
+        """The same rows in another dimension."""
+        return self if dim == self.dim else replace(self, dim=dim)
+
+    def own(self, whole: Tensor, dim: int | None = None) -> Tensor:
+        """This rank's rows of a replicated tensor, along `dim` (default: `self.dim`), as a view."""
+        dim = self.dim if dim is None else dim
+        whole = self.view.enter(whole)
+        if self.outer == 1:
+            return whole.narrow(dim, self.cut.start * self.inner, self.cut.rows * self.inner)
+        apart = whole.unflatten(dim, (self.outer, self.cut.n, self.inner))
+        return apart.narrow(dim + 1, self.cut.start, self.cut.rows).flatten(dim, dim + 2)
+
+    def gather(self, local: Tensor) -> Tensor:
+        """Every rank's rows put together: the replicated tensor that one device would have."""
+        apart = local.unflatten(self.dim, (self.outer, self.cut.rows, self.inner)).movedim(self.dim + 1, 0)
+        whole: Tensor = Gathered.apply(apart, self.cut, self.view.ranks)
+        return whole.movedim(0, self.dim + 1).flatten(self.dim, self.dim + 2)
+
+
+class BatchTensor(Tensor):
+    """Has the global shape and no storage; `to_local()` is this rank's rows, `full_tensor()` all rows.
+
+    Every torch function looks itself up in `rules`; what has no rule is gathered and computed whole.
+    """
+
+    _local: Tensor
+    _spec: Spec
+    rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}
+
+    @staticmethod
+    def __new__(cls, local: Tensor, spec: Spec) -> BatchTensor:
+        shape = list(local.shape)
+        if shape[spec.dim] != spec.local_size:
+            raise AssertionError(
+                f"a tensor of shape {tuple(shape)} does not hold {spec.local_size} rows in dimension {spec.dim}"
+            )
+        shape[spec.dim] = spec.size
+        batch: BatchTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)  # type: ignore[attr-defined]
+        batch._local, batch._spec = local, spec
+        return batch
+
+    def to_local(self) -> Tensor:
+        """This rank's rows, as a plain tensor that shares memory and gradient with the batch."""
+        return self._local
+
+    def full_tensor(self) -> Tensor:
+        """All rows, gathered: a collective, called by every rank."""
+        return self._spec.gather(self._local)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        rule = cls.rules.get(func)
+        if rule is not None:
+            out = rule(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        return compute_whole(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} came to a batch tensor past the rules: this is a bug in duoka")
+
+
+def gather_all(tree: Any) -> Any:
+    """`tree` with every batch tensor in it gathered."""
+    return tree_map_only(BatchTensor, BatchTensor.full_tensor, tree)
+
+
+def batches_in(tree: Any) -> list[BatchTensor]:
+    """The batch tensors in nested lists, tuples and dicts, in order."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, BatchTensor)]
+
+
+def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Gather, and compute as one device would: always right, at worst not faster.
+
+    What the operation writes into a batch is written back into each rank's own rows.
+    """
+    name = getattr(func, "__name__", str(func))
+    batches_in((args, kwargs))[0]._spec.view.gathered[name, user_line()] += 1
+    if isinstance(kwargs.get("out"), BatchTensor) or name in ("__set__", "__delete__"):
+        raise Refused(f"{name} into a batch cannot be shared out ({user_line()}); write it without `out=`")
+    if not (args and isinstance(args[0], BatchTensor) and _writes(name, kwargs)):
+        return func(*gather_all(args), **gather_all(kwargs))
+    batch = args[0]
+    whole = batch.full_tensor().clone()
+    func(whole, *gather_all(args[1:]), **gather_all(kwargs))
+    batch._local.copy_(batch._spec.own(whole))
+    return None if name == "__setitem__" else batch
+
+
+def _writes(name: str, kwargs: dict[str, Any]) -> bool:
+    dunder = name.startswith("__")
+    return (
+        name == "__setitem__"
+        or name in _IN_PLACE_OPERATORS
+        or (name.endswith("_") and not dunder)
+        or bool(kwargs.get("inplace"))
+    )
+
+
+_IN_PLACE_OPERATORS = frozenset(
+    f"__i{name}__" for name in "add sub mul truediv div floordiv mod pow and or xor lshift rshift matmul".split()
+)

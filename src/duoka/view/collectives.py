@@ -1,0 +1,196 @@
+"""Operations between ranks, and how gradients pass through them.
+
+One convention holds everywhere: the objective is the sum over ranks of each rank's copy of the loss, divided
+by the number of ranks where it reaches the parameters. So a replicated loss needs no weighting by share.
+"""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from duoka.errors import PeerLost, TimedOut
+from duoka.view.cut import Cut
+from duoka.view.site import user_line
+
+
+class Seat(Protocol):
+    """Where a rank writes which collective it is in (`duoka.board.Seat`)."""
+
+    def enter(self, digest: int, text: str) -> None:
+        """This rank comes to its next collective."""
+
+    def leave(self) -> None:
+        """It has finished; raises RanksApart where other ranks came to another one."""
+
+
+class Collectives(ABC):
+    """A rank among `world_size` ranks. Every call is made by all ranks, in the same order."""
+
+    rank: int
+    world_size: int
+
+    @abstractmethod
+    def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
+        """Begin to combine `tensor` over all ranks, in place; the function returned waits for it."""
+
+    @abstractmethod
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """(world_size, *tensor.shape): every rank's `tensor`, which has the same shape on all."""
+
+    @abstractmethod
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        """Overwrite `tensor` by the one that rank `source` has."""
+
+    def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Tensor:
+        """Combine `tensor` over all ranks, in place: the same bits on every rank."""
+        self.start_all_reduce(tensor, op)()
+        return tensor
+
+    def broadcast_object(self, value: Any, source: int) -> Any:
+        """Rank `source`'s `value`, which pickle must know."""
+        size = torch.zeros(1, dtype=torch.long)
+        data = torch.empty(0, dtype=torch.uint8)
+        if self.rank == source:
+            data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+            size[0] = data.numel()
+        self.broadcast(size, source)
+        if self.rank != source:
+            data = torch.empty(int(size.item()), dtype=torch.uint8)
+        self.broadcast(data, source)
+        return value if self.rank == source else pickle.loads(data.numpy().tobytes())
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        self.all_reduce(torch.zeros(1))
+
+
+class ProcessCollectives(Collectives):
+    """Collectives over torch's process groups: gloo for CPU tensors, nccl for CUDA tensors.
+
+    The groups are not torch's default group: a plain script still sees that none is initialised.
+    """
+
+    def __init__(
+        self, store: torch.distributed.Store, rank: int, world_size: int, timeout: timedelta, seat: Seat
+    ) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._store, self._timeout, self._seat = store, timeout, seat
+        self._groups: dict[str, Any] = {}
+        self._group("cpu")
+
+    def _group(self, device_type: str) -> Any:
+        if device_type not in self._groups:
+            store = torch.distributed.PrefixStore(f"collectives/{device_type}", self._store)
+            with self._met():
+                make = _BACKENDS[device_type]
+                self._groups[device_type] = make(store, self.rank, self.world_size, self._timeout)
+        return self._groups[device_type]
+
+    @contextmanager
+    def _met(self) -> Iterator[None]:
+        """Errors of the network in duoka's words: another rank is the cause, never this one."""
+        try:
+            yield
+        except RuntimeError as error:
+            text = str(error).splitlines()[0]
+            if "imed out" in text or "timeout" in text.lower():
+                raise TimedOut(f"rank {self.rank} waited in vain in a collective at {user_line()}: {text}") from error
+            raise PeerLost(f"rank {self.rank} lost another rank in a collective at {user_line()}: {text}") from error
+
+    def _start(self, name: str, tensor: Tensor, begin: Callable[[Any], Any]) -> Callable[[], None]:
+        what = f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]} at {user_line()}"
+        self._seat.enter(hash(what), what)
+        with self._met():
+            work = begin(self._group(tensor.device.type))
+
+        def wait() -> None:
+            with self._met():
+                work.wait()
+            self._seat.leave()
+
+        return wait
+
+    def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
+        options = torch.distributed.AllreduceOptions()
+        options.reduceOp = op
+        return self._start("all_reduce", tensor, lambda group: group.allreduce([tensor], options))
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        out = tensor.new_empty(self.world_size * tensor.numel())
+        flat = tensor.reshape(-1)
+        self._start("all_gather", flat, lambda group: group._allgather_base(out, flat))()
+        return out.view(self.world_size, *tensor.shape)
+
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        options = torch.distributed.BroadcastOptions()
+        options.rootRank = source
+        self._start("broadcast", tensor, lambda group: group.broadcast([tensor], options))()
+        return tensor
+
+
+def _gloo(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
+    return torch.distributed.ProcessGroupGloo(store, rank, world_size, timeout)
+
+
+def _nccl(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
+    options = torch.distributed.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return torch.distributed.ProcessGroupNCCL(store, rank, world_size, options)
+
+
+_BACKENDS: dict[str, Callable[[Any, int, int, timedelta], Any]] = {"cpu": _gloo, "cuda": _nccl}
+
+
+class AllSum(torch.autograd.Function):
+    """Sum over ranks of partial results. Its gradient is replicated, so summing it is multiplying it."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, ranks: Collectives) -> Tensor:
+        ctx.world_size = ranks.world_size
+        return ranks.all_reduce(part.detach().clone())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0] * ctx.world_size, None
+
+
+class Entered(torch.autograd.Function):
+    """A replicated tensor where it meets rows: each rank has a part of its gradient, which is summed."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, ranks: Collectives) -> Tensor:
+        ctx.ranks = ranks
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return AllSum.apply(grads[0].contiguous(), ctx.ranks) / ctx.ranks.world_size, None
+
+
+class Gathered(torch.autograd.Function):
+    """Dimension 0 of all ranks' rows, put together. The gradient is replicated: each keeps its own rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, cut: Cut, ranks: Collectives) -> Tensor:
+        ctx.cut, ctx.world_size = cut, ranks.world_size
+        sent = rows.detach()
+        if sent.dtype == torch.bool:
+            sent = sent.view(torch.uint8)
+        if cut.rows < cut.largest:
+            sent = torch.cat([sent, sent.new_zeros((cut.largest - cut.rows, *sent.shape[1:]))])
+        shares = ranks.all_gather(sent)
+        whole = torch.cat([share[:size] for share, size in zip(shares, cut.sizes, strict=True)])
+        return whole.view(torch.bool) if rows.dtype == torch.bool else whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0].narrow(0, ctx.cut.start, ctx.cut.rows) * ctx.world_size, None, None

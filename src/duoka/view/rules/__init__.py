@@ -1,0 +1,17 @@
+"""What each torch function does to rows: one family per file, one line per family.
+
+A rule takes (function, args, kwargs) and gives the result, or NotImplemented where it does not fit: then the
+operation is gathered and computed whole. Later families win where two name the same function.
+"""
+
+from __future__ import annotations
+
+from duoka.view.batch import BatchTensor
+from duoka.view.rules import facts, gradients, losses, pointwise, products, randomness, reductions, shapes
+
+FAMILIES = (pointwise, reductions, shapes, products, losses, randomness, facts, gradients)
+
+
+def install() -> None:
+    """Give the batch tensor its table of rules."""
+    BatchTensor.rules = {func: rule for family in FAMILIES for func, rule in family.RULES.items()}

@@ -1,0 +1,80 @@
+"""What the families of rules share: finding torch's functions by name, and arguments of one shape of batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from duoka.view.batch import BatchTensor, Spec
+
+Function = Callable[..., Any]
+
+
+def functions(names: str, spaces: Iterable[Any] = (Tensor, torch, F, torch.special)) -> list[Function]:
+    """Every function of these (space-separated) names in torch, its functional module and Tensor."""
+    found = (getattr(space, name, None) for space in spaces for name in names.split())
+    return [function for function in found if function is not None]
+
+
+def getters(names: str) -> list[Function]:
+    """The getters of these attributes of Tensor, as `__torch_function__` is handed them."""
+    attributes = (getattr(Tensor, name, None) for name in names.split())
+    return [attribute.__get__ for attribute in attributes if hasattr(attribute, "__get__")]
+
+
+def argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str, default: Any = None) -> Any:
+    """One argument of a call, given by place or by name."""
+    return args[place] if len(args) > place else kwargs.get(name, default)
+
+
+def align(values: Iterable[Any]) -> tuple[Spec, int] | None:
+    """The common spec of the batch tensors among `values`, and the batch dimension counted from the right.
+
+    None where they do not hold the same rows in the same (broadcast) dimension.
+    """
+    spec: Spec | None = None
+    right = 0
+    for value in values:
+        if not isinstance(value, BatchTensor):
+            continue
+        mine, place = value._spec, value._local.dim() - value._spec.dim
+        if spec is None:
+            spec, right = mine, place
+        elif place != right or not same_rows(mine, spec):
+            return None
+    return None if spec is None else (spec, right)
+
+
+def same_rows(one: Spec, other: Spec) -> bool:
+    """Whether two batches hold the same rows in the same order, in whatever dimension."""
+    return one.cut is other.cut and one.outer == other.outer and one.inner == other.inner
+
+
+def localise(value: Any, spec: Spec, right: int) -> Any:
+    """An operand that broadcasts with rows: a batch's own, a plain tensor's cut where it has the batch's size.
+
+    Raises LookupError for a tensor that does not broadcast with the batch.
+    """
+    if isinstance(value, BatchTensor):
+        return value._local
+    if not isinstance(value, Tensor):
+        return value
+    dim = value.dim() - right
+    if dim < 0 or value.shape[dim] == 1:
+        return spec.view.enter(value)
+    if value.shape[dim] != spec.size:
+        raise LookupError
+    return spec.own(value, dim)
+
+
+def wrap(out: Any, spec: Spec) -> Any:
+    """Tensors, alone or in a (named) tuple or list, as batches of this spec."""
+    if isinstance(out, Tensor):
+        return BatchTensor(out, spec)
+    parts = [wrap(part, spec) for part in out]
+    kind = type(out)
+    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)

@@ -1,0 +1,139 @@
+"""Losses: the numerator and the denominator of all ranks together, in one all-reduce."""
+
+from __future__ import annotations
+
+import inspect
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from duoka.view.batch import BatchTensor, Rule, Spec
+from duoka.view.rules.lookup import Function, align, localise, same_rows
+from duoka.view.rules.reductions import whole_mean, whole_sum
+
+
+@lru_cache(maxsize=64)
+def _parameters(func: Function) -> tuple[tuple[str, ...], dict[str, Any]]:
+    parameters = inspect.signature(func).parameters
+    defaults = {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
+    return tuple(parameters), defaults
+
+
+def _bound(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """All arguments by name; None where the deprecated `size_average` and `reduce` are in use."""
+    names, defaults = _parameters(func)
+    given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+    if given.pop("size_average", None) is not None or given.pop("reduce", None) is not None:
+        return None
+    return given
+
+
+def class_loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """cross_entropy and nll_loss, with class weights, ignore_index, label smoothing and soft targets."""
+    given = _bound(func, args, kwargs)
+    if given is None:
+        return NotImplemented
+    scores, target, reduction = given["input"], given["target"], given.pop("reduction")
+    spec = next(side._spec for side in (scores, target, given["weight"]) if isinstance(side, BatchTensor))
+    if spec.dim != 0 or scores.dim() < 2 or isinstance(given["weight"], BatchTensor):
+        return NotImplemented
+    scores, target = _rows(scores, spec), _rows(target, spec)
+    if scores is None or target is None:
+        return NotImplemented
+    given.update(input=scores, target=target)
+    if reduction == "none":
+        return BatchTensor(func(**given, reduction="none"), spec)
+    numerator = _sum_of(func, given)
+    if reduction == "sum":
+        return spec.view.all_sum(numerator).to(scores.dtype)
+    if target.is_floating_point():  # soft targets: torch divides by the number of places
+        places = spec.size * prod(scores.shape[2:])
+        return (spec.view.all_sum(numerator) / places).to(scores.dtype)
+    both = torch.stack([numerator, _weight_of(target, given).to(numerator.dtype)])
+    total, weight = spec.view.all_sum(both)
+    return (total / weight).to(scores.dtype)
+
+
+def _rows(side: Tensor, spec: Spec) -> Tensor | None:
+    if isinstance(side, BatchTensor):
+        return side._local if side._spec.dim == 0 and same_rows(side._spec, spec) else None
+    return spec.own(side, 0) if side.dim() and side.shape[0] == spec.size else None
+
+
+def _sum_of(func: Function, given: dict[str, Any]) -> Tensor:
+    """The summed loss, in at least 32 bits: a sum may not fit where a mean does."""
+    if given["input"].dtype in (torch.float16, torch.bfloat16):
+        return func(**given, reduction="none").float().sum()  # type: ignore[no-any-return]
+    return func(**given, reduction="sum")  # type: ignore[no-any-return]
+
+
+def _weight_of(target: Tensor, given: dict[str, Any]) -> Tensor:
+    """What torch's mean divides by: the class weights (or the number) of the targets not ignored."""
+    counted = target != given["ignore_index"]
+    if given["weight"] is None:
+        return counted.sum()
+    return (given["weight"][target.clamp(min=0)] * counted).sum().detach()
+
+
+def row_loss(operands: str) -> Rule:
+    """A loss that is a plain mean or sum of its elements; `operands` are the names that broadcast together."""
+    together = operands.split()
+
+    def loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = _bound(func, args, kwargs)
+        if given is None:
+            return NotImplemented
+        tensors = {name: given[name] for name in together if isinstance(given.get(name), Tensor)}
+        common = align(tensors.values())
+        everywhere = [value for name, value in given.items() if name not in tensors]
+        if common is None or any(isinstance(value, BatchTensor) for value in everywhere):
+            return NotImplemented
+        spec, right = common
+        if any(tensor.dim() != right for tensor in tensors.values() if tensor.dim()):  # the batch leads everywhere
+            return NotImplemented
+        try:
+            own = {name: localise(tensor, spec, right) for name, tensor in tensors.items()}
+        except LookupError:
+            return NotImplemented
+        reduction = given.pop("reduction")
+        each = BatchTensor(func(**{**given, **own}, reduction="none"), spec)
+        if reduction == "none":
+            return each
+        if reduction == "batchmean":
+            return whole_sum(each, None, False, None) / tensors["input"].shape[0]
+        return (whole_sum if reduction == "sum" else whole_mean)(each, None, False, None)
+
+    return loss
+
+
+def pairwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """cosine_similarity and pairwise_distance of rows that lead both operands."""
+    common = align(args[:2])
+    if common is None or len(args) < 2:
+        return NotImplemented
+    spec, right = common
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", 1)
+    if func is F.cosine_similarity and dim % right == 0:
+        return NotImplemented
+    if any(side.dim() != right or side.dim() < 2 for side in args[:2]):
+        return NotImplemented
+    try:
+        own = [localise(side, spec, right) for side in args[:2]]
+    except LookupError:
+        return NotImplemented
+    return BatchTensor(func(*own, *args[2:], **kwargs), spec)
+
+
+RULES: dict[Function, Rule] = {
+    **dict.fromkeys((F.cross_entropy, F.nll_loss), class_loss),
+    **dict.fromkeys((F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss), row_loss("input target weight")),
+    **dict.fromkeys((F.binary_cross_entropy, F.binary_cross_entropy_with_logits), row_loss("input target weight")),
+    **dict.fromkeys((F.kl_div, F.poisson_nll_loss, F.soft_margin_loss), row_loss("input target")),
+    F.gaussian_nll_loss: row_loss("input target var"),
+    **dict.fromkeys((F.cosine_embedding_loss, F.margin_ranking_loss), row_loss("input1 input2 target")),
+    **dict.fromkeys((F.cosine_similarity, F.pairwise_distance), pairwise),
+}

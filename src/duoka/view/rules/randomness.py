@@ -1,0 +1,53 @@
+"""Random numbers for the rows of a batch: drawn for the whole batch, own rows kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from duoka.view.batch import BatchTensor, Rule, Spec
+from duoka.view.draws import SeededMode, draw_own_rows, shape_drawn
+from duoka.view.rules.lookup import Function, align, functions, localise, wrap
+
+FRESH = """
+dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout rrelu gumbel_softmax
+rand_like randn_like randint_like bernoulli normal poisson multinomial binomial
+"""
+FILLING = "bernoulli_ normal_ uniform_ exponential_ random_ geometric_ cauchy_ log_normal_ dropout_ alpha_dropout_"
+
+
+def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A random function of rows."""
+    common = align((*args, *kwargs.values()))
+    if common is None or isinstance(kwargs.get("out"), Tensor):
+        return NotImplemented
+    spec, right = common
+    if func is F.gumbel_softmax and kwargs.get("dim", args[4] if len(args) > 4 else -1) % right == spec.dim:
+        return NotImplemented
+
+    def where(shape: tuple[int, ...]) -> Spec | None:
+        return spec if len(shape) > spec.dim and shape[spec.dim] == spec.local_size else None
+
+    try:
+        rows = [localise(value, spec, right) for value in args]
+        named = {name: localise(value, spec, right) for name, value in kwargs.items()}
+    except LookupError:
+        return NotImplemented
+    with SeededMode(lambda op, a, k: draw_own_rows(op, a, k, where(shape_drawn(a, k)))):
+        return wrap(func(*rows, **named), spec)
+
+
+def filled(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A random function that writes into a batch."""
+    if not isinstance(args[0], BatchTensor):
+        return NotImplemented
+    done = drawn(func, args, kwargs)
+    return done if done is NotImplemented else args[0]
+
+
+RULES: dict[Function, Rule] = {
+    **dict.fromkeys(functions(FRESH), drawn),
+    **dict.fromkeys(functions(FILLING), filled),
+}

@@ -1,0 +1,137 @@
+"""Sums, means, extremes: over other dimensions rows stay rows, over the batch ranks combine."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from duoka.view.batch import BatchTensor, Rule
+from duoka.view.rules.lookup import Function, argument, functions, wrap
+from duoka.view.rules.pointwise import pointwise
+
+ALONG = """
+sum mean nansum nanmean prod max min amax amin aminmax argmax argmin any all norm std var std_mean var_mean
+logsumexp median nanmedian mode count_nonzero quantile kthvalue
+"""
+KEEPING = "softmax log_softmax softmin cumsum cumprod logcumsumexp cummax cummin sort argsort topk normalize"
+
+
+def reduce(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A reduction over some or all dimensions of a batch."""
+    batch, name = args[0], func.__name__
+    if name in ("max", "min") and len(args) > 1 and isinstance(args[1], Tensor):
+        return pointwise(func, args, kwargs)
+    if not isinstance(batch, BatchTensor) or any(isinstance(value, Tensor) for value in (*args[1:], *kwargs.values())):
+        return NotImplemented
+    dims, keepdim = _dims_of(name, batch, args, kwargs)
+    if dims is None or (batch._spec.dim in dims):
+        over = _OVER_THE_BATCH.get(name)
+        return NotImplemented if over is None else over(batch, dims, keepdim, kwargs.get("dtype"))
+    out = func(batch._local, *args[1:], **kwargs)
+    before = 0 if keepdim else sum(dim < batch._spec.dim for dim in dims)
+    return wrap(out, batch._spec.at(batch._spec.dim - before))
+
+
+def _dims_of(
+    name: str, batch: BatchTensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[int] | None, bool]:
+    """The dimensions reduced (None: all of them) and keepdim, wherever the function takes them."""
+    place = 2 if name in ("norm", "quantile", "kthvalue") else 1
+    dim = argument(args, kwargs, place, "dim", kwargs.get("axis", -1 if name in ("mode", "kthvalue") else None))
+    spread = name in ("std", "var", "std_mean", "var_mean")
+    if spread and isinstance(dim, bool):  # unbiased, of everything
+        dim = None
+    keepdim = bool(argument(args, kwargs, place + (2 if spread else 1), "keepdim", False))
+    if dim is None or dim == () or dim == []:
+        return None, keepdim
+    dims = dim if isinstance(dim, (tuple, list)) else [dim]
+    return [d % batch._local.dim() for d in dims], keepdim
+
+
+def _dense(part: Tensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+    """The sum of this rank's rows; in 32 bits where the type is so short that a sum would not fit."""
+    if dtype is None and part.dtype in (torch.float16, torch.bfloat16):
+        dtype = torch.float32
+    every = list(range(part.dim())) if dims is None else dims
+    return torch.sum(part, dim=every, keepdim=keepdim and dims is not None, dtype=dtype)
+
+
+def _restored(total: Tensor, batch: BatchTensor, dtype: torch.dtype | None) -> Tensor:
+    short = dtype is None and batch._local.dtype in (torch.float16, torch.bfloat16)
+    return total.to(batch._local.dtype) if short else total
+
+
+def whole_sum(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+    """Sum over dimensions that include the batch: one all-reduce."""
+    total = batch._spec.view.all_sum(_dense(batch._local, dims, keepdim, dtype))
+    return _restored(total, batch, dtype)
+
+
+def whole_mean(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+    """Mean over dimensions that include the batch: one all-reduce."""
+    total = batch._spec.view.all_sum(_dense(batch._local, dims, keepdim, dtype))
+    count = prod(batch.shape) if dims is None else prod(batch.shape[dim] for dim in dims)
+    return _restored(total / count, batch, dtype)
+
+
+def _counted(batch: BatchTensor, nonzero: Tensor, dims: list[int] | None, keepdim: bool) -> Tensor:
+    return batch._spec.view.ranks.all_reduce(_dense(nonzero, dims, keepdim, torch.long))
+
+
+def _whole_any(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+    return _counted(batch, batch._local != 0, dims, keepdim) > 0
+
+
+def _whole_all(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+    return _counted(batch, batch._local == 0, dims, keepdim) == 0
+
+
+def _whole_count(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+    return _counted(batch, batch._local != 0, dims, False)
+
+
+def _extreme(op: Any, func: Function) -> Any:
+    """max or min of integers, of everything and without a gradient; the rest is computed whole."""
+
+    def over(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Any:
+        if dims is not None or batch._local.is_floating_point() or batch._local.dtype == torch.bool:
+            return NotImplemented
+        return batch._spec.view.ranks.all_reduce(func(batch._local).clone(), op)
+
+    return over
+
+
+_OVER_THE_BATCH = {
+    "sum": whole_sum,
+    "mean": whole_mean,
+    "any": _whole_any,
+    "all": _whole_all,
+    "count_nonzero": _whole_count,
+    "max": _extreme(ReduceOp.MAX, torch.max),
+    "min": _extreme(ReduceOp.MIN, torch.min),
+}
+
+
+def keep(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Operations along one dimension that keep the shape (or that dimension): rows stay, unless along them."""
+    batch, name = args[0], func.__name__
+    if not isinstance(batch, BatchTensor):
+        return NotImplemented
+    place = 2 if name in ("topk", "normalize") else 1
+    dim = argument(args, kwargs, place, "dim", _DEFAULT_DIM.get(name))
+    dims = dim if isinstance(dim, (tuple, list)) else [dim]
+    if any(not isinstance(d, int) or d % batch._local.dim() == batch._spec.dim for d in dims):
+        return NotImplemented
+    return wrap(func(batch._local, *args[1:], **kwargs), batch._spec)
+
+
+_DEFAULT_DIM = {"normalize": 1, "topk": -1, "sort": -1, "argsort": -1}
+
+RULES: dict[Function, Rule] = {
+    **dict.fromkeys(functions(ALONG, (Tensor, torch)), reduce),
+    **dict.fromkeys(functions(KEEPING), keep),
+}

@@ -1,0 +1,44 @@
+"""The line of the user's script that is running: collectives and reports name it."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+_PATHS = sysconfig.get_paths()
+_NOT_THE_USERS = (
+    *{_PATHS[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")},
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parents[1]),
+    "<",  # frozen modules, code made from strings
+)
+
+
+@lru_cache(maxsize=4096)
+def is_users(filename: str) -> bool:
+    """Whether code of this file is neither Python's, nor a library's, nor duoka's."""
+    return not filename.startswith(_NOT_THE_USERS)
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame that is the user's; None in a thread that has none (a device's backward thread)."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def user_line() -> str:
+    """`train.py:41`, or `?` where no frame is the user's."""
+    frame = user_frame()
+    return "?" if frame is None else f"{_basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@lru_cache(maxsize=4096)
+def _basename(filename: str) -> str:
+    return Path(filename).name
