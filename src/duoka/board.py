@@ -26,7 +26,11 @@ DIGEST, SINCE, LENGTH = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one rank has come. `since` is CLOCK_MONOTONIC, in seconds, at the start of its last collective."""
+    """How far one rank has come.
+
+    begun, finished: how many collectives. text: of the last one.
+    since: CLOCK_MONOTONIC at its start, in seconds.
+    """
 
     begun: int
     finished: int
@@ -129,8 +133,12 @@ class Seat:
         digest = self._words[entry]
         for words in self._others:
             if words[entry] != digest and begun <= words[BEGUN] < begun + RING:
-                if difference := self._board.apart(begun):
-                    raise RanksApart(difference)
+                self._check(begun)
+
+    def _check(self, count: int) -> None:
+        difference = self._board.apart(count)  # reads again: the entry may have been written over meanwhile
+        if difference is not None:
+            raise RanksApart(difference)
 
 
 def name_ranks(ranks: list[int]) -> str:

@@ -37,7 +37,8 @@ RANKS = (
 class Place:
     """One worker's place in a run on one machine: what tells it from the others.
 
-    attempt: 0 at first, and one more each time the run is started again. port: of the store on this machine.
+    attempt: 0 at first, and one more each time the run is started again.
+    port: of the launcher's store on this machine; 0 where it has none, and rank 0 opens one on any free port.
     """
 
     rank: int
@@ -64,10 +65,7 @@ def hide_ranks() -> None:
 
 
 def give_ranks(place: Place) -> None:
-    """A script that does its own torch.distributed sees what torchrun would tell it, and nothing stale.
-
-    MASTER_PORT is that of the launcher's store, to which every rank is a client.
-    """
+    """A script that does its own torch.distributed sees what torchrun would tell it, and nothing stale."""
     hide_ranks()
     rank, size = str(place.rank), str(place.world_size)
     os.environ.update(
@@ -85,7 +83,7 @@ def give_ranks(place: Place) -> None:
         TORCHELASTIC_RUN_ID=place.run_id,
         TORCHELASTIC_RESTART_COUNT=str(place.attempt),
         TORCHELASTIC_MAX_RESTARTS="0",
-        TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_USE_AGENT_STORE=str(place.port != 0),
     )
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
 

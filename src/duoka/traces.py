@@ -9,6 +9,7 @@ from types import TracebackType
 from duoka.errors import DuokaError
 
 OURS = os.path.join(os.path.dirname(__file__), "")
+RUNS_SCRIPTS = OURS + "target.py"  # what is above it on the stack was there before the script
 
 
 def trim(error: BaseException) -> None:
@@ -40,16 +41,18 @@ def headline(error: BaseException) -> str:
 
 
 def _without_ours(first: TracebackType | None) -> TracebackType | None:
-    kept: list[TracebackType] = []
+    links: list[TracebackType] = []
     link = first
     while link is not None:
-        if not _is_ours(link):
-            kept.append(link)
+        links.append(link)
         link = link.tb_next
+    starts = [place for place, link in enumerate(links) if _file(link) == RUNS_SCRIPTS]
+    inside = links[starts[-1] + 1 :] if starts else links
+    kept = [link for link in inside if not _file(link).startswith(OURS)]
     for link, following in zip(kept, [*kept[1:], None], strict=False):
         link.tb_next = following
     return kept[0] if kept else None
 
 
-def _is_ours(link: TracebackType) -> bool:
-    return link.tb_frame.f_code.co_filename.startswith(OURS)
+def _file(link: TracebackType) -> str:
+    return link.tb_frame.f_code.co_filename

@@ -45,8 +45,6 @@ NETWORK_NOISE = (
 class Post:
     """What the command process hands to a worker by forking it.
 
-    wire: the worker's end; the store's port comes in, the script's ending goes out.
-    stacks: a file for the stacks, asked for by STACKS_SIGNAL or written in a crash.
     own_log: standard output and error are this rank's log file, not the terminal.
     entropy: a number that all ranks share.
     """
@@ -56,24 +54,29 @@ class Post:
     run_id: str
     entropy: int
     board: Board
-    wire: socket.socket
-    stacks: int
     own_log: bool
 
 
-def live(plan: Plan, post: Post) -> int:
-    """Live a worker's life, and return its exit code."""
-    _tell_stacks(post.stacks)
+def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
+    """Live a worker's life, and return its exit code.
+
+    Args:
+        plan: what the run does.
+        post: what tells this worker from the others.
+        wire: the store's port comes in here, and how the script ended goes out.
+        stacks: a file for the stacks of all threads, written when STACKS_SIGNAL comes, or in a crash.
+    """
+    _tell_stacks(stacks)
     environment.show_cards([plan.devices[post.rank]] if plan.kind is Kind.PLAIN else plan.devices)
     environment.keep_gloo_here()
     _set_threads(plan.threads)
-    place = Place(post.rank, plan.world_size, post.attempt, _port(post.wire), post.run_id)
+    place = Place(post.rank, plan.world_size, post.attempt, _port(wire), post.run_id)
 
     run = _run_plain if plan.kind is Kind.PLAIN else _run_distributed
     ending = _watched(run, plan, place, post)
 
     with suppress(OSError):  # there is nobody left to be told
-        post.wire.sendall(ending.line())
+        wire.sendall(ending.line())
     return _leave(ending.code)
 
 
@@ -98,7 +101,7 @@ def _port(wire: socket.socket) -> int:
 
 
 def _run_plain(plan: Plan, place: Place, post: Post) -> None:
-    from torch.distributed import PrefixStore, TCPStore
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     from duoka.plain import run_plain
 
@@ -121,7 +124,7 @@ def _run_distributed(plan: Plan, place: Place, post: Post) -> None:
 
 
 def local_rank_args(plan: Plan, rank: int) -> list[str]:
-    """`--local_rank=N` in the spelling that the script parses, in front as torch.distributed.launch has it."""
+    """`--local_rank=N`, spelled as the script parses it, and in front as torch.distributed.launch has it."""
     flag = plan.local_rank_flag
     if flag is None or any(arg.partition("=")[0] == flag for arg in plan.target.args):
         return []
@@ -238,7 +241,8 @@ def _leave(code: int) -> int:
             sys.stdout.flush()
     except Exception as error:
         with suppress(Exception):
-            print(f"Exception ignored in: {sys.stdout!r}\n{traces.headline(error)}", file=sys.stderr, flush=True)
+            said = f"Exception ignored in: {sys.stdout!r}\n{traces.headline(error)}"
+            print(said, file=sys.stderr, flush=True)
         code = 120  # python's
     flush_c_streams()
     return code

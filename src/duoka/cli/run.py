@@ -19,9 +19,9 @@ from duoka.plan import Plan, decide, details, header
 INTRODUCTION = """\
 Run a PyTorch script, unedited, on one device or many.
 
-SCRIPT may be written for one device, may use torch.distributed (it is then launched as torchrun would), or may
-use duoka's API; duoka tells which from what it does. `batch_size` in the script is always the global batch: all
-devices together compute what one device would.
+SCRIPT may be written for one device, may use torch.distributed (it is then launched as torchrun would), or
+may use duoka's API; duoka tells which from what it does. `batch_size` in the script is always the global
+batch: all devices together compute what one device would.
 """
 
 EXAMPLES = """\
@@ -34,13 +34,13 @@ duoka run --dry-run train.py                     what would be done, and why
 
 ORDER = """\
 All that follows the script is the script's. Options may also stand after the script, if a `--` follows them;
-without one, those directly after it are duoka's if none stands before it and the script does not take them.
-A `--` for the script itself is written twice.
+without one, those directly after it are duoka's if none stands before it and the script does not take
+them. A `--` for the script itself is written twice.
 """
 
 DEVICES = (
-    "auto: all GPUs, else one CPU worker. 2: that many GPUs, else that many CPU workers. 0,3 or 0-3: GPUs by their "
-    "number in nvidia-smi (`1,` is GPU 1 alone). cuda, cuda:1, cpu, cpu:4, mps, xpu."
+    "auto: all GPUs, else one CPU worker. 2: that many GPUs, else that many CPU workers. 0,3 or 0-3: GPUs by "
+    "their number in nvidia-smi (`1,` is GPU 1 alone). cuda, cuda:1, cpu, cpu:4, mps, xpu. [default: auto]"
 )
 
 GROUPS: tuple[tuple[str, tuple[click.Option, ...]], ...] = (
@@ -83,7 +83,7 @@ GROUPS: tuple[tuple[str, tuple[click.Option, ...]], ...] = (
                 ["--batch-norm"],
                 default="whole",
                 metavar="whole|local",
-                help="Statistics of the whole batch as on one device, or of each rank's share (faster, other numbers).",
+                help="Statistics of the whole batch as on one device, or of each share (faster, other numbers).",
             ),
             click.Option(
                 ["--randomness"],

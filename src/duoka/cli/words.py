@@ -6,7 +6,8 @@
 
 All that follows the script is its own. But a `--` there ends duoka's options, so that they may stand between
 the script and it, and nothing else may. And where there is no `--`, and no option before the script, options
-directly after it are duoka's if duoka has them and the script does not take them: it could do nothing with them.
+directly after it are duoka's if duoka has them and the script does not take them: it could do nothing with
+them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
 
 
 def _leading(words: Sequence[str], options: Mapping[str, bool]) -> int:
-    """How many words at the beginning are options and their values; one too many if the last value is missing."""
+    """How many words at the beginning are options and their values; one more if the last value is missing."""
     count = 0
     while count < len(words):
         name, equals, _ = words[count].partition("=")

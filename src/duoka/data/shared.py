@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import copy
 import random
-import sys
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
@@ -25,54 +27,105 @@ from duoka.errors import Refused
 from duoka.options import Loading
 from duoka.view.batch import BatchTensor, Spec
 from duoka.view.cut import Cut
+from duoka.view.draws import random_states, same_states, set_random_states
+from duoka.view.site import user_line
 from duoka.view.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One batch to read: its indices, its number in the epoch, and the epoch's number."""
+
+    epoch: int
+    number: int
+    indices: list[Any]
+
+
+class Numbered:
+    """A loader's batch sampler, with numbers on its batches."""
+
+    def __init__(self, batches: Iterable[Sequence[Any]]) -> None:
+        self._batches, self._epochs = batches, 0
+
+    def __iter__(self) -> Iterator[Asked]:
+        self._epochs += 1
+        return (Asked(self._epochs, number, list(indices)) for number, indices in enumerate(self._batches, 1))
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
 
 
 class Reader:
     """Stands for a loader's dataset and its `collate_fn` in one: indices in, a labelled batch out.
 
     It travels into loader workers, so it holds numbers and the dataset, no process group. With loading "auto"
-    it looks at the first batch, and again at batches 1, 2, 4, 8, … of every epoch.
+    it looks at the first batch, and again at batches 1, 2, 4, 8, … of every epoch. With "shared" it lets every
+    sample draw from a stream of its own, seeded by (seed, epoch, index): the same on any number of ranks.
     """
 
     def __init__(self, dataset: Any, rank: int, world_size: int, loading: Loading) -> None:
         self.dataset, self.rank, self.world_size = dataset, rank, world_size
-        self.looking = loading == "auto"
+        self.seeded = loading == "shared"
         self.shared: bool | None = None  # None: not known yet
-        self._batches = 0
+        self.why = ""  # it is read whole
+        self._seed = torch.initial_seed()
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, indices: list[Any]) -> dict[str, Any]:
+    def __getitems__(self, asked: Asked) -> dict[str, Any]:
         """The batch of these indices: of all, or where it may be cut of this rank's own."""
-        n = len(indices)
-        if n < self.world_size or self.shared is False:
-            return {"batch": self._read(indices), "n": n, "shared": False}
-        if self.shared is None:
-            before = _random_states()
-            batch = self._read(indices)
-            self.shared = is_stacked(batch, n) and (not self.looking or _same_states(before, _random_states()))
-            return {"batch": batch, "n": n, "shared": False}
-        cut = Cut(n, self.rank, self.world_size)
-        return {"batch": self._read_watched(indices[cut.start : cut.start + cut.rows]), "n": n, "shared": True}
+        n = len(asked.indices)
+        if n >= self.world_size and self.shared:
+            cut = Cut(n, self.rank, self.world_size)
+            own = replace(asked, indices=asked.indices[cut.start : cut.start + cut.rows])
+            return {"batch": self._read_on(own), "n": n, "shared": True, "why": ""}
+        if n >= self.world_size and self.shared is None:
+            return {"batch": self._find_out(asked), "n": n, "shared": False, "why": self.why}
+        return {"batch": self._read(asked), "n": n, "shared": False, "why": self.why}
 
-    def _read_watched(self, indices: list[Any]) -> Any:
-        self._batches += 1
-        if not self.looking or self._batches & (self._batches - 1):
-            return self._read(indices)
-        before = _random_states()
-        batch = self._read(indices)
-        if not _same_states(before, _random_states()):
+    def _find_out(self, asked: Asked) -> Any:
+        """Read a whole batch, and see whether the next ones may be cut."""
+        before = random_states()
+        batch = self._read(asked)
+        if not is_stacked(batch, len(asked.indices)):
+            self.why = "its batches are not stacked tensors"
+        elif not same_states(before, random_states()):
+            self.why = "reading its samples draws random numbers (--loading shared lets each rank draw its own)"
+        self.shared = not self.why
+        return batch
+
+    def _read_on(self, asked: Asked) -> Any:
+        """Read own rows; look whether reading still draws nothing."""
+        if asked.number & (asked.number - 1):
+            return self._read(asked)
+        before = random_states()
+        batch = self._read(asked)
+        if not same_states(before, random_states()):
             raise Refused(
                 f"reading samples of {type(self.dataset).__name__} has begun to draw random numbers, which a rank "
                 "that reads only its own rows cannot draw as one device would; use --loading whole"
             )
         return batch
 
-    def _read(self, indices: list[Any]) -> Any:
+    def _read(self, asked: Asked) -> Any:
+        if self.seeded:
+            return default_collate([self._read_seeded(asked.epoch, index) for index in asked.indices])
         getitems = getattr(self.dataset, "__getitems__", None)
-        return default_collate(getitems(indices) if callable(getitems) else [self.dataset[index] for index in indices])
+        if callable(getitems):
+            return default_collate(getitems(asked.indices))
+        return default_collate([self.dataset[index] for index in asked.indices])
+
+    def _read_seeded(self, epoch: int, index: Any) -> Any:
+        states = random_states()
+        seed = zlib.crc32(f"{self._seed}/{epoch}/{index!r}".encode())
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        try:
+            return self.dataset[index]
+        finally:
+            set_random_states(states)
 
 
 class SharedIterator:
@@ -101,6 +154,8 @@ class SharedIterator:
         cut = self._view.cut(n)
         if shared and not is_stacked(batch, cut.rows):
             raise Refused(f"a batch of {n} samples is not stacked as the first one was; use --loading whole")
+        if labelled["why"]:
+            self._view.say(f"the loader at {user_line()} is read whole by every rank: {labelled['why']}")
         if not shared and not is_stacked(batch, n):
             return batch
         if self._reader.shared is None:
@@ -113,7 +168,14 @@ def _reading_through(loader: DataLoader[Any], reader: Reader) -> DataLoader[Any]
     """The same loader (samplers, generator and all), reading through `reader`."""
     through = copy.copy(loader)
     init = loader.worker_init_fn
-    changes = {"dataset": reader, "collate_fn": as_is, "worker_init_fn": init and _WithDataset(init), "_iterator": None}
+    assert loader.batch_sampler is not None
+    changes = {
+        "dataset": reader,
+        "collate_fn": as_is,
+        "batch_sampler": Numbered(loader.batch_sampler),
+        "worker_init_fn": init and _WithDataset(init),
+        "_iterator": None,
+    }
     through.__dict__.update(changes)  # the loader's own __setattr__ refuses
     return through
 
@@ -139,16 +201,6 @@ def is_stacked(batch: Any, n: int) -> bool:
 def as_is(batch: Any) -> Any:
     """The collate function of a loader whose `Reader` has collated already."""
     return batch
-
-
-def _random_states() -> tuple[Any, ...]:
-    numpy = sys.modules.get("numpy")
-    return torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1:3] if numpy else None
-
-
-def _same_states(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    same_numpy = one[2] is other[2] is None or (bool((one[2][0] == other[2][0]).all()) and one[2][1] == other[2][1])
-    return torch.equal(one[0], other[0]) and one[1] == other[1] and same_numpy
 
 
 def can_share(loader: DataLoader[Any], loading: Loading) -> bool:

@@ -52,6 +52,8 @@ def parse(text: str) -> Request:
         OptionError: it is not in the grammar, or asks for no worker, too many, or one device twice.
     """
     word = re.sub(r"\s*([,:-])\s*", r"\1", text.strip().lower())
+    if advice := _advice(word):
+        raise _wrong(text, advice)
     kind, colon, rest = word.partition(":")
     if kind in ("auto", "cuda", "mps", "xpu") and not colon:
         return Request(kind)  # type: ignore[arg-type]  # narrowed by the test
@@ -65,7 +67,7 @@ def parse(text: str) -> Request:
         return Request("auto", count=_count(text, word))
     if not colon and re.fullmatch(r"[0-9,-]+", word):
         return Request("cuda", indices=_numbers(text, word))
-    raise _wrong(text, _advice(word))
+    raise _wrong(text)
 
 
 def _count(text: str, digits: str) -> int:

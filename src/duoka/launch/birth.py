@@ -62,7 +62,7 @@ def redirect(output: IO[bytes] | None, stdin: bool) -> None:
     if output is not None:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
-        if sys.stdout is not None:  # so that the file is worth reading while the worker lives, or after a crash
+        if sys.stdout is not None:  # so that the file is worth reading during the run, and after a crash
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 

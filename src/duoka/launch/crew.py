@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from duoka.board import Board
 from duoka.ending import Ending
+from duoka.errors import WorkerFailed
 from duoka.launch.birth import fork, redirect
 from duoka.launch.output import Outputs
 from duoka.launch.processes import session_members
@@ -70,29 +71,42 @@ class Crew:
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals.fd, selectors.EVENT_READ)
 
-    def start(self, plan: Plan, attempt: int, run_id: str, entropy: int, board: Board, outputs: Outputs) -> None:
-        """Fork the workers. Each waits at its wire until `go`."""
+    def start(
+        self, plan: Plan, attempt: int, run_id: str, entropy: int, board: Board, outputs: Outputs
+    ) -> None:
+        """Fork the workers. Each waits at its wire until `go`.
+
+        Raises:
+            WorkerFailed: the system lets no more of them be started.
+        """
         gc.collect()
         gc.freeze()  # the collector would otherwise write to, and so copy, the pages that the workers share
-        for rank in range(plan.world_size):
-            ours, theirs = socket.socketpair()
-            stacks = os.memfd_create(f"duoka-stacks-{rank}")
-            output = outputs.file(rank)
-            post = Post(rank, attempt, run_id, entropy, board, theirs, stacks, own_log=output is not None)
+        try:
+            for rank in range(plan.world_size):
+                own_log = outputs.file(rank) is not None
+                self._fork(plan, Post(rank, attempt, run_id, entropy, board, own_log), outputs)
+        except OSError as error:
+            count, size = len(self.workers), plan.world_size
+            raise WorkerFailed(f"only {count} of {size} workers could be started: {error.strerror}") from None
+        finally:
+            gc.unfreeze()
 
-            def life(post: Post = post, ours: socket.socket = ours) -> int:
-                ours.close()
-                self._let_go()
-                redirect(outputs.file(post.rank), stdin=post.rank == 0)
-                outputs.close()
-                return live(plan, post)
+    def _fork(self, plan: Plan, post: Post, outputs: Outputs) -> None:
+        ours, theirs = socket.socketpair()
+        stacks = os.memfd_create(f"duoka-stacks-{post.rank}")
 
-            pid = fork(life, self.signals)
-            theirs.close()
-            ours.setblocking(False)
-            self._selector.register(ours, selectors.EVENT_READ, Worker(rank, pid, ours, stacks))
-            self.workers.append(self._selector.get_key(ours).data)
-        gc.unfreeze()
+        def life() -> int:
+            ours.close()
+            self._let_go()
+            redirect(outputs.file(post.rank), stdin=post.rank == 0)
+            outputs.close()
+            return live(plan, post, theirs, stacks)
+
+        worker = Worker(post.rank, fork(life, self.signals), ours, stacks)
+        theirs.close()
+        ours.setblocking(False)
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+        self.workers.append(worker)
 
     def go(self, port: int) -> None:
         """Tell the workers where the store is."""
@@ -127,6 +141,10 @@ class Crew:
         """Whether no worker lives."""
         return not any(worker.alive for worker in self.workers)
 
+    def done(self) -> bool:
+        """Whether all scripts have ended."""
+        return all(worker.done for worker in self.workers)
+
     def failed(self) -> bool:
         """Whether a worker ended badly."""
         return any(worker.failed for worker in self.workers)
@@ -143,7 +161,7 @@ class Crew:
             worker.ending = Ending.of(bytes(worker.heard))
 
     def _look_at(self, worker: Worker) -> None:
-        """See whether a worker is gone. It is reaped at the very end: until then nobody else gets its number."""
+        """See whether a worker is gone. It is reaped at the very end: until then no other gets its number."""
         seen = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if seen is None:
             return
@@ -154,35 +172,33 @@ class Crew:
 
     # Their end.
 
-    def signal(self, number: int, whole_group: bool) -> None:
-        """Send a signal to the workers that live, or to them and all that they started."""
+    def signal(self, number: int) -> None:
+        """Pass a signal on to the workers; Ctrl-C to all that they started, too, as a terminal does."""
         for worker in self.workers:
-            if whole_group:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(worker.pid, number)
-            elif worker.alive:
-                os.kill(worker.pid, number)
+            if worker.alive:
+                (os.killpg if number == signal.SIGINT else os.kill)(worker.pid, number)
 
     def end(self) -> None:
-        """End what is left of the workers and of what they started: politely, then by force.
+        """End what is left of the workers and of what they started: politely, then by force; in 5 s at most.
 
-        A signal that asks for an end meanwhile hurries it. Takes 5 seconds at most.
+        Those whose script has ended use the time to leave by themselves. Ctrl-C hurries it.
         """
-        for worker in self.workers:
-            worker.told_to_end = worker.told_to_end or worker.alive
-        hurried = len(self.signals.stops)
+        hurried = self.signals.interrupts
         if not self._nothing_left():
-            self.signal(signal.SIGTERM, whole_group=True)
-            self.signal(signal.SIGCONT, whole_group=True)  # a stopped process ends when it goes on
-            self.wait(lambda: self._nothing_left() or len(self.signals.stops) > hurried, TO_TERMINATE)
+            for worker in self.workers:
+                worker.told_to_end = worker.told_to_end or not worker.done
+                if not (worker.alive and worker.done):
+                    _signal_group(worker.pid, signal.SIGTERM)
+                    _signal_group(worker.pid, signal.SIGCONT)  # a stopped process takes it when it goes on
+            self.wait(lambda: self._nothing_left() or self.signals.interrupts > hurried, TO_TERMINATE)
         self.kill()
 
     def kill(self) -> None:
-        """End what is left at once."""
+        """End what is left of the workers and of what they started, at once."""
         for worker in self.workers:
             worker.told_to_end = worker.told_to_end or worker.alive
-        self.signal(signal.SIGKILL, whole_group=True)
-        for pid in session_members(self._pids()):
+            _signal_group(worker.pid, signal.SIGKILL)
+        for pid in session_members(self._pids()):  # they made process groups of their own
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         self.wait(self.gone, TO_DIE)
@@ -195,6 +211,8 @@ class Crew:
 
     def close(self) -> None:
         """Reap the workers, and let go of all that was held for them."""
+        if not self.gone():  # something unforeseen came between
+            self.kill()
         for worker in self.workers:
             if not worker.alive:
                 os.waitpid(worker.pid, 0)
@@ -205,3 +223,8 @@ class Crew:
             worker.wire.close()
             os.close(worker.stacks)
         self._selector.close()
+
+
+def _signal_group(leader: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)

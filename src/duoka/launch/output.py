@@ -52,7 +52,10 @@ class Outputs:
         return text.splitlines()[-lines:]
 
     def keep(self, more: dict[str, str]) -> Path | None:
-        """Let the files outlive the run, with `more` (name → text) beside them; where they are, if any says something."""
+        """Let the files outlive the run, with `more` (name → text) beside them.
+
+        Returns where they are; None if there is nothing in them.
+        """
         written = {rank: file for rank, file in self._files.items() if os.fstat(file.fileno()).st_size}
         if not written and not more:
             return None

@@ -48,6 +48,11 @@ class Signals:
         os.close(self.fd)
         os.close(self._inlet)
 
+    @property
+    def interrupts(self) -> int:
+        """How often Ctrl-C was pressed."""
+        return self.stops.count(signal.SIGINT)
+
     def read(self) -> None:
         """Take in what has arrived."""
         with suppress(BlockingIOError):

@@ -26,6 +26,7 @@ from duoka.strategies import create
 from duoka.target import run_target
 from duoka.view.boundary import Boundary
 from duoka.view.collectives import ProcessCollectives, Seat
+from duoka.view.draws import OwnStream
 from duoka.view.view import View
 
 INTERCEPTIONS = (modules, autograd, loaders, optimizers, parallel, saving, files, entropy, foreign)
@@ -40,8 +41,8 @@ def run_plain(
     """
     ranks = ProcessCollectives(store, rank, plan.world_size, timedelta(seconds=plan.timeout), seat)
     strategy = create(plan.strategy, ranks)
-    view = View(ranks, strategy.adopt, lambda cut: say(f"batch {cut}"))
-    boundary = Boundary(view, one_stream=plan.randomness == "whole")
+    view = View(ranks, strategy.adopt, say)
+    boundary = Boundary(view, own_stream=OwnStream(entropy + rank) if plan.randomness == "worker" else None)
     session = Session(plan, ranks, view, boundary, strategy, Patches(), entropy, say)
     for interception in INTERCEPTIONS:
         interception.install(session)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.util
 import pkgutil
 import sys
@@ -12,7 +11,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from duoka.errors import ScriptError
@@ -96,24 +94,23 @@ def _nearest_file(path: Path) -> str:
     close = get_close_matches(path.name, scripts, n=1) or get_close_matches(f"{path.name}.py", scripts, n=1)
     if close:
         return f"; did you mean {str(path.parent / close[0])!r}?"
-    return "; to run a module write -m" if _is_dotted(str(path)) and _spec(str(path)) else ""
+    return "; to run a module write -m" if _is_dotted(str(path)) and any(_locate(str(path))) else ""
 
 
 def _module(name: str) -> Place:
-    """Find a module as `python -m` does, without importing its parents."""
+    """Find a module as `python -m` does, but without running the packages that it is in."""
     if not _is_dotted(name):
         hint = "; to run a file leave -m out" if Path(name).exists() else ""
         raise ScriptError(f"-m takes a module's name like package.module, and {name!r} is none{hint}")
-    spec = _spec(name)
-    if spec is None:
-        raise ScriptError(f"there is no module {name!r}{_nearest_module(name)}")
-    if spec.submodule_search_locations is not None:
-        spec = _spec(f"{name}.__main__")
-        if spec is None:
+    file, folders = _locate(name)
+    if file is None and not folders:
+        raise ScriptError(f"there is no module {name!r} with a source{_nearest_module(name)}")
+    if folders:
+        file, _ = _step("__main__", folders)
+        if file is None:
             raise ScriptError(f"{name!r} is a package without __main__.py, which cannot be run")
-    if not spec.has_location or spec.origin is None:
-        raise ScriptError(f"the module {name!r} is not a file, and only files can be run")
-    return _module_place(Path(spec.origin).resolve(), name)
+    assert file is not None
+    return _module_place(file.resolve(), name)
 
 
 def _module_place(file: Path, name: str) -> Place:
@@ -129,34 +126,47 @@ def _is_dotted(name: str) -> bool:
     return all(part.isidentifier() for part in name.split("."))
 
 
-def _spec(name: str) -> ModuleSpec | None:
-    """Where a dotted name leads, parents found but not run."""
-    importlib.invalidate_caches()
+def _locate(name: str) -> tuple[Path | None, list[Path]]:
+    """The file that a dotted name means, if any, and the folders where its submodules are."""
     first, *rest = name.split(".")
-    spec = PathFinder.find_spec(first, [str(Path.cwd()), *sys.path]) or _hooked(first)
-    for count in range(len(rest)):
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        dotted = ".".join([first, *rest[: count + 1]])
-        spec = PathFinder.find_spec(dotted, list(spec.submodule_search_locations))
-    return spec
+    file, folders = _step(first, [Path.cwd(), *map(Path, sys.path)])
+    if file is None and not folders:
+        file, folders = _hooked(first)
+    for part in rest:
+        file, folders = _step(part, folders)
+    return file, folders
 
 
-def _hooked(name: str) -> ModuleSpec | None:
-    """A top-level module that only an import hook finds, as for packages installed to be edited."""
+def _step(name: str, folders: Iterable[Path]) -> tuple[Path | None, list[Path]]:
+    """Like `_locate` for one name in given folders: a package, a module, or a package in several folders."""
+    portions = []
+    for folder in folders:
+        if (package := folder / name / "__init__.py").is_file():
+            return package, [folder / name]
+        if (module := folder / f"{name}.py").is_file():
+            return module, []
+        if (folder / name).is_dir():
+            portions.append(folder / name)
+    return None, portions
+
+
+def _hooked(name: str) -> tuple[Path | None, list[Path]]:
+    """Like `_step` for what only an import hook finds, as for packages installed to be edited."""
     try:
-        return importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        return None
+        spec = None
+    if spec is None or not spec.has_location or spec.origin is None or not spec.origin.endswith(".py"):
+        return None, []
+    return Path(spec.origin), [Path(folder) for folder in spec.submodule_search_locations or []]
 
 
 def _nearest_module(name: str) -> str:
     parent, _, last = name.rpartition(".")
-    spec = _spec(parent) if parent else None
-    if parent and spec is None:
+    folders = _locate(parent)[1] if parent else [Path.cwd()]
+    if not folders:
         return f": there is no package {parent!r}"
-    where: Iterable[str] = (spec.submodule_search_locations or []) if spec else [str(Path.cwd())]
-    close = get_close_matches(last, [module.name for module in pkgutil.iter_modules(where)], n=1)
+    close = get_close_matches(last, [module.name for module in pkgutil.iter_modules(map(str, folders))], n=1)
     return f"; did you mean {'.'.join(filter(None, [parent, close[0]]))!r}?" if close else ""
 
 

@@ -78,10 +78,7 @@ class Ddp(Strategy):
         self._frozen.pop(parameter, None)
         self._index[parameter] = index = len(self._watched)
         self._watched.append(_Watched(ref(parameter), parameter.shape, parameter.dtype, parameter.device))
-        values = self._ranks.broadcast(parameter.detach().contiguous(), 0)
-        with torch.no_grad():
-            if not torch.equal(values, parameter):
-                parameter.copy_(values)
+        self._ranks.broadcast_into(parameter, 0)
         parameter.register_post_accumulate_grad_hook(lambda _: self._reach(index))
 
     @contextmanager

@@ -23,7 +23,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from duoka.errors import Refused
 from duoka.view.batch import BatchTensor, Spec
 from duoka.view.cut import Cut
-from duoka.view.draws import SeededMode, draw_own_rows, shape_drawn
+from duoka.view.draws import OwnStream, SeededMode, draw_own_rows, shape_drawn
 from duoka.view.learning import Learned, Learning, Mixed, Place, Unclear
 from duoka.view.site import user_line
 from duoka.view.view import View
@@ -73,13 +73,13 @@ class _Inside:
 class Boundary:
     """Decides, for every module call of the script, whether rows become local there.
 
-    own_draws: with `--randomness worker`, the context in which this rank draws for itself.
+    own_stream: where this rank draws from inside of boundaries, if not from one stream with the others.
     """
 
-    def __init__(self, view: View, one_stream: bool = True) -> None:
+    def __init__(self, view: View, own_stream: OwnStream | None = None) -> None:
         self.view = view
         self.inside: _Inside | None = None
-        self._one_stream = one_stream
+        self._own_stream = own_stream
         self._seams: WeakKeyDictionary[nn.Module, dict[Any, Seam | How]] = WeakKeyDictionary()
         self._drawers: WeakKeyDictionary[nn.Module, _Drawer] = WeakKeyDictionary()
         self._thread = threading.get_ident()
@@ -123,16 +123,21 @@ class Boundary:
             return original(module, *tree_unflatten(leaves, tree)[0], **tree_unflatten(leaves, tree)[1])
         rows = [self._own(leaf, dim, cut) for leaf, dim in zip(leaves, seam.inputs, strict=True)]
         args, kwargs = tree_unflatten(rows, tree)
-        inside = _Inside(cut, self._drawers_in(module, seam.learned.draws, cut))
+        inside = _Inside(cut)
         with _during(self, inside):
-            out = self._part(inside, original, module, args, kwargs)
+            if not seam.learned.draws:
+                out = original(module, *args, **kwargs)
+            elif self._own_stream is not None:
+                with self._own_stream:
+                    out = original(module, *args, **kwargs)
+            else:
+                inside.drawers = self._drawers_in(module, seam.learned.draws, cut)
+                out = self._part(inside, original, module, args, kwargs)
         return self._wrapped(out, seam.learned.outputs, cut)
 
     def _drawers_in(
         self, module: nn.Module, draws: dict[str, tuple[Place | None, ...]], cut: Cut
-    ) -> dict[nn.Module, _Drawer] | None:
-        if not draws:
-            return None
+    ) -> dict[nn.Module, _Drawer]:
         drawers = {module.get_submodule(name): _Drawer(name, cut, places) for name, places in draws.items()}
         self._drawers.update(drawers)
         return drawers
@@ -173,7 +178,8 @@ class Boundary:
         place = drawer.places[count]
         if place is None:
             return func(*args, **kwargs)
-        return draw_own_rows(func, args, kwargs, self._spec(place, shape_drawn(args, kwargs), drawer.cut))
+        spec = self._spec(place, shape_drawn(args, kwargs), drawer.cut)
+        return draw_own_rows(func, args, kwargs, spec, place.order)
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
@@ -194,8 +200,7 @@ class Boundary:
         seams = self._seams.get(module)
         if seams is None:
             seams = self._seams[module] = {}
-            for parameter in module.parameters():
-                self.view.adopt(parameter)
+            self._adopt(module)
         kind = (module.training, tree, tuple(map(_kind, leaves)))
         seam = seams.get(kind)
         if seam is None:
@@ -203,6 +208,13 @@ class Boundary:
             if seam is not How.LATER:
                 seams[kind] = seam
         return seam
+
+    def _adopt(self, module: nn.Module) -> None:
+        """A module met for the first time: the same parameters and buffers on all ranks from now on."""
+        for parameter in module.parameters():
+            self.view.adopt(parameter)
+        for buffer in module.buffers():
+            self.view.ranks.broadcast_into(buffer, 0)
 
     def _find(
         self, original: Original, module: nn.Module, leaves: list[Any], tree: TreeSpec, batch: BatchTensor | None

@@ -55,6 +55,13 @@ class Collectives(ABC):
         self.start_all_reduce(tensor, op)()
         return tensor
 
+    def broadcast_into(self, tensor: Tensor, source: int) -> None:
+        """Give `tensor` the values that rank `source` has, of whatever layout, touching it only if they differ."""
+        values = self.broadcast(tensor.detach().clone(memory_format=torch.contiguous_format), source)
+        if not torch.equal(values, tensor):
+            with torch.no_grad():
+                tensor.copy_(values)
+
     def broadcast_object(self, value: Any, source: int) -> Any:
         """Rank `source`'s `value`, which pickle must know."""
         size = torch.zeros(1, dtype=torch.long)

@@ -8,8 +8,6 @@ every draw repeats the first one's, so randomness excuses nothing. Nothing of it
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,17 +18,21 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from duoka.view.draws import SeededMode, shape_drawn
+from duoka.view.draws import SeededMode, memory_order, random_states, set_random_states, shape_drawn
 
 Call = Callable[[int, int], Any]  # run the module over own rows [start, stop)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where samples are: dimension `dim` has as many entries for each, side by side or (`outer`) strided."""
+    """Where samples are: dimension `dim` has as many entries for each, side by side or (`outer`) strided.
+
+    order: of a draw, how its dimensions lie in memory.
+    """
 
     dim: int
     outer: bool = False
+    order: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Unclear(Exception):
 @dataclass(slots=True)
 class _Draw:
     shape: tuple[int, ...]
+    order: tuple[int, ...] | None
     result: Any
 
 
@@ -122,25 +125,28 @@ class Learning:
         shape = shape_drawn(args, kwargs)
         if not self._replaying:
             result = func(*args, **kwargs)
-            tape.first.setdefault(self.owner, []).append(_Draw(shape, tree_map_only(Tensor, Tensor.clone, result)))
+            order = memory_order(args[0]) if args and isinstance(args[0], Tensor) else None
+            draw = _Draw(shape, order, tree_map_only(Tensor, Tensor.clone, result))
+            tape.first.setdefault(self.owner, []).append(draw)
             return result
         places = tape.places.setdefault(self.owner, [])
         earlier = tape.first.get(self.owner, [])
         if len(places) >= len(earlier):
             raise Mixed  # another number of draws
         draw = earlier[len(places)]
-        place = self._place(draw.shape, shape, tape)
+        place = self._place(draw, shape, tape)
         places.append(place)
         result = draw.result if place is None else tree_map_only(Tensor, lambda t: self._last(t, place), draw.result)
         if func.overloadpacket.__name__.endswith("_"):
             return args[0].copy_(result)
         return result
 
-    def _place(self, shape: tuple[int, ...], wanted: tuple[int, ...], tape: _Tape) -> Place | None:
-        place = place_of(shape, wanted, tape.rows, self._replaying)
-        if place is None or shape[place.dim] == tape.rows:
-            return place
-        return Place(place.dim, tape.outer)
+    def _place(self, draw: _Draw, wanted: tuple[int, ...], tape: _Tape) -> Place | None:
+        place = place_of(draw.shape, wanted, tape.rows, self._replaying)
+        if place is None:
+            return None
+        several = draw.shape[place.dim] != tape.rows
+        return Place(place.dim, several and tape.outer, draw.order)
 
     def _last(self, drawn: Tensor, place: Place) -> Tensor:
         assert self._tape is not None
@@ -236,7 +242,7 @@ def _traceless(module: nn.Module) -> Iterator[Callable[[], bool]]:
     norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.training]
     parts = [(part, dict(part.__dict__), _contents(part.__dict__)) for part in module.modules()]
     buffers = [(part, name, buffer, buffer.clone()) for part in module.modules() for name, buffer in _own_buffers(part)]
-    states = _random_states()
+    states = random_states()
     for part in norms:
         part.training = False
 
@@ -262,7 +268,7 @@ def _traceless(module: nn.Module) -> Iterator[Callable[[], bool]]:
             if not torch.equal(buffer, kept):
                 with torch.no_grad():
                     buffer.copy_(kept)
-        _set_random_states(states)
+        set_random_states(states)
 
 
 _OWN = ("_parameters", "_buffers", "_modules", "training")
@@ -300,19 +306,3 @@ def _leaves_a_trace(part: nn.Module, before: dict[str, Any], contents: dict[str,
 
 def _holds_tensor(value: Any) -> bool:
     return any(isinstance(leaf, (Tensor, float)) for leaf in tree_leaves(value))
-
-
-def _random_states() -> tuple[Any, ...]:
-    numpy = sys.modules.get("numpy")
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    return torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None, cuda
-
-
-def _set_random_states(states: tuple[Any, ...]) -> None:
-    of_torch, of_python, of_numpy, cuda = states
-    torch.set_rng_state(of_torch)
-    random.setstate(of_python)
-    if of_numpy is not None:
-        sys.modules["numpy"].random.set_state(of_numpy)
-    if cuda is not None:
-        torch.cuda.set_rng_state(cuda)

@@ -17,22 +17,23 @@ class View:
     """How one rank sees the whole batch.
 
     adopt: called with every leaf tensor that needs a gradient and meets rows; from then on its gradient is
-    kept in step over ranks (`Strategy.adopt`). on_first_cut: shown the first cut. gathered counts what was computed whole: (operation, line).
+    kept in step over ranks (`Strategy.adopt`). say: shows the user a line; the first cut is one. gathered counts what was computed whole: (operation, line).
     """
 
     def __init__(
-        self, ranks: Collectives, adopt: Callable[[Tensor], None], on_first_cut: Callable[[Cut], None] = lambda _: None
+        self, ranks: Collectives, adopt: Callable[[Tensor], None], say: Callable[[str], None] = lambda _: None
     ) -> None:
         self.ranks = ranks
         self.adopt = adopt
-        self._on_first_cut = on_first_cut
+        self.say = lru_cache(maxsize=256)(say)  # each line once
         self.gathered: Counter[tuple[str, str]] = Counter()
         self.cut = lru_cache(maxsize=1024)(self._cut)
 
     def _cut(self, n: int) -> Cut:
+        cut = Cut(n, self.ranks.rank, self.ranks.world_size)
         if not self.cut.cache_info().currsize:
-            self._on_first_cut(Cut(n, self.ranks.rank, self.ranks.world_size))
-        return Cut(n, self.ranks.rank, self.ranks.world_size)
+            self.say(f"batch {cut}")
+        return cut
 
     def shares(self, n: int) -> bool:
         """Whether a batch of n samples is shared out: a smaller one than ranks stays whole on each."""

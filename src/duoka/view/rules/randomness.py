@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.batch import BatchTensor, Rule, Spec
+from duoka.view.batch import BatchTensor, Rule
 from duoka.view.draws import SeededMode, draw_own_rows, shape_drawn
 from duoka.view.rules.lookup import Function, align, functions, localise, wrap
 
@@ -27,15 +27,17 @@ def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func is F.gumbel_softmax and kwargs.get("dim", args[4] if len(args) > 4 else -1) % right == spec.dim:
         return NotImplemented
 
-    def where(shape: tuple[int, ...]) -> Spec | None:
-        return spec if len(shape) > spec.dim and shape[spec.dim] == spec.local_size else None
+    def draw(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        shape = shape_drawn(args, kwargs)
+        of_rows = len(shape) > spec.dim and shape[spec.dim] == spec.local_size
+        return draw_own_rows(operator, args, kwargs, spec) if of_rows else operator(*args, **kwargs)
 
     try:
         rows = [localise(value, spec, right) for value in args]
         named = {name: localise(value, spec, right) for name, value in kwargs.items()}
     except LookupError:
         return NotImplemented
-    with SeededMode(lambda op, a, k: draw_own_rows(op, a, k, where(shape_drawn(a, k)))):
+    with SeededMode(draw):
         return wrap(func(*rows, **named), spec)
 
 

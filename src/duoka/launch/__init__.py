@@ -1,0 +1,33 @@
+"""How workers come to life.
+
+    inline.py   one worker, in the command process itself
+    local.py    several on this machine, forked from the command process and watched by it
+
+What local.py is made of: signals, output (log files), birth (the fork), crew (the workers from outside),
+stuck (who is waited for), verdict (why a run ended), report (what a person reads), processes and stacks (what
+the kernel and faulthandler tell).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from duoka.plan import Plan
+
+# name -> (module, function from a plan to an exit code)
+LAUNCHERS = {
+    "inline": ("duoka.launch.inline", "run_inline"),
+    "local": ("duoka.launch.local", "run_local"),
+}
+
+
+def launch(plan: Plan) -> int:
+    """Run what was planned, and return the exit code.
+
+    Raises:
+        AskedError: something that was asked for cannot be had.
+        WorkerFailed: a worker cannot be started.
+    """
+    module, function = LAUNCHERS["inline" if plan.world_size == 1 else "local"]
+    code: int = getattr(import_module(module), function)(plan)
+    return code

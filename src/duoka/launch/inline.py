@@ -1,0 +1,50 @@
+"""One worker, in the command process itself: nothing stands between the script and the interpreter.
+
+So breakpoints, signals, threads, tracebacks and exit codes are what they are under `python script.py`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from types import TracebackType
+
+from duoka import environment, traces
+from duoka.environment import Place
+from duoka.errors import ScriptError
+from duoka.plan import Kind, Plan
+from duoka.target import run_target
+from duoka.worker import local_rank_args
+
+
+def run_inline(plan: Plan) -> int:
+    """Run the script of `plan` to its end; what it raises passes through.
+
+    Raises:
+        ScriptError: the script cannot be found or read.
+    """
+    environment.show_cards(plan.devices)
+    environment.give_threads(plan.threads)
+    try:
+        if plan.kind is Kind.PLAIN or plan.self_launching:
+            run_target(plan.target)
+        else:
+            environment.give_ranks(Place(0, 1, 0, 0, secrets.token_hex(8)))
+            run_target(plan.target, local_rank_args(plan, 0))
+    except (SystemExit, ScriptError):
+        raise
+    except BaseException:
+        _show_as_python_would()
+        raise
+    return 0
+
+
+def _show_as_python_would() -> None:
+    """Let the traceback that the interpreter is about to show begin with the script."""
+    show = sys.excepthook
+
+    def show_trimmed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        traces.trim(error)
+        show(kind, error, error.__traceback__)
+
+    sys.excepthook = show_trimmed

@@ -1,0 +1,154 @@
+"""Several workers on this machine: forked from this process, which imported torch once, and watched by it.
+
+run_local    the whole run: so far one attempt
+attempt      one life of all workers: fork, store, go, watch, end, verdict
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+from duoka import environment
+from duoka.board import Board
+from duoka.launch.crew import Crew
+from duoka.launch.output import Outputs
+from duoka.launch.report import Scene, report
+from duoka.launch.signals import Signals
+from duoka.launch.stuck import Stuck, ask_for_stacks, find_stuck, waits_in_vain
+from duoka.launch.verdict import Verdict, agreed, judge
+from duoka.plan import Kind, Plan
+
+TICK = 0.5  # seconds between two looks at the board
+GRACE = 0.5  # seconds that the other ranks have after the first bad end, to end by themselves
+TO_STOP = {signal.SIGINT: 10.0, signal.SIGTERM: 30.0, signal.SIGHUP: 30.0}  # seconds to answer a signal
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is the same for all attempts of a run."""
+
+    plan: Plan
+    run_id: str
+    outputs: Outputs
+    signals: Signals
+
+
+def run_local(plan: Plan) -> int:
+    """Run `plan` with one worker for each device, and return the exit code.
+
+    Raises:
+        OptionError: the log files cannot be made.
+        WorkerFailed: a worker cannot be started.
+    """
+    outputs = Outputs(plan.log_dir, _ranks_with_a_log(plan))
+    try:
+        _import_once(plan)
+        with Signals() as signals:
+            return attempt(Run(plan, secrets.token_hex(8), outputs, signals), 0).code
+    except KeyboardInterrupt:  # before there was a worker
+        print("duoka: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    finally:
+        outputs.close()
+
+
+def attempt(run: Run, number: int) -> Verdict:
+    """One life of all workers, from the fork to the end of the last. What ended it is told, and returned.
+
+    Every attempt has a board, a store and a prefix in it of its own, so that nothing of one reaches the next.
+    """
+    board = Board.create(run.plan.world_size)
+    crew = Crew(run.signals)
+    try:
+        crew.start(run.plan, number, run.run_id, secrets.randbits(64), board, run.outputs)
+        with _store() as port:  # after the forks, since it brings a thread
+            crew.go(port)
+            stuck = _watch(run.plan, crew, board)
+            _stop(crew)
+            if stuck is not None or crew.failed():
+                crew.end()
+        verdict = judge(crew.workers, stuck, next(iter(run.signals.stops), None))
+        told = report(verdict, Scene(run.plan, board, crew.workers, run.outputs))
+        print(told, end="", file=sys.stderr, flush=True)
+        return verdict
+    finally:
+        crew.close()
+
+
+def _watch(plan: Plan, crew: Crew, board: Board) -> Stuck | None:
+    """Watch until all are gone, or it is time to end them; returns for which rank they were stuck, if so."""
+    while not crew.gone() and not crew.signals.stops:
+        crew.listen(TICK)
+        if crew.failed() and not agreed(crew.workers):
+            crew.wait(crew.done, GRACE)
+            if not agreed(crew.workers):
+                return _missed(crew, board)
+        elif stuck := find_stuck(board, crew.workers, plan.timeout):
+            return ask_for_stacks(stuck, crew)
+        elif waits_in_vain(board, crew.workers):
+            return None
+    return None
+
+
+def _missed(crew: Crew, board: Board) -> Stuck | None:
+    """For whom the ranks were stuck, where one of them was the first to notice."""
+    timed_out = any(worker.ending is not None and worker.ending.kind == "TimedOut" for worker in crew.workers)
+    stuck = find_stuck(board, crew.workers, 0.0) if timed_out else None
+    return ask_for_stacks(stuck, crew) if stuck is not None else None
+
+
+def _stop(crew: Crew) -> None:
+    """Where this process was asked to end, pass that on and wait for the scripts to answer."""
+    if not crew.signals.stops:
+        return
+    asked = crew.signals.stops[0]
+    pressed = crew.signals.interrupts
+    crew.signal(asked)
+    crew.wait(lambda: crew.gone() or crew.signals.interrupts > pressed, TO_STOP[asked])
+    if crew.signals.interrupts > pressed:
+        crew.kill()
+    else:
+        crew.end()
+
+
+def _ranks_with_a_log(plan: Plan) -> range:
+    """All but the first, which has the terminal. A script that is left alone prints there from every rank."""
+    left_alone = plan.kind is not Kind.PLAIN and plan.log_dir is None
+    return range(0) if left_alone else range(1, plan.world_size)
+
+
+def _import_once(plan: Plan) -> None:
+    """Import what every worker needs, in this process, which they are forked from."""
+    environment.give_threads(plan.threads)
+    import torch.distributed  # noqa: F401
+
+    if plan.kind is Kind.PLAIN:
+        import duoka.plain  # noqa: F401
+
+
+@contextmanager
+def _store() -> Iterator[int]:
+    """A store for the workers on any free port of the loopback device, open while it is needed; its port."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
+        master_listen_fd=listener.detach(),
+    )
+    try:
+        yield port
+    finally:
+        del store

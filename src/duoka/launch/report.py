@@ -1,0 +1,239 @@
+"""What a person reads when a run has ended badly: the first error, once, and where to look for more."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from duoka.board import Board, name_ranks
+from duoka.launch import signals, stacks
+from duoka.launch.crew import Worker
+from duoka.launch.output import Outputs
+from duoka.launch.stuck import Stuck, read_stacks
+from duoka.launch.verdict import Verdict
+from duoka.plan import Plan
+
+LOG_LINES = 10  # of a dead rank's log
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What an attempt leaves behind to be looked at."""
+
+    plan: Plan
+    board: Board
+    workers: Sequence[Worker]
+    outputs: Outputs
+
+    @property
+    def verbose(self) -> bool:
+        """Whether everything is wanted, at any length."""
+        return self.plan.verbosity == "verbose"
+
+
+def report(verdict: Verdict, scene: Scene) -> str:
+    """All that is to be said of a run's end: lines for standard error; nothing, if it ended well."""
+    lines = WORDS[verdict.why](verdict, scene)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _well(verdict: Verdict, scene: Scene) -> list[str]:
+    return []
+
+
+def _agreed(verdict: Verdict, scene: Scene) -> list[str]:
+    """As python shows it: the error is the script's, and which rank it was on says nothing."""
+    return _last_words(verdict.culprits[0], scene)
+
+
+def _raised(verdict: Verdict, scene: Scene) -> list[str]:
+    first, ending = verdict.culprits[0], verdict.culprits[0].ending
+    assert ending is not None
+    if ending.kind == "BrokenPipeError" and first.rank == 0:
+        return _last_words(first, scene)  # whoever read the output has had enough: nothing went wrong here
+    what = f"raised on {_of_all(verdict, scene)} ({ending.host}){_in_collective(first, scene)}"
+    return [*_last_words(first, scene), *_headline(what, verdict, scene)]
+
+
+def _exited(verdict: Verdict, scene: Scene) -> list[str]:
+    first = verdict.culprits[0]
+    by = "" if first.ending is not None else " without ending python, as by os._exit"
+    code = first.ending.code if first.ending is not None else first.status
+    what = f"{_of_all(verdict, scene)} exited with code {code}{by} ({_host()}){_in_collective(first, scene)}"
+    return [*_last_words(first, scene), *_headline(what, verdict, scene), *_log(first, scene)]
+
+
+def _died(verdict: Verdict, scene: Scene) -> list[str]:
+    first = verdict.culprits[0]
+    assert first.status is not None
+    number = -first.status
+    hint = ", sent by somebody or by the kernel when memory ran out" if number == signal.SIGKILL else ""
+    after = " after its script had ended" if first.ending is not None else ""
+    what = (
+        f"{_of_all(verdict, scene)} ended by {signals.name(number)}{hint}{after} ({_host()})"
+        f"{_in_collective(first, scene)}"
+    )
+    return [*_headline(what, verdict, scene), *_crash(first), *_log(first, scene)]
+
+
+def _left(verdict: Verdict, scene: Scene) -> list[str]:
+    ranks = [worker.rank for worker in verdict.culprits]
+    progress = scene.board.read(ranks[0])
+    after = f" after {_collective(scene.board, ranks[0], progress.finished)}" if progress.finished else ""
+    others = [worker.rank for worker in scene.workers if worker.rank not in ranks]
+    waited = [rank for rank in others if scene.board.read(rank).begun > progress.begun]
+    went_on = f"{name_ranks(others)} went on"
+    if waited:
+        number = scene.board.read(waited[0]).begun
+        went_on = f"{name_ranks(waited)} waited in {_collective(scene.board, waited[0], number)}"
+    what = f"{_ranks_of(ranks, scene)} left{after}: the script ended there, while {went_on}"
+    return _headline(what, verdict, scene)
+
+
+def _stuck(verdict: Verdict, scene: Scene) -> list[str]:
+    stuck = verdict.stuck
+    assert stuck is not None
+    collective = _collective(scene.board, stuck.waiting[0], stuck.number)
+    seconds = f"{stuck.seconds:.0f} s"
+    waiting = f"{name_ranks(list(stuck.waiting))} {'waits' if len(stuck.waiting) == 1 else 'wait'}"
+    if stuck.apart is not None:
+        what = f"{stuck.apart}; {waiting} there since {seconds}"
+    elif stuck.missing:
+        missing = _ranks_of(list(stuck.missing), scene)
+        what = f"{missing} did not come to {collective}, where {waiting} since {seconds}"
+    else:
+        what = f"{collective} did not end: {waiting} there since {seconds}"
+    return [
+        *_headline(f"{what} (--timeout is {scene.plan.timeout:g} s)", verdict, scene),
+        *(line for rank in stuck.missing or stuck.waiting for line in _whereabouts(rank, stuck, scene)),
+    ]
+
+
+def _stopped(verdict: Verdict, scene: Scene) -> list[str]:
+    killed = [worker.rank for worker in scene.workers if worker.told_to_end]
+    forced = f"; {name_ranks(killed)} had to be ended by force" if killed else ""
+    by = "interrupted" if verdict.code == 128 + signal.SIGINT else "stopped"
+    return [f"duoka: {by}{forced}"]
+
+
+WORDS: dict[str, Callable[[Verdict, Scene], list[str]]] = {
+    "agreed": _agreed,
+    "died": _died,
+    "exited": _exited,
+    "left": _left,
+    "raised": _raised,
+    "stopped": _stopped,
+    "stuck": _stuck,
+    "well": _well,
+}
+
+
+# The parts of it.
+
+
+def _headline(what: str, verdict: Verdict, scene: Scene) -> list[str]:
+    """What happened, what became of the others, where the logs are; then what the others said."""
+    rest = len(scene.workers) - len(verdict.culprits)
+    ended = {0: "", 1: "; the other rank was ended"}.get(rest, "; the other ranks were ended")
+    if verdict.stuck is not None:
+        ended = "; the run was ended"
+    found = verdict.stuck.stacks if verdict.stuck else {}
+    kept = scene.outputs.keep({f"rank{rank}.stacks": text for rank, text in found.items()})
+    logs = f"; logs: {kept}" if kept else ""
+    return [f"duoka: {what}{ended}{logs}", *_others(verdict, scene)]
+
+
+def _others(verdict: Verdict, scene: Scene) -> list[str]:
+    """One line for what the others said of their own, or all of it where it is wanted."""
+    if scene.verbose:
+        return [
+            line
+            for worker in verdict.others
+            for line in (f"duoka: rank {worker.rank} ended so:", *_last_words(worker, scene))
+        ]
+    ranks: dict[str, list[int]] = {}
+    for worker in verdict.others:
+        ranks.setdefault(_in_a_word(worker, verdict), []).append(worker.rank)
+    return [f"  {name_ranks(those)}: {word}" for word, those in ranks.items()]
+
+
+def _in_a_word(worker: Worker, verdict: Verdict) -> str:
+    ending = worker.ending
+    if ending is None or ending.code == 0:
+        status = worker.status or 0
+        return f"ended by {signals.name(-status)}" if status < 0 else f"exit code {status}"
+    if ending.consequence:
+        to = f" to {name_ranks([one.rank for one in verdict.culprits])}" if verdict.culprits else ""
+        return f"lost the connection{to} (--verbose shows it)"
+    word = ending.error.splitlines()[-1] if ending.error else f"exit code {ending.code}"
+    return f"{word} (--verbose shows it)"
+
+
+def _last_words(worker: Worker, scene: Scene) -> list[str]:
+    """The traceback, or what sys.exit was to say; as python shows it."""
+    ending = worker.ending
+    if ending is None:
+        return []
+    if ending.how == "exited":
+        return [ending.said] if ending.said else []
+    if ending.shown and not scene.verbose:
+        return []
+    return (ending.whole if scene.verbose else ending.trace).splitlines()
+
+
+def _crash(worker: Worker) -> list[str]:
+    frames = stacks.excerpt(read_stacks(worker))
+    return ["  it was at (innermost first):", *(f"  {frame}" for frame in frames)] if frames else []
+
+
+def _log(worker: Worker, scene: Scene) -> list[str]:
+    """The end of the log of a rank that went without a word of its own."""
+    if worker.ending is not None:
+        return []
+    lines = scene.outputs.tail(worker.rank, LOG_LINES)
+    return [f"  the end of rank {worker.rank}'s log:", *(f"    {line}" for line in lines)] if lines else []
+
+
+def _whereabouts(rank: int, stuck: Stuck, scene: Scene) -> Iterable[str]:
+    finished = scene.board.read(rank).finished
+    after = ""
+    if finished and rank in stuck.missing:
+        after = f" is after {_collective(scene.board, rank, finished)} and"
+    frames = stacks.excerpt(stuck.stacks.get(rank, ""))
+    if frames:
+        yield f"  rank {rank}{after} is at (innermost first):"
+        yield from (f"  {frame}" for frame in frames)
+    else:
+        state = stuck.odd.get(rank, "does not answer when it is asked for its stack")
+        yield f"  rank {rank}{after} {state}"
+
+
+def _of_all(verdict: Verdict, scene: Scene) -> str:
+    return _ranks_of([worker.rank for worker in verdict.culprits], scene)
+
+
+def _ranks_of(ranks: list[int], scene: Scene) -> str:
+    return f"{name_ranks(ranks)} of {len(scene.workers)}"
+
+
+def _in_collective(worker: Worker, scene: Scene) -> str:
+    progress = scene.board.read(worker.rank)
+    if progress.waiting:
+        return f", in {_collective(scene.board, worker.rank, progress.begun)}"
+    return f", after {_collective(scene.board, worker.rank, progress.finished)}" if progress.finished else ""
+
+
+def _collective(board: Board, rank: int, number: int) -> str:
+    """`all_reduce 1,205 at train.py:41`: what a rank called a collective, short, with its number."""
+    if not board.remembers(rank, number):
+        return f"collective {number:,}"
+    text = board.text(rank, number)
+    words, at, place = text.rpartition(" at ")
+    operation = (words or text).split(" ", 1)[0]
+    return f"{operation} {number:,}{at}{place if at else ''}"
+
+
+def _host() -> str:
+    return socket.gethostname()

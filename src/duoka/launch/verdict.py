@@ -1,0 +1,101 @@
+"""Why a run ended, and with which exit code: told from how each worker ended."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from duoka.launch.crew import Worker
+from duoka.launch.stuck import Stuck
+
+Why = Literal["well", "agreed", "raised", "exited", "died", "left", "stuck", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What ended a run.
+
+    why: `well`; `agreed`: all ranks raised the same error, or exited with the same code; else what the ranks
+        `culprits` did before the others were ended; `stopped`: a signal to the command process.
+    code: the exit code. others: those that ended badly for another reason, mostly for want of the culprits.
+    """
+
+    why: Why
+    code: int
+    culprits: tuple[Worker, ...] = ()
+    others: tuple[Worker, ...] = ()
+    stuck: Stuck | None = None
+
+
+def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Signals | None) -> Verdict:
+    """Find the first real error among what happened.
+
+    An error that says no more than that another rank went away is not one, unless there is nothing else.
+    """
+    if stopped_by is not None:
+        return Verdict("stopped", _code_when_stopped(workers, stopped_by))
+    failed = sorted((worker for worker in workers if worker.failed), key=_when)
+    if agreed(workers):
+        return Verdict("agreed", _code(workers[0]), culprits=tuple(workers))
+    if real := [worker for worker in failed if not _is_consequence(worker)]:
+        return _verdict(real[0], real, failed)
+    if stuck is not None:
+        return Verdict("stuck", 1, others=tuple(failed), stuck=stuck)
+    if not failed:
+        return Verdict("well", max((worker.status or 0 for worker in workers), default=0))
+    if left := [worker for worker in workers if worker.done and not worker.failed and not worker.told_to_end]:
+        return Verdict("left", 1, culprits=tuple(left), others=tuple(failed))
+    return _verdict(failed[0], failed, failed)
+
+
+def agreed(workers: Sequence[Worker]) -> bool:
+    """Whether all scripts ended badly in the very same way of their own: it is the script's, not a rank's."""
+    ends = [worker.ending for worker in workers]
+    ways = {(end.how, end.code, end.said, end.trace, end.consequence) if end else None for end in ends}
+    first = ends[0]
+    return first is not None and first.code != 0 and not first.consequence and len(ways) == 1
+
+
+def _verdict(first: Worker, same: Sequence[Worker], failed: Sequence[Worker]) -> Verdict:
+    culprits = [worker for worker in same if _way(worker) == _way(first)]
+    others = tuple(worker for worker in failed if worker not in culprits)
+    why: Why = "died"
+    if first.ending is not None and first.ending.code != 0:
+        why = "raised" if first.ending.how == "raised" else "exited"
+    elif first.status is not None and first.status > 0:
+        why = "exited"
+    return Verdict(why, _code(first), tuple(culprits), others)
+
+
+def _way(worker: Worker) -> object:
+    if worker.ending is not None and worker.ending.code != 0:
+        return worker.ending.how, worker.ending.code, worker.ending.trace
+    return worker.status
+
+
+def _when(worker: Worker) -> float:
+    if worker.ending is not None and worker.ending.code != 0:
+        return worker.ending.time
+    return worker.gone_at
+
+
+def _is_consequence(worker: Worker) -> bool:
+    return worker.ending is not None and worker.ending.consequence
+
+
+def _code(worker: Worker) -> int:
+    """A worker's exit code; 128 and the signal's number, where a signal ended it."""
+    if worker.status is None or worker.told_to_end:  # its script had ended by itself, and then it was hurried
+        return worker.ending.code if worker.ending else 1
+    return 128 - worker.status if worker.status < 0 else worker.status
+
+
+def _code_when_stopped(workers: Sequence[Worker], stopped_by: signal.Signals) -> int:
+    """The scripts' own exit code, if they answered the signal and ended by themselves; else the signal's."""
+    by_themselves = [worker.ending for worker in workers if worker.status is not None and worker.status >= 0]
+    codes = {end.code if end and end.how != "raised" else None for end in by_themselves}
+    if len(by_themselves) == len(workers) and len(codes) == 1 and None not in codes:
+        return codes.pop() or 0
+    return 128 + stopped_by

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.flow import Flow, Warm, surroundings
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    """The one process of this session that has imported torch for all runs."""
+    warm = Warm()
+    yield warm
+    warm.close()
+
+
+@pytest.fixture
+def flow(warm: Warm, tmp_path: Path) -> Flow:
+    """Runs of `duoka ...` and `python ...` in a folder of the test's own, forked from the warm process."""
+    return Flow(warm, tmp_path)
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The installed `duoka` as a process of its own: true, and slow to start."""
+
+    def run(*args: str | Path, **how: Any) -> subprocess.CompletedProcess[str]:
+        program = Path(sys.executable).with_name("duoka")
+        env = surroundings(how.pop("env", {}))
+        return subprocess.run(
+            [program, *args],
+            env=env,
+            **{"cwd": tmp_path, "timeout": 60, "capture_output": True, "text": True} | how,
+        )
+
+    return run

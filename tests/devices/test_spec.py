@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duoka.devices.spec import MOST_WORKERS, Request, parse
+from duoka.errors import OptionError
+
+
+@pytest.mark.parametrize(
+    ("text", "request_"),
+    [
+        ("auto", Request("auto")),
+        ("AUTO ", Request("auto")),
+        ("cpu", Request("cpu", count=1)),
+        ("cpu:4", Request("cpu", count=4)),
+        ("2", Request("auto", count=2)),
+        ("02", Request("auto", count=2)),
+        ("1,", Request("cuda", indices=(1,))),
+        ("0,3", Request("cuda", indices=(0, 3))),
+        ("3, 0", Request("cuda", indices=(3, 0))),
+        ("0-3", Request("cuda", indices=(0, 1, 2, 3))),
+        ("2-2", Request("cuda", indices=(2,))),
+        ("0-1,4", Request("cuda", indices=(0, 1, 4))),
+        ("cuda", Request("cuda")),
+        ("cuda:1", Request("cuda", indices=(1,))),
+        ("cuda:0,2", Request("cuda", indices=(0, 2))),
+        ("cuda:0-2", Request("cuda", indices=(0, 1, 2))),
+        ("mps", Request("mps")),
+        ("xpu", Request("xpu")),
+        ("xpu:1", Request("xpu", indices=(1,))),
+    ],
+)
+def test_grammar(text: str, request_: Request) -> None:
+    assert parse(text) == request_
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("", ""),
+        ("gpu", "write cuda"),
+        ("gpu:1", "write cuda:1"),
+        ("gpus:0,1", "write cuda:0,1"),
+        ("tpu", ""),
+        ("cuda0", ""),
+        ("1.5", ""),
+        ("²", ""),
+        ("0x1", ""),
+        ("0", "no worker at all; for GPU 0 alone write `0,` or `cuda:0`"),
+        ("000", "no worker at all"),
+        ("cpu:0", "no worker at all"),
+        ("cpu:", "a number of workers is expected"),
+        ("cpu:0,1", "a number of workers is expected"),
+        ("cpu:-1", "a number of workers is expected"),
+        ("cpu:1000000", "more than 1024 workers"),
+        ("9" * 5000, "more than 1024 workers"),
+        ("-1", "not negative; for all GPUs write `cuda`"),
+        ("0,-1", "not negative"),
+        ("0,0", "0 is there twice"),
+        ("0-2,1", "1 is there twice"),
+        ("3-1", "runs backwards; write 1-3"),
+        ("0-99999999999999", "not a number or a range"),
+        ("0-999999999", "device numbers end at 1023"),
+        (",", "a number is missing"),
+        ("0,,1", "a number is missing"),
+        ("1,,", "a number is missing"),
+        ("0-", "'0-' is not a number or a range"),
+        ("0-1-2", "'0-1-2' is not a number or a range"),
+        ("cuda:", "a number is missing"),
+        ("cuda:x", "'x' is not a number"),
+        ("cuda:0,cuda:1", "write cuda:0,1"),
+        ("mps:0,1", "one at a time"),
+        ("auto:2", ""),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, hint: str) -> None:
+    with pytest.raises(OptionError) as error:
+        parse(text)
+    assert (error.value.option, error.value.given) == ("--devices", text)
+    assert hint in error.value.hint
+    assert bool(hint) == bool(error.value.hint)
+    assert str(error.value).startswith("--devices must be auto, cpu, ")
+
+
+numbers = st.lists(st.integers(0, MOST_WORKERS - 1), min_size=1, max_size=20, unique=True).map(tuple)
+requests = st.one_of(
+    st.sampled_from([Request("auto"), Request("cuda"), Request("mps"), Request("xpu")]),
+    st.builds(Request, st.sampled_from(["auto", "cpu"]), count=st.integers(1, MOST_WORKERS)),
+    st.builds(Request, st.just("cuda"), indices=numbers),
+    st.builds(Request, st.sampled_from(["mps", "xpu"]), indices=st.tuples(st.integers(0, 9))),
+)
+
+
+@given(requests)
+def test_what_is_written_reads_the_same(request_: Request) -> None:
+    assert parse(str(request_)) == request_
+
+
+@given(st.integers(0, MOST_WORKERS - 1), st.integers(0, 30))
+def test_a_range_is_its_list(first: int, length: int) -> None:
+    last = min(first + length, MOST_WORKERS - 1)
+    listed = ",".join(map(str, range(first, last + 1))) + ","
+    assert parse(f"{first}-{last}") == parse(listed)
+
+
+@given(st.text("0123456789,-: cpudam", max_size=12))
+def test_anything_is_a_request_or_an_option_error(text: str) -> None:
+    with contextlib.suppress(OptionError):
+        assert parse(str(parse(text))) == parse(text)

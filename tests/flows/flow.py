@@ -1,0 +1,162 @@
+"""Runs of `duoka ...` and of `python script.py`, forked from one warm process: see `tests.flows.warm`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).parents[2]
+FROM_OUTSIDE = ("PYTEST_", "CUDA_", "OMP_", "TORCHELASTIC_", "MASTER_")  # what a run must not depend on
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to. returncode: as the shell sees it, 128 + n for death by signal n."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    def ok(self) -> Result:
+        """The result itself, if the run ended well."""
+        assert self.returncode == 0, self
+        return self
+
+    def __str__(self) -> str:
+        return f"exit code {self.returncode}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+
+class Running:
+    """A run that is going on. pid: of the command process."""
+
+    def __init__(self, pid: int, report: IO[str], stdout: IO[bytes], stderr: IO[bytes]) -> None:
+        self.pid = pid
+        self._report, self._stdout, self._stderr = report, stdout, stderr
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the command process."""
+        os.kill(self.pid, number)
+
+    def stdout(self) -> str:
+        """What it has written so far."""
+        return self._text(self._stdout)
+
+    def stderr(self) -> str:
+        """What it has written so far."""
+        return self._text(self._stderr)
+
+    def wait(self, leaves_nothing: bool = True) -> Result:
+        """Wait for the end, and check that it came in time and that no process is left behind."""
+        with self._report, self._stdout, self._stderr:
+            end = json.loads(self._report.readline())
+            result = Result(end["returncode"], self.stdout(), self.stderr())
+        assert not end["timed_out"], f"not over in time\n{result}"
+        if leaves_nothing:
+            assert not end["left_behind"], f"left behind: {end['left_behind']}\n{result}"
+        return result
+
+    @staticmethod
+    def _text(file: IO[bytes]) -> str:
+        return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+
+
+class Warm:
+    """The warm process, seen from the tests."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, ROOT / "tests/flows/warm.py", str(theirs.fileno())],
+                cwd=ROOT,
+                env=surroundings({}),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def start(self, program: str, args: Sequence[str | Path], stdin: IO[Any], **request: Any) -> Running:
+        """Fork one run."""
+        stdout, stderr = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        reading, writing = os.pipe()
+        data = json.dumps({"program": program, "args": [str(arg) for arg in args], **request}).encode()
+        files = [stdin.fileno(), stdout.fileno(), stderr.fileno(), writing]
+        socket.send_fds(self._socket, [data], files)
+        os.close(writing)
+        report = open(reading)  # noqa: SIM115
+        return Running(json.loads(report.readline())["pid"], report, stdout, stderr)
+
+    def close(self) -> None:
+        """End the warm process, and with it whatever is still going on."""
+        self._socket.close()
+        self._process.wait()
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Runs in a folder of the test's own."""
+
+    warm: Warm
+    folder: Path
+
+    def write(self, name: str, source: str) -> Path:
+        """Write a script into the folder."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+        return path
+
+    def run(self, args: Sequence[str | Path], **how: Any) -> Result:
+        """`duoka ...`, to its end. Takes what `start` takes."""
+        return self.start(args, **how).wait()
+
+    def python(self, args: Sequence[str | Path], **how: Any) -> Result:
+        """`python script.py ...`, to its end: what a run is compared with. Takes what `start` takes."""
+        return self.start(args, program="python", **how).wait()
+
+    def start(
+        self,
+        args: Sequence[str | Path],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60,
+        grace: float = 5,
+        stdin: str = "",
+        program: str = "duoka",
+    ) -> Running:
+        """Start a run, and go on.
+
+        Args:
+            args: the words after the program's name.
+            cwd: where it runs; the test's folder if not given.
+            env: variables beside those of this process.
+            timeout: seconds after which it is killed, and `wait` fails.
+            grace: seconds after its end in which what it started must be gone, too.
+            stdin: what it can read.
+            program: duoka or python.
+        """
+        with tempfile.TemporaryFile("w+") as file:
+            file.write(stdin)
+            file.seek(0)
+            cwd = cwd or self.folder
+            return self.warm.start(
+                program, args, file, cwd=str(cwd), env=surroundings(env or {}), timeout=timeout
+            )
+
+
+def surroundings(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a run: `env`, and this process's but for what could make a difference."""
+    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(FROM_OUTSIDE)}
+    return {name: value for name, value in kept.items() if name not in ranks} | dict(env)

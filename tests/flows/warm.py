@@ -1,0 +1,203 @@
+"""A process that has imported torch once, and forks each run of a test from that state.
+
+    pytest  ──request, with its files──►  this server  ──fork──►  keeper  ──fork──►  the run itself
+
+It computes nothing itself, so that what it forks is as good as a new interpreter. The keeper adopts what the
+run leaves behind, ends it, and reports. The run ends as any program does, at the end of this file, and an
+exception that nobody catches, `SystemExit` too, is the interpreter's own business.
+
+Started by `tests.flows.flow` as `python warm.py SOCKET`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import pkgutil
+import signal
+import socket
+import sys
+import threading
+import time
+import types
+from typing import Any
+
+PRELOADED = (
+    "numpy",
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.nn.functional",
+    "torch.utils.data",
+)
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def serve(server: socket.socket) -> dict[str, Any]:
+    """Answer requests for ever; returns only in the runs that it forks, with what they are to be."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need nobody to wait for them
+    while True:
+        request, files, _, _ = socket.recv_fds(server, 1 << 20, 4)
+        if not request:
+            os._exit(0)
+        if os.fork() == 0:
+            server.close()
+            return keep(json.loads(request), *files)
+        for file in files:
+            os.close(file)
+
+
+def keep(request: dict[str, Any], stdin: int, stdout: int, stderr: int, report: int) -> dict[str, Any]:
+    """Be the keeper of one run; returns only in the run itself."""
+    _die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    run = os.fork()
+    if run == 0:
+        _die_with_parent()
+        os.setpgid(0, 0)
+        os.close(report)
+        _use_as_standard(stdin, stdout, stderr)
+        return request
+    for file in (stdin, stdout, stderr):
+        os.close(file)
+    _tell(report, pid=run)
+    status = _wait(run, request["timeout"])
+    timed_out = status is None
+    if status is None:
+        os.kill(run, signal.SIGKILL)
+        status = os.waitpid(run, 0)[1]
+    left_behind = _clear(0 if timed_out else request["grace"])
+    _tell(report, returncode=_as_the_shell_sees(status), timed_out=timed_out, left_behind=left_behind)
+    os._exit(0)
+
+
+def _use_as_standard(*files: int) -> None:
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+
+
+def _wait(pid: int, timeout: float) -> int | None:
+    """The child's wait status, or None if it does not end in time."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return status
+        time.sleep(0.005)
+    return None
+
+
+def _clear(grace: float) -> list[str]:
+    """Give what is left some time to end, then end it; returns what had to be ended."""
+    deadline = time.monotonic() + grace
+    left: dict[int, str] = {}
+    while True:
+        try:
+            found, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return list(left.values())
+        if not found and time.monotonic() >= deadline:
+            for pid in _children():
+                left.setdefault(pid, _command_line(pid))
+                os.kill(
+                    pid, signal.SIGKILL
+                )  # what it has started comes to us, and is ended in the next round
+        if not found:
+            time.sleep(0.005)
+
+
+def _children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+def _command_line(pid: int) -> str:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return f"{pid}: {file.read().replace(bytes(1), b' ').decode(errors='replace').strip()}"
+
+
+def _as_the_shell_sees(status: int) -> int:
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _tell(report: int, **what: Any) -> None:
+    os.write(report, json.dumps(what).encode() + b"\n")
+
+
+def preload() -> None:
+    """Import what runs need, duoka included; none of it may start a thread of Python's or compute."""
+    import duoka
+
+    for module in pkgutil.walk_packages(duoka.__path__, "duoka."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    assert threading.active_count() == 1, threading.enumerate()
+    gc.freeze()
+
+
+def become(request: dict[str, Any]) -> int:
+    """Be the program that is asked for, in the folder and with the variables that are asked for."""
+    import numpy
+
+    numpy.random.seed()  # a new interpreter has a state of its own; Python's `random` sees to it itself
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    if request["program"] == "python":
+        return python(*request["args"])
+    from duoka.cli import main
+
+    sys.argv = ["duoka", *request["args"]]
+    return main()
+
+
+def python(script: str, *args: str) -> int:
+    """Run a script as `python script.py` does."""
+    sys.argv = [script, *args]
+    sys.path[0] = os.path.dirname(os.path.realpath(script))
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=os.path.abspath(script), __builtins__=__builtins__)
+    sys.modules["__main__"] = main
+    show = sys.excepthook
+
+    def show_from_script(
+        kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+    ) -> None:
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        show(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = show_from_script
+    with open(script, "rb") as file:
+        exec(compile(file.read(), main.__dict__["__file__"], "exec", dont_inherit=True), main.__dict__)
+    return 0
+
+
+def end(code: int) -> None:
+    """End as the interpreter does, but for taking all modules down, which takes most of the time."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    _die_with_parent()
+    preload()
+    end(become(serve(connection)))
