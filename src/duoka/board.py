@@ -26,20 +26,22 @@ DIGEST, SINCE, LENGTH = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one rank has come.
+    """How far one rank has come. Several collectives may be on their way at a time; they end in their order.
 
-    begun, finished: how many collectives. text: of the last one.
-    since: CLOCK_MONOTONIC at its start, in seconds.
+    begun, finished: how many collectives.
+    number: the one that it is in: the first that is not finished; where all are, the last.
+    text, since: what that one is, and CLOCK_MONOTONIC when it was begun, in seconds.
     """
 
     begun: int
     finished: int
+    number: int
     text: str
     since: float
 
     @property
     def waiting(self) -> bool:
-        """Whether the rank is inside its last collective."""
+        """Whether a collective is not finished."""
         return self.begun > self.finished
 
 
@@ -67,11 +69,14 @@ class Board:
         while True:
             begun, finished = words[BEGUN], words[FINISHED]
             if begun == 0:
-                return Progress(0, 0, "", 0.0)
-            since = words[_entry(begun) + SINCE] / 1e9
-            text = self.text(rank, begun)
-            if words[BEGUN] - begun < RING:  # otherwise the entry may have been written over meanwhile
-                return Progress(begun, min(finished, begun), text, since)
+                return Progress(0, 0, 0, "", 0.0)
+            number = min(
+                begun, max(finished + 1, begun - RING // 2)
+            )  # never one that is about to be forgotten
+            since = words[_entry(number) + SINCE] / 1e9
+            text = self.text(rank, number)
+            if words[BEGUN] < number + RING:  # otherwise it may have been written over meanwhile
+                return Progress(begun, min(finished, begun), number, text, since)
 
     def text(self, rank: int, count: int) -> str:
         """What `rank` called its collective number `count`, one of its last `RING`."""
@@ -104,12 +109,12 @@ class Seat:
         self._board, self.rank = board, rank
         self._words, self._bytes = board._words[rank], board._bytes[rank]
         self._others = [board._words[other] for other in range(board.world_size) if other != rank]
-        self._begun = self._words[BEGUN]
+        self._begun, self._finished = self._words[BEGUN], self._words[FINISHED]
 
     def enter(self, digest: int, text: str) -> None:
         """This rank comes to its next collective.
 
-        digest: 63 bits of what it is (operation, shape, dtype, line), equal on ranks that agree.
+        digest: a hash of what it is (operation, shape, dtype, line), equal on ranks that agree; 63 bits count.
         text: the same in words, such as "all_reduce (3,) float32 at train.py:41"; what is too long is cut.
         """
         begun = self._begun = self._begun + 1
@@ -117,23 +122,24 @@ class Seat:
         words, said = self._words, text.encode()[:TEXT]
         start = entry * 8 + 24
         self._bytes[start : start + len(said)] = said
-        words[entry] = digest
+        words[entry] = digest & 0x7FFF_FFFF_FFFF_FFFF
         words[entry + 1] = time.monotonic_ns()
         words[entry + 2] = len(said)
         words[BEGUN] = begun
 
     def leave(self) -> None:
-        """This rank's collective finished, so the others have come to one of the same number.
+        """The first of this rank's unfinished collectives is finished, so the others have come to as many.
 
-        Raises RanksApart where another rank's was not the same one.
+        Raises:
+            RanksApart: another rank's collective of the same number was not the same one.
         """
-        begun = self._begun
-        self._words[FINISHED] = begun
-        entry = 8 + (begun & 63) * 32
+        finished = self._finished = self._finished + 1
+        self._words[FINISHED] = finished
+        entry = 8 + (finished & 63) * 32
         digest = self._words[entry]
         for words in self._others:
-            if words[entry] != digest and begun <= words[BEGUN] < begun + RING:
-                self._check(begun)
+            if words[entry] != digest and finished <= words[BEGUN] < finished + RING:
+                self._check(finished)
 
     def _check(self, count: int) -> None:
         difference = self._board.apart(count)  # reads again: the entry may have been written over meanwhile

@@ -8,37 +8,22 @@ import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-from duoka import environment, traces
+from duoka import ending, environment, traces
 from duoka.board import Board
 from duoka.ending import Ending
 from duoka.environment import Place
-from duoka.errors import AskedError, PeerLost, TimedOut
 from duoka.libc import flush_c_streams
 from duoka.plan import Kind, Plan
 from duoka.target import run_target
 
 STACKS_SIGNAL = signal.SIGRTMAX - 3  # none of those that scripts, schedulers and profilers use
-
-# What gloo and NCCL say when another rank went away or did not come, rather than of this rank's own fault.
-NETWORK_NOISE = (
-    "connection closed by peer",
-    "connection reset",
-    "connection refused",
-    "connection was likely closed",
-    "broken pipe",
-    "remote process exited",
-    "socket timeout",
-    "timed out waiting",
-    "timeout caused pair closure",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +58,11 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     place = Place(post.rank, plan.world_size, post.attempt, _port(wire), post.run_id)
 
     run = _run_plain if plan.kind is Kind.PLAIN else _run_distributed
-    ending = _watched(run, plan, place, post)
+    end = _watched(run, plan, place, post)
 
     with suppress(OSError):  # there is nobody left to be told
-        wire.sendall(ending.line())
-    return _leave(ending.code)
+        wire.sendall(end.line())
+    return _leave(end.code)
 
 
 def _tell_stacks(file: int) -> None:
@@ -141,57 +126,30 @@ def _sayer(quiet: bool) -> Callable[[str], None]:
 
 def _watched(run: Callable[[Plan, Place, Post], None], plan: Plan, place: Place, post: Post) -> Ending:
     """Run the script, and put into words how it ended."""
-    host = socket.gethostname()
     try:
         run(plan, place, post)
     except SystemExit as error:
-        code, said = _exit_code(error)
-        if said and post.own_log:
-            print(said, file=sys.stderr)
-        lost = code != 0 and is_consequence(error)
-        return Ending(place.rank, host, "exited", code, time.monotonic(), said=said, consequence=lost)
+        end = ending.exited(place.rank, error)
+        if end.said and post.own_log:
+            print(end.said, file=sys.stderr)
+        return end
     except BaseException as error:
-        return _raised(error, place.rank, host, post.own_log)
-    return Ending(place.rank, host, "returned", 0, time.monotonic())
+        return _show(error, ending.raised(place.rank, error), post.own_log)
+    return ending.returned(place.rank)
 
 
-def _exit_code(error: SystemExit) -> tuple[int, str]:
-    """The exit code that python gives to this SystemExit, and what it writes to standard error."""
-    if error.code is None:
-        return 0, ""
-    if isinstance(error.code, int):
-        return error.code & 0xFF, ""
-    return 1, str(error.code)
+def _show(error: BaseException, end: Ending, own_log: bool) -> Ending:
+    """Show an error where this rank's own eyes are: its log, and the script's sys.excepthook.
 
-
-def _raised(error: BaseException, rank: int, host: str, own_log: bool) -> Ending:
-    now, whole = time.monotonic(), traces.shown(error)
-    traces.trim(error)
-    trace, lost = traces.shown(error), is_consequence(error)
+    On the terminal the command process shows one error for all.
+    """
     hook = _own_excepthook()
-    if hook is not None and not lost:
+    if hook is not None and not end.consequence:
         _call(lambda: hook(type(error), error, error.__traceback__))
-    elif own_log:
-        print(trace, end="", file=sys.stderr)
-    return Ending(
-        rank=rank,
-        host=host,
-        how="raised",
-        code=_code_of(error),
-        time=now,
-        kind=type(error).__name__,
-        error=traces.headline(error),
-        trace=trace,
-        whole=whole,
-        consequence=lost,
-        shown=hook is not None and not lost and not own_log,
-    )
-
-
-def _code_of(error: BaseException) -> int:
-    if isinstance(error, KeyboardInterrupt):
-        return 128 + signal.SIGINT
-    return 2 if isinstance(error, AskedError) else 1
+        return replace(end, shown=not own_log)
+    if own_log:
+        print(end.trace, end="", file=sys.stderr)
+    return end
 
 
 def _own_excepthook() -> Callable[[type[BaseException], BaseException, TracebackType | None], Any] | None:
@@ -200,31 +158,6 @@ def _own_excepthook() -> Callable[[type[BaseException], BaseException, Traceback
     if hook is sys.__excepthook__ or getattr(hook, "__module__", "").startswith("torch."):
         return None
     return hook
-
-
-def is_consequence(error: BaseException) -> bool:
-    """Whether this error, or one that it was raised for, only says that another rank went away."""
-    return any(_is_network_error(one) for one in _chain(error))
-
-
-def _is_network_error(error: BaseException) -> bool:
-    if isinstance(error, (PeerLost, TimedOut)):
-        return True
-    if not isinstance(error, RuntimeError):
-        return False
-    if type(error).__name__ in ("DistBackendError", "DistNetworkError"):
-        return True
-    text = str(error).lower()
-    return any(noise in text for noise in NETWORK_NOISE)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
 
 
 def _leave(code: int) -> int:

@@ -114,8 +114,8 @@ def test_an_installed_module_has_its_package_as_its_own(here: Path, monkeypatch:
         ("other.py", "there is no script 'other.py'"),
         ("nowhere/train.py", "there is no script 'nowhere/train.py': there is no directory 'nowhere'"),
         ("json.tool", "there is no script 'json.tool'; to run a module write -m"),
-        ("folder", "folder is a directory, and a script must be a file; to run a package write -m package"),
-        ("", "there is no script ''"),
+        ("folder", "'folder' is a directory, and a script must be a file; to run a package write -m package"),
+        ("", "'' is a directory"),
     ],
 )
 def test_a_script_that_is_not_there(here: Path, name: str, said: str) -> None:
@@ -133,13 +133,13 @@ def test_a_script_that_is_not_there(here: Path, name: str, said: str) -> None:
         ("pakc.train", "there is no module 'pakc.train': there is no package 'pakc'"),
         ("pack.train.deep", "there is no module 'pack.train.deep'"),
         ("pack", "'pack' is a package without __main__.py, which cannot be run"),
-        ("train.py", "there is no module 'train.py'"),
+        ("train.py", "there is no module 'train.py'; to run a file leave -m out"),
         (
             "./train.py",
             "-m takes a module's name like package.module, and './train.py' is none; to run a file leave -m",
         ),
         ("", "-m takes a module's name"),
-        ("sys", "there is no module 'sys' with a source"),
+        ("sys", "there is no module 'sys'"),
     ],
 )
 def test_a_module_that_is_not_there(here: Path, name: str, said: str) -> None:
@@ -151,5 +151,5 @@ def test_a_module_that_is_not_there(here: Path, name: str, said: str) -> None:
 
 def test_an_unreadable_script(here: Path) -> None:
     (here / "loop.py").symlink_to("loop.py")
-    with pytest.raises(ScriptError, match="there is no script 'loop.py'"):
+    with pytest.raises(ScriptError, match=r"there is no script 'loop\.py'"):
         shown(Target("loop.py"))

@@ -137,9 +137,11 @@ class RunCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in their groups, then examples."""
-        for title, group in GROUPS:
+        for title, group in (*GROUPS, ("Help", (self.get_help_option(ctx),))):
             with formatter.section(title):
-                formatter.write_dl([record for option in group if (record := option.get_help_record(ctx))])
+                formatter.write_dl(
+                    [record for option in group if option and (record := option.get_help_record(ctx))]
+                )
         with formatter.section("Examples"):
             formatter.write("".join(f"  {line}\n" for line in EXAMPLES.splitlines()))
         formatter.write_paragraph()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import selectors
 import signal
@@ -79,8 +78,6 @@ class Crew:
         Raises:
             WorkerFailed: the system lets no more of them be started.
         """
-        gc.collect()
-        gc.freeze()  # the collector would otherwise write to, and so copy, the pages that the workers share
         try:
             for rank in range(plan.world_size):
                 own_log = outputs.file(rank) is not None
@@ -88,8 +85,6 @@ class Crew:
         except OSError as error:
             count, size = len(self.workers), plan.world_size
             raise WorkerFailed(f"only {count} of {size} workers could be started: {error.strerror}") from None
-        finally:
-            gc.unfreeze()
 
     def _fork(self, plan: Plan, post: Post, outputs: Outputs) -> None:
         ours, theirs = socket.socketpair()

@@ -6,6 +6,7 @@ attempt      one life of all workers: fork, store, go, watch, end, verdict
 
 from __future__ import annotations
 
+import gc
 import secrets
 import signal
 import socket
@@ -125,12 +126,19 @@ def _ranks_with_a_log(plan: Plan) -> range:
 
 
 def _import_once(plan: Plan) -> None:
-    """Import what every worker needs, in this process, which they are forked from."""
+    """Import what every worker needs, in this process, which they are forked from.
+
+    All of it lives as long as the run, so the garbage collector neither looks at it now, which takes time,
+    nor in the workers, where its looking writes to, and so copies, the memory that they share.
+    """
     environment.give_threads(plan.threads)
+    gc.disable()
     import torch.distributed  # noqa: F401
 
     if plan.kind is Kind.PLAIN:
         import duoka.plain  # noqa: F401
+    gc.freeze()
+    gc.enable()
 
 
 @contextmanager

@@ -26,6 +26,11 @@ def session_members(sessions: Iterable[int]) -> list[int]:
     return found
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is kept from running, by SIGSTOP or a debugger, until it is told to go on."""
+    return _state_and_session(pid)[0] in ("T", "t")
+
+
 def odd_state(pid: int) -> str:
     """What keeps a process from running, in words; empty if nothing does."""
     return STATES.get(_state_and_session(pid)[0], "")

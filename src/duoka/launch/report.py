@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from duoka.board import Board, name_ranks
@@ -15,7 +15,7 @@ from duoka.launch.stuck import Stuck, read_stacks
 from duoka.launch.verdict import Verdict
 from duoka.plan import Plan
 
-LOG_LINES = 10  # of a dead rank's log
+LOG_LINES = 5  # of a dead rank's log
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class Scene:
 def report(verdict: Verdict, scene: Scene) -> str:
     """All that is to be said of a run's end: lines for standard error; nothing, if it ended well."""
     lines = WORDS[verdict.why](verdict, scene)
+    lines += _others_in_full(verdict, scene) if scene.verbose else _others(verdict)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -51,10 +52,8 @@ def _agreed(verdict: Verdict, scene: Scene) -> list[str]:
 def _raised(verdict: Verdict, scene: Scene) -> list[str]:
     first, ending = verdict.culprits[0], verdict.culprits[0].ending
     assert ending is not None
-    if ending.kind == "BrokenPipeError" and first.rank == 0:
-        return _last_words(first, scene)  # whoever read the output has had enough: nothing went wrong here
     what = f"raised on {_of_all(verdict, scene)} ({ending.host}){_in_collective(first, scene)}"
-    return [*_last_words(first, scene), *_headline(what, verdict, scene)]
+    return [*_last_words(first, scene), _headline(what, verdict, scene)]
 
 
 def _exited(verdict: Verdict, scene: Scene) -> list[str]:
@@ -62,7 +61,7 @@ def _exited(verdict: Verdict, scene: Scene) -> list[str]:
     by = "" if first.ending is not None else " without ending python, as by os._exit"
     code = first.ending.code if first.ending is not None else first.status
     what = f"{_of_all(verdict, scene)} exited with code {code}{by} ({_host()}){_in_collective(first, scene)}"
-    return [*_last_words(first, scene), *_headline(what, verdict, scene), *_log(first, scene)]
+    return [*_last_words(first, scene), _headline(what, verdict, scene), *_log(first, scene)]
 
 
 def _died(verdict: Verdict, scene: Scene) -> list[str]:
@@ -75,7 +74,7 @@ def _died(verdict: Verdict, scene: Scene) -> list[str]:
         f"{_of_all(verdict, scene)} ended by {signals.name(number)}{hint}{after} ({_host()})"
         f"{_in_collective(first, scene)}"
     )
-    return [*_headline(what, verdict, scene), *_crash(first), *_log(first, scene)]
+    return [_headline(what, verdict, scene), *_crash(first), *_log(first, scene)]
 
 
 def _left(verdict: Verdict, scene: Scene) -> list[str]:
@@ -83,13 +82,13 @@ def _left(verdict: Verdict, scene: Scene) -> list[str]:
     progress = scene.board.read(ranks[0])
     after = f" after {_collective(scene.board, ranks[0], progress.finished)}" if progress.finished else ""
     others = [worker.rank for worker in scene.workers if worker.rank not in ranks]
-    waited = [rank for rank in others if scene.board.read(rank).begun > progress.begun]
+    waited = [rank for rank in others if scene.board.read(rank).number > progress.begun]
     went_on = f"{name_ranks(others)} went on"
     if waited:
-        number = scene.board.read(waited[0]).begun
+        number = scene.board.read(waited[0]).number
         went_on = f"{name_ranks(waited)} waited in {_collective(scene.board, waited[0], number)}"
     what = f"{_ranks_of(ranks, scene)} left{after}: the script ended there, while {went_on}"
-    return _headline(what, verdict, scene)
+    return [_headline(what, verdict, scene)]
 
 
 def _stuck(verdict: Verdict, scene: Scene) -> list[str]:
@@ -106,7 +105,7 @@ def _stuck(verdict: Verdict, scene: Scene) -> list[str]:
     else:
         what = f"{collective} did not end: {waiting} there since {seconds}"
     return [
-        *_headline(f"{what} (--timeout is {scene.plan.timeout:g} s)", verdict, scene),
+        _headline(f"{what} (--timeout is {scene.plan.timeout:g} s)", verdict, scene),
         *(line for rank in stuck.missing or stuck.waiting for line in _whereabouts(rank, stuck, scene)),
     ]
 
@@ -133,8 +132,8 @@ WORDS: dict[str, Callable[[Verdict, Scene], list[str]]] = {
 # The parts of it.
 
 
-def _headline(what: str, verdict: Verdict, scene: Scene) -> list[str]:
-    """What happened, what became of the others, where the logs are; then what the others said."""
+def _headline(what: str, verdict: Verdict, scene: Scene) -> str:
+    """What happened, what became of the others, and where the logs are."""
     rest = len(scene.workers) - len(verdict.culprits)
     ended = {0: "", 1: "; the other rank was ended"}.get(rest, "; the other ranks were ended")
     if verdict.stuck is not None:
@@ -142,21 +141,25 @@ def _headline(what: str, verdict: Verdict, scene: Scene) -> list[str]:
     found = verdict.stuck.stacks if verdict.stuck else {}
     kept = scene.outputs.keep({f"rank{rank}.stacks": text for rank, text in found.items()})
     logs = f"; logs: {kept}" if kept else ""
-    return [f"duoka: {what}{ended}{logs}", *_others(verdict, scene)]
+    return f"duoka: {what}{ended}{logs}"
 
 
-def _others(verdict: Verdict, scene: Scene) -> list[str]:
-    """One line for what the others said of their own, or all of it where it is wanted."""
-    if scene.verbose:
-        return [
-            line
-            for worker in verdict.others
-            for line in (f"duoka: rank {worker.rank} ended so:", *_last_words(worker, scene))
-        ]
+def _others(verdict: Verdict) -> list[str]:
+    """One line for what the others said."""
+    if verdict.why in ("stuck", "stopped"):
+        return []  # they waited, or were asked to end: that is told already
     ranks: dict[str, list[int]] = {}
-    for worker in verdict.others:
+    for worker in sorted(verdict.others, key=lambda worker: worker.rank):
         ranks.setdefault(_in_a_word(worker, verdict), []).append(worker.rank)
     return [f"  {name_ranks(those)}: {word}" for word, those in ranks.items()]
+
+
+def _others_in_full(verdict: Verdict, scene: Scene) -> list[str]:
+    return [
+        line
+        for worker in sorted(verdict.others, key=lambda worker: worker.rank)
+        for line in (f"duoka: rank {worker.rank} ended with", *_last_words(worker, scene))
+    ]
 
 
 def _in_a_word(worker: Worker, verdict: Verdict) -> str:
@@ -196,7 +199,7 @@ def _log(worker: Worker, scene: Scene) -> list[str]:
     return [f"  the end of rank {worker.rank}'s log:", *(f"    {line}" for line in lines)] if lines else []
 
 
-def _whereabouts(rank: int, stuck: Stuck, scene: Scene) -> Iterable[str]:
+def _whereabouts(rank: int, stuck: Stuck, scene: Scene) -> Iterator[str]:
     finished = scene.board.read(rank).finished
     after = ""
     if finished and rank in stuck.missing:
@@ -221,7 +224,7 @@ def _ranks_of(ranks: list[int], scene: Scene) -> str:
 def _in_collective(worker: Worker, scene: Scene) -> str:
     progress = scene.board.read(worker.rank)
     if progress.waiting:
-        return f", in {_collective(scene.board, worker.rank, progress.begun)}"
+        return f", in {_collective(scene.board, worker.rank, progress.number)}"
     return f", after {_collective(scene.board, worker.rank, progress.finished)}" if progress.finished else ""
 
 

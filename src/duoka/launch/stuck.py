@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from duoka.board import Board, Progress
 from duoka.launch.crew import Crew, Worker
-from duoka.launch.processes import odd_state
+from duoka.launch.processes import is_stopped, odd_state
 from duoka.worker import STACKS_SIGNAL
 
 TO_ANSWER = 1.0  # seconds that a worker may take to write its stacks
@@ -36,16 +36,20 @@ class Stuck:
 
 
 def find_stuck(board: Board, workers: Sequence[Worker], timeout: float) -> Stuck | None:
-    """Whether a rank has waited in a collective for longer than `timeout` seconds, and for whom."""
-    progress = {worker.rank: board.read(worker.rank) for worker in workers if worker.alive}
-    number = max((one.begun for one in progress.values() if one.waiting), default=0)
-    waiting = {rank: one for rank, one in progress.items() if one.waiting and one.begun == number}
+    """Whether a rank has waited for longer than `timeout` seconds in a collective that others do not come to.
+
+    Where all came, it ends by itself or by the network's own timeout, unless one of them is stopped.
+    """
+    present = [worker for worker in workers if worker.failed or not worker.done]
+    progress = {worker.rank: board.read(worker.rank) for worker in present}
+    number = max((one.number for one in progress.values() if one.waiting), default=0)
+    waiting = {rank: one for rank, one in progress.items() if one.waiting and one.number == number}
     if not waiting:
         return None
     seconds = time.monotonic() - min(one.since for one in waiting.values())
-    if seconds <= timeout:
-        return None
     missing = [rank for rank, one in progress.items() if one.begun < number]
+    if seconds <= timeout or not (missing or any(is_stopped(worker.pid) for worker in present)):
+        return None
     return Stuck(number, seconds, tuple(waiting), tuple(missing), board.apart(number))
 
 
@@ -58,7 +62,7 @@ def waits_in_vain(board: Board, workers: Sequence[Worker]) -> bool:
 
 
 def _waits_beyond(progress: Progress, number: int) -> bool:
-    return progress.waiting and progress.begun > number and time.monotonic() - progress.since > TO_FOLLOW
+    return progress.waiting and progress.number > number and time.monotonic() - progress.since > TO_FOLLOW
 
 
 def ask_for_stacks(stuck: Stuck, crew: Crew) -> Stuck:

@@ -17,8 +17,8 @@ Why = Literal["well", "agreed", "raised", "exited", "died", "left", "stuck", "st
 class Verdict:
     """What ended a run.
 
-    why: `well`; `agreed`: all ranks raised the same error, or exited with the same code; else what the ranks
-        `culprits` did before the others were ended; `stopped`: a signal to the command process.
+    why: `well`; `agreed`: the script itself ended so, whatever the rank; else what the ranks `culprits` did
+        before the others were ended; `stopped`: a signal to the command process.
     code: the exit code. others: those that ended badly for another reason, mostly for want of the culprits.
     """
 
@@ -35,11 +35,14 @@ def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Sig
     An error that says no more than that another rank went away is not one, unless there is nothing else.
     """
     if stopped_by is not None:
-        return Verdict("stopped", _code_when_stopped(workers, stopped_by))
+        ended = tuple(worker for worker in workers if worker.failed)
+        return Verdict("stopped", _code_when_stopped(workers, stopped_by), others=ended)
     failed = sorted((worker for worker in workers if worker.failed), key=_when)
     if agreed(workers):
         return Verdict("agreed", _code(workers[0]), culprits=tuple(workers))
     if real := [worker for worker in failed if not _is_consequence(worker)]:
+        if _has_no_reader(real[0]):
+            return Verdict("agreed", _code(real[0]), culprits=(real[0],))
         return _verdict(real[0], real, failed)
     if stuck is not None:
         return Verdict("stuck", 1, others=tuple(failed), stuck=stuck)
@@ -83,6 +86,11 @@ def _when(worker: Worker) -> float:
 
 def _is_consequence(worker: Worker) -> bool:
     return worker.ending is not None and worker.ending.consequence
+
+
+def _has_no_reader(worker: Worker) -> bool:
+    """Whether it ended because whoever read its output had enough, as `head` has: no rank went wrong."""
+    return worker.rank == 0 and worker.ending is not None and worker.ending.kind == "BrokenPipeError"
 
 
 def _code(worker: Worker) -> int:

@@ -1,14 +1,14 @@
 """Running a script that knows nothing of several devices: one interception per file, all of them listed here.
 
-    modules     module calls and their hooks; BatchNorm     -> view/boundary.py, view/norm.py
-    autograd    backward passes, torch.autograd.grad        -> strategies
-    loaders     DataLoader iterators                        -> data/shared.py
-    optimizers  what optimizers update is kept in step      -> strategies
-    parallel    nn.DataParallel passes through
-    saving      torch.save: once
-    files       writing, making and looking for files: once
-    entropy     seeds that the system would give
-    foreign     what is refused
+modules     module calls and their hooks; BatchNorm     -> view/boundary.py, view/norm.py
+autograd    backward passes, torch.autograd.grad        -> strategies
+loaders     DataLoader iterators                        -> data/shared.py
+optimizers  what optimizers update is kept in step      -> strategies
+parallel    nn.DataParallel passes through
+saving      torch.save: once
+files       writing, making and looking for files: once
+entropy     seeds that the system would give
+foreign     what is refused
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ INTERCEPTIONS = (modules, autograd, loaders, optimizers, parallel, saving, files
 
 
 def run_plain(
-    plan: Plan, rank: int, store: torch.distributed.Store, seat: Seat, entropy: int, say: Callable[[str], None]
+    plan: Plan,
+    rank: int,
+    store: torch.distributed.Store,
+    seat: Seat,
+    entropy: int,
+    say: Callable[[str], None],
 ) -> None:
     """Run the plan's script as `__main__`, as one of its ranks; what it raises passes through.
 

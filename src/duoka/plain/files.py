@@ -73,7 +73,9 @@ class _Caller:
         self._thread = threading.get_ident()
         self._busy = False
         paths = sysconfig.get_paths()
-        self._libraries = tuple({paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")} | {"<frozen"})
+        self._libraries = tuple(
+            {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")} | {"<frozen"}
+        )
 
     def is_script(self) -> bool:
         """Whether the script itself calls, in its main thread (and not from inside such a call)."""
@@ -104,7 +106,12 @@ class _Busy:
 def _opener(session: Session, caller: _Caller) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     written: set[str] = set()
     rank = session.ranks.rank
-    caches = (str(Path.home() / ".cache"), str(Path(tempfile.gettempdir()) / "torchinductor"), "/dev/", "/proc/")
+    caches = (
+        str(Path.home() / ".cache"),
+        str(Path(tempfile.gettempdir()) / "torchinductor"),
+        "/dev/",
+        "/proc/",
+    )
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
@@ -115,7 +122,12 @@ def _opener(session: Session, caller: _Caller) -> Callable[[Callable[..., Any]],
                 return original(file, mode, *args, **kwargs)
             if set(mode) & set("wax+"):
                 written.add(path)
-                return original(file if rank == 0 else os.devnull, mode.replace("x", "w") if rank else mode, *args, **kwargs)
+                return original(
+                    file if rank == 0 else os.devnull,
+                    mode.replace("x", "w") if rank else mode,
+                    *args,
+                    **kwargs,
+                )
             if path in written:  # rank 0 has closed it when it comes here
                 written.discard(path)
                 session.ranks.barrier()

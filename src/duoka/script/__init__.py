@@ -64,12 +64,15 @@ def read(target: Target) -> Script:
     signs = [sign for one in seen for sign in one.signs]
     kind, reason, can_be_either = _verdict(signs, _reached(seen))
     by_environment = any(sign.says in (Says.NEEDS, Says.ASKS) for sign in signs)
+    self_launching = not by_environment and {Says.STARTS, Says.OWN_RANKS} <= {sign.says for sign in signs}
+    if self_launching and kind is Kind.DISTRIBUTED:
+        reason = _first(signs, [Says.OWN_RANKS])
     return Script(
         kind=kind,
         reason=reason,
         can_be_either=can_be_either,
         local_rank_flag=next((one.flag for one in seen if one.flag), None),
-        self_launching=not by_environment and {Says.STARTS, Says.OWN_RANKS} <= {sign.says for sign in signs},
+        self_launching=self_launching,
         words=frozenset().union(*(one.words for one in seen)),
     )
 
@@ -78,7 +81,7 @@ def _verdict(signs: list[Sign], reached: set[str | None]) -> tuple[Kind, str, bo
     """The kind, the reason, and whether the script can be plain as well as distributed."""
     if api := _first(signs, [Says.API]):
         return Kind.API, api, False
-    if must := _first([s for s in signs if not s.guarded and s.function in reached], DISTRIBUTED):
+    if must := _first([s for s in signs if not s.conditions and s.function in reached], DISTRIBUTED):
         return Kind.DISTRIBUTED, must, False
     if may := _first(signs, [Says.ASKS]):
         return Kind.DISTRIBUTED, may, True
@@ -96,7 +99,7 @@ def _reached(seen: list[Seen]) -> set[str | None]:
     """The functions that run whenever the script does: no condition is on the way. None is outside of all."""
     leads: dict[str | None, set[str]] = {}
     for use in (use for one in seen for use in one.uses):
-        if not use.guarded:
+        if not use.conditions:
             leads.setdefault(use.function, set()).add(use.name)
     used = {use.name for one in seen for use in one.uses}
     entries = seen[0].functions - used if seen else set()  # what a command-line library calls

@@ -79,7 +79,7 @@ def _script(name: str) -> Place:
     path = Path(name)
     if path.is_dir():
         raise ScriptError(
-            f"{name} is a directory, and a script must be a file; to run a package write -m package"
+            f"{name!r} is a directory, and a script must be a file; to run a package write -m package"
         )
     if not path.exists():
         raise ScriptError(f"there is no script {name!r}{_nearest_file(path)}")
@@ -104,7 +104,7 @@ def _module(name: str) -> Place:
         raise ScriptError(f"-m takes a module's name like package.module, and {name!r} is none{hint}")
     file, folders = _locate(name)
     if file is None and not folders:
-        raise ScriptError(f"there is no module {name!r} with a source{_nearest_module(name)}")
+        raise ScriptError(f"there is no module {name!r}{_nearest_module(name)}")
     if folders:
         file, _ = _step("__main__", folders)
         if file is None:
@@ -163,6 +163,8 @@ def _hooked(name: str) -> tuple[Path | None, list[Path]]:
 
 def _nearest_module(name: str) -> str:
     parent, _, last = name.rpartition(".")
+    if last == "py":
+        return "; to run a file leave -m out"
     folders = _locate(parent)[1] if parent else [Path.cwd()]
     if not folders:
         return f": there is no package {parent!r}"

@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from typing import TypeVar
 
 
 class Says(Enum):
@@ -31,6 +32,7 @@ FLAGS = frozenset({"--local_rank", "--local-rank"})
 # A call: (the package that its name comes from, or "" for any; its last name) -> what it says.
 CALLS = {
     ("", "init_process_group"): Says.STARTS,
+    ("", "init_rpc"): Says.STARTS,
     ("accelerate", "Accelerator"): Says.HANDS_OVER,
     ("accelerate", "PartialState"): Says.HANDS_OVER,
     ("colossalai", "launch_from_torch"): Says.HANDS_OVER,
@@ -76,22 +78,25 @@ OPTIONS_FROM_NAMES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One sign. where: file:line. function: the innermost one around it. guarded: it is under a condition."""
+    """One sign. where: file:line. function: the innermost around it. conditions: how many are above in it."""
 
     says: Says
     where: str
     text: str
     function: str | None
-    guarded: bool
+    conditions: int
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A place where a name, perhaps that of a function, is used."""
+    """A place where a name, perhaps that of a function, is used. Fields as in `Sign`."""
 
     name: str
     function: str | None
-    guarded: bool
+    conditions: int
+
+
+Found = TypeVar("Found", Sign, Use)
 
 
 @dataclass(slots=True)
@@ -164,9 +169,10 @@ class _Walk(ast.NodeVisitor):
         self.names, self.shown, self.seen = names, shown, Seen()
         self.function: str | None = None
         self.enclosing_class: str | None = None
-        self.guarded = False  # under a condition
+        self.conditions = 0  # how many are above, within the function
         self.demanding = False  # inside a test whose failure ends the script
         self.rescued = False  # inside a `try` that catches
+        self.running: dict[str, str] = {}  # loop names that stand for one of VARIABLES
 
     # Where we are
 
@@ -177,16 +183,18 @@ class _Walk(ast.NodeVisitor):
         yield
         vars(self).update(before)
 
-    def block(self, statements: Sequence[ast.stmt]) -> None:
-        """Visit statements in order; what follows an `if ...: return` is under a condition, too."""
-        guarded = self.guarded
-        for statement in statements:
-            with self.set(guarded=guarded):
-                self.visit(statement)
-            guarded |= isinstance(statement, ast.If) and self._returns(statement) and _decides(statement.test)
+    def under(self, *tests: ast.expr) -> AbstractContextManager[None]:
+        """Under these conditions, as far as they decide anything."""
+        return self.set(conditions=self.conditions + any(map(_decides, tests)))
 
-    def _returns(self, statement: ast.If) -> bool:
-        return any(isinstance(last, ast.Return) for last in statement.body[-1:] + statement.orelse[-1:])
+    def block(self, statements: Sequence[ast.stmt]) -> None:
+        """Visit statements in order; what follows an `if ...: return` is under its condition, too."""
+        passed: list[ast.expr] = []
+        for statement in statements:
+            with self.under(*passed):
+                self.visit(statement)
+            if isinstance(statement, ast.If) and _returns(statement):
+                passed.append(statement.test)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         for part in (*node.decorator_list, node.args):
@@ -194,7 +202,7 @@ class _Walk(ast.NodeVisitor):
         special = node.name.startswith("__") and self.enclosing_class is not None
         name = self.enclosing_class if special else node.name  # a class is called by its own name
         self.seen.functions.add(str(name))
-        with self.set(function=name, guarded=False, enclosing_class=None, rescued=False):
+        with self.set(function=name, conditions=0, enclosing_class=None, rescued=False):
             self.block(node.body)
 
     visit_AsyncFunctionDef = visit_FunctionDef
@@ -208,20 +216,30 @@ class _Walk(ast.NodeVisitor):
     def visit_If(self, node: ast.If) -> None:
         with self.set(demanding=_ends(node.body)):
             self.visit(node.test)
-        with self.set(guarded=self.guarded or _decides(node.test)):
+        start = len(self.seen.signs), len(self.seen.uses)
+        with self.under(node.test):
             self.block(node.body)
+            middle = len(self.seen.signs), len(self.seen.uses)
             self.block(node.orelse)
+        self.seen.signs[start[0] :] = self._lifted(self.seen.signs[start[0] :], middle[0] - start[0])
+        self.seen.uses[start[1] :] = self._lifted(self.seen.uses[start[1] :], middle[1] - start[1])
+
+    def _lifted(self, found: list[Found], middle: int) -> list[Found]:
+        """What both branches have, before `middle` and after it, is under no condition of theirs."""
+        first, second = ({_what(one) for one in part} for part in (found[:middle], found[middle:]))
+        both = {what for what in first & second if what[2] == self.conditions + 1}
+        return [replace(one, conditions=self.conditions) if _what(one) in both else one for one in found]
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
         self.visit(node.test)
-        with self.set(guarded=self.guarded or _decides(node.test)):
+        with self.under(node.test):
             self.visit(node.body)
             self.visit(node.orelse)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         first, *others = node.values
         self.visit(first)
-        with self.set(guarded=self.guarded or _decides(first)):
+        with self.under(first):
             for other in others:
                 self.visit(other)
 
@@ -235,6 +253,20 @@ class _Walk(ast.NodeVisitor):
         for part in (*node.handlers, *node.orelse, *node.finalbody):
             self.visit(part)
 
+    def _visit_comprehension(
+        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+    ) -> None:
+        running = {
+            loop.target.id: variable
+            for loop in node.generators
+            for value in ast.walk(loop.iter)
+            if isinstance(loop.target, ast.Name) and (variable := self._variable(value))
+        }
+        with self.set(running=self.running | running):
+            self.generic_visit(node)
+
+    visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _visit_comprehension
+
     # What is there
 
     def visit_Expr(self, node: ast.Expr) -> None:
@@ -245,12 +277,12 @@ class _Walk(ast.NodeVisitor):
         if self.names.of(node) == "sys.argv":
             self.seen.words.add(ANY)
         if isinstance(node.ctx, ast.Load):
-            self.seen.uses.append(Use(node.id, self.function, self.guarded))
+            self.seen.uses.append(Use(node.id, self.function, self.conditions))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if self.names.of(node) == "sys.argv":
             self.seen.words.add(ANY)
-        self.seen.uses.append(Use(node.attr, self.function, self.guarded))
+        self.seen.uses.append(Use(node.attr, self.function, self.conditions))
         self.visit(node.value)
 
     def visit_Constant(self, node: ast.Constant) -> None:
@@ -260,7 +292,7 @@ class _Walk(ast.NodeVisitor):
                 self.seen.words.add((match[1] or match[2]).replace("-", "_"))
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        variable = _variable(node.slice)
+        variable = self._variable(node.slice)
         if variable and self.names.of(node.value) == "os.environ":
             if isinstance(node.ctx, ast.Load):
                 self._reads(variable, node, needed=not self.rescued)
@@ -269,7 +301,7 @@ class _Walk(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> None:
-        variable = _variable(node.left)
+        variable = self._variable(node.left)
         if variable and any(self.names.of(other) == "os.environ" for other in node.comparators):
             self._reads(variable, node, needed=self.demanding)
         self.generic_visit(node)
@@ -288,13 +320,19 @@ class _Walk(ast.NodeVisitor):
             self._note(says, called, f"uses {package}'s {last}")
         elif says is not None:
             self._note(says, called, f"calls {last}")
-        variable = _variable(arguments[0]) if arguments else None
+        variable = self._variable(arguments[0]) if arguments else None
         if variable and full in ("os.getenv", "os.environ.get", "os.environ.setdefault"):
             self._reads(variable, called, needed=self.demanding and len(arguments) == 1)
         for argument in arguments:
             if isinstance(argument, ast.Constant) and argument.value in FLAGS:
                 self.seen.flag = self.seen.flag or str(argument.value)
                 self._note(Says.ASKS, argument, f"parses {argument.value}")
+
+    def _variable(self, node: ast.AST) -> str | None:
+        """The one of VARIABLES that an expression is, if any."""
+        if isinstance(node, ast.Name):
+            return self.running.get(node.id)
+        return node.value if isinstance(node, ast.Constant) and node.value in VARIABLES else None
 
     def _reads(self, variable: str, node: ast.expr, needed: bool) -> None:
         self._note(
@@ -303,11 +341,15 @@ class _Walk(ast.NodeVisitor):
 
     def _note(self, says: Says, node: ast.expr, text: str) -> None:
         where = f"{self.shown}:{node.lineno}"
-        self.seen.signs.append(Sign(says, where, text, self.function, self.guarded))
+        self.seen.signs.append(Sign(says, where, text, self.function, self.conditions))
 
 
-def _variable(node: ast.expr) -> str | None:
-    return node.value if isinstance(node, ast.Constant) and node.value in VARIABLES else None
+def _what(found: Sign | Use) -> tuple[Says | str, str | None, int]:
+    return found.says if isinstance(found, Sign) else found.name, found.function, found.conditions
+
+
+def _returns(statement: ast.If) -> bool:
+    return any(isinstance(last, ast.Return) for last in statement.body[-1:] + statement.orelse[-1:])
 
 
 def _decides(test: ast.expr) -> bool:

@@ -152,5 +152,6 @@ def _writes(name: str, kwargs: dict[str, Any]) -> bool:
 
 
 _IN_PLACE_OPERATORS = frozenset(
-    f"__i{name}__" for name in "add sub mul truediv div floordiv mod pow and or xor lshift rshift matmul".split()
+    f"__i{name}__"
+    for name in "add sub mul truediv div floordiv mod pow and or xor lshift rshift matmul".split()
 )

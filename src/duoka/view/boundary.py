@@ -89,7 +89,9 @@ class Boundary:
         """Learn anew: a hook was added, so modules may have to be opened."""
         self._seams.clear()
 
-    def call(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """`module(*args, **kwargs)` as the script wrote it; `original` is torch's own call."""
         inside = self.inside
         if inside is not None:
@@ -116,7 +118,13 @@ class Boundary:
     # --- the three ways to run a call
 
     def _cut(
-        self, original: Original, module: nn.Module, leaves: list[Any], tree: TreeSpec, batch: BatchTensor | None, seam: Seam
+        self,
+        original: Original,
+        module: nn.Module,
+        leaves: list[Any],
+        tree: TreeSpec,
+        batch: BatchTensor | None,
+        seam: Seam,
     ) -> Any:
         cut = self._cut_of(leaves, batch, seam.lead)
         if cut is None:
@@ -195,7 +203,12 @@ class Boundary:
     # --- finding out
 
     def _seam(
-        self, original: Original, module: nn.Module, leaves: list[Any], tree: TreeSpec, batch: BatchTensor | None
+        self,
+        original: Original,
+        module: nn.Module,
+        leaves: list[Any],
+        tree: TreeSpec,
+        batch: BatchTensor | None,
     ) -> Seam | How:
         seams = self._seams.get(module)
         if seams is None:
@@ -217,7 +230,12 @@ class Boundary:
             self.view.ranks.broadcast_into(buffer, 0)
 
     def _find(
-        self, original: Original, module: nn.Module, leaves: list[Any], tree: TreeSpec, batch: BatchTensor | None
+        self,
+        original: Original,
+        module: nn.Module,
+        leaves: list[Any],
+        tree: TreeSpec,
+        batch: BatchTensor | None,
     ) -> Seam | How:
         """What the rank with the largest share finds out, for all ranks."""
         if any(_is_opaque(leaf) for leaf in leaves):
@@ -231,7 +249,12 @@ class Boundary:
         return ranks.broadcast_object(found, ranks.world_size - 1)  # type: ignore[no-any-return]
 
     def _look(
-        self, original: Original, module: nn.Module, leaves: list[Any], tree: TreeSpec, batch: BatchTensor | None
+        self,
+        original: Original,
+        module: nn.Module,
+        leaves: list[Any],
+        tree: TreeSpec,
+        batch: BatchTensor | None,
     ) -> Seam | How:
         unclear = False
         for lead, inputs in self._candidates(leaves, batch):
@@ -241,7 +264,9 @@ class Boundary:
                 continue
 
             def run(start: int, stop: int, cut: Cut = cut, inputs: tuple[int | None, ...] = inputs) -> Any:
-                rows = [self._own(leaf, dim, cut, (start, stop)) for leaf, dim in zip(leaves, inputs, strict=True)]
+                rows = [
+                    self._own(leaf, dim, cut, (start, stop)) for leaf, dim in zip(leaves, inputs, strict=True)
+                ]
                 args, kwargs = tree_unflatten(rows, tree)
                 return original(module, *args, **kwargs)
 
@@ -255,25 +280,33 @@ class Boundary:
                 unclear = True
         return How.LATER if unclear else How.OPEN
 
-    def _candidates(self, leaves: list[Any], batch: BatchTensor | None) -> list[tuple[tuple[int, int] | None, tuple[int | None, ...]]]:
+    def _candidates(
+        self, leaves: list[Any], batch: BatchTensor | None
+    ) -> list[tuple[tuple[int, int] | None, tuple[int | None, ...]]]:
         """Which inputs may be cut where: all that have the batch's size, then none but the batch itself."""
         leads: list[tuple[int, int] | None] = [None]
         if batch is None:
             first = next(index for index, leaf in enumerate(leaves) if self._may_lead(leaf))
-            leads = [(first, dim) for dim, size in enumerate(leaves[first].shape[:2]) if self.view.shares(size)]
+            leads = [
+                (first, dim) for dim, size in enumerate(leaves[first].shape[:2]) if self.view.shares(size)
+            ]
         found = []
         for lead in leads:
             n = batch._spec.cut.n if batch is not None else leaves[lead[0]].shape[lead[1]]  # type: ignore[index]
             cut_all = tuple(_dimension(leaf, n) for leaf in leaves)
             if lead is not None:
                 cut_all = (*cut_all[: lead[0]], lead[1], *cut_all[lead[0] + 1 :])
-            alone = tuple(dim if lead is not None and index == lead[0] else None for index, dim in enumerate(cut_all))
+            alone = tuple(
+                dim if lead is not None and index == lead[0] else None for index, dim in enumerate(cut_all)
+            )
             found += [(lead, inputs) for inputs in dict.fromkeys((cut_all, alone))]
         return found
 
     # --- rows
 
-    def _cut_of(self, leaves: list[Any], batch: BatchTensor | None, lead: tuple[int, int] | None) -> Cut | None:
+    def _cut_of(
+        self, leaves: list[Any], batch: BatchTensor | None, lead: tuple[int, int] | None
+    ) -> Cut | None:
         """The cut of this call; None for a batch too small to share out."""
         if batch is not None:
             return batch._spec.cut
@@ -297,13 +330,17 @@ class Boundary:
         start, stop = part
         if spec.outer == 1:
             return rows.narrow(spec.dim, start * spec.inner, (stop - start) * spec.inner)
-        apart = rows.unflatten(spec.dim, (spec.outer, cut.rows, spec.inner)).narrow(spec.dim + 1, start, stop - start)
+        apart = rows.unflatten(spec.dim, (spec.outer, cut.rows, spec.inner)).narrow(
+            spec.dim + 1, start, stop - start
+        )
         return apart.flatten(spec.dim, spec.dim + 2)
 
     def _spec(self, place: Place, shape: tuple[int, ...], cut: Cut) -> Spec:
         each, rest = divmod(shape[place.dim], cut.rows)
         if rest:
-            raise Refused(f"a random draw of shape {shape} does not hold {cut.rows} rows as in the first call ({user_line()})")
+            raise Refused(
+                f"a random draw of shape {shape} does not hold {cut.rows} rows as in the first call ({user_line()})"
+            )
         return Spec(self.view, cut, place.dim, each if place.outer else 1, 1 if place.outer else each)
 
     def _wrapped(self, out: Any, places: tuple[Place | None, ...], cut: Cut) -> Any:
@@ -311,7 +348,9 @@ class Boundary:
             return BatchTensor(out, self._spec(places[0], tuple(out.shape), cut))
         leaves, tree = tree_flatten(out)
         if len(leaves) != len(places):
-            raise Refused(f"the model gave {len(leaves)} outputs, but {len(places)} in its first call ({user_line()})")
+            raise Refused(
+                f"the model gave {len(leaves)} outputs, but {len(places)} in its first call ({user_line()})"
+            )
         wrapped = [
             BatchTensor(leaf, self._spec(place, tuple(leaf.shape), cut)) if place is not None else leaf
             for leaf, place in zip(leaves, places, strict=True)
@@ -337,7 +376,12 @@ class _during:  # noqa: N801  a context manager in the hot path
 def _kind(leaf: Any) -> Any:
     """What of an input decides how a call is cut."""
     if isinstance(leaf, Tensor):
-        return type(leaf), leaf.dim(), leaf.dtype, (leaf._spec.dim, leaf._spec.outer > 1) if isinstance(leaf, BatchTensor) else None
+        return (
+            type(leaf),
+            leaf.dim(),
+            leaf.dtype,
+            (leaf._spec.dim, leaf._spec.outer > 1) if isinstance(leaf, BatchTensor) else None,
+        )
     return type(leaf)
 
 
@@ -365,6 +409,11 @@ def _has_hooks(module: nn.Module) -> bool:
     return any(
         not getattr(hook, "__module__", "").startswith("torch.")
         for part in module.modules()
-        for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+        for hooks in (
+            part._forward_hooks,
+            part._forward_pre_hooks,
+            part._backward_hooks,
+            part._backward_pre_hooks,
+        )
         for hook in hooks.values()
     )

@@ -110,8 +110,12 @@ class ProcessCollectives(Collectives):
         except RuntimeError as error:
             text = str(error).splitlines()[0]
             if "imed out" in text or "timeout" in text.lower():
-                raise TimedOut(f"rank {self.rank} waited in vain in a collective at {user_line()}: {text}") from error
-            raise PeerLost(f"rank {self.rank} lost another rank in a collective at {user_line()}: {text}") from error
+                raise TimedOut(
+                    f"rank {self.rank} waited in vain in a collective at {user_line()}: {text}"
+                ) from error
+            raise PeerLost(
+                f"rank {self.rank} lost another rank in a collective at {user_line()}: {text}"
+            ) from error
 
     def _start(self, name: str, tensor: Tensor, begin: Callable[[Any], Any]) -> Callable[[], None]:
         what = f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]} at {user_line()}"
@@ -162,12 +166,12 @@ class AllSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, ranks: Collectives) -> Tensor:
-        ctx.world_size = ranks.world_size
+        ctx.ranks = ranks
         return ranks.all_reduce(part.detach().clone())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return grads[0] * ctx.world_size, None
+        return _entered(grads[0], ctx.ranks) * ctx.ranks.world_size, None
 
 
 class Entered(torch.autograd.Function):
@@ -183,12 +187,17 @@ class Entered(torch.autograd.Function):
         return AllSum.apply(grads[0].contiguous(), ctx.ranks) / ctx.ranks.world_size, None
 
 
+def _entered(grad: Tensor, ranks: Collectives) -> Tensor:
+    """A replicated gradient on its way to rows; only a second backward pass needs to know."""
+    return Entered.apply(grad, ranks) if torch.is_grad_enabled() else grad
+
+
 class Gathered(torch.autograd.Function):
     """Dimension 0 of all ranks' rows, put together. The gradient is replicated: each keeps its own rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, cut: Cut, ranks: Collectives) -> Tensor:
-        ctx.cut, ctx.world_size = cut, ranks.world_size
+        ctx.cut, ctx.ranks = cut, ranks
         sent = rows.detach()
         if sent.dtype == torch.bool:
             sent = sent.view(torch.uint8)
@@ -200,4 +209,5 @@ class Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return grads[0].narrow(0, ctx.cut.start, ctx.cut.rows) * ctx.world_size, None, None
+        own = _entered(grads[0], ctx.ranks).narrow(0, ctx.cut.start, ctx.cut.rows)
+        return own * ctx.ranks.world_size, None, None

@@ -74,7 +74,9 @@ def draw_own_rows(
     widen = spec.gather if name in _BY_VALUE else lambda rows: _among_others(rows, spec, order)
 
     def whole_of(value: Any) -> Any:
-        fits = isinstance(value, Tensor) and value.dim() > spec.dim and value.shape[spec.dim] == spec.local_size
+        fits = (
+            isinstance(value, Tensor) and value.dim() > spec.dim and value.shape[spec.dim] == spec.local_size
+        )
         return widen(value) if fits else value
 
     if name.endswith("_"):
@@ -131,7 +133,11 @@ def _generators() -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], No
 
 def random_states() -> tuple[Any, ...]:
     """The states of all generators that a script draws from: torch's, Python's, numpy's."""
-    return {device: get() for device, (get, _) in _generators().items()}, random.getstate(), np.random.get_state()
+    return (
+        {device: get() for device, (get, _) in _generators().items()},
+        random.getstate(),
+        np.random.get_state(),
+    )
 
 
 def set_random_states(states: tuple[Any, ...]) -> None:
@@ -146,4 +152,9 @@ def set_random_states(states: tuple[Any, ...]) -> None:
 def same_states(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Whether nothing was drawn in between."""
     same_torch = all(torch.equal(state, other[0][device]) for device, state in one[0].items())
-    return same_torch and one[1] == other[1] and one[2][2] == other[2][2] and bool((one[2][1] == other[2][1]).all())
+    return (
+        same_torch
+        and one[1] == other[1]
+        and one[2][2] == other[2][2]
+        and bool((one[2][1] == other[2][1]).all())
+    )

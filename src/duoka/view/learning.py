@@ -136,7 +136,11 @@ class Learning:
         draw = earlier[len(places)]
         place = self._place(draw, shape, tape)
         places.append(place)
-        result = draw.result if place is None else tree_map_only(Tensor, lambda t: self._last(t, place), draw.result)
+        result = (
+            draw.result
+            if place is None
+            else tree_map_only(Tensor, lambda t: self._last(t, place), draw.result)
+        )
         if func.overloadpacket.__name__.endswith("_"):
             return args[0].copy_(result)
         return result
@@ -241,7 +245,11 @@ def _traceless(module: nn.Module) -> Iterator[Callable[[], bool]]:
     """
     norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.training]
     parts = [(part, dict(part.__dict__), _contents(part.__dict__)) for part in module.modules()]
-    buffers = [(part, name, buffer, buffer.clone()) for part in module.modules() for name, buffer in _own_buffers(part)]
+    buffers = [
+        (part, name, buffer, buffer.clone())
+        for part in module.modules()
+        for name, buffer in _own_buffers(part)
+    ]
     states = random_states()
     for part in norms:
         part.training = False

@@ -72,7 +72,13 @@ class _WholeBatchNorm(torch.autograd.Function):
             inputs = [value for value in (rows, weight, bias) if value is not None]
             out = _in_steps(rows, weight, bias, ctx.eps, ctx.total, ctx.ranks)
             found = list(torch.autograd.grad(out, inputs, grads[0], create_graph=True, allow_unused=True))
-            return (found.pop(0), *(None if v is None else found.pop(0) for v in (weight, bias)), None, None, None)
+            return (
+                found.pop(0),
+                *(None if v is None else found.pop(0) for v in (weight, bias)),
+                None,
+                None,
+                None,
+            )
         shape, dims = _channels(rows), _all_but_channels(rows)
         grad = grads[0] if rows.dtype == torch.float64 else grads[0].float()
         inverse = (var + ctx.eps).rsqrt()

@@ -38,7 +38,9 @@ def get_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     grad = batch._local.grad
     if grad is None:
         return None
-    return BatchTensor(grad if batch._local.is_leaf else grad / batch._spec.view.ranks.world_size, batch._spec)
+    return BatchTensor(
+        grad if batch._local.is_leaf else grad / batch._spec.view.ranks.world_size, batch._spec
+    )
 
 
 def set_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -55,7 +57,9 @@ def backward(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     """`y.backward(gradient)` of a batch: every rank adds its own rows' part."""
     gradient = args[1] if len(args) > 1 else kwargs.pop("gradient", None)
     inputs = kwargs.pop("inputs", None)
-    backward_of_several(func, (args[0], gradient, *args[2:]), kwargs if inputs is None else {**kwargs, "inputs": inputs})
+    backward_of_several(
+        func, (args[0], gradient, *args[2:]), kwargs if inputs is None else {**kwargs, "inputs": inputs}
+    )
 
 
 def backward_of_several(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -91,7 +95,10 @@ def grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     Outputs that are rows count once over all ranks, so their weights are raised by world_size: then gradients
     of rows come divided by their own hooks or here, and gradients of replicated tensors are summed.
     """
-    outputs, inputs = _listed(args[0] if args else kwargs.pop("outputs")), _listed(args[1] if len(args) > 1 else kwargs.pop("inputs"))
+    outputs, inputs = (
+        _listed(args[0] if args else kwargs.pop("outputs")),
+        _listed(args[1] if len(args) > 1 else kwargs.pop("inputs")),
+    )
     given = args[2] if len(args) > 2 else kwargs.pop("grad_outputs", None)
     weights = [None] * len(outputs) if given is None else _listed(given)
     view = next(leaf._spec.view for leaf in (*outputs, *inputs) if isinstance(leaf, BatchTensor))

@@ -26,7 +26,9 @@ def getters(names: str) -> list[Function]:
     return [attribute.__get__ for attribute in attributes if hasattr(attribute, "__get__")]
 
 
-def argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str, default: Any = None) -> Any:
+def argument(
+    args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str, default: Any = None
+) -> Any:
     """One argument of a call, given by place or by name."""
     return args[place] if len(args) > place else kwargs.get(name, default)
 

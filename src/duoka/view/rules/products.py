@@ -82,7 +82,9 @@ def _with_parameters(func: Function, args: tuple[Any, ...], kwargs: dict[str, An
     def entered(value: Any) -> Any:
         return spec.view.enter(value) if isinstance(value, Tensor) else value
 
-    out = func(args[0]._local, *map(entered, args[1:]), **{name: entered(value) for name, value in kwargs.items()})
+    out = func(
+        args[0]._local, *map(entered, args[1:]), **{name: entered(value) for name, value in kwargs.items()}
+    )
     return wrap(out, spec)
 
 

@@ -25,7 +25,9 @@ def reduce(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     batch, name = args[0], func.__name__
     if name in ("max", "min") and len(args) > 1 and isinstance(args[1], Tensor):
         return pointwise(func, args, kwargs)
-    if not isinstance(batch, BatchTensor) or any(isinstance(value, Tensor) for value in (*args[1:], *kwargs.values())):
+    if not isinstance(batch, BatchTensor) or any(
+        isinstance(value, Tensor) for value in (*args[1:], *kwargs.values())
+    ):
         return NotImplemented
     dims, keepdim = _dims_of(name, batch, args, kwargs)
     if dims is None or (batch._spec.dim in dims):
@@ -41,7 +43,9 @@ def _dims_of(
 ) -> tuple[list[int] | None, bool]:
     """The dimensions reduced (None: all of them) and keepdim, wherever the function takes them."""
     place = 2 if name in ("norm", "quantile", "kthvalue") else 1
-    dim = argument(args, kwargs, place, "dim", kwargs.get("axis", -1 if name in ("mode", "kthvalue") else None))
+    dim = argument(
+        args, kwargs, place, "dim", kwargs.get("axis", -1 if name in ("mode", "kthvalue") else None)
+    )
     spread = name in ("std", "var", "std_mean", "var_mean")
     if spread and isinstance(dim, bool):  # unbiased, of everything
         dim = None
@@ -71,7 +75,9 @@ def whole_sum(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: 
     return _restored(total, batch, dtype)
 
 
-def whole_mean(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+def whole_mean(
+    batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None
+) -> Tensor:
     """Mean over dimensions that include the batch: one all-reduce."""
     total = batch._spec.view.all_sum(_dense(batch._local, dims, keepdim, dtype))
     count = prod(batch.shape) if dims is None else prod(batch.shape[dim] for dim in dims)
@@ -82,15 +88,21 @@ def _counted(batch: BatchTensor, nonzero: Tensor, dims: list[int] | None, keepdi
     return batch._spec.view.ranks.all_reduce(_dense(nonzero, dims, keepdim, torch.long))
 
 
-def _whole_any(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+def _whole_any(
+    batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None
+) -> Tensor:
     return _counted(batch, batch._local != 0, dims, keepdim) > 0
 
 
-def _whole_all(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+def _whole_all(
+    batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None
+) -> Tensor:
     return _counted(batch, batch._local == 0, dims, keepdim) == 0
 
 
-def _whole_count(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+def _whole_count(
+    batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None
+) -> Tensor:
     return _counted(batch, batch._local != 0, dims, False)
 
 

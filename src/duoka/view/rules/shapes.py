@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from duoka.view.batch import BatchTensor, Rule, Spec
-from duoka.view.rules.lookup import Function, align, argument, functions, getters, wrap
+from duoka.view.rules.lookup import Function, align, argument, functions, getters, localise, same_rows, wrap
 
 
 def place_after_reshape(shape: tuple[int, ...], spec: Spec, target: list[int]) -> Spec | None:
@@ -49,7 +49,11 @@ def _reshaped(batch: BatchTensor, target: list[int]) -> Any:
 
 def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> list[int]:
     """A shape given as separate numbers, as one sequence, or by name."""
-    given = args[1:] if len(args) > 2 or (len(args) == 2 and isinstance(args[1], int)) else argument(args, kwargs, 1, name)
+    given = (
+        args[1:]
+        if len(args) > 2 or (len(args) == 2 and isinstance(args[1], int))
+        else argument(args, kwargs, 1, name)
+    )
     return [int(size) for size in given]
 
 
@@ -92,7 +96,9 @@ def squeeze(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     batch = args[0]
     ndim, shape = batch.dim(), tuple(batch.shape)
     dim = argument(args, kwargs, 1, "dim")
-    asked = range(ndim) if dim is None else [d % ndim for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
+    asked = (
+        range(ndim) if dim is None else [d % ndim for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
+    )
     gone = [d for d in asked if shape[d] == 1]
     if not gone:
         return batch
@@ -112,15 +118,25 @@ def permute(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     batch = args[0]
     probe = torch.empty(tuple(range(1, batch.dim() + 1)), device="meta")
     order = func(probe, *args[1:], **kwargs).shape
-    return BatchTensor(func(batch._local, *args[1:], **kwargs), batch._spec.at(list(order).index(batch._spec.dim + 1)))
+    return BatchTensor(
+        func(batch._local, *args[1:], **kwargs), batch._spec.at(list(order).index(batch._spec.dim + 1))
+    )
 
 
 def expand(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """expand(sizes): the batch's own dimension stays as it is."""
     batch = args[0]
     if not isinstance(batch, BatchTensor):  # expand_as(a batch)
-        return func(batch, torch.empty(args[1].shape, device="meta")) if func is Tensor.expand_as else NotImplemented
-    sizes = list(argument(args, kwargs, 1, "other").shape) if func is Tensor.expand_as else _sizes(args, kwargs, "size")
+        return (
+            func(batch, torch.empty(args[1].shape, device="meta"))
+            if func is Tensor.expand_as
+            else NotImplemented
+        )
+    sizes = (
+        list(argument(args, kwargs, 1, "other").shape)
+        if func is Tensor.expand_as
+        else _sizes(args, kwargs, "size")
+    )
     dim = batch._spec.dim + len(sizes) - batch.dim()
     sizes[dim] = -1
     return BatchTensor(batch._local.expand(sizes), batch._spec.at(dim))
@@ -130,7 +146,9 @@ def pieces(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """chunk, split, unbind, narrow, select, repeat_interleave, roll, flip along another dimension."""
     batch, spec, name = args[0], args[0]._spec, func.__name__
     place = 1 if name in ("unbind", "narrow", "select", "flip") else 2
-    dim = argument(args, kwargs, place, "dims" if name in ("flip", "roll") else "dim", 0 if name in _SPLITS else None)
+    dim = argument(
+        args, kwargs, place, "dims" if name in ("flip", "roll") else "dim", 0 if name in _SPLITS else None
+    )
     if not isinstance(dim, int) or dim % batch.dim() == spec.dim or len(args) > 2 and name == "flip":
         return NotImplemented
     dim %= batch.dim()
@@ -174,9 +192,32 @@ def getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return NotImplemented if place is None else BatchTensor(batch._local[items], batch._spec.at(place))
 
 
+def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Writing to every row: `x[:, 0] = 0`, `x[..., 1:] = y`."""
+    batch, index, value = args
+    if not isinstance(batch, BatchTensor):
+        return NotImplemented
+    items = _spelled_out(index if isinstance(index, tuple) else (index,), batch.dim())
+    place = None if items is None else _place_after_index(items, batch._spec.dim)
+    if items is None or place is None:
+        return NotImplemented
+    written = batch._local[items]
+    right = written.dim() - place
+    if isinstance(value, BatchTensor):
+        if not same_rows(value._spec, batch._spec) or value.dim() - value._spec.dim != right:
+            return NotImplemented
+    try:
+        batch._local[items] = localise(value, batch._spec, right)
+    except LookupError:
+        return NotImplemented
+    return None
+
+
 def _spelled_out(items: tuple[Any, ...], ndim: int) -> tuple[Any, ...] | None:
     """The index with its ellipsis (or end) replaced by full slices; None for what is not simple."""
-    if not all(item is None or item is Ellipsis or type(item) in (int, slice) or _is_ids(item) for item in items):
+    if not all(
+        item is None or item is Ellipsis or type(item) in (int, slice) or _is_ids(item) for item in items
+    ):
         return None
     if sum(_is_ids(item) for item in items) > 1:
         return None
@@ -190,7 +231,12 @@ def _is_ids(item: Any) -> bool:
     """A list or a plain tensor of positions, of one dimension."""
     if isinstance(item, list):
         return all(type(entry) is int for entry in item)
-    return isinstance(item, Tensor) and not isinstance(item, BatchTensor) and item.dim() == 1 and item.dtype == torch.long
+    return (
+        isinstance(item, Tensor)
+        and not isinstance(item, BatchTensor)
+        and item.dim() == 1
+        and item.dtype == torch.long
+    )
 
 
 def _place_after_index(items: tuple[Any, ...], dim: int) -> int | None:
@@ -214,7 +260,11 @@ def of_a_batch(rule: Rule) -> Rule:
     """The rule where the first argument is a batch and no other is; else the whole is computed."""
 
     def only(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not args or not isinstance(args[0], BatchTensor) or any(isinstance(a, BatchTensor) for a in args[1:]):
+        if (
+            not args
+            or not isinstance(args[0], BatchTensor)
+            or any(isinstance(a, BatchTensor) for a in args[1:])
+        ):
             return NotImplemented
         return rule(func, args, kwargs)
 
@@ -228,14 +278,19 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("squeeze", (Tensor, torch)), of_a_batch(squeeze)),
     **dict.fromkeys(functions("unsqueeze", (Tensor, torch)), of_a_batch(unsqueeze)),
     **dict.fromkeys(
-        functions("permute transpose t swapaxes swapdims movedim moveaxis adjoint", (Tensor, torch)), of_a_batch(permute)
+        functions("permute transpose t swapaxes swapdims movedim moveaxis adjoint", (Tensor, torch)),
+        of_a_batch(permute),
     ),
     **dict.fromkeys(getters("T mT H mH"), of_a_batch(permute)),
     **dict.fromkeys(functions("expand expand_as", (Tensor, torch)), expand),
     **dict.fromkeys(
-        functions("chunk split unbind tensor_split split_with_sizes narrow select repeat_interleave roll flip", (Tensor, torch)),
+        functions(
+            "chunk split unbind tensor_split split_with_sizes narrow select repeat_interleave roll flip",
+            (Tensor, torch),
+        ),
         of_a_batch(pieces),
     ),
     **dict.fromkeys(functions("cat concat concatenate stack", (torch,)), joined),
     Tensor.__getitem__: getitem,
+    Tensor.__setitem__: setitem,
 }

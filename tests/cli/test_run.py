@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from duoka.cli import main
+from duoka.cli.run import command
+
+# A new option is a decision: it is worth a line here, and a note in docs/decisions/.
+OPTIONS = """
+    -h/--help -m -q/--quiet -v/--verbose --batch-norm --devices --dry-run --kind --loading --log-dir
+    --randomness --strategy --threads --timeout
+"""
+
+
+@pytest.fixture(autouse=True)
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    Path("train.py").write_text("import torch")
+    Path("pack").mkdir()
+    Path("pack/train.py").write_text("import torch")
+
+
+def test_the_options() -> None:
+    context = command.make_context("run", ["train.py"])
+    options = {"/".join(param.opts) for param in command.get_params(context) if param.opts[0].startswith("-")}
+    assert options == set(OPTIONS.split())
+
+
+def test_help_has_every_option_and_the_three_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--help"]) == 0
+    text = capsys.readouterr().out
+    for option in OPTIONS.split():
+        assert option.split("/")[-1] in text
+    for form in (
+        "[OPTIONS] SCRIPT [ARGS]...",
+        "[OPTIONS] -m MODULE [ARGS]...",
+        "SCRIPT [OPTIONS] -- [ARGS]...",
+    ):
+        assert f"duoka run {form}" in text
+    assert "duoka run train.py --devices 0,3 -- --epochs 5" in text
+    assert max(map(len, text.splitlines())) <= 110
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("--devices cpu:2 --dry-run train.py --epochs 5", "train.py --epochs 5"),
+        ("train.py --devices cpu:2 --dry-run -- --epochs 5", "train.py --epochs 5"),
+        ("train.py --devices cpu:2 --dry-run", "train.py"),
+        ("--dry-run --devices cpu:2 -m pack.train x --dry-run", "-m pack.train x --dry-run"),
+    ],
+)
+def test_a_dry_run_prints_the_plan_and_starts_nothing(
+    typed: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("train.py").write_text("raise SystemExit('started')")
+    assert main(["run", *typed.split()]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"run         {shown}\n")
+    assert "device      rank 1: CPU\n" in out
+    assert err == ""
+
+
+def test_all_options_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    typed = (
+        "--devices cpu:3 --strategy ddp --batch-norm local --randomness worker --loading whole --log-dir logs "
+        "--threads 2 --timeout 1.5m --kind plain --dry-run train.py"
+    )
+    assert main(["run", *typed.split()]) == 0
+    out = capsys.readouterr().out
+    for line in (
+        "strategy    ddp: ",
+        "batch norm  local",
+        "randomness  worker",
+        "loading     whole",
+        "device      rank 2: CPU",
+        "threads     2 per worker",
+        "timeout     90 s",
+        "output      of rank 0 here, of the others in logs",
+    ):
+        assert f"\n{line}" in out
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("", "a script is missing; for example: duoka run train.py"),
+        ("-m", "a script is missing"),
+        ("--devices 2", "a script is missing"),
+        ("--devics 2 train.py", "no such option '--devics'. Did you mean '--devices'?"),
+        ("train.py --devics 2 -- x", "no such option '--devics'. Did you mean '--devices'?"),
+        ("train.py a -- b", "'a' stands between train.py and --"),
+        ("--devices 0,0 train.py", "--devices must be auto, cpu, "),
+        ("--devices cuda:99 train.py", "--devices cuda:99: "),
+        (
+            "--strategy dpd train.py",
+            "--strategy must be one of auto, ddp, single, but is 'dpd'; did you mean ddp?",
+        ),
+        (
+            "--kind plan train.py",
+            "--kind must be one of auto, plain, distributed, api, but is 'plan'; did you mean plain?",
+        ),
+        (
+            "--batch-norm hole train.py",
+            "--batch-norm must be one of whole, local, but is 'hole'; did you mean whole?",
+        ),
+        ("--threads two train.py", "--threads must be a whole number from 1 to 4096, but is 'two'"),
+        ("--threads 0 train.py", "--threads must be a whole number from 1 to 4096, but is 0"),
+        (
+            "--timeout soon train.py",
+            "--timeout must be more than 0 seconds and at most 30 days, like 90, 90s, 10m or 1h",
+        ),
+        ("--log-dir train.py train.py", "--log-dir must be a directory"),
+        ("--quiet --verbose train.py", "--quiet and --verbose exclude each other"),
+        ("--quiet=yes train.py", "option '--quiet' does not take a value"),
+        ("trian.py", "there is no script 'trian.py'; did you mean 'train.py'?"),
+        ("pack", "'pack' is a directory"),
+        ("-m pack.trian", "there is no module 'pack.trian'"),
+        ("-m train.py", "there is no module 'train.py'; to run a file leave -m out"),
+    ],
+)
+def test_wrong_input_gets_one_message_and_exit_code_2(
+    typed: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *typed.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"duoka: error: {said}")
+    assert err.count("error") == 1
+    assert "Traceback" not in err

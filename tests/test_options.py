@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duoka.errors import OptionError
+from duoka.options import Options, Target, seconds, threads
+
+TARGET = Target("train.py")
+
+
+@pytest.mark.parametrize(
+    ("option", "given_", "said"),
+    [
+        (
+            "kind",
+            "Plain",
+            "--kind must be one of auto, plain, distributed, api, but is 'Plain'; did you mean plain?",
+        ),
+        (
+            "batch_norm",
+            "locale",
+            "--batch-norm must be one of whole, local, but is 'locale'; did you mean local?",
+        ),
+        ("randomness", "rank", "--randomness must be one of whole, worker, but is 'rank'"),
+        (
+            "loading",
+            "share",
+            "--loading must be one of auto, whole, shared, but is 'share'; did you mean shared?",
+        ),
+        ("threads", 0, "--threads must be a whole number from 1 to 4096, but is 0"),
+        ("timeout", 0, "--timeout must be more than 0 seconds and at most 30 days, but is 0"),
+        ("timeout", math.nan, "but is nan"),
+        ("timeout", math.inf, "but is inf"),
+    ],
+)
+def test_what_an_option_does_not_take(option: str, given_: Any, said: str) -> None:
+    with pytest.raises(OptionError) as error:
+        Options(TARGET, **{option: given_})
+    assert said in str(error.value)
+
+
+def test_logs_do_not_go_into_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    Options(TARGET, log_dir=path)
+    path.write_text("")
+    with pytest.raises(OptionError, match="--log-dir must be a directory"):
+        Options(TARGET, log_dir=path)
+    Options(TARGET, log_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("0.5s", 0.5),
+        ("1.5m", 90),
+        ("10m", 600),
+        ("1h", 3600),
+        (" 2h ", 7200),
+        ("720h", 2592000),
+    ],
+)
+def test_seconds(text: str, value: float) -> None:
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "0s", "-1", "1d", "1 h", "1h30m", "inf", "nan", "1e3", ".5", "721h", "٣"]
+)
+def test_no_seconds(text: str) -> None:
+    with pytest.raises(OptionError, match="like 90, 90s, 10m or 1h"):
+        seconds(text)
+
+
+@given(st.integers(1, 30 * 24 * 3600))
+def test_seconds_are_the_default_unit(value: int) -> None:
+    assert seconds(str(value)) == seconds(f"{value}s") == value
+
+
+@pytest.mark.parametrize("text", ["", "x", "1.5", "-1", "1e3", "²", "1" * 5000])
+def test_no_number_of_threads(text: str) -> None:
+    with pytest.raises(OptionError, match="--threads must be a whole number"):
+        threads(text)
+
+
+def test_a_number_of_threads() -> None:
+    assert threads("12") == 12

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duoka.devices.inventory import Gpu, Inventory
+from duoka.errors import DeviceError, OptionError, ScriptError
+from duoka.options import Options, Target
+from duoka.plan import Device, Kind, Plan, decide, details, header
+
+CPUS = Inventory((), 4, "no NVIDIA driver answers here")
+GPUS = Inventory(tuple(Gpu(index, f"GPU-{index}", "NVIDIA H200", 1 << 37) for index in range(4)), 16, "")
+
+PLAIN = "import torch\n"
+LAUNCHED = "import torch\n\ntorch.distributed.init_process_group()\n"
+EITHER = "import os\nrank = os.environ.get('RANK')\n"
+BY_ARGUMENTS = "import torch\nif input():\n    torch.distributed.init_process_group()\n"
+OWN_WORKERS = "import torch.multiprocessing as mp\nmp.spawn(print)\nmp.init_process_group()\n"
+API = "import duoka\nrun = duoka.start()\n"
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+
+    def plan(
+        source: str,
+        inventory: Inventory = CPUS,
+        visible: str | None = None,
+        omp: str | None = None,
+        **asked: Any,
+    ):
+        Path("train.py").write_text(source)
+        return decide(Options(Target("train.py", ("--epochs", "5 6")), **asked), inventory, visible, omp)
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("source", "asked", "kind", "strategy", "world_size"),
+    [
+        (PLAIN, {}, Kind.PLAIN, "single", 1),
+        (PLAIN, {"devices": "2"}, Kind.PLAIN, "ddp", 2),
+        (PLAIN, {"devices": "2", "strategy": "ddp"}, Kind.PLAIN, "ddp", 2),
+        (PLAIN, {"devices": "1", "strategy": "single"}, Kind.PLAIN, "single", 1),
+        (PLAIN, {"devices": "1", "strategy": "ddp"}, Kind.PLAIN, "single", 1),
+        (PLAIN, {"devices": "2", "kind": "distributed"}, Kind.DISTRIBUTED, "", 2),
+        (LAUNCHED, {"devices": "2"}, Kind.DISTRIBUTED, "", 2),
+        (LAUNCHED, {}, Kind.DISTRIBUTED, "", 1),
+        (LAUNCHED, {"devices": "2", "kind": "plain"}, Kind.PLAIN, "ddp", 2),
+        (EITHER, {"devices": "2"}, Kind.DISTRIBUTED, "", 2),
+        (EITHER, {"devices": "1"}, Kind.PLAIN, "single", 1),
+        (EITHER, {"devices": "1", "kind": "distributed"}, Kind.DISTRIBUTED, "", 1),
+        (EITHER, {"devices": "2", "kind": "plain"}, Kind.PLAIN, "ddp", 2),
+        (BY_ARGUMENTS, {"devices": "2"}, Kind.PLAIN, "ddp", 2),
+        (BY_ARGUMENTS, {"devices": "2", "kind": "distributed"}, Kind.DISTRIBUTED, "", 2),
+        (OWN_WORKERS, {"devices": "2"}, Kind.DISTRIBUTED, "", 1),
+        (OWN_WORKERS, {"devices": "2", "kind": "plain"}, Kind.PLAIN, "ddp", 2),
+        (API, {"devices": "2"}, Kind.API, "", 2),
+    ],
+)
+def test_kind_and_strategy(
+    plan: Any, source: str, asked: dict[str, str], kind: Kind, strategy: str, world_size: int
+) -> None:
+    made = plan(source, **asked)
+    assert (made.kind, made.strategy, made.world_size) == (kind, strategy, world_size)
+    assert len(made.devices) == int(asked.get("devices", "1"))
+    assert made.self_launching == (source is OWN_WORKERS and kind is Kind.DISTRIBUTED)
+
+
+@pytest.mark.parametrize(
+    ("asked", "cores", "omp", "threads", "noted"),
+    [
+        ({"devices": "cpu:2"}, 4, None, 2, False),
+        ({"devices": "cpu:3"}, 4, None, 1, False),
+        ({"devices": "cpu:8"}, 4, None, 1, False),
+        ({"devices": "cpu:2"}, 4, "3", 3, True),
+        ({"devices": "cpu:2"}, 4, "", 2, False),
+        ({"devices": "cpu:2"}, 4, "0", 2, False),
+        ({"devices": "cpu:2"}, 4, "many", 2, False),
+        ({"devices": "cpu:2", "threads": 5}, 4, "3", 5, False),
+        ({"devices": "cpu"}, 4, None, None, False),
+        ({"devices": "cpu"}, 4, "3", None, False),
+        ({"devices": "cpu", "threads": 5}, 4, None, 5, False),
+    ],
+)
+def test_threads(
+    plan: Any, asked: dict[str, Any], cores: int, omp: str | None, threads: int | None, noted: bool
+) -> None:
+    made = plan(PLAIN, inventory=Inventory((), cores), omp=omp, **asked)
+    assert made.threads == threads
+    assert (f"OMP_NUM_THREADS={omp} respected" in made.notes) == noted
+
+
+def test_a_script_with_workers_of_its_own_keeps_all_threads(plan: Any) -> None:
+    assert plan(OWN_WORKERS, devices="cpu:2").threads is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "said"),
+    [
+        (
+            {"strategy": "dpd"},
+            OptionError,
+            "--strategy must be one of auto, ddp, single, but is 'dpd'; did you mean ddp?",
+        ),
+        ({"strategy": "single", "devices": "2"}, OptionError, "--strategy must be auto or ddp for 2 devices"),
+        ({"devices": "0,0"}, OptionError, "--devices must be"),
+        ({"devices": "cuda"}, DeviceError, "no NVIDIA driver answers here"),
+    ],
+)
+def test_what_cannot_be(plan: Any, asked: dict[str, str], error: type[Exception], said: str) -> None:
+    with pytest.raises(error) as raised:
+        plan(PLAIN, **asked)
+    assert said in str(raised.value)
+
+
+def test_a_missing_script(tmp_path: Path) -> None:
+    with pytest.raises(ScriptError, match="there is no script"):
+        decide(Options(Target(str(tmp_path / "train.py"))), CPUS, None, None)
+
+
+def test_a_plan_is_frozen(plan: Any) -> None:
+    with pytest.raises(FrozenInstanceError):
+        plan(PLAIN).strategy = "ddp"
+
+
+def test_the_flag_for_the_local_rank_is_passed_on(plan: Any) -> None:
+    assert plan("parser.add_argument('--local-rank')").local_rank_flag == "--local-rank"
+    assert plan(PLAIN).local_rank_flag is None
+
+
+HEADERS = [
+    (PLAIN, {}, "duoka: 1 CPU worker, strategy single, plain script"),
+    (PLAIN, {"devices": "2"}, "duoka: 2 CPU workers of 2 threads, strategy ddp, plain script"),
+    (PLAIN, {"devices": "4"}, "duoka: 4 CPU workers of 1 thread, strategy ddp, plain script"),
+    (
+        LAUNCHED,
+        {"devices": "2"},
+        "duoka: 2 CPU workers of 2 threads, launched as torchrun would and left alone "
+        "(train.py:3 calls init_process_group)",
+    ),
+    (
+        LAUNCHED,
+        {"devices": "2", "strategy": "ddp", "batch_norm": "local"},
+        "duoka: 2 CPU workers of 2 threads, launched as torchrun would and left alone "
+        "(train.py:3 calls init_process_group)\n"
+        "duoka: --strategy, --batch-norm: without effect, as the script is left alone",
+    ),
+    (
+        EITHER,
+        {"devices": "2"},
+        "duoka: 2 CPU workers of 2 threads, launched as torchrun would and left alone "
+        "(train.py:2 reads RANK if it is set)\n"
+        "duoka: train.py can also run as a plain script: choose it by --kind plain",
+    ),
+    (EITHER, {}, "duoka: 1 CPU worker, strategy single, plain script"),
+    (
+        EITHER,
+        {"devices": "2", "kind": "plain"},
+        "duoka: 2 CPU workers of 2 threads, strategy ddp, plain script",
+    ),
+    (
+        BY_ARGUMENTS,
+        {"devices": "2"},
+        "duoka: 2 CPU workers of 2 threads, strategy ddp, plain script\n"
+        "duoka: train.py can also be launched as torchrun would "
+        "(train.py:3 calls init_process_group only under a condition): choose it by --kind distributed",
+    ),
+    (
+        OWN_WORKERS,
+        {"devices": "2"},
+        "duoka: 1 CPU worker, run once, as the script makes its own workers (train.py:2 calls spawn)",
+    ),
+    (
+        API,
+        {"devices": "2"},
+        "duoka: 2 CPU workers of 2 threads, script that uses duoka's API (train.py:2 calls start)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("source", "asked", "text"), HEADERS)
+def test_header(plan: Any, source: str, asked: dict[str, str], text: str) -> None:
+    assert header(plan(source, **asked)) == text
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible", "text"),
+    [
+        ("0,3", None, "duoka: GPUs 0, 3 (NVIDIA H200), strategy ddp, plain script"),
+        ("3,", None, "duoka: GPU 3 (NVIDIA H200), strategy single, plain script"),
+        (
+            "auto",
+            "2,3",
+            "duoka: GPUs 2, 3 (NVIDIA H200), strategy ddp, plain script\n"
+            "duoka: CUDA_VISIBLE_DEVICES=2,3 respected: cuda:0 = GPU 2, cuda:1 = GPU 3",
+        ),
+    ],
+)
+def test_header_with_gpus(plan: Any, devices: str, visible: str | None, text: str) -> None:
+    assert header(plan(PLAIN, GPUS, visible, devices=devices)) == text
+
+
+def test_header_with_gpus_of_several_kinds(plan: Any) -> None:
+    mixed = Inventory((*GPUS.gpus[:2], Gpu(2, "GPU-x", "NVIDIA A100", 1)), 16)
+    assert "GPUs 0, 1 (NVIDIA H200), GPU 2 (NVIDIA A100), strategy ddp" in header(plan(PLAIN, mixed))
+
+
+def test_details(plan: Any) -> None:
+    made: Plan = plan(PLAIN, GPUS, "3,0", devices="2", log_dir=Path("logs"), timeout=90.0)
+    assert made.devices == (Device("cuda", 3, "NVIDIA H200"), Device("cuda", 0, "NVIDIA H200"))
+    assert details(made).splitlines() == [
+        "run         train.py --epochs '5 6'",
+        "script      plain",
+        "strategy    ddp: every device holds the whole model, and gradients are averaged",
+        "batch norm  whole",
+        "randomness  whole",
+        "loading     auto",
+        "device      rank 0: GPU 3 (NVIDIA H200)",
+        "device      rank 1: GPU 0 (NVIDIA H200)",
+        "threads     8 per worker",
+        "timeout     90 s for a collective",
+        "output      of rank 0 here, of the others in logs",
+        "note        CUDA_VISIBLE_DEVICES=3,0 respected: cuda:0 = GPU 3, cuda:1 = GPU 0",
+    ]
+
+
+def test_details_of_a_script_that_is_left_alone(plan: Any) -> None:
+    assert details(plan(EITHER, devices="2")).splitlines() == [
+        "run         train.py --epochs '5 6'",
+        "script      launched as torchrun would and left alone (train.py:2 reads RANK if it is set)",
+        "            train.py can also run as a plain script: choose it by --kind plain",
+        "device      rank 0: CPU",
+        "device      rank 1: CPU",
+        "threads     2 per worker",
+        "timeout     600 s for a collective",
+    ]

@@ -1,0 +1,101 @@
+"""Ranks as threads of one process: quick enough for hundreds of random cases. Flow tests use real processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from duoka.view.batch import BatchTensor, Spec
+from duoka.view.collectives import Collectives
+from duoka.view.view import View
+
+T = TypeVar("T")
+
+
+class Table:
+    """Where the ranks of one test meet."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.barrier = threading.Barrier(world_size, timeout=20)
+        self.slots: list[Any] = [None] * world_size
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        self.slots[rank] = value
+        self.barrier.wait()
+        values = list(self.slots)
+        self.barrier.wait()
+        return values
+
+
+class ThreadRanks(Collectives):
+    def __init__(self, table: Table, rank: int) -> None:
+        self.table, self.rank, self.world_size = table, rank, table.world_size
+
+    def _meet(self, name: str, tensor: Tensor) -> list[Tensor]:
+        met = self.table.exchange(self.rank, (name, tensor.shape, tensor.dtype, tensor.detach().clone()))
+        assert len({(name, shape, dtype) for name, shape, dtype, _ in met}) == 1, met
+        return [value for *_, value in met]
+
+    def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
+        combine = {ReduceOp.SUM: torch.add, ReduceOp.MAX: torch.maximum, ReduceOp.MIN: torch.minimum}[op]
+        values = self._meet(f"all_reduce {op}", tensor)
+        total = values[0]
+        for value in values[1:]:
+            total = combine(total, value)
+        with torch.no_grad():
+            tensor.copy_(total)
+        return lambda: None
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return torch.stack(self._meet("all_gather", tensor))
+
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        values = self.table.exchange(self.rank, tensor.detach().clone())
+        assert self.rank == source or values[source].shape == tensor.shape
+        with torch.no_grad():
+            return tensor.copy_(values[source])
+
+    def broadcast_object(self, value: Any, source: int) -> Any:
+        return self.table.exchange(self.rank, value)[source]
+
+
+def on_ranks(world_size: int, work: Callable[[View], T]) -> list[T]:
+    """What `work` gives on each of `world_size` ranks; the first error of any is raised."""
+    table = Table(world_size)
+    errors: list[BaseException] = []
+
+    def one(rank: int) -> T:
+        try:
+            return work(View(ThreadRanks(table, rank), adopt=lambda leaf: None))
+        except threading.BrokenBarrierError:
+            raise
+        except BaseException as error:
+            errors.append(error)
+            table.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(world_size) as pool:
+        futures = [pool.submit(one, rank) for rank in range(world_size)]
+        for future in futures:
+            future.exception()
+    if errors:
+        raise errors[0]
+    return [future.result() for future in futures]
+
+
+def shared(view: View, whole: Tensor, dim: int = 0) -> BatchTensor:
+    """This rank's batch tensor of a tensor that every rank has."""
+    spec = Spec(view, view.cut(whole.shape[dim]), dim)
+    return BatchTensor(spec.own(whole).clone(), spec)
+
+
+def whole_of(value: Any) -> Any:
+    """The replicated value of a batch tensor."""
+    return value.full_tensor() if isinstance(value, BatchTensor) else value

@@ -1,0 +1,245 @@
+"""Every rule against plain torch: values, gradients and second gradients, for random cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from duoka.view.batch import BatchTensor
+from duoka.view.view import View
+from tests.view.ranks import on_ranks, shared, whole_of
+
+Operation = Callable[..., Any]
+
+# x: (n, 4, 6) rows; y: the same shape; c: classes (n,), w: a whole (6, 6) tensor, v: a whole tensor of n rows.
+SHARED: dict[str, Operation] = {  # stay rows: nothing is gathered
+    "add": lambda x, y, c, w, v: x + y * 2 - 1,
+    "radd": lambda x, y, c, w, v: 1 - 2 / (3 + x * x),
+    "plain rows": lambda x, y, c, w, v: x * v[:, None, None] + v.view(-1, 1, 1),
+    "plain row": lambda x, y, c, w, v: x * w[0] + w[:4],
+    "where": lambda x, y, c, w, v: torch.where(x > 0, x, y.abs().sqrt()),
+    "activations": lambda x, y, c, w, v: (
+        F.gelu(x) + F.leaky_relu(y, 0.1) + torch.tanh(x).sigmoid() + F.softplus(y)
+    ),
+    "clamp": lambda x, y, c, w, v: x.clamp(-0.5, 0.5) + torch.maximum(x, y),
+    "masked_fill": lambda x, y, c, w, v: x.masked_fill(y > 0, 0.0),
+    "pow": lambda x, y, c, w, v: (x**2 + 2**y).log(),
+    "in place": lambda x, y, c, w, v: (x * 1).add_(y).mul_(2).clamp_(min=0.1),
+    "augmented": lambda x, y, c, w, v: _augmented(x, y),
+    "softmax": lambda x, y, c, w, v: x.softmax(-1) + F.log_softmax(y, dim=1),
+    "normalize": lambda x, y, c, w, v: F.normalize(x, dim=-1) + F.normalize(y),
+    "cumsum": lambda x, y, c, w, v: x.cumsum(1),
+    "sort": lambda x, y, c, w, v: x.sort(-1).values + y.topk(6, -1)[0],
+    "sum of others": lambda x, y, c, w, v: x.sum((1, 2)) + x.mean(-1).sum(1) + y.amax((1, 2)),
+    "max of others": lambda x, y, c, w, v: x.max(1)[0] + x.min(dim=1, keepdim=True).values.squeeze(1),
+    "norm of others": lambda x, y, c, w, v: (
+        x.norm(2, dim=-1) + y.norm(dim=2) + x.std(-1) + x.var(2, keepdim=True)[..., 0]
+    ),
+    "logsumexp": lambda x, y, c, w, v: x.logsumexp(2) + torch.logsumexp(y, -1),
+    "view inner": lambda x, y, c, w, v: x.view(-1, 6) * 2,
+    "view back": lambda x, y, c, w, v: x.reshape(-1, 6).view(-1, 4, 6) + y,
+    "flatten": lambda x, y, c, w, v: x.flatten(1) + y.reshape(y.shape[0], -1),
+    "flatten all": lambda x, y, c, w, v: x.flatten() + y.view(-1),
+    "outer": lambda x, y, c, w, v: x.transpose(0, 1).reshape(-1, 6) @ w,
+    "outer back": lambda x, y, c, w, v: x.permute(1, 0, 2).reshape(-1, 6).view(4, -1, 6).transpose(0, 1) * y,
+    "unsqueeze": lambda x, y, c, w, v: x.unsqueeze(1).squeeze(1) + y[:, None][:, 0] + x[None].squeeze(0),
+    "expand": lambda x, y, c, w, v: x[:, :1].expand(-1, 4, 6) + y[:, :1].expand_as(y),
+    "permute": lambda x, y, c, w, v: x.permute(2, 0, 1).movedim(1, 0) + y.transpose(1, 2),
+    "index": lambda x, y, c, w, v: x[:, 1, 2:5] + y[..., [1, 3, 5]][:, 0] + x[:, -1, :3],
+    "chunk": lambda x, y, c, w, v: x.chunk(2, dim=1)[0] + y.split(2, 1)[1] * torch.stack(x.unbind(1)[:2], 1),
+    "cat": lambda x, y, c, w, v: torch.cat([x, y], 1).sum(1) + torch.stack([x, y], -1).prod(-1).sum(1),
+    "matmul": lambda x, y, c, w, v: x @ w + F.linear(y, w, w[0]) + (x @ w[0])[..., None],
+    "batched matmul": lambda x, y, c, w, v: x @ y.transpose(1, 2) @ x,
+    "layer_norm": lambda x, y, c, w, v: F.layer_norm(x, (6,), w[0], w[1]),
+    "conv": lambda x, y, c, w, v: F.conv1d(x, w[:, :4, None]) + F.max_pool1d(y, 2).sum((1, 2), keepdim=True),
+    "embedding": lambda x, y, c, w, v: F.embedding(c, w) + F.one_hot(c, 6) * x[:, 0],
+    "types": lambda x, y, c, w, v: x.float().to(torch.float64) + y.double().type_as(x),
+    "cosine": lambda x, y, c, w, v: F.cosine_similarity(x.flatten(1), y.flatten(1)),
+    "losses none": lambda x, y, c, w, v: (
+        F.cross_entropy(x[:, 0], c, reduction="none") + F.mse_loss(x, y, reduction="none").sum((1, 2))
+    ),
+}
+REDUCED: dict[str, Operation] = {  # replicated results: all-reduced, nothing gathered
+    "sum": lambda x, y, c, w, v: x.sum() + (x * y).sum(0).pow(2).sum(),
+    "mean": lambda x, y, c, w, v: x.mean() * y.mean((0, 2)).sum() + x.mean(0, keepdim=True).sum(),
+    "any": lambda x, y, c, w, v: torch.stack([(x > 1).any(), (x > -9).all(), (x > 9).any(), (x > 0).all()]),
+    "counts": lambda x, y, c, w, v: (
+        (x > 0).sum() + (c == 2).sum() + torch.count_nonzero(x > y) + c.max() - c.min()
+    ),
+    "accuracy": lambda x, y, c, w, v: (x[:, 0].argmax(1) == c).float().mean(),
+    "ce": lambda x, y, c, w, v: F.cross_entropy(x[:, 0], c),
+    "ce weight": lambda x, y, c, w, v: F.cross_entropy(
+        x[:, 0], c, weight=w[0].detach().abs() + 0.1, label_smoothing=0.1
+    ),
+    "ce ignore": lambda x, y, c, w, v: (
+        F.cross_entropy(x[:, 0], c, ignore_index=1) if (c != 1).any() else x.sum()
+    ),
+    "ce tokens": lambda x, y, c, w, v: F.cross_entropy(x.view(-1, 6), c[:, None].expand(-1, 4).reshape(-1)),
+    "ce soft": lambda x, y, c, w, v: F.cross_entropy(x[:, 0], y[:, 1].softmax(-1)),
+    "ce sum": lambda x, y, c, w, v: F.cross_entropy(
+        x.transpose(1, 2), c[:, None].expand(-1, 4), reduction="sum"
+    ),
+    "nll": lambda x, y, c, w, v: F.nll_loss(F.log_softmax(x[:, 0], -1), c),
+    "mse": lambda x, y, c, w, v: F.mse_loss(x, y) + F.l1_loss(x, y, reduction="sum") + F.smooth_l1_loss(x, y),
+    "bce": lambda x, y, c, w, v: F.binary_cross_entropy_with_logits(
+        x, y.sigmoid(), pos_weight=w[0].detach().abs()
+    ),
+    "bce weight": lambda x, y, c, w, v: F.binary_cross_entropy(
+        x.sigmoid(), y.sigmoid(), weight=y.detach().abs()
+    ),
+    "kl": lambda x, y, c, w, v: F.kl_div(x[:, 0].log_softmax(-1), y[:, 0].softmax(-1), reduction="batchmean"),
+    "gaussian": lambda x, y, c, w, v: (
+        F.gaussian_nll_loss(x, y, x.detach() ** 2 + 0.1) + F.poisson_nll_loss(x, y.abs())
+    ),
+    "huber": lambda x, y, c, w, v: F.huber_loss(x, y, delta=0.3) + F.soft_margin_loss(x, y.sign()),
+    "penalty": lambda x, y, c, w, v: (x.mean() - 1) ** 2 + w.pow(2).sum() * x.sum(),
+}
+WHOLE: dict[str, Operation] = {  # no rule fits: gathered, and still right
+    "first rows": lambda x, y, c, w, v: x[:2] + y[-1],
+    "shuffled": lambda x, y, c, w, v: x[torch.arange(x.size(0) - 1, -1, -1)] * y,
+    "mask": lambda x, y, c, w, v: x[c > 1].sum() + y[:, 0][c > 2].exp().sum(),
+    "pairs": lambda x, y, c, w, v: (x.flatten(1)[:, None] - y.flatten(1)[None]).pow(2).sum(-1),
+    "similarity": lambda x, y, c, w, v: (x[:, 0] @ y[:, 0].t()).logsumexp(0),
+    "picked": lambda x, y, c, w, v: x[torch.arange(len(c)), 0, c],
+    "sorted batch": lambda x, y, c, w, v: x.sort(0).values + x.cumsum(0) + x.softmax(0),
+    "std": lambda x, y, c, w, v: (
+        x.std() + x.var(0).sum() + x.norm() + x.max() + y.min(0).values.sum() + x.prod(1).amax()
+    ),
+    "cat rows": lambda x, y, c, w, v: torch.cat([x, y]),
+    "setitem": lambda x, y, c, w, v: _set(x * 1, y),
+    "setitem mask": lambda x, y, c, w, v: _set_mask(x * 1, c),
+    "index_add": lambda x, y, c, w, v: (x * 1).index_add_(0, torch.tensor([1, 0]), y[:2]),
+    "into plain": lambda x, y, c, w, v: torch.zeros(x.shape, dtype=x.dtype).add_(x * 2),
+    "einsum": lambda x, y, c, w, v: torch.einsum("btc,cd,btd->b", x, w, y),
+}
+
+
+def _augmented(x: Tensor, y: Tensor) -> Tensor:
+    z = x * 1
+    z += y
+    z -= 1
+    z *= y.detach()
+    z[:, 0] = 3
+    return z
+
+
+def _set(x: Tensor, y: Tensor) -> Tensor:
+    x[0] = 1.5
+    x[1:, 2] = y[1:, 1] * 2
+    return x
+
+
+def _set_mask(x: Tensor, c: Tensor) -> Tensor:
+    x[c > 1] = 0
+    return x
+
+
+def _inputs(n: int, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    return {
+        "x": normal(n, 4, 6),
+        "y": normal(n, 4, 6),
+        "c": torch.randint(0, 6, (n,), generator=generator),
+        "w": normal(6, 6),
+        "v": normal(n),
+    }
+
+
+def _scalar(out: Any) -> Tensor:
+    """Something to differentiate: weighs the entries differently, and is not linear."""
+    weights = torch.arange(1.0, out.numel() + 1, dtype=torch.float64).view(out.shape)
+    return (out * weights / out.numel()).sin().sum()
+
+
+def _values(operation: Operation, values: dict[str, Tensor], view: View | None) -> dict[str, Any]:
+    """The result, the gradients of x and w, and the gradients of a penalty on the first of them."""
+    leaves = {name: value.clone() for name, value in values.items()}
+    if view is not None:
+        leaves.update({name: shared(view, leaves[name]) for name in ("x", "y", "c")})
+    leaves["x"].requires_grad_()
+    leaves["w"].requires_grad_()
+    out = operation(**leaves)
+    found = {"out": whole_of(out).detach(), "shape": tuple(out.shape)}
+    if not out.is_floating_point() or not out.requires_grad:
+        return found
+    wanted = (leaves["x"], leaves["w"])
+    first = torch.autograd.grad(_scalar(out), wanted, create_graph=True, allow_unused=True)
+    found.update({f"d{name}": whole_of(grad) for name, grad in zip("xw", first, strict=True)})
+    penalty = sum(((grad**2).sum() for grad in first if grad is not None), torch.zeros(()))
+    if penalty.requires_grad:
+        second = torch.autograd.grad(penalty, wanted, allow_unused=True)
+        found.update({f"dd{name}": whole_of(grad) for name, grad in zip("xw", second, strict=True)})
+    return found
+
+
+def _check(operation: Operation, n: int, world_size: int, seed: int) -> list[int]:
+    values = _inputs(n, seed)
+    expected = _values(operation, values, None)
+
+    def on_rank(view: View) -> tuple[dict[str, Any], int, int]:
+        found = _values(operation, values, view)
+        return found, sum(view.gathered.values()), view.ranks.rank
+
+    gathered = []
+    for found, count, rank in on_ranks(world_size, on_rank):
+        gathered.append(count)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            if not isinstance(value, Tensor):
+                assert found[name] == value, (name, rank)
+                continue
+            torch.testing.assert_close(found[name], value, msg=lambda text, at=(name, rank): f"{at}: {text}")
+    return gathered
+
+
+cuts = st.integers(2, 4).flatmap(lambda size: st.tuples(st.integers(size, 13), st.just(size)))
+
+
+@pytest.mark.parametrize("name", SHARED)
+@settings(max_examples=8, deadline=None)
+@given(cut=cuts, seed=st.integers(0, 999))
+def test_rows_stay_rows(name: str, cut: tuple[int, int], seed: int) -> None:
+    assert not any(_check(SHARED[name], *cut, seed)), "gathered"
+
+
+@pytest.mark.parametrize("name", REDUCED)
+@settings(max_examples=8, deadline=None)
+@given(cut=cuts, seed=st.integers(0, 999))
+def test_reduced_over_all_ranks(name: str, cut: tuple[int, int], seed: int) -> None:
+    assert not any(_check(REDUCED[name], *cut, seed)), "gathered"
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@settings(max_examples=8, deadline=None)
+@given(cut=cuts, seed=st.integers(0, 999))
+def test_computed_whole(name: str, cut: tuple[int, int], seed: int) -> None:
+    _check(WHOLE[name], *cut, seed)
+
+
+def test_what_slips_past_the_rules_is_an_error() -> None:
+    def on_rank(view: View) -> None:
+        batch = shared(view, torch.ones(4, 2))
+        with pytest.raises(AssertionError, match="past the rules"), torch._C.DisableTorchFunctionSubclass():
+            batch + 1
+
+    on_ranks(2, on_rank)
+
+
+def test_a_batch_holds_its_share_or_does_not_exist() -> None:
+    def on_rank(view: View) -> None:
+        spec = shared(view, torch.ones(5, 2))._spec
+        with pytest.raises(AssertionError, match="does not hold"):
+            BatchTensor(torch.ones(1, 2), spec)
+
+    on_ranks(2, on_rank)
