@@ -18,7 +18,7 @@ PLAIN = "import torch\n"
 LAUNCHED = "import torch\n\ntorch.distributed.init_process_group()\n"
 EITHER = "import os\nrank = os.environ.get('RANK')\n"
 BY_ARGUMENTS = "import torch\nif input():\n    torch.distributed.init_process_group()\n"
-OWN_WORKERS = "import torch.multiprocessing as mp\nmp.spawn(print)\nmp.init_process_group()\n"
+OWN_RANKS = "import torch\ntorch.distributed.init_process_group(rank=0, world_size=1)\n"
 API = "import duoka\nrun = duoka.start()\n"
 
 
@@ -57,8 +57,8 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (EITHER, {"devices": "2", "kind": "plain"}, Kind.PLAIN, "ddp", 2),
         (BY_ARGUMENTS, {"devices": "2"}, Kind.PLAIN, "ddp", 2),
         (BY_ARGUMENTS, {"devices": "2", "kind": "distributed"}, Kind.DISTRIBUTED, "", 2),
-        (OWN_WORKERS, {"devices": "2"}, Kind.DISTRIBUTED, "", 1),
-        (OWN_WORKERS, {"devices": "2", "kind": "plain"}, Kind.PLAIN, "ddp", 2),
+        (OWN_RANKS, {"devices": "2"}, Kind.DISTRIBUTED, "", 1),
+        (OWN_RANKS, {"devices": "2", "kind": "plain"}, Kind.PLAIN, "ddp", 2),
         (API, {"devices": "2"}, Kind.API, "", 2),
     ],
 )
@@ -68,7 +68,7 @@ def test_kind_and_strategy(
     made = plan(source, **asked)
     assert (made.kind, made.strategy, made.world_size) == (kind, strategy, world_size)
     assert len(made.devices) == int(asked.get("devices", "1"))
-    assert made.self_launching == (source is OWN_WORKERS and kind is Kind.DISTRIBUTED)
+    assert made.self_launching == (source is OWN_RANKS and kind is Kind.DISTRIBUTED)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_threads(
     assert (f"OMP_NUM_THREADS={omp} respected" in made.notes) == noted
 
 
-def test_a_script_with_workers_of_its_own_keeps_all_threads(plan: Any) -> None:
-    assert plan(OWN_WORKERS, devices="cpu:2").threads is None
+def test_a_script_with_ranks_of_its_own_keeps_all_threads(plan: Any) -> None:
+    assert plan(OWN_RANKS, devices="cpu:2").threads is None
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,10 @@ HEADERS = [
         "(train.py:3 calls init_process_group only under a condition): choose it by --kind distributed",
     ),
     (
-        OWN_WORKERS,
+        OWN_RANKS,
         {"devices": "2"},
-        "duoka: 1 CPU worker, run once, as the script makes its own workers (train.py:2 calls spawn)",
+        "duoka: 1 CPU worker, run once, as it has ranks of its own "
+        "(train.py:2 gives init_process_group a rank of its own)",
     ),
     (
         API,

@@ -114,7 +114,7 @@ class Seat:
     def enter(self, digest: int, text: str) -> None:
         """This rank comes to its next collective.
 
-        digest: a hash of what it is (operation, shape, dtype, line), equal on ranks that agree; 63 bits count.
+        digest: 63 bits that say what it is (operation, shape, dtype, line), equal on ranks that agree.
         text: the same in words, such as "all_reduce (3,) float32 at train.py:41"; what is too long is cut.
         """
         begun = self._begun = self._begun + 1

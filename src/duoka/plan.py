@@ -32,7 +32,7 @@ STRATEGIES = {
 class Plan:
     """What a run will do. One device for each worker: rank r computes on `devices[r]`.
 
-    Only a script that makes its own workers (`self_launching`) is run once, and all devices are for it.
+    Only a script with ranks of its own (`self_launching`) is run once, and all devices are for it.
     """
 
     target: Target
@@ -151,7 +151,7 @@ def header(plan: Plan) -> str:
 
 def _left_alone(plan: Plan) -> str:
     if plan.self_launching:
-        return f"run once, as the script makes its own workers ({plan.kind_reason})"
+        return f"run once, as it has ranks of its own ({plan.kind_reason})"
     if plan.kind is Kind.API:
         return f"script that uses duoka's API ({plan.kind_reason})"
     return f"launched as torchrun would and left alone ({plan.kind_reason})"

@@ -48,10 +48,15 @@ def _without_ours(first: TracebackType | None) -> TracebackType | None:
         link = link.tb_next
     starts = [place for place, link in enumerate(links) if _file(link) == RUNS_SCRIPTS]
     inside = links[starts[-1] + 1 :] if starts else links
-    kept = [link for link in inside if not _file(link).startswith(OURS)]
+    kept = [link for link in inside if not _is_ours(link)]
     for link, following in zip(kept, [*kept[1:], None], strict=False):
         link.tb_next = following
     return kept[0] if kept else None
+
+
+def _is_ours(link: TracebackType) -> bool:
+    module = str(link.tb_frame.f_globals.get("__name__"))  # of code that was generated and has no file, too
+    return _file(link).startswith(OURS) or module.partition(".")[0] == "duoka"
 
 
 def _file(link: TracebackType) -> str:

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
@@ -86,14 +85,11 @@ def _port(wire: socket.socket) -> int:
 
 
 def _run_plain(plan: Plan, place: Place, post: Post) -> None:
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-
     from duoka.plain import run_plain
+    from duoka.rendezvous import reach_store
 
     environment.hide_ranks()
-    patience = timedelta(seconds=plan.timeout)
-    server = TCPStore("127.0.0.1", place.port, is_master=False, timeout=patience)
-    store = PrefixStore(f"attempt{place.attempt}", server)
+    store = reach_store(place, plan.timeout)
     say = _sayer(quiet=plan.verbosity == "quiet" or place.rank > 0)
     run_plain(plan, place.rank, store, post.board.seat(place.rank), post.entropy, say)
 
@@ -101,7 +97,10 @@ def _run_plain(plan: Plan, place: Place, post: Post) -> None:
 def _run_distributed(plan: Plan, place: Place, post: Post) -> None:
     import torch
 
+    from duoka.rendezvous import empty_store_for_each_group
+
     environment.give_ranks(place)
+    empty_store_for_each_group()
     torch.default_generator.seed()  # under torchrun, too, every rank starts with random numbers of its own
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()

@@ -66,8 +66,8 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(
 
 def test_all_options_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     typed = (
-        "--devices cpu:3 --strategy ddp --batch-norm local --randomness worker --loading whole --log-dir logs "
-        "--threads 2 --timeout 1.5m --kind plain --dry-run train.py"
+        "--devices cpu:3 --strategy ddp --batch-norm local --randomness worker --loading whole "
+        "--log-dir logs --threads 2 --timeout 1.5m --kind plain --dry-run train.py"
     )
     assert main(["run", *typed.split()]) == 0
     out = capsys.readouterr().out

@@ -94,7 +94,9 @@ class Warm:
         socket.send_fds(self._socket, [data], files)
         os.close(writing)
         report = open(reading)  # noqa: SIM115
-        return Running(json.loads(report.readline())["pid"], report, stdout, stderr)
+        begun = report.readline()
+        assert begun, f"the warm process has ended with {self._process.poll()}; standard error tells why"
+        return Running(json.loads(begun)["pid"], report, stdout, stderr)
 
     def close(self) -> None:
         """End the warm process, and with it whatever is still going on."""
@@ -150,9 +152,8 @@ class Flow:
             file.write(stdin)
             file.seek(0)
             cwd = cwd or self.folder
-            return self.warm.start(
-                program, args, file, cwd=str(cwd), env=surroundings(env or {}), timeout=timeout
-            )
+            limits = {"timeout": timeout, "grace": grace}
+            return self.warm.start(program, args, file, cwd=str(cwd), env=surroundings(env or {}), **limits)
 
 
 def surroundings(env: Mapping[str, str]) -> dict[str, str]:

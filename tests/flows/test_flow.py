@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+
 from tests.flows.flow import Flow
 
 ENDS = {

@@ -346,7 +346,7 @@ def test_what_a_command_line_library_calls_is_a_sign(tell) -> None:
 
 
 SELF_LAUNCHING = {
-    "train.py:6 calls spawn": """
+    "train.py:4 gives init_process_group a rank of its own": """
         import os, torch.distributed as dist, torch.multiprocessing as mp
         def work(rank, size):
             os.environ["MASTER_PORT"] = "12355"
@@ -354,7 +354,7 @@ SELF_LAUNCHING = {
         if __name__ == "__main__":
             mp.spawn(work, args=(2,), nprocs=2)
     """,
-    "train.py:6 calls Process": """
+    "train.py:3 gives init_process_group a rank of its own": """
         import torch.distributed as dist, torch.multiprocessing as mp
         def work(rank):
             dist.init_process_group("gloo", rank=rank, world_size=2)
@@ -372,10 +372,20 @@ SELF_LAUNCHING = {
 
 
 @pytest.mark.parametrize(("reason", "source"), SELF_LAUNCHING.items(), ids=SELF_LAUNCHING)
-def test_a_script_that_makes_its_own_workers(tell, reason: str, source: str) -> None:
+def test_a_script_with_ranks_of_its_own(tell, reason: str, source: str) -> None:
     script = tell(source)
     assert (script.kind, script.reason) == (Kind.DISTRIBUTED, reason)
     assert script.self_launching
+
+
+def test_processes_beside_the_ranks_are_no_ranks_of_its_own(tell) -> None:
+    source = """
+        import torch.distributed as dist, torch.multiprocessing as mp
+        dist.init_process_group("gloo")
+        mp.spawn(print, nprocs=2)
+        """
+    script = tell(source)
+    assert (script.kind, script.self_launching) == (Kind.DISTRIBUTED, False)
 
 
 def test_a_script_that_spawns_only_without_a_launcher_is_launched(tell) -> None:
@@ -386,7 +396,7 @@ def test_a_script_that_spawns_only_without_a_launcher_is_launched(tell) -> None:
         if "RANK" in os.environ:
             work(int(os.environ["RANK"]))
         else:
-            mp.spawn(work, nprocs=2)
+            mp.spawn(lambda rank: dist.init_process_group("gloo", rank=rank, world_size=2), nprocs=2)
         """
     script = tell(source)
     assert (script.kind, script.can_be_either, script.self_launching) == (Kind.DISTRIBUTED, False, False)

@@ -64,12 +64,22 @@ def cli() -> None:
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; 2 where what was asked for cannot be.
 
-    A command does not run a script inside of click: it returns what is to be called next. So the script's own
-    exceptions and signals never meet click's handling of them.
+    What a command returns is called here, outside of click: a script's own exceptions and signals must not
+    meet click's handling of them.
     """
     try:
-        todo = cli.main(args, prog_name="duoka", standalone_mode=False)
-        return cast(Callable[[], int], todo)() if callable(todo) else int(todo or 0)
+        todo = _parse(args)
+        return todo() if callable(todo) else todo
+    except AskedError as error:
+        return _fail(str(error), 2)
+    except DuokaError as error:
+        return _fail(str(error), 1)
+
+
+def _parse(args: Sequence[str] | None) -> Callable[[], int] | int:
+    """What is to be done, or the exit code where nothing is left to do."""
+    try:
+        return cast("Callable[[], int] | int", cli.main(args, prog_name="duoka", standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as asked:
         click.echo(asked.format_message(), err=True)
         return 2
@@ -79,10 +89,6 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail(_plainly(error.format_message()) + more, 2)
     except click.Abort:
         return 130
-    except AskedError as error:
-        return _fail(str(error), 2)
-    except DuokaError as error:
-        return _fail(str(error), 1)
 
 
 def _plainly(message: str) -> str:

@@ -83,13 +83,13 @@ GROUPS: tuple[tuple[str, tuple[click.Option, ...]], ...] = (
                 ["--batch-norm"],
                 default="whole",
                 metavar="whole|local",
-                help="Statistics of the whole batch as on one device, or of each share (faster, other numbers).",
+                help="Statistics of the whole batch, or of each share (faster, but other numbers).",
             ),
             click.Option(
                 ["--randomness"],
                 default="whole",
                 metavar="whole|worker",
-                help="Random numbers as on one device, or each rank's own (faster, other numbers).",
+                help="Draws for the whole batch, or each rank's own (faster, but other numbers).",
             ),
             click.Option(
                 ["--loading"],
@@ -137,7 +137,7 @@ class RunCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in their groups, then examples."""
-        for title, group in (*GROUPS, ("Help", (self.get_help_option(ctx),))):
+        for title, group in (*GROUPS, ("About this", (self.get_help_option(ctx),))):
             with formatter.section(title):
                 formatter.write_dl(
                     [record for option in group if option and (record := option.get_help_record(ctx))]

@@ -18,7 +18,19 @@ from datetime import timedelta
 
 import torch
 
-from duoka.plain import autograd, entropy, files, foreign, loaders, modules, optimizers, parallel, saving
+from duoka.plain import (
+    autograd,
+    constructors,
+    entropy,
+    files,
+    foreign,
+    hooks,
+    loaders,
+    modules,
+    optimizers,
+    parallel,
+    saving,
+)
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session
 from duoka.plan import Plan
@@ -29,7 +41,19 @@ from duoka.view.collectives import ProcessCollectives, Seat
 from duoka.view.draws import OwnStream
 from duoka.view.view import View
 
-INTERCEPTIONS = (modules, autograd, loaders, optimizers, parallel, saving, files, entropy, foreign)
+INTERCEPTIONS = (
+    modules,
+    autograd,
+    hooks,
+    constructors,
+    loaders,
+    optimizers,
+    parallel,
+    saving,
+    files,
+    entropy,
+    foreign,
+)
 
 
 def run_plain(

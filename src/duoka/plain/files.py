@@ -13,18 +13,18 @@ import io
 import os
 import shutil
 import sys
-import sysconfig
 import tarfile
 import tempfile
 import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 
 from duoka.plain.session import Session
-from duoka.view.site import is_users
+from duoka.view.site import STANDARD, is_users
 
 # (where, names): done by rank 0, the others wait and get the same outcome.
 ACTIONS: tuple[tuple[Any, str], ...] = (
@@ -41,6 +41,7 @@ QUESTIONS: tuple[tuple[Any, str], ...] = (
     (glob, "glob"),
     (Path, "exists is_file is_dir"),
     (tempfile, "mkdtemp"),
+    (builtins, "input"),
 )
 
 
@@ -72,20 +73,19 @@ class _Caller:
         self._patches = session.patches
         self._thread = threading.get_ident()
         self._busy = False
-        paths = sysconfig.get_paths()
-        self._libraries = tuple(
-            {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")} | {"<frozen"}
-        )
+
+    def is_free(self) -> bool:
+        """Whether this is the main thread of the rank, and not inside of such a call already."""
+        return self._patches.active and not self._busy and threading.get_ident() == self._thread
 
     def is_script(self) -> bool:
-        """Whether the script itself calls, in its main thread (and not from inside such a call)."""
-        if self._busy or not self._patches.active or threading.get_ident() != self._thread:
+        """Whether the script itself calls, be it through the standard library (`TemporaryDirectory`)."""
+        if not self.is_free():
             return False
-        return not sys._getframe(2).f_code.co_filename.startswith(self._libraries)
-
-    def is_main_thread(self) -> bool:
-        """Whether the call comes from the script's main thread, through whatever library."""
-        return self._patches.active and not self._busy and threading.get_ident() == self._thread
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename.startswith(STANDARD):
+            frame = frame.f_back
+        return frame is not None and is_users(frame.f_code.co_filename)
 
     def busy(self) -> _Busy:
         """While this lasts, nested calls are left alone."""
@@ -115,7 +115,7 @@ def _opener(session: Session, caller: _Caller) -> Callable[[Callable[..., Any]],
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if not isinstance(file, (str, os.PathLike)) or not caller.is_main_thread():
+            if not isinstance(file, (str, os.PathLike)) or not session.patches.active:
                 return original(file, mode, *args, **kwargs)
             path = os.path.abspath(os.fspath(file))
             if not isinstance(path, str) or path.startswith(caches) or not is_users(path):
@@ -128,7 +128,7 @@ def _opener(session: Session, caller: _Caller) -> Callable[[Callable[..., Any]],
                     *args,
                     **kwargs,
                 )
-            if path in written:  # rank 0 has closed it when it comes here
+            if path in written and caller.is_free():  # rank 0 has closed it when it comes here
                 written.discard(path)
                 session.ranks.barrier()
             return original(file, mode, *args, **kwargs)

@@ -38,7 +38,7 @@ class Script:
     reason: the line that told, like `train.py:12 reads RANK`; empty for a plain script.
     can_be_either: plain or distributed, as its surroundings or its arguments say.
     local_rank_flag: `--local_rank` or `--local-rank`, as it parses it; None if it does not.
-    self_launching: it makes its own workers, so it is to be run once, with all cards.
+    self_launching: it says itself which rank it is, so it is to be run once, with all cards.
     words: the command-line options that it seems to take, with underscores and without dashes.
     """
 
@@ -64,7 +64,7 @@ def read(target: Target) -> Script:
     signs = [sign for one in seen for sign in one.signs]
     kind, reason, can_be_either = _verdict(signs, _reached(seen))
     by_environment = any(sign.says in (Says.NEEDS, Says.ASKS) for sign in signs)
-    self_launching = not by_environment and {Says.STARTS, Says.OWN_RANKS} <= {sign.says for sign in signs}
+    self_launching = not by_environment and any(sign.says is Says.OWN_RANKS for sign in signs)
     if self_launching and kind is Kind.DISTRIBUTED:
         reason = _first(signs, [Says.OWN_RANKS])
     return Script(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -22,7 +22,7 @@ class Says(Enum):
     HANDS_OVER = auto()  # hands over to a library that looks for RANK and the like
     NEEDS = auto()  # needs RANK and the like
     ASKS = auto()  # looks whether RANK and the like are there
-    OWN_RANKS = auto()  # makes its own workers, or numbers them itself
+    OWN_RANKS = auto()  # says itself which rank it is
     API = auto()  # uses duoka's API
 
 
@@ -49,14 +49,10 @@ CALLS = {
     ("lightning", "Trainer"): Says.HANDS_OVER,
     ("lightning_fabric", "Fabric"): Says.HANDS_OVER,
     ("mmengine", "Runner"): Says.HANDS_OVER,
-    ("multiprocessing", "Process"): Says.OWN_RANKS,
     ("pytorch_lightning", "LightningCLI"): Says.HANDS_OVER,
     ("pytorch_lightning", "Trainer"): Says.HANDS_OVER,
-    ("torch", "Process"): Says.OWN_RANKS,
     ("torch", "init_device_mesh"): Says.STARTS,
     ("torch", "is_torchelastic_launched"): Says.ASKS,
-    ("torch", "spawn"): Says.OWN_RANKS,
-    ("torch", "start_processes"): Says.OWN_RANKS,
     ("transformers", "Seq2SeqTrainer"): Says.HANDS_OVER,
     ("transformers", "Trainer"): Says.HANDS_OVER,
     ("trl", "DPOTrainer"): Says.HANDS_OVER,
@@ -307,12 +303,14 @@ class _Walk(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        self._call(node.func, arguments=node.args)
+        self._call(node.func, node.args, {keyword.arg for keyword in node.keywords})
         demanding = isinstance(node.func, ast.Name) and node.func.id == "int"  # int(None) would raise
         with self.set(demanding=demanding):
             self.generic_visit(node)
 
-    def _call(self, called: ast.expr, arguments: Sequence[ast.expr] = ()) -> None:
+    def _call(
+        self, called: ast.expr, arguments: Sequence[ast.expr] = (), keywords: Set[str | None] = frozenset()
+    ) -> None:
         full = self.names.of(called)
         package, last = full.partition(".")[0], full.rpartition(".")[2]
         says = CALLS.get((package, last)) or CALLS.get(("", last))
@@ -320,6 +318,8 @@ class _Walk(ast.NodeVisitor):
             self._note(says, called, f"uses {package}'s {last}")
         elif says is not None:
             self._note(says, called, f"calls {last}")
+        if says is Says.STARTS and keywords & {"rank", None}:  # None is `**keywords`
+            self._note(Says.OWN_RANKS, called, f"gives {last} a rank of its own")
         variable = self._variable(arguments[0]) if arguments else None
         if variable and full in ("os.getenv", "os.environ.get", "os.environ.setdefault"):
             self._reads(variable, called, needed=self.demanding and len(arguments) == 1)

@@ -23,6 +23,8 @@ from duoka.errors import Refused
 from duoka.strategies.base import Strategy
 from duoka.view.collectives import Collectives
 
+_when_accumulated = Tensor.register_post_accumulate_grad_hook  # plain scripts are refused it
+
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
 
 
@@ -79,7 +81,7 @@ class Ddp(Strategy):
         self._index[parameter] = index = len(self._watched)
         self._watched.append(_Watched(ref(parameter), parameter.shape, parameter.dtype, parameter.device))
         self._ranks.broadcast_into(parameter, 0)
-        parameter.register_post_accumulate_grad_hook(lambda _: self._reach(index))
+        _when_accumulated(parameter, lambda _: self._reach(index))
 
     @contextmanager
     def backward(self, site: str) -> Iterator[None]:

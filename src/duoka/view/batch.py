@@ -70,6 +70,7 @@ class BatchTensor(Tensor):
 
     _local: Tensor
     _spec: Spec
+    _lent: list[tuple[Tensor, int]] | None = None  # what was handed out as views of a gathered copy
     rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}
 
     @staticmethod
@@ -101,6 +102,9 @@ class BatchTensor(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        for value in args:
+            if isinstance(value, BatchTensor) and value._lent is not None:
+                _take_back(value)
         rule = cls.rules.get(func)
         if rule is not None:
             out = rule(func, args, kwargs)
@@ -110,7 +114,7 @@ class BatchTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise AssertionError(f"{func} came to a batch tensor past the rules: this is a bug in duoka")
+        raise Refused(f"{func} came to a batch past duoka's rules ({user_line()}), so it cannot be shared out")
 
 
 def gather_all(tree: Any) -> Any:
@@ -132,13 +136,36 @@ def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     batches_in((args, kwargs))[0]._spec.view.gathered[name, user_line()] += 1
     if isinstance(kwargs.get("out"), BatchTensor) or name in ("__set__", "__delete__"):
         raise Refused(f"{name} into a batch cannot be shared out ({user_line()}); write it without `out=`")
-    if not (args and isinstance(args[0], BatchTensor) and _writes(name, kwargs)):
+    if not (args and isinstance(args[0], BatchTensor)):
         return func(*gather_all(args), **gather_all(kwargs))
     batch = args[0]
+    if not _writes(name, kwargs):
+        whole = batch.full_tensor()
+        out = func(whole, *gather_all(args[1:]), **gather_all(kwargs))
+        _lend(batch, whole, out)
+        return out
     whole = batch.full_tensor().clone()
     func(whole, *gather_all(args[1:]), **gather_all(kwargs))
     batch._local.copy_(batch._spec.own(whole))
     return None if name == "__setitem__" else batch
+
+
+def _lend(batch: BatchTensor, whole: Tensor, out: Any) -> None:
+    """Remember views of the gathered copy: on one device, writing into them would write into the batch."""
+    memory = whole.untyped_storage().data_ptr()
+    views = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
+    lent = [(view, view._version) for view in views if view.untyped_storage().data_ptr() == memory]
+    batch._lent = lent or None
+
+
+def _take_back(batch: BatchTensor) -> None:
+    """Refuse to go on where a view of a gathered copy was written into: the batch does not have what was written."""
+    lent, batch._lent = batch._lent or [], None
+    if any(view._version != version for view, version in lent):
+        raise Refused(
+            f"rows taken from a batch were written into before {user_line()}; write through the batch itself "
+            "instead: `x[i] = value`, not `x[i].fill_(value)`"
+        )
 
 
 def _writes(name: str, kwargs: dict[str, Any]) -> bool:

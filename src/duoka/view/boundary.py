@@ -271,6 +271,7 @@ class Boundary:
                 return original(module, *args, **kwargs)
 
             learning = Learning(module)
+            self.view.ranks.alone = True
             try:
                 with _during(self, _Inside(learning=learning)):
                     return Seam(lead, inputs, learning.learn(run, cut.rows))
@@ -278,6 +279,8 @@ class Boundary:
                 continue
             except Unclear:
                 unclear = True
+            finally:
+                self.view.ranks.alone = False
         return How.LATER if unclear else How.OPEN
 
     def _candidates(
@@ -406,6 +409,9 @@ def _is_opaque(leaf: Any) -> bool:
 
 def _has_hooks(module: nn.Module) -> bool:
     """Hooks of the script's own, in the module or its parts: they must see batches, not rows."""
+    everywhere = nn.modules.module
+    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks or everywhere._global_backward_hooks:
+        return True
     return any(
         not getattr(hook, "__module__", "").startswith("torch.")
         for part in module.modules()

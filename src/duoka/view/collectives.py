@@ -32,11 +32,16 @@ class Seat(Protocol):
         """It has finished; raises RanksApart where other ranks came to another one."""
 
 
+class Alone(Exception):
+    """A collective was called by a rank that is finding something out by itself."""
+
+
 class Collectives(ABC):
     """A rank among `world_size` ranks. Every call is made by all ranks, in the same order."""
 
     rank: int
     world_size: int
+    alone: bool = False  # one rank finds something out for all: it must not meet the others meanwhile
 
     @abstractmethod
     def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
@@ -118,6 +123,8 @@ class ProcessCollectives(Collectives):
             ) from error
 
     def _start(self, name: str, tensor: Tensor, begin: Callable[[Any], Any]) -> Callable[[], None]:
+        if self.alone:
+            raise Alone
         what = f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]} at {user_line()}"
         self._seat.enter(hash(what), what)
         with self._met():

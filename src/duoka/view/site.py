@@ -11,12 +11,9 @@ from types import FrameType
 import torch
 
 _PATHS = sysconfig.get_paths()
-_NOT_THE_USERS = (
-    *{_PATHS[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")},
-    str(Path(torch.__file__).parent),
-    str(Path(__file__).parents[1]),
-    "<",  # frozen modules, code made from strings
-)
+_LIBRARIES = (_PATHS["purelib"], _PATHS["platlib"], str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+STANDARD = (_PATHS["stdlib"], "<frozen")
+_NOT_THE_USERS = (*_LIBRARIES, *STANDARD, "<string>", "<__array_function__")
 
 
 @lru_cache(maxsize=4096)

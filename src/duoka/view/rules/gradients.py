@@ -23,7 +23,7 @@ def requires_grad_(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     batch._local.requires_grad_(wanted)
     if fresh:
         size = batch._spec.view.ranks.world_size
-        batch._local.register_hook(lambda grad: grad / size)
+        _register_hook(batch._local, lambda grad: grad / size)
     return batch
 
 
@@ -108,7 +108,9 @@ def grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return tuple(_true_gradient(one, of, view) for one, of in zip(found, inputs, strict=True))
 
 
-_torch_grad = torch.autograd.grad  # plain scripts get another one, which asks this rule
+# Plain scripts get other ones, which ask these rules.
+_torch_grad = torch.autograd.grad
+_register_hook = Tensor.register_hook
 
 
 def _true_gradient(found: Tensor | None, of: Tensor, view: Any) -> Tensor | None:
@@ -134,7 +136,7 @@ def register_hook(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
         out = hook(BatchTensor(grad / scale, batch._spec))
         return None if out is None else _rows_of(out, batch) * scale
 
-    return batch._local.register_hook(rows_hook)
+    return _register_hook(batch._local, rows_hook)
 
 
 RULES: dict[Function, Rule] = {
@@ -144,6 +146,6 @@ RULES: dict[Function, Rule] = {
     Tensor.grad.__set__: set_grad,  # type: ignore[attr-defined]
     Tensor.backward: backward,
     torch.autograd.backward: backward_of_several,
-    Tensor.register_hook: register_hook,
+    _register_hook: register_hook,
     _torch_grad: grad,
 }

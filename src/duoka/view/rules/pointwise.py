@@ -49,6 +49,8 @@ def pointwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         )
     except LookupError:
         return NotImplemented
+    if not isinstance(out, Tensor):  # where(condition) gives indices
+        return NotImplemented
     return BatchTensor(out, spec.at(out.dim() - right))
 
 

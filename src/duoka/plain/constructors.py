@@ -1,0 +1,64 @@
+"""Functions of torch that make tensors of tensors and ask nobody: they would look inside a batch tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duoka.plain.session import Session
+from duoka.view.batch import BatchTensor, batches_in, compute_whole, gather_all
+
+
+def install(session: Session) -> None:
+    """Intercept `torch.tensor`, `Variable`, `nn.Parameter` and the application of the script's own Functions."""
+
+    def make_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            if batches_in(args):
+                return compute_whole(original, args, kwargs)
+            return original(*args, **kwargs)
+
+        return whole
+
+    def make_apply(original: Callable[..., Any]) -> Any:
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            bound = MethodType(original.__func__, cls)  # type: ignore[attr-defined]
+            if any(isinstance(value, BatchTensor) for value in args):
+                return compute_whole(bound, args, kwargs)
+            return bound(*args, **kwargs)
+
+        return classmethod(apply)
+
+    session.patches.replace(torch, "tensor", make_whole)
+    session.patches.put(torch.autograd.Function, "apply", make_apply(torch.autograd.Function.apply))
+    session.patches.put(torch.autograd, "Variable", Variable)
+    session.patches.put(nn.Parameter, "__new__", _parameter)
+
+
+class _IsTensor(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, Tensor)
+
+
+class Variable(metaclass=_IsTensor):
+    """`torch.autograd.Variable`, which has meant a tensor since torch 0.4."""
+
+    _execution_engine = torch.autograd.Variable._execution_engine
+
+    def __new__(cls, data: Any = None, requires_grad: bool = False, volatile: bool = False) -> Any:
+        """The tensor itself, or one that shares its memory and asks for a gradient."""
+        if not requires_grad:
+            return data
+        return data.detach().requires_grad_()
+
+
+_new_parameter = nn.Parameter.__new__
+
+
+def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    """`nn.Parameter(batch)`: all rows, the same on every rank, as any parameter."""
+    return _new_parameter(cls, gather_all(data), requires_grad)

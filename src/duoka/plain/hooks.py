@@ -1,0 +1,43 @@
+"""Hooks on parameters: they see the whole batch's gradient, as on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from duoka.errors import Refused
+from duoka.plain.session import Session
+from duoka.view.site import user_line
+
+
+def install(session: Session) -> None:
+    """Intercept `Tensor.register_hook` and refuse `register_post_accumulate_grad_hook`."""
+
+    def make_register(original: Callable[..., Any]) -> Callable[..., Any]:
+        def register_hook(self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
+            if not self.is_leaf:
+                return original(self, hook)
+
+            def whole_hook(grad: Tensor) -> Tensor:
+                # Averaging it here makes the average at the end of the pass change nothing.
+                whole = session.view.all_sum(grad) / session.ranks.world_size
+                changed = hook(whole)
+                return whole if changed is None else changed
+
+            return original(self, whole_hook)
+
+        return register_hook
+
+    def make_refuse(original: Callable[..., Any]) -> Callable[..., NoReturn]:
+        def register_post_accumulate_grad_hook(self: Tensor, hook: Callable[[Tensor], None]) -> NoReturn:
+            raise Refused(
+                f"{user_line()} registers a post-accumulate-grad hook, which would see this rank's part of a gradient "
+                "only; do what it does after backward() instead"
+            )
+
+        return register_post_accumulate_grad_hook
+
+    session.patches.replace(Tensor, "register_hook", make_register)
+    session.patches.replace(Tensor, "register_post_accumulate_grad_hook", make_refuse)

@@ -1,0 +1,41 @@
+"""How workers reach the launcher's store, where they find each other."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from duoka.environment import Place
+
+
+def reach_store(place: Place, timeout: float) -> Store:
+    """The part of the launcher's store that belongs to this attempt; it waits `timeout` seconds for a key."""
+    store = TCPStore("127.0.0.1", place.port, is_master=False, timeout=timedelta(seconds=timeout))
+    return PrefixStore(f"attempt{place.attempt}", store)
+
+
+def empty_store_for_each_group() -> None:
+    """Let each init_process_group of a script begin with keys of its own.
+
+    Several ranks share one store, and torch uses the same keys in it again and again: a rank that comes first
+    to a second init_process_group finds addresses of the first one, and fails to connect to them.
+    """
+    handlers = getattr(sys.modules["torch.distributed.rendezvous"], "_rendezvous_handlers", {})
+    for scheme in ("env", "tcp"):
+        if scheme in handlers:
+            handlers[scheme] = _counting(handlers[scheme])
+
+
+def _counting(handler: Any) -> Any:
+    numbers = itertools.count()
+
+    def counting(url: str, **how: Any) -> Iterator[tuple[Store, int, int]]:
+        for store, rank, size in handler(url, **how):
+            yield PrefixStore(f"group{next(numbers)}", store), rank, size
+
+    return counting

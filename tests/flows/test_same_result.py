@@ -1,0 +1,63 @@
+"""Unedited scripts on 1 to 4 workers print the numbers, and save the weights, that `python script.py` does."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from tests.flows.flow import Flow, Result, Warm
+
+SCRIPTS = {path.stem: path for path in sorted((Path(__file__).parent / "scripts").glob("*.py"))}
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+
+
+@pytest.fixture(scope="module")
+def reference(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Result, Path]]:
+    """What plain python gives, once for each script."""
+    done: dict[str, tuple[Result, Path]] = {}
+
+    def run(name: str) -> tuple[Result, Path]:
+        if name not in done:
+            folder = tmp_path_factory.mktemp(name)
+            saved = folder / "weights.pt"
+            done[name] = Flow(warm, folder).python([SCRIPTS[name], saved]).ok(), saved
+        return done[name]
+
+    return run
+
+
+def assert_same_lines(expected: str, actual: str) -> None:
+    """The same text, and every number in it equal but for rounding."""
+    assert NUMBER.sub("#", actual) == NUMBER.sub("#", expected)
+    for one, other in zip(NUMBER.findall(expected), NUMBER.findall(actual), strict=True):
+        digits = len(one.partition(".")[2])
+        last_place = 1.01 * 10**-digits if digits else 0  # printed numbers are rounded already
+        assert math.isclose(float(one), float(other), rel_tol=1e-5, abs_tol=last_place), f"{one} != {other}"
+
+
+def assert_same_weights(expected: Path, actual: Path) -> None:
+    before, after = (tree_leaves(torch.load(path)) for path in (expected, actual))
+    assert len(before) == len(after) > 0
+    for one, other in zip(before, after, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5 * float(one.abs().max()))
+
+
+RUNS = [(name, workers) for name in SCRIPTS for workers in (2, 3)]
+RUNS += [(name, workers) for name in ("classify", "regress") for workers in (1, 4)]
+
+
+@pytest.mark.parametrize(("name", "workers"), RUNS)
+def test_same_result(
+    flow: Flow, reference: Callable[[str], tuple[Result, Path]], name: str, workers: int
+) -> None:
+    expected, weights = reference(name)
+    saved = flow.folder / "weights.pt"
+    result = flow.run(["run", "--devices", f"cpu:{workers}", SCRIPTS[name], saved]).ok()
+    assert_same_lines(expected.stdout, result.stdout)
+    assert_same_weights(weights, saved)

@@ -1,0 +1,91 @@
+"""Signals to the command process while it has workers."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.flows.flow import Flow, Running
+from tests.flows.group import group, start, until
+
+SAVES = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+open(f"ready{rank}", "w").close()
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(1)
+    say("saved")
+    raise
+"""
+
+
+def ready(flow: Flow, running: Running, workers: int = 2) -> Running:
+    until(lambda: all((flow.folder / f"ready{rank}").exists() for rank in range(workers)))
+    return running
+
+
+def test_ctrl_c_lets_the_script_save(flow: Flow) -> None:
+    running = ready(flow, start(flow, group(flow, SAVES)))
+    running.send(signal.SIGINT)
+    result = running.wait()
+    assert (result.returncode, result.stdout, result.stderr) == (130, "saved\n" * 2, "duoka: interrupted\n")
+
+
+def test_ctrl_c_twice_ends_it_at_once(flow: Flow) -> None:
+    running = ready(flow, start(flow, group(flow, SAVES.replace("sleep(1)", "sleep(60)"))))
+    before = time.monotonic()
+    running.send(signal.SIGINT)
+    time.sleep(0.5)
+    running.send(signal.SIGINT)
+    result = running.wait()
+    assert time.monotonic() - before < 8, "it waited for the scripts"
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr == "duoka: interrupted; ranks 0 and 1 had to be ended by force\n"
+
+
+def test_ctrl_c_that_a_script_answers_with_a_code_of_its_own(flow: Flow) -> None:
+    running = ready(flow, start(flow, group(flow, SAVES.replace("raise\n", "sys.exit(9)\n"))))
+    running.send(signal.SIGINT)
+    assert running.wait().returncode == 9
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_request_to_end_is_passed_on(flow: Flow, number: signal.Signals, code: int) -> None:
+    running = ready(flow, start(flow, group(flow, "open(f'ready{rank}', 'w').close()\ntime.sleep(60)")))
+    running.send(number)
+    result = running.wait()
+    assert (result.returncode, result.stderr) == (code, "duoka: stopped\n")
+
+
+def test_a_request_to_end_can_be_answered(flow: Flow) -> None:
+    body = SAVES.replace('sys.exit("ended")', "(time.sleep(1), say('saved'), sys.exit(0))")
+    running = ready(flow, start(flow, group(flow, body)))
+    running.send(signal.SIGTERM)
+    time.sleep(0.2)
+    running.send(signal.SIGTERM)  # schedulers ask twice: that must not cost what is being saved
+    result = running.wait()
+    assert (result.returncode, result.stdout) == (0, "saved\n" * 2)
+
+
+def test_workers_do_not_outlive_the_command(flow: Flow) -> None:
+    running = ready(flow, start(flow, group(flow, SAVES)))
+    workers = psutil.Process(running.pid).children()
+    assert len(workers) == 2
+    running.send(signal.SIGKILL)
+    assert running.wait().returncode == 137
+    until(lambda: not any(worker.is_running() for worker in workers), seconds=20)
+
+
+def test_what_ignores_ctrl_c_goes_on_to_ignore_it(flow: Flow) -> None:
+    """A job put in the background by a shell that has no job control is started so."""
+    script = group(flow, "say(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)")
+    command = [sys.executable, "-m", "duoka", "run", "-q", "--devices", "cpu:2", str(script)]
+    ignoring = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+    result = subprocess.run([*ignoring, *command], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "True\n" * 2

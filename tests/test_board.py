@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duoka.board import RING, TEXT, Board, name_ranks
+from duoka.errors import RanksApart
+
+
+def test_a_new_board_shows_nobody_anywhere() -> None:
+    board = Board.create(2)
+    for rank in range(2):
+        progress = board.read(rank)
+        assert (progress.begun, progress.finished, progress.text, progress.waiting) == (0, 0, "", False)
+
+
+def test_a_rank_is_seen_inside_of_a_collective_and_after_it() -> None:
+    board = Board.create(1)
+    seat = board.seat(0)
+    before = time.monotonic()
+    seat.enter(1, "all_reduce (3,) float32 at train.py:41")
+    inside = board.read(0)
+    assert (inside.begun, inside.finished, inside.number, inside.waiting) == (1, 0, 1, True)
+    assert inside.text == "all_reduce (3,) float32 at train.py:41"
+    assert before <= inside.since <= time.monotonic()
+    seat.leave()
+    after = board.read(0)
+    assert (after.begun, after.finished, after.waiting, after.text) == (1, 1, False, inside.text)
+
+
+def test_of_several_on_their_way_the_first_is_shown() -> None:
+    board = Board.create(1)
+    seat = board.seat(0)
+    for number in range(1, 4):
+        seat.enter(number, f"number {number}")
+    seat.leave()
+    progress = board.read(0)
+    assert (progress.begun, progress.finished, progress.number, progress.text) == (3, 1, 2, "number 2")
+
+
+def test_more_on_their_way_than_are_remembered() -> None:
+    board = Board.create(1)
+    seat = board.seat(0)
+    for number in range(1, 3 * RING):
+        seat.enter(number, f"number {number}")
+    progress = board.read(0)
+    assert progress.waiting
+    assert progress.text == f"number {progress.number}"
+
+
+def test_what_one_process_writes_another_reads() -> None:
+    board = Board.create(2)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            seat = board.seat(1)
+            for _ in range(100):
+                seat.enter(5, "barrier")
+                seat.leave()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert board.read(1).finished == 100
+    assert board.read(0).begun == 0
+
+
+def test_a_seat_goes_on_where_its_rank_was() -> None:
+    board = Board.create(1)
+    board.seat(0).enter(1, "a")
+    board.seat(0).leave()
+    board.seat(0).enter(2, "b")
+    assert (board.read(0).begun, board.read(0).finished) == (2, 1)
+
+
+@given(st.text(max_size=300))
+def test_any_text_can_be_written_and_is_cut_where_it_is_too_long(text: str) -> None:
+    board = Board.create(2)
+    board.seat(1).enter(1, "next to it")
+    board.seat(0).enter(1, text)
+    read = board.read(0).text
+    if len(text.encode()) <= TEXT:
+        assert read == text
+    else:
+        assert read.rstrip("\ufffd").encode() == text.encode()[: len(read.rstrip("\ufffd").encode())]
+        assert len(read) >= TEXT // 4
+    assert board.read(1).text == "next to it"
+
+
+@pytest.mark.parametrize("digest", [0, 2**63, -1, -(2**63), 2**70 + 1, hash("all_reduce")])
+def test_any_hash_is_a_digest(digest: int) -> None:
+    board = Board.create(2)
+    for rank in range(2):
+        board.seat(rank).enter(digest, "a")
+    board.seat(0)
+    assert board.apart(1) is None
+
+
+def test_ranks_that_came_to_different_collectives_are_told_both() -> None:
+    board = Board.create(3)
+    seats = [board.seat(rank) for rank in range(3)]
+    for rank, seat in enumerate(seats):
+        seat.enter(1, "barrier")
+        seat.leave()
+        seat.enter(2 + (rank == 1), "all_reduce at a.py:2" if rank == 1 else "broadcast at a.py:1")
+    for seat in seats:
+        with pytest.raises(RanksApart) as error:
+            seat.leave()
+        assert str(error.value) == (
+            "the ranks came to different collectives (number 2): "
+            "ranks 0 and 2 came to broadcast at a.py:1, rank 1 came to all_reduce at a.py:2"
+        )
+
+
+def test_a_rank_that_has_not_come_yet_is_not_apart() -> None:
+    board = Board.create(2)
+    fast, slow = board.seat(0), board.seat(1)
+    for number in range(10):
+        fast.enter(number, "a")
+        fast.leave()
+    slow.enter(0, "a")
+    slow.leave()
+    assert board.apart(5) is None
+
+
+def test_what_is_too_long_ago_is_forgotten_and_not_compared() -> None:
+    board = Board.create(2)
+    fast, slow = board.seat(0), board.seat(1)
+    for number in range(RING + 1):
+        fast.enter(number, "a")
+        fast.leave()
+    slow.enter(77, "b")
+    slow.leave()
+    assert not board.remembers(0, 1)
+    assert board.remembers(0, 2)
+    assert not board.remembers(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [([1], "rank 1"), ([0, 2], "ranks 0 and 2"), ([0, 1, 3], "ranks 0, 1 and 3")],
+)
+def test_ranks_in_words(ranks: list[int], words: str) -> None:
+    assert name_ranks(ranks) == words

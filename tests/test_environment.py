@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from duoka import environment
+from duoka.devices import Device
+from duoka.environment import RANKS, Place
+
+ROOT = Path(__file__).parents[1]
+GPUS = (Device("cuda", 3), Device("cuda", 0))
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a test sets is taken back."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+
+
+def test_nothing_of_a_rank_is_left() -> None:
+    os.environ.update(dict.fromkeys(RANKS, "1"), OTHER="1")
+    environment.hide_ranks()
+    assert not set(RANKS) & set(os.environ)
+    assert os.environ["OTHER"] == "1"
+
+
+def test_a_rank_is_told_its_place_and_nothing_stale() -> None:
+    os.environ.update(RANK="7", MASTER_ADDR="elsewhere", TORCHELASTIC_ERROR_FILE="stale")
+    environment.give_ranks(Place(rank=1, world_size=4, attempt=2, port=1234, run_id="abc"))
+    told = {name: os.environ.get(name) for name in RANKS}
+    assert told == {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "GROUP_RANK": "0",
+        "ROLE_RANK": "1",
+        "ROLE_NAME": "default",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "4",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": "4",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1234",
+        "TORCHELASTIC_RUN_ID": "abc",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": None,
+    }
+
+
+def test_without_a_store_of_the_launcher_rank_0_opens_one() -> None:
+    environment.give_ranks(Place(rank=0, world_size=1, attempt=0, port=0, run_id="abc"))
+    assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible"),
+    [(GPUS, "3,0"), (GPUS[:1], "3"), ([Device("cpu")] * 2, "")],
+)
+def test_a_process_sees_the_chosen_cards_alone_and_in_their_order(
+    devices: list[Device], visible: str
+) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "5,6"
+    environment.show_cards(devices)
+    assert environment.visible_cards() == visible
+
+
+def test_cards_are_numbered_as_the_plan_numbers_them() -> None:
+    os.environ["CUDA_DEVICE_ORDER"] = "FASTEST_FIRST"
+    environment.show_cards(GPUS)
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_for_other_devices_cards_are_left_as_they_are() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "5"
+    environment.show_cards([Device("xpu", 0)])
+    assert environment.visible_cards() == "5"
+
+
+def test_threads_are_set_only_where_they_are_planned() -> None:
+    os.environ["OMP_NUM_THREADS"] = "9"
+    environment.give_threads(None)
+    assert environment.threads() == "9"
+    environment.give_threads(2)
+    assert environment.threads() == "2"
+
+
+def test_what_is_not_set_is_none() -> None:
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    os.environ.pop("OMP_NUM_THREADS", None)
+    assert environment.visible_cards() is None
+    assert environment.threads() is None
+
+
+def test_a_chosen_interface_of_gloo_is_respected() -> None:
+    environment.keep_gloo_here()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    environment.keep_gloo_here()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_no_other_file_touches_the_environment() -> None:
+    touching = {"environ", "environb", "getenv", "putenv", "unsetenv"}
+
+    def touches(node: ast.AST) -> bool:
+        if isinstance(node, ast.ImportFrom):
+            return node.module == "os" and bool(touching & {alias.name for alias in node.names})
+        return isinstance(node, ast.Attribute) and node.attr in touching and ast.unparse(node.value) == "os"
+
+    found = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if touches(node)
+    }
+    assert found == {"src/duoka/environment.py"}
