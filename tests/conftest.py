@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.flows.flow import Flow, Warm, surroundings
+
+settings.register_profile("duoka", deadline=None)  # tests measure no time
+settings.load_profile("duoka")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@
 #   strategies/   how parameters are kept in step, one file per strategy
 #   view/         the global view: tensors that stand for a whole global batch
 #   board.py      what workers show the process that watches them
-#   environment.py, target.py    the only file that touches os.environ; running a script as __main__
+#   environment.py, rendezvous.py, target.py, ending.py, traces.py    what a worker lives in, one subject each
 #   plan.py       what was decided; made out of options.py (what was asked for), devices/ and script/
 #   errors.py     the tree of errors
 #

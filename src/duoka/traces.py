@@ -17,6 +17,8 @@ def trim(error: BaseException) -> None:
 
     An error that the script had no part in keeps them: it is duoka's own.
     """
+    if not (isinstance(error, (SyntaxError, DuokaError)) or _without_ours(_links(error))):
+        return
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -24,9 +26,10 @@ def trim(error: BaseException) -> None:
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
-        kept = _without_ours(one.__traceback__)
-        if kept or isinstance(one, (SyntaxError, DuokaError)):
-            one.__traceback__ = kept
+        kept = _without_ours(_links(one))
+        for link, following in zip(kept, [*kept[1:], None], strict=False):
+            link.tb_next = following
+        one.__traceback__ = kept[0] if kept else None
         waiting += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
 
 
@@ -40,18 +43,19 @@ def headline(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
-def _without_ours(first: TracebackType | None) -> TracebackType | None:
+def _links(error: BaseException) -> list[TracebackType]:
     links: list[TracebackType] = []
-    link = first
+    link = error.__traceback__
     while link is not None:
         links.append(link)
         link = link.tb_next
+    return links
+
+
+def _without_ours(links: list[TracebackType]) -> list[TracebackType]:
     starts = [place for place, link in enumerate(links) if _file(link) == RUNS_SCRIPTS]
     inside = links[starts[-1] + 1 :] if starts else links
-    kept = [link for link in inside if not _is_ours(link)]
-    for link, following in zip(kept, [*kept[1:], None], strict=False):
-        link.tb_next = following
-    return kept[0] if kept else None
+    return [link for link in inside if not _is_ours(link)]
 
 
 def _is_ours(link: TracebackType) -> bool:

@@ -22,6 +22,7 @@ from duoka.libc import flush_c_streams
 from duoka.plan import Kind, Plan
 from duoka.target import run_target
 
+UNWRITTEN = 120  # python's exit code where standard output cannot be written out at the end
 STACKS_SIGNAL = signal.SIGRTMAX - 3  # none of those that scripts, schedulers and profilers use
 
 
@@ -175,7 +176,7 @@ def _leave(code: int) -> int:
         with suppress(Exception):
             said = f"Exception ignored in: {sys.stdout!r}\n{traces.headline(error)}"
             print(said, file=sys.stderr, flush=True)
-        code = 120  # python's
+        code = UNWRITTEN
     flush_c_streams()
     return code
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -147,6 +148,12 @@ def test_a_module_that_is_not_there(here: Path, name: str, said: str) -> None:
     with pytest.raises(ScriptError) as error:
         shown(Target(name, is_module=True))
     assert str(error.value).startswith(said)
+
+
+def test_a_pipe_is_not_read(here: Path) -> None:
+    os.mkfifo(here / "pipe.py")
+    with pytest.raises(ScriptError, match=r"'pipe\.py' is a pipe or a device"):
+        shown(Target("pipe.py"))
 
 
 def test_an_unreadable_script(here: Path) -> None:

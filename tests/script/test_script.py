@@ -399,7 +399,7 @@ def test_a_script_that_spawns_only_without_a_launcher_is_launched(tell) -> None:
             mp.spawn(lambda rank: dist.init_process_group("gloo", rank=rank, world_size=2), nprocs=2)
         """
     script = tell(source)
-    assert (script.kind, script.can_be_either, script.self_launching) == (Kind.DISTRIBUTED, False, False)
+    assert (script.kind, script.self_launching) == (Kind.DISTRIBUTED, False)
 
 
 @pytest.mark.parametrize("flag", ["--local_rank", "--local-rank"])

@@ -30,6 +30,7 @@ TO_DIE = 2.0  # seconds that the kernel may take after SIGKILL
 class Worker:
     """One worker. `status` is its exit code, or minus the signal that ended it; None while it lives.
 
+    own_log: its output goes to a file of its own.
     gone_at: CLOCK_MONOTONIC when its end was seen. told_to_end: it was sent a signal before that.
     """
 
@@ -37,6 +38,7 @@ class Worker:
     pid: int
     wire: socket.socket
     stacks: int
+    own_log: bool
     ending: Ending | None = None
     status: int | None = None
     gone_at: float = 0.0
@@ -52,6 +54,11 @@ class Worker:
     def done(self) -> bool:
         """Whether its script has ended, or its process has without a word."""
         return self.ending is not None or not self.alive
+
+    @property
+    def left(self) -> bool:
+        """Whether its script ended well, which it should not have while others went on."""
+        return self.ending.code == 0 if self.ending is not None else self.status == 0
 
     @property
     def failed(self) -> bool:
@@ -97,7 +104,7 @@ class Crew:
             outputs.close()
             return live(plan, post, theirs, stacks)
 
-        worker = Worker(post.rank, fork(life, self.signals), ours, stacks)
+        worker = Worker(post.rank, fork(life, self.signals), ours, stacks, post.own_log)
         theirs.close()
         ours.setblocking(False)
         self._selector.register(ours, selectors.EVENT_READ, worker)

@@ -7,6 +7,7 @@ attempt      one life of all workers: fork, store, go, watch, end, verdict
 from __future__ import annotations
 
 import gc
+import math
 import secrets
 import signal
 import socket
@@ -73,7 +74,7 @@ def attempt(run: Run, number: int) -> Verdict:
             crew.go(port)
             stuck = _watch(run.plan, crew, board)
             _stop(crew)
-            if stuck is not None or crew.failed():
+            if crew.failed() or not crew.gone():
                 crew.end()
         verdict = judge(crew.workers, stuck, next(iter(run.signals.stops), None))
         told = report(verdict, Scene(run.plan, board, crew.workers, run.outputs))
@@ -99,9 +100,12 @@ def _watch(plan: Plan, crew: Crew, board: Board) -> Stuck | None:
 
 
 def _missed(crew: Crew, board: Board) -> Stuck | None:
-    """For whom the ranks were stuck, where one of them was the first to notice."""
-    timed_out = any(worker.ending is not None and worker.ending.kind == "TimedOut" for worker in crew.workers)
-    stuck = find_stuck(board, crew.workers, 0.0) if timed_out else None
+    """For whom the ranks were stuck, where they noticed it themselves."""
+    endings = [worker.ending for worker in crew.workers if worker.failed]
+    if not all(ending is not None and ending.consequence for ending in endings):
+        return None
+    timed_out = any(ending is not None and ending.kind == "TimedOut" for ending in endings)
+    stuck = find_stuck(board, crew.workers, 0.0 if timed_out else math.inf)
     return ask_for_stacks(stuck, crew) if stuck is not None else None
 
 

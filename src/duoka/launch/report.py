@@ -58,9 +58,13 @@ def _raised(verdict: Verdict, scene: Scene) -> list[str]:
 
 def _exited(verdict: Verdict, scene: Scene) -> list[str]:
     first = verdict.culprits[0]
-    by = "" if first.ending is not None else " without ending python, as by os._exit"
-    code = first.ending.code if first.ending is not None else first.status
-    what = f"{_of_all(verdict, scene)} exited with code {code}{by} ({_host()}){_in_collective(first, scene)}"
+    how = ""
+    if first.ending is None:
+        how = " without ending python, as by os._exit"
+    elif first.ending.code == 0:
+        how = " after its script had ended"
+    who, where = _of_all(verdict, scene), _in_collective(first, scene)
+    what = f"{who} exited with code {verdict.code}{how} ({_host()}){where}"
     return [*_last_words(first, scene), _headline(what, verdict, scene), *_log(first, scene)]
 
 
@@ -95,17 +99,17 @@ def _stuck(verdict: Verdict, scene: Scene) -> list[str]:
     stuck = verdict.stuck
     assert stuck is not None
     collective = _collective(scene.board, stuck.waiting[0], stuck.number)
-    seconds = f"{stuck.seconds:.0f} s"
+    seconds, limit = f"{stuck.seconds:.0f} s", f" (--timeout is {scene.plan.timeout:g} s)"
     waiting = f"{name_ranks(list(stuck.waiting))} {'waits' if len(stuck.waiting) == 1 else 'wait'}"
     if stuck.apart is not None:
-        what = f"{stuck.apart}; {waiting} there since {seconds}"
+        what = stuck.apart
     elif stuck.missing:
         missing = _ranks_of(list(stuck.missing), scene)
-        what = f"{missing} did not come to {collective}, where {waiting} since {seconds}"
+        what = f"{missing} did not come to {collective}, where {waiting} since {seconds}{limit}"
     else:
-        what = f"{collective} did not end: {waiting} there since {seconds}"
+        what = f"{collective} did not end: {waiting} there since {seconds}{limit}"
     return [
-        _headline(f"{what} (--timeout is {scene.plan.timeout:g} s)", verdict, scene),
+        _headline(what, verdict, scene),
         *(line for rank in stuck.missing or stuck.waiting for line in _whereabouts(rank, stuck, scene)),
     ]
 

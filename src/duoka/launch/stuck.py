@@ -36,9 +36,10 @@ class Stuck:
 
 
 def find_stuck(board: Board, workers: Sequence[Worker], timeout: float) -> Stuck | None:
-    """Whether a rank has waited for longer than `timeout` seconds in a collective that others do not come to.
+    """Whether ranks wait in a collective that others do not come to, for longer than `timeout` seconds.
 
-    Where all came, it ends by itself or by the network's own timeout, unless one of them is stopped.
+    Ranks that came to different ones are stuck at once. Where all came to the same, it ends by itself or by
+    the network's own timeout, unless one of them is stopped.
     """
     present = [worker for worker in workers if worker.failed or not worker.done]
     progress = {worker.rank: board.read(worker.rank) for worker in present}
@@ -48,9 +49,9 @@ def find_stuck(board: Board, workers: Sequence[Worker], timeout: float) -> Stuck
         return None
     seconds = time.monotonic() - min(one.since for one in waiting.values())
     missing = [rank for rank, one in progress.items() if one.begun < number]
-    if seconds <= timeout or not (missing or any(is_stopped(worker.pid) for worker in present)):
-        return None
-    return Stuck(number, seconds, tuple(waiting), tuple(missing), board.apart(number))
+    stuck = Stuck(number, seconds, tuple(waiting), tuple(missing), board.apart(number))
+    in_vain = bool(missing) or any(is_stopped(worker.pid) for worker in present)
+    return stuck if stuck.apart or (in_vain and seconds > timeout) else None
 
 
 def waits_in_vain(board: Board, workers: Sequence[Worker]) -> bool:

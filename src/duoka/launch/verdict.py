@@ -9,6 +9,7 @@ from typing import Literal
 
 from duoka.launch.crew import Worker
 from duoka.launch.stuck import Stuck
+from duoka.worker import UNWRITTEN
 
 Why = Literal["well", "agreed", "raised", "exited", "died", "left", "stuck", "stopped"]
 
@@ -46,9 +47,9 @@ def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Sig
         return _verdict(real[0], real, failed)
     if stuck is not None:
         return Verdict("stuck", 1, others=tuple(failed), stuck=stuck)
-    if not failed:
-        return Verdict("well", max((worker.status or 0 for worker in workers), default=0))
-    if left := [worker for worker in workers if worker.done and not worker.failed and not worker.told_to_end]:
+    if not failed and not any(worker.told_to_end for worker in workers):
+        return Verdict("well", 0)
+    if left := [worker for worker in workers if worker.left and not worker.failed]:
         return Verdict("left", 1, culprits=tuple(left), others=tuple(failed))
     return _verdict(failed[0], failed, failed)
 
@@ -90,7 +91,9 @@ def _is_consequence(worker: Worker) -> bool:
 
 def _has_no_reader(worker: Worker) -> bool:
     """Whether it ended because whoever read its output had enough, as `head` has: no rank went wrong."""
-    return worker.rank == 0 and worker.ending is not None and worker.ending.kind == "BrokenPipeError"
+    ending = worker.ending
+    in_the_script = ending is not None and ending.kind == "BrokenPipeError"
+    return not worker.own_log and (in_the_script or worker.status == UNWRITTEN)
 
 
 def _code(worker: Worker) -> int:

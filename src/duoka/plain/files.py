@@ -1,8 +1,8 @@
 """Files: what changes the world happens once, on rank 0, and every rank has the outcome.
 
 A file that the script opens for writing is written by rank 0 alone; reading it back waits until all ranks are
-there. Questions (`exists`, `listdir`, …) are answered by rank 0. Calls of libraries, of loader workers and of
-other threads are left alone; so are caches.
+there. Questions (`exists`, `listdir`, …) are answered by rank 0. Such calls of libraries and of other threads are
+left alone, and so is what libraries write into caches and temporary folders.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 
 from duoka.plain.session import Session
-from duoka.view.site import STANDARD, is_users
+from duoka.view.site import is_standard, is_users
 
 # (where, names): done by rank 0, the others wait and get the same outcome.
 ACTIONS: tuple[tuple[Any, str], ...] = (
@@ -80,16 +80,18 @@ class _Caller:
 
     def is_script(self) -> bool:
         """Whether the script itself calls, be it through the standard library (`TemporaryDirectory`)."""
-        if not self.is_free():
-            return False
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_code.co_filename.startswith(STANDARD):
-            frame = frame.f_back
-        return frame is not None and is_users(frame.f_code.co_filename)
+        return self.is_free() and not is_librarys(sys._getframe(2))
 
     def busy(self) -> _Busy:
         """While this lasts, nested calls are left alone."""
         return _Busy(self)
+
+
+def is_librarys(frame: FrameType | None) -> bool:
+    """Whether a library's code calls, looking past the standard library."""
+    while frame is not None and is_standard(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is None or not is_users(frame.f_code.co_filename)
 
 
 class _Busy:
@@ -106,28 +108,21 @@ class _Busy:
 def _opener(session: Session, caller: _Caller) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     written: set[str] = set()
     rank = session.ranks.rank
-    caches = (
-        str(Path.home() / ".cache"),
-        str(Path(tempfile.gettempdir()) / "torchinductor"),
-        "/dev/",
-        "/proc/",
-    )
+    # Where libraries keep what is each process's own.
+    private = (tempfile.gettempdir(), str(Path.home() / ".cache"))
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             if not isinstance(file, (str, os.PathLike)) or not session.patches.active:
                 return original(file, mode, *args, **kwargs)
-            path = os.path.abspath(os.fspath(file))
-            if not isinstance(path, str) or path.startswith(caches) or not is_users(path):
-                return original(file, mode, *args, **kwargs)
+            path = os.path.abspath(os.fsdecode(file))
             if set(mode) & set("wax+"):
+                if path.startswith("/dev/") or (path.startswith(private) and is_librarys(sys._getframe(1))):
+                    return original(file, mode, *args, **kwargs)
                 written.add(path)
-                return original(
-                    file if rank == 0 else os.devnull,
-                    mode.replace("x", "w") if rank else mode,
-                    *args,
-                    **kwargs,
-                )
+                if rank:
+                    return original(os.devnull, mode.replace("x", "w"), *args, **kwargs)
+                return original(file, mode, *args, **kwargs)
             if path in written and caller.is_free():  # rank 0 has closed it when it comes here
                 written.discard(path)
                 session.ranks.barrier()

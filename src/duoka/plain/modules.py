@@ -26,6 +26,8 @@ def install(session: Session) -> None:
 
     def make_call(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():  # the boundary is outside of compiled code
+                return original(self, *args, **kwargs)
             return boundary.call(original, self, args, kwargs)
 
         return call

@@ -83,6 +83,8 @@ def _script(name: str) -> Place:
         )
     if not path.exists():
         raise ScriptError(f"there is no script {name!r}{_nearest_file(path)}")
+    if not path.is_file():
+        raise ScriptError(f"{name!r} is a pipe or a device, and a script must be a file, to be read twice")
     path = path.resolve()  # Python, too, imports from where a link leads
     return Place(path, path.parent, path.parent)
 

@@ -7,9 +7,10 @@ boundaries, and what stands between them follows the rules.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -106,7 +107,8 @@ class Boundary:
             return original(module, *args, **kwargs)
         seam = self._seam(original, module, leaves, tree, batch)
         if seam is How.OPEN:
-            return original(module, *args, **kwargs)
+            with _uncompiled():
+                return original(module, *args, **kwargs)
         if isinstance(seam, How):
             return self._whole(original, module, leaves, tree)
         return self._cut(original, module, leaves, tree, batch, seam)
@@ -246,7 +248,13 @@ class Boundary:
         found: Seam | How | None = None
         if ranks.rank == ranks.world_size - 1:
             found = How.OPEN if _has_hooks(module) else self._look(original, module, leaves, tree, batch)
-        return ranks.broadcast_object(found, ranks.world_size - 1)  # type: ignore[no-any-return]
+        found = ranks.broadcast_object(found, ranks.world_size - 1)
+        if isinstance(found, Seam) and found.learned.draws and any(map(_is_compiled, module.modules())):
+            self.view.say(
+                f"{type(module).__name__} at {user_line()} is compiled and draws random numbers: it runs uncompiled, "
+                "with the draws that it has without torch.compile (--randomness worker keeps it compiled)"
+            )
+        return found  # type: ignore[return-value]
 
     def _look(
         self,
@@ -273,7 +281,7 @@ class Boundary:
             learning = Learning(module)
             self.view.ranks.alone = True
             try:
-                with _during(self, _Inside(learning=learning)):
+                with _uncompiled(), _during(self, _Inside(learning=learning)):
                     return Seam(lead, inputs, learning.learn(run, cut.rows))
             except Mixed:
                 continue
@@ -374,6 +382,17 @@ class _during:  # noqa: N801  a context manager in the hot path
 
     def __exit__(self, *error: object) -> None:
         self.boundary.inside = None
+
+
+def _is_compiled(part: nn.Module) -> bool:
+    return type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None
+
+
+def _uncompiled() -> AbstractContextManager[None]:
+    """Compiled modules run as they were written: what is looked at, or opened, must not be traced."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _kind(leaf: Any) -> Any:

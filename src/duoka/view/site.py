@@ -11,15 +11,25 @@ from types import FrameType
 import torch
 
 _PATHS = sysconfig.get_paths()
-_LIBRARIES = (_PATHS["purelib"], _PATHS["platlib"], str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-STANDARD = (_PATHS["stdlib"], "<frozen")
-_NOT_THE_USERS = (*_LIBRARIES, *STANDARD, "<string>", "<__array_function__")
+_LIBRARIES = (
+    _PATHS["purelib"],
+    _PATHS["platlib"],
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parents[1]),
+)
+_STANDARD = (_PATHS["stdlib"], "<frozen", "<string>", "<__array_function__")
+
+
+@lru_cache(maxsize=4096)
+def is_standard(filename: str) -> bool:
+    """Whether code of this file is Python's own (site-packages may lie inside of its folder)."""
+    return filename.startswith(_STANDARD) and not filename.startswith(_LIBRARIES)
 
 
 @lru_cache(maxsize=4096)
 def is_users(filename: str) -> bool:
     """Whether code of this file is neither Python's, nor a library's, nor duoka's."""
-    return not filename.startswith(_NOT_THE_USERS)
+    return not filename.startswith(_LIBRARIES) and not is_standard(filename)
 
 
 def user_frame() -> FrameType | None:

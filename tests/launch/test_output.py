@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from duoka.errors import OptionError
+from duoka.launch.output import Outputs
+
+
+@pytest.fixture(autouse=True)
+def _temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+
+
+def write(outputs: Outputs, rank: int, text: str) -> None:
+    file = outputs.file(rank)
+    assert file is not None
+    os.write(file.fileno(), text.encode())
+
+
+def test_files_without_a_name_are_nowhere_until_they_are_kept(tmp_path: Path) -> None:
+    outputs = Outputs(None, range(1, 3))
+    write(outputs, 1, "one\n")
+    assert list((tmp_path / "tmp").iterdir()) == []
+    kept = outputs.keep({})
+    outputs.close()
+    assert kept is not None
+    assert {path.name: path.read_text() for path in kept.iterdir()} == {"rank1.log": "one\n"}
+    assert kept.parent == tmp_path / "tmp"
+
+
+def test_nothing_is_kept_where_nothing_was_written(tmp_path: Path) -> None:
+    outputs = Outputs(None, range(1, 3))
+    assert outputs.keep({}) is None
+    outputs.close()
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_what_is_added_is_kept_beside_them() -> None:
+    outputs = Outputs(None, range(1, 2))
+    kept = outputs.keep({"rank1.stacks": "stack"})
+    outputs.close()
+    assert kept is not None
+    assert (kept / "rank1.stacks").read_text() == "stack"
+
+
+def test_files_in_a_folder_are_there_at_once_and_begin_empty(tmp_path: Path) -> None:
+    folder = tmp_path / "new/logs"
+    for text in ("first run\n", "second\n"):
+        outputs = Outputs(folder, range(1, 3))
+        write(outputs, 2, text)
+        assert (folder / "rank2.log").read_text() == text
+        assert outputs.keep({}) == folder
+        outputs.close()
+    assert sorted(path.name for path in folder.iterdir()) == ["rank1.log", "rank2.log"]
+
+
+def test_the_first_rank_has_no_file() -> None:
+    outputs = Outputs(None, range(1, 2))
+    assert outputs.file(0) is None
+    assert outputs.tail(0, 5) == []
+    outputs.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "tail"),
+    [
+        ("", []),
+        ("a\nb", ["a", "b"]),
+        ("a\nb\nc\nd\n", ["b", "c", "d"]),
+        ("x" * 10_000 + "\nend\n", ["x" * 895, "end"]),
+        ("é" * 10_000, ["é" * 450]),
+    ],
+)
+def test_the_last_lines(text: str, tail: list[str]) -> None:
+    outputs = Outputs(None, range(1, 2))
+    write(outputs, 1, text)
+    assert outputs.tail(1, 3) == tail
+    outputs.close()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        OptionError, match=r"--log-dir must be a directory that can be written, but is .*file/logs"
+    ):
+        Outputs(tmp_path / "file/logs", range(1, 2))
+
+
+def test_no_folder_is_made_for_nobody(tmp_path: Path) -> None:
+    Outputs(tmp_path / "logs", range(1, 1)).close()
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_full_disk_does_not_hide_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = Outputs(None, range(1, 2))
+    write(outputs, 1, "text")
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
+    assert outputs.keep({}) is None
+    outputs.close()

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from duoka.board import Board
+from duoka.launch.crew import Worker
+from duoka.launch.output import Outputs
+from duoka.launch.report import Scene, report
+from duoka.launch.stuck import Stuck
+from duoka.launch.verdict import judge
+from tests.launch.made import CPU, ending, lost, plan, raised, worker
+
+HOST = os.uname().nodename
+ENDED = {"status": -15, "told_to_end": True}
+
+Tell = Callable[..., list[str]]
+
+
+@pytest.fixture
+def board() -> Board:
+    return Board.create(3)
+
+
+@pytest.fixture
+def outputs() -> Iterator[Outputs]:
+    outputs = Outputs(None, range(1, 3))
+    yield outputs
+    outputs.close()
+
+
+@pytest.fixture
+def tell(board: Board, outputs: Outputs) -> Tell:
+    """The lines that are told of some workers' end."""
+
+    def tell(*workers: Worker, stuck: Stuck | None = None, verbose: bool = False) -> list[str]:
+        one = plan(devices=(CPU,) * 3, timeout=3.0, verbosity="verbose" if verbose else "normal")
+        return report(judge(workers, stuck, None), Scene(one, board, workers, outputs)).splitlines()
+
+    return tell
+
+
+def step(board: Board, rank: int, text: str, leave: bool = True) -> None:
+    seat = board.seat(rank)
+    seat.enter(hash(text), text)
+    if leave:
+        seat.leave()
+
+
+def test_nothing_is_told_of_a_run_that_ended_well(tell: Tell) -> None:
+    assert tell(worker(0, ending(0), 0), worker(1, ending(1), 0)) == []
+
+
+def test_an_error_and_its_rank(tell: Tell) -> None:
+    assert tell(worker(0, **ENDED), worker(1, raised(1), 1), worker(2, lost(2), 1)) == [
+        "Traceback of rank 1",
+        "ValueError: boom",
+        "duoka: raised on rank 1 of 3 (host); the other ranks were ended",
+        "  rank 2: lost the connection to rank 1 (--verbose shows it)",
+    ]
+
+
+def test_an_error_that_only_a_script_s_own_hook_shows(tell: Tell) -> None:
+    first = tell(worker(0, **ENDED), worker(1, raised(1, shown=True), 1))[0]
+    assert first == "duoka: raised on rank 1 of 2 (host); the other rank was ended"
+
+
+def test_another_error_is_one_line(tell: Tell) -> None:
+    lines = tell(
+        worker(0, raised(0, "KeyError: 'x'", time=2), 1), worker(1, raised(1), 1), worker(2, **ENDED)
+    )
+    assert lines[-1] == "  rank 0: KeyError: 'x' (--verbose shows it)"
+
+
+def test_verbose_shows_all_with_duoka_s_own_frames(tell: Tell) -> None:
+    lines = tell(worker(0, lost(0), 1), worker(1, raised(1), 1), verbose=True)
+    assert lines == [
+        "whole Traceback of rank 1",
+        "ValueError: boom",
+        "duoka: raised on rank 1 of 2 (host); the other rank was ended",
+        "duoka: rank 0 ended with",
+        "whole Traceback of rank 0",
+        "RuntimeError: Connection closed by peer",
+    ]
+
+
+def test_what_all_ranks_raised_is_shown_once_and_alone(tell: Tell) -> None:
+    assert tell(*(worker(rank, raised(rank, trace="the same\n"), 1) for rank in range(3))) == ["the same"]
+
+
+def test_what_all_ranks_say_at_exit_is_said_once(tell: Tell) -> None:
+    assert tell(*(worker(rank, ending(rank, "exited", 1, said="sorry"), 1) for rank in range(3))) == ["sorry"]
+
+
+def test_the_place_is_told_where_the_board_knows_it(board: Board, tell: Tell) -> None:
+    step(board, 1, "all_reduce (3,) float32 at train.py:41")
+    inside = f"duoka: rank 1 of 2 exited with code 3 ({HOST}), after all_reduce 1 at train.py:41; "
+    lines = tell(worker(0, **ENDED), worker(1, ending(1, "exited", 3), 3))
+    assert lines == [f"{inside}the other rank was ended"]
+    step(board, 1, "broadcast (3,) float32 at train.py:50", leave=False)
+    lines = tell(worker(0, **ENDED), worker(1, ending(1, "exited", 3), 3))
+    assert ", in broadcast 2 at train.py:50; " in lines[0]
+
+
+def test_a_number_is_told_where_the_text_is_forgotten_or_odd(board: Board, tell: Tell) -> None:
+    for _ in range(1204):
+        step(board, 1, "barrier")
+    assert ", after barrier 1,204; " in tell(worker(0, **ENDED), worker(1, None, 3))[0]
+
+
+def test_a_death(outputs: Outputs, tell: Tell) -> None:
+    file = outputs.file(1)
+    assert file is not None
+    for number in range(100):
+        os.write(file.fileno(), b"line %d\n" % number)
+    lines = tell(worker(0, **ENDED), worker(1, None, -9))
+    logs = lines[0].rpartition("logs: ")[2]
+    assert lines == [
+        "duoka: rank 1 of 2 ended by SIGKILL, sent by somebody or by the kernel when memory ran out "
+        f"({HOST}); the other rank was ended; logs: {logs}",
+        "  the end of rank 1's log:",
+        *(f"    line {number}" for number in range(95, 100)),
+    ]
+    kept = Path(logs) / "rank1.log"
+    assert kept.read_text().count("\n") == 100
+    kept.unlink()
+    kept.parent.rmdir()
+
+
+def test_a_crash_shows_its_stack(tell: Tell) -> None:
+    stacks = os.memfd_create("stacks")
+    os.write(stacks, b'Current thread 0x1 (most recent call first):\n  File "/a/train.py", line 3 in f\n')
+    lines = tell(worker(0, **ENDED), worker(1, None, -11, stacks=stacks))
+    os.close(stacks)
+    assert lines[1:] == [
+        "  it was at (innermost first):",
+        '    File "/a/train.py", line 3 in f',
+    ]
+
+
+def test_a_death_after_the_end(tell: Tell) -> None:
+    assert (
+        "ended by SIGABRT after its script had ended" in tell(worker(0, **ENDED), worker(1, ending(1), -6))[0]
+    )
+
+
+def test_an_exit_that_python_did_not_see(tell: Tell) -> None:
+    line = tell(worker(0, **ENDED), worker(1, None, 5))[0]
+    assert "rank 1 of 2 exited with code 5 without ending python, as by os._exit" in line
+
+
+def test_a_rank_that_left(board: Board, tell: Tell) -> None:
+    for rank in range(3):
+        step(board, rank, "all_reduce (3,) float32 at train.py:41")
+    for rank in (0, 2):
+        step(board, rank, "all_reduce (3,) float32 at train.py:42", leave=False)
+    workers = worker(0, lost(0), 1), worker(1, ending(1), 0), worker(2, lost(2), 1)
+    assert tell(*workers) == [
+        "duoka: rank 1 of 3 left after all_reduce 1 at train.py:41: the script ended there, while "
+        "ranks 0 and 2 waited in all_reduce 2 at train.py:42; the other ranks were ended",
+        "  ranks 0 and 2: lost the connection to rank 1 (--verbose shows it)",
+    ]
+
+
+def test_a_rank_that_left_without_a_board(tell: Tell) -> None:
+    line = tell(worker(0, lost(0), 1), worker(1, ending(1), 0))[0]
+    assert line.startswith("duoka: rank 1 of 2 left: the script ended there, while rank 0 went on; ")
+
+
+def test_a_rank_that_does_not_come(board: Board, tell: Tell) -> None:
+    for rank in range(3):
+        step(board, rank, "all_reduce (3,) float32 at train.py:38")
+    for rank in (0, 2):
+        step(board, rank, "all_reduce (3,) float32 at train.py:41", leave=False)
+    stack = 'Current thread 0x1 (most recent call first):\n  File "/a/train.py", line 50 in step\n'
+    stuck = Stuck(2, 3.2, (0, 2), (1,), stacks={1: stack})
+    lines = tell(worker(0, lost(0), 1), worker(1, **ENDED), worker(2, **ENDED), stuck=stuck)
+    logs = Path(lines[0].rpartition("logs: ")[2])
+    assert lines == [
+        "duoka: rank 1 of 3 did not come to all_reduce 2 at train.py:41, where ranks 0 and 2 wait since 3 s "
+        f"(--timeout is 3 s); the run was ended; logs: {logs}",
+        "  rank 1 is after all_reduce 1 at train.py:38 and is at (innermost first):",
+        '    File "/a/train.py", line 50 in step',
+    ]
+    assert (logs / "rank1.stacks").read_text() == stack
+    (logs / "rank1.stacks").unlink()
+    logs.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [({1: "is stopped (SIGSTOP)"}, "is stopped (SIGSTOP)"), ({}, "does not answer when it is asked")],
+)
+def test_a_rank_that_does_not_answer(board: Board, tell: Tell, odd: dict[int, str], words: str) -> None:
+    step(board, 0, "barrier", leave=False)
+    lines = tell(worker(0, **ENDED), worker(1, **ENDED), stuck=Stuck(1, 3.0, (0,), (1,), odd=odd))
+    assert lines[1].startswith(f"  rank 1 {words}")
+
+
+def test_ranks_that_do_different_things(board: Board, tell: Tell) -> None:
+    step(board, 0, "broadcast at a.py:1", leave=False)
+    step(board, 1, "all_reduce at a.py:2", leave=False)
+    stuck = Stuck(1, 0.1, (0, 1), (), apart=board.apart(1))
+    assert tell(worker(0, **ENDED), worker(1, **ENDED), stuck=stuck)[0] == (
+        "duoka: the ranks came to different collectives (number 1): rank 0 came to broadcast at a.py:1, "
+        "rank 1 came to all_reduce at a.py:2; the run was ended"
+    )
+
+
+def test_a_collective_that_does_not_end(board: Board, tell: Tell) -> None:
+    for rank in (0, 1):
+        step(board, rank, "barrier", leave=False)
+    lines = tell(
+        worker(0, **ENDED), worker(1, **ENDED), stuck=Stuck(1, 3.0, (0, 1), (), odd={1: "is stopped"})
+    )
+    assert lines[0].startswith("duoka: barrier 1 did not end: ranks 0 and 1 wait there since 3 s")
+    assert "  rank 1 is stopped" in lines

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from duoka.board import Board
+from duoka.launch import stuck as module
+from duoka.launch.stuck import find_stuck, waits_in_vain
+from tests.launch.made import ending, lost, raised, worker
+
+
+def come(board: Board, rank: int, *texts: str, leave: bool = True) -> None:
+    seat = board.seat(rank)
+    for text in texts:
+        seat.enter(hash(text), text)
+        if leave:
+            seat.leave()
+
+
+def test_nobody_is_stuck_who_is_not_waiting() -> None:
+    board = Board.create(2)
+    come(board, 0, "a", "b")
+    assert find_stuck(board, [worker(0), worker(1)], timeout=-1) is None
+
+
+def test_who_waits_and_who_is_missing() -> None:
+    board = Board.create(3)
+    for rank in range(3):
+        come(board, rank, "a")
+    come(board, 0, "b", leave=False)
+    come(board, 2, "b", leave=False)
+    workers = [worker(rank) for rank in range(3)]
+    assert find_stuck(board, workers, timeout=60) is None
+    found = find_stuck(board, workers, timeout=0)
+    assert found is not None
+    assert (found.number, found.waiting, found.missing, found.apart) == (2, (0, 2), (1,), None)
+
+
+def test_of_several_on_their_way_the_first_counts() -> None:
+    """A rank that begun more before it waits is not the one to blame the others for."""
+    board = Board.create(2)
+    come(board, 0, "a", "b", "c", leave=False)
+    come(board, 1, "a", "b", leave=False)
+    assert find_stuck(board, [worker(0), worker(1)], timeout=0) is None
+
+
+def test_a_rank_that_computes_with_a_collective_on_its_way_is_missing_in_the_next() -> None:
+    board = Board.create(2)
+    come(board, 0, "a", leave=False)
+    come(board, 1, "a")
+    come(board, 1, "b", leave=False)
+    found = find_stuck(board, [worker(0), worker(1)], timeout=0)
+    assert found is not None
+    assert (found.number, found.waiting, found.missing) == (2, (1,), (0,))
+
+
+def test_where_all_came_the_network_is_waited_for_unless_one_is_stopped() -> None:
+    board = Board.create(2)
+    for rank in range(2):
+        come(board, rank, "a", leave=False)
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        workers = [worker(0), worker(1, pid=sleeper.pid)]
+        assert find_stuck(board, workers, timeout=0) is None
+        sleeper.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 10
+        while (found := find_stuck(board, workers, timeout=0)) is None:
+            assert time.monotonic() < deadline
+        assert (found.waiting, found.missing) == ((0, 1), ())
+        sleeper.kill()
+
+
+def test_ranks_that_came_to_different_collectives_are_stuck_at_once() -> None:
+    board = Board.create(2)
+    come(board, 0, "a", leave=False)
+    come(board, 1, "b", leave=False)
+    found = find_stuck(board, [worker(0), worker(1)], timeout=600)
+    assert found is not None
+    assert "rank 0 came to a, rank 1 came to b" in (found.apart or "")
+
+
+def test_who_failed_still_counts_as_waiting_and_who_left_does_not_count() -> None:
+    board = Board.create(3)
+    come(board, 0, "a", leave=False)
+    workers = [worker(0, lost(0), 1), worker(1), worker(2, ending(2), 0)]
+    found = find_stuck(board, workers, timeout=0)
+    assert found is not None
+    assert (found.waiting, found.missing) == ((0,), (1,))
+
+
+@pytest.mark.parametrize("text", ["left before it", "left after it"])
+def test_waiting_in_vain_for_a_rank_that_left(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(module, "TO_FOLLOW", 0.0)
+    board = Board.create(2)
+    come(board, 0, "a", leave=False)
+    if text == "left after it":
+        come(board, 1, "a")
+    assert waits_in_vain(board, [worker(0), worker(1, ending(1))]) == (text == "left before it")
+    assert not waits_in_vain(board, [worker(0), worker(1)])
+    assert not waits_in_vain(board, [worker(0, raised(0)), worker(1, ending(1))])
+    assert os.getpid() == worker(0).pid
