@@ -27,9 +27,7 @@ class Net(nn.Module):
         return self.layers(images.flatten(1))
 
 
-def train(
-    model: Net, loader: DataLoader, optimizer: torch.optim.Optimizer, device: str
-) -> tuple[float, float]:
+def train(model: Net, loader: DataLoader, optimizer: torch.optim.Optimizer, device: str) -> tuple[float, float]:
     """One epoch; returns mean loss and accuracy."""
     model.train()
     loss_sum, correct, count = 0.0, 0, 0

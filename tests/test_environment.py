@@ -60,9 +60,7 @@ def test_without_a_store_of_the_launcher_rank_0_opens_one() -> None:
     ("devices", "visible"),
     [(GPUS, "3,0"), (GPUS[:1], "3"), ([Device("cpu")] * 2, "")],
 )
-def test_a_process_sees_the_chosen_cards_alone_and_in_their_order(
-    devices: list[Device], visible: str
-) -> None:
+def test_a_process_sees_the_chosen_cards_alone_and_in_their_order(devices: list[Device], visible: str) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "5,6"
     environment.show_cards(devices)
     assert environment.visible_cards() == visible

@@ -18,9 +18,7 @@ def test_all_is_sorted_and_there() -> None:
 
 def test_every_error_is_public() -> None:
     classes = {
-        name
-        for name, one in vars(errors).items()
-        if isinstance(one, type) and one.__module__ == errors.__name__
+        name for name, one in vars(errors).items() if isinstance(one, type) and one.__module__ == errors.__name__
     }
     assert classes <= set(duoka.__all__)
 

@@ -71,9 +71,7 @@ def test_seconds(text: str, value: float) -> None:
     assert seconds(text) == value
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0", "0s", "-1", "1d", "1 h", "1h30m", "inf", "nan", "1e3", ".5", "721h", "٣"]
-)
+@pytest.mark.parametrize("text", ["", "0", "0s", "-1", "1d", "1 h", "1h30m", "inf", "nan", "1e3", ".5", "721h", "٣"])
 def test_no_seconds(text: str) -> None:
     with pytest.raises(OptionError, match="like 90, 90s, 10m or 1h"):
         seconds(text)

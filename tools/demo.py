@@ -36,9 +36,7 @@ def run(command: list[str | Path], weights: Path, env: dict[str, str]) -> Run:
     shown = " ".join(Path(word).name if Path(word).is_absolute() else str(word) for word in command)
     print(f"$ {shown}", flush=True)
     start = time.perf_counter()
-    done = subprocess.run(
-        [*command, "--save", weights], stdout=subprocess.PIPE, text=True, env=os.environ | env
-    )
+    done = subprocess.run([*command, "--save", weights], stdout=subprocess.PIPE, text=True, env=os.environ | env)
     seconds = time.perf_counter() - start
     if done.returncode != 0:
         sys.exit(f"{shown} ended with exit code {done.returncode}")
@@ -61,8 +59,7 @@ def largest_difference(one: Run, many: Run) -> float:
     if one.weights.keys() != many.weights.keys():
         sys.exit(f"other names: {sorted(one.weights)} and {sorted(many.weights)}")
     return max(
-        float((weight - many.weights[name]).abs().max() / weight.abs().max())
-        for name, weight in one.weights.items()
+        float((weight - many.weights[name]).abs().max() / weight.abs().max()) for name, weight in one.weights.items()
     )
 
 

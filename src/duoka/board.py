@@ -70,9 +70,7 @@ class Board:
             begun, finished = words[BEGUN], words[FINISHED]
             if begun == 0:
                 return Progress(0, 0, 0, "", 0.0)
-            number = min(
-                begun, max(finished + 1, begun - RING // 2)
-            )  # never one that is about to be forgotten
+            number = min(begun, max(finished + 1, begun - RING // 2))  # never one that is about to be forgotten
             since = words[_entry(number) + SINCE] / 1e9
             text = self.text(rank, number)
             if words[BEGUN] < number + RING:  # otherwise it may have been written over meanwhile

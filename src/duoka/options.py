@@ -102,7 +102,5 @@ def seconds(text: str) -> float:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(s|m|h)?", text.strip())
     value = float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2] or "s"] if match else math.nan
     if not 0 < value <= LONGEST:
-        raise OptionError(
-            "--timeout", text, "more than 0 seconds and at most 30 days, like 90, 90s, 10m or 1h"
-        )
+        raise OptionError("--timeout", text, "more than 0 seconds and at most 30 days, like 90, 90s, 10m or 1h")
     return value

@@ -114,24 +114,16 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
     if kind is not Kind.PLAIN:
         asked = Options(options.target)
         names = ("strategy", "batch_norm", "randomness", "loading")
-        unused = [
-            f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)
-        ]
+        unused = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)]
         return "", (f"{', '.join(unused)}: without effect, as the script is left alone",) if unused else ()
     if workers == 1:
-        return "single", ("--strategy ddp: one device has nothing to keep in step",) * (
-            options.strategy == "ddp"
-        )
+        return "single", ("--strategy ddp: one device has nothing to keep in step",) * (options.strategy == "ddp")
     if options.strategy == "single":
-        raise OptionError(
-            "--strategy", "single", f"auto or ddp for {workers} devices", "or ask for one device"
-        )
+        raise OptionError("--strategy", "single", f"auto or ddp for {workers} devices", "or ask for one device")
     return "ddp", ()
 
 
-def _threads(
-    asked: int | None, workers: int, cores: int, omp: str | None
-) -> tuple[int | None, tuple[str, ...]]:
+def _threads(asked: int | None, workers: int, cores: int, omp: str | None) -> tuple[int | None, tuple[str, ...]]:
     """Threads for each worker: what was asked for, else OMP_NUM_THREADS, else an equal part of the cores."""
     if asked is not None or workers == 1:
         return asked, ()
@@ -161,9 +153,7 @@ def _other_kind(plan: Plan) -> str:
     if plan.kind is Kind.DISTRIBUTED:
         return f"{plan.target.name} can also run as a plain script: choose it by --kind plain"
     reason = f" ({plan.kind_reason})" if plan.kind_reason else ""
-    return (
-        f"{plan.target.name} can also be launched as torchrun would{reason}: choose it by --kind distributed"
-    )
+    return f"{plan.target.name} can also be launched as torchrun would{reason}: choose it by --kind distributed"
 
 
 def _devices(plan: Plan) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import mmap
 import signal
 import socket
 import sys
@@ -27,18 +28,30 @@ STACKS_SIGNAL = signal.SIGRTMAX - 3  # none of those that scripts, schedulers an
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """What all workers of one attempt have in common.
+
+    number: 0 at first, and one more each time the run is started again.
+    entropy: a random number of 64 bits.
+    exchange: memory through which the ranks hand each other small tensors; None: they have gloo only.
+    """
+
+    number: int
+    run_id: str
+    entropy: int
+    board: Board
+    exchange: mmap.mmap | None
+
+
+@dataclass(frozen=True, slots=True)
 class Post:
     """What the command process hands to a worker by forking it.
 
     own_log: standard output and error are this rank's log file, not the terminal.
-    entropy: a number that all ranks share.
     """
 
     rank: int
-    attempt: int
-    run_id: str
-    entropy: int
-    board: Board
+    attempt: Attempt
     own_log: bool
 
 
@@ -55,7 +68,7 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     environment.show_cards([plan.devices[post.rank]] if plan.kind is Kind.PLAIN else plan.devices)
     environment.keep_gloo_here()
     _set_threads(plan.threads)
-    place = Place(post.rank, plan.world_size, post.attempt, _port(wire), post.run_id)
+    place = Place(post.rank, plan.world_size, post.attempt.number, _port(wire), post.attempt.run_id)
 
     run = _run_plain if plan.kind is Kind.PLAIN else _run_distributed
     end = _watched(run, plan, place, post)
@@ -92,7 +105,8 @@ def _run_plain(plan: Plan, place: Place, post: Post) -> None:
     environment.hide_ranks()
     store = reach_store(place, plan.timeout)
     say = _sayer(quiet=plan.verbosity == "quiet" or place.rank > 0)
-    run_plain(plan, place.rank, store, post.board.seat(place.rank), post.entropy, say)
+    shared, seat = post.attempt, post.attempt.board.seat(place.rank)
+    run_plain(plan, place.rank, store, seat, shared.exchange, shared.entropy, say)
 
 
 def _run_distributed(plan: Plan, place: Place, post: Post) -> None:

@@ -31,9 +31,7 @@ def test_help_and_version_come_from_the_installed_command(command: Command) -> N
     ],
 )
 def test_nothing_is_imported_before_it_is_needed(args: list[str], unwanted: list[str]) -> None:
-    source = (
-        f"import sys; from duoka.cli import main; code = main({args}); print(*sys.modules); sys.exit(code)"
-    )
+    source = f"import sys; from duoka.cli import main; code = main({args}); print(*sys.modules); sys.exit(code)"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     imported = done.stdout.splitlines()[-1].split()
     assert "duoka.cli" in imported
@@ -64,7 +62,5 @@ def test_what_there_is_not(args: list[str], said: str, capsys: pytest.CaptureFix
 
 
 def test_python_m_duoka_is_duoka() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "duoka", "--version"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-m", "duoka", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == "duoka 0.1.0\n"

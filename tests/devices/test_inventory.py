@@ -13,9 +13,7 @@ from duoka.devices import inventory
 
 
 def test_reading_this_machine_does_not_import_torch() -> None:
-    source = (
-        "import sys; from duoka.devices import inventory as i; print(i.read().cores, 'torch' in sys.modules)"
-    )
+    source = "import sys; from duoka.devices import inventory as i; print(i.read().cores, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert done.stdout == f"{inventory.cores()} False\n"
 

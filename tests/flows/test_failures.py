@@ -138,9 +138,7 @@ def test_ranks_may_end_at_different_times(flow: Flow) -> None:
 
 
 def test_os_exit_on_one_rank_is_named_and_its_last_words_are_shown(flow: Flow) -> None:
-    script = group(
-        flow, "if rank == 1:\n    print('last words', flush=True)\n    os._exit(5)\nwhile True: meet()"
-    )
+    script = group(flow, "if rank == 1:\n    print('last words', flush=True)\n    os._exit(5)\nwhile True: meet()")
     result = run(flow, script, options=("--log-dir", "logs"))
     assert result.returncode == 5
     assert "rank 1 of 2 exited with code 5 without ending python" in result.stderr

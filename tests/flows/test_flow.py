@@ -39,9 +39,7 @@ def test_python_is_what_the_interpreter_is(flow: Flow, source: str) -> None:
 
 
 def test_output_of_grandchildren_is_captured(flow: Flow) -> None:
-    script = flow.write(
-        "script.py", "import subprocess; subprocess.run(['sh', '-c', 'echo out; echo err >&2'])"
-    )
+    script = flow.write("script.py", "import subprocess; subprocess.run(['sh', '-c', 'echo out; echo err >&2'])")
     result = flow.python([script])
     assert (result.stdout, result.stderr) == ("out\n", "err\n")
 

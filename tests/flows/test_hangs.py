@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from pathlib import Path
 
 from tests.flows.flow import Flow, Result
 
@@ -30,7 +31,7 @@ epoch()
 
 def run(flow: Flow, then: str, workers: int = 2, timeout: int = 3) -> Result:
     script = flow.write("script.py", PLAIN + textwrap.dedent(then))
-    words = [
+    words: list[str | Path] = [
         "run",
         "-q",
         "--devices",

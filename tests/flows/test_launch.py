@@ -129,9 +129,7 @@ def test_loader_workers_live_and_end(flow: Flow) -> None:
 
 
 def test_ranks_of_a_distributed_script_draw_different_numbers(flow: Flow) -> None:
-    script = group(
-        flow, "import random, numpy; say(torch.rand(1).item(), random.random(), numpy.random.rand())"
-    )
+    script = group(flow, "import random, numpy; say(torch.rand(1).item(), random.random(), numpy.random.rand())")
     first, second = (line.split() for line in run(flow, script).ok().stdout.splitlines())
     assert not set(first) & set(second)
 
@@ -209,11 +207,7 @@ def test_the_store_is_reached_from_this_machine_only(flow: Flow) -> None:
     assert [address.ip for address in listening] == ["127.0.0.1"]
     running.send(signal.SIGKILL)
     running.wait()
-    until(
-        lambda: (
-            not any(one.laddr.port == port for one in psutil.net_connections("tcp") if one.status == "LISTEN")
-        )
-    )
+    until(lambda: not any(one.laddr.port == port for one in psutil.net_connections("tcp") if one.status == "LISTEN"))
 
 
 def test_threads_and_exit_functions_are_waited_for_as_in_python(flow: Flow) -> None:
@@ -294,6 +288,4 @@ def test_a_reader_that_has_enough_ends_the_run_as_it_ends_python(flow: Flow) -> 
         process.stderr.close()
     (duoka_said, duoka_code), (python_said, python_code) = ends
     assert duoka_code == python_code
-    assert re.sub(r"line \d+", "", duoka_said.replace("script.py", "p.py")) == re.sub(
-        r"line \d+", "", python_said
-    )
+    assert re.sub(r"line \d+", "", duoka_said.replace("script.py", "p.py")) == re.sub(r"line \d+", "", python_said)

@@ -53,9 +53,7 @@ RUNS += [(name, workers) for name in ("classify", "regress") for workers in (1, 
 
 
 @pytest.mark.parametrize(("name", "workers"), RUNS)
-def test_same_result(
-    flow: Flow, reference: Callable[[str], tuple[Result, Path]], name: str, workers: int
-) -> None:
+def test_same_result(flow: Flow, reference: Callable[[str], tuple[Result, Path]], name: str, workers: int) -> None:
     expected, weights = reference(name)
     saved = flow.folder / "weights.pt"
     result = flow.run(["run", "--devices", f"cpu:{workers}", SCRIPTS[name], saved]).ok()

@@ -107,9 +107,7 @@ def _clear(grace: float) -> list[str]:
         if not found and time.monotonic() >= deadline:
             for pid in _children():
                 left.setdefault(pid, _command_line(pid))
-                os.kill(
-                    pid, signal.SIGKILL
-                )  # what it has started comes to us, and is ended in the next round
+                os.kill(pid, signal.SIGKILL)  # what it has started comes to us, and is ended in the next round
         if not found:
             time.sleep(0.005)
 
@@ -174,9 +172,7 @@ def python(script: str, *args: str) -> int:
     sys.modules["__main__"] = main
     show = sys.excepthook
 
-    def show_from_script(
-        kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
-    ) -> None:
+    def show_from_script(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         show(kind, error.with_traceback(trace), trace)

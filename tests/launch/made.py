@@ -41,9 +41,7 @@ def ending(rank: int = 0, how: How = "returned", code: int = 0, time: float = 0.
     return Ending(rank, "host", how, code, time, **given)
 
 
-def raised(
-    rank: int, error: str = "ValueError: boom", time: float = 0.0, code: int = 1, **given: Any
-) -> Ending:
+def raised(rank: int, error: str = "ValueError: boom", time: float = 0.0, code: int = 1, **given: Any) -> Ending:
     """A script that raised."""
     trace = f"Traceback of rank {rank}\n{error}\n"
     usual = {"kind": error.partition(":")[0], "error": error, "trace": trace, "whole": f"whole {trace}"}
@@ -58,5 +56,5 @@ def lost(rank: int, time: float = 0.0) -> Ending:
 def worker(rank: int, end: Ending | None = None, status: int | None = None, **given: Any) -> Worker:
     """A worker as the command process sees it. Its process is this one, its wire leads nowhere."""
     with socket.socket() as wire:
-        usual = {"pid": os.getpid(), "wire": wire, "stacks": NO_STACKS, "own_log": rank > 0}
+        usual: dict[str, Any] = {"pid": os.getpid(), "wire": wire, "stacks": NO_STACKS, "own_log": rank > 0}
     return Worker(rank, ending=end, status=status, **usual | given)

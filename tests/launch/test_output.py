@@ -85,9 +85,7 @@ def test_the_last_lines(text: str, tail: list[str]) -> None:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        OptionError, match=r"--log-dir must be a directory that can be written, but is .*file/logs"
-    ):
+    with pytest.raises(OptionError, match=r"--log-dir must be a directory that can be written, but .*logs"):
         Outputs(tmp_path / "file/logs", range(1, 2))
 
 

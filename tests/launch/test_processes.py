@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -17,14 +18,14 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_members_of_a_session_are_found_whatever_their_group() -> None:
-    with subprocess.Popen(["sh", "-c", "set -m; sleep 60 & sleep 60"], start_new_session=True) as shell:
-        until(lambda: len(session_members([shell.pid])) == 3)
-        members = session_members([shell.pid])
-        assert len({os.getpgid(pid) for pid in members}) > 1
+    starts_another = "import os, time; os.fork() or os.setpgrp(); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", starts_another], start_new_session=True) as leader:
+        until(lambda: {os.getpgid(pid) == leader.pid for pid in session_members([leader.pid])} == {True, False})
+        members = session_members([leader.pid])
+        assert len(members) == 2
         for pid in members:
             os.kill(pid, signal.SIGKILL)
-        shell.wait()
-        until(lambda: not session_members([shell.pid]))
+        until(lambda: not session_members([leader.pid]))
 
 
 def test_who_has_ended_is_no_member() -> None:

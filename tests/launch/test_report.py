@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from duoka.launch.verdict import judge
 from tests.launch.made import CPU, ending, lost, plan, raised, worker
 
 HOST = os.uname().nodename
-ENDED = {"status": -15, "told_to_end": True}
+ENDED: dict[str, Any] = {"status": -15, "told_to_end": True}
 
 Tell = Callable[..., list[str]]
 
@@ -69,9 +70,7 @@ def test_an_error_that_only_a_script_s_own_hook_shows(tell: Tell) -> None:
 
 
 def test_another_error_is_one_line(tell: Tell) -> None:
-    lines = tell(
-        worker(0, raised(0, "KeyError: 'x'", time=2), 1), worker(1, raised(1), 1), worker(2, **ENDED)
-    )
+    lines = tell(worker(0, raised(0, "KeyError: 'x'", time=2), 1), worker(1, raised(1), 1), worker(2, **ENDED))
     assert lines[-1] == "  rank 0: KeyError: 'x' (--verbose shows it)"
 
 
@@ -142,9 +141,7 @@ def test_a_crash_shows_its_stack(tell: Tell) -> None:
 
 
 def test_a_death_after_the_end(tell: Tell) -> None:
-    assert (
-        "ended by SIGABRT after its script had ended" in tell(worker(0, **ENDED), worker(1, ending(1), -6))[0]
-    )
+    assert "ended by SIGABRT after its script had ended" in tell(worker(0, **ENDED), worker(1, ending(1), -6))[0]
 
 
 def test_an_exit_that_python_did_not_see(tell: Tell) -> None:
@@ -213,8 +210,6 @@ def test_ranks_that_do_different_things(board: Board, tell: Tell) -> None:
 def test_a_collective_that_does_not_end(board: Board, tell: Tell) -> None:
     for rank in (0, 1):
         step(board, rank, "barrier", leave=False)
-    lines = tell(
-        worker(0, **ENDED), worker(1, **ENDED), stuck=Stuck(1, 3.0, (0, 1), (), odd={1: "is stopped"})
-    )
+    lines = tell(worker(0, **ENDED), worker(1, **ENDED), stuck=Stuck(1, 3.0, (0, 1), (), odd={1: "is stopped"}))
     assert lines[0].startswith("duoka: barrier 1 did not end: ranks 0 and 1 wait there since 3 s")
     assert "  rank 1 is stopped" in lines

@@ -48,7 +48,7 @@ def test_no_descriptor_is_left_and_restoring_twice_does_no_harm() -> None:
 def test_blocked_signals_come_afterwards() -> None:
     with Signals() as signals:
         with blocked():
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
             signals.read()
             assert signals.stops == []
         signals.read()

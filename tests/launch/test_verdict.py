@@ -129,9 +129,7 @@ def test_exit_codes_are_python_s_and_the_shell_s(end: object, status: int, why: 
 
 
 def test_a_script_that_was_hurried_at_its_end_keeps_its_code() -> None:
-    verdict = judged(
-        worker(0, None, -15, told_to_end=True), worker(1, ending(1, "exited", 3), -9, told_to_end=True)
-    )
+    verdict = judged(worker(0, None, -15, told_to_end=True), worker(1, ending(1, "exited", 3), -9, told_to_end=True))
     assert (verdict.why, verdict.code) == ("exited", 3)
 
 

@@ -65,9 +65,7 @@ def test_site_packages_are_not_followed(here: Path) -> None:
 
 
 def test_what_does_not_parse_is_left_out(here: Path) -> None:
-    write(
-        here, {"train.py": "import broken, nul, fine", "broken.py": "x = = 1", "nul.py": "x\0", "fine.py": ""}
-    )
+    write(here, {"train.py": "import broken, nul, fine", "broken.py": "x = = 1", "nul.py": "x\0", "fine.py": ""})
     assert shown(Target("train.py")) == ["train.py", "fine.py"]
     assert shown(Target("broken.py")) == []
 

@@ -38,9 +38,7 @@ class Table(click.Group):
         """As click does, with a word about what was probably meant."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            close = get_close_matches(name, COMMANDS, n=1) or (
-                ["run " + name] if name.endswith(".py") else []
-            )
+            close = get_close_matches(name, COMMANDS, n=1) or (["run " + name] if name.endswith(".py") else [])
             hint = f"; did you mean `duoka {close[0]}`?" if close else ""
             ctx.fail(f"there is no command {name!r}; there is: {', '.join(sorted(COMMANDS))}{hint}")
         return super().resolve_command(ctx, args)

@@ -47,9 +47,7 @@ GROUPS: tuple[tuple[str, tuple[click.Option, ...]], ...] = (
     (
         "What to run, and where",
         (
-            click.Option(
-                ["-m", "is_module"], is_flag=True, help="SCRIPT is a module's name, as for `python -m`."
-            ),
+            click.Option(["-m", "is_module"], is_flag=True, help="SCRIPT is a module's name, as for `python -m`."),
             click.Option(["--devices"], default="auto", metavar="DEVICES", help=DEVICES),
             click.Option(
                 ["--kind"],
@@ -139,9 +137,7 @@ class RunCommand(click.Command):
         """Write the options in their groups, then examples."""
         for title, group in (*GROUPS, ("About this", (self.get_help_option(ctx),))):
             with formatter.section(title):
-                formatter.write_dl(
-                    [record for option in group if option and (record := option.get_help_record(ctx))]
-                )
+                formatter.write_dl([record for option in group if option and (record := option.get_help_record(ctx))])
         with formatter.section("Examples"):
             formatter.write("".join(f"  {line}\n" for line in EXAMPLES.splitlines()))
         formatter.write_paragraph()
@@ -151,13 +147,9 @@ class RunCommand(click.Command):
 def run(words: tuple[str, ...], is_module: bool, dry_run: bool, **asked: Any) -> Callable[[], int] | int:
     """Decide, show what was decided, and return what starts it."""
     if not words:
-        raise click.UsageError(
-            "a script is missing; for example: duoka run train.py", click.get_current_context()
-        )
+        raise click.UsageError("a script is missing; for example: duoka run train.py", click.get_current_context())
     target = Target(words[0], words[1:], is_module)
-    plan = decide(
-        _options(target, **asked), inventory.read(), environment.visible_cards(), environment.threads()
-    )
+    plan = decide(_options(target, **asked), inventory.read(), environment.visible_cards(), environment.threads())
     if dry_run:
         click.echo(details(plan))
         return 0

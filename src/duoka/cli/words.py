@@ -35,9 +35,7 @@ def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
     if before >= len(words) or words[before].startswith("-"):
         return words  # no script, or an option that does not exist: click says so
     target, rest = words[before], words[before + 1 :]
-    may_follow = {
-        name: value for name, value in options.items() if name.startswith("--") and name != "--help"
-    }
+    may_follow = {name: value for name, value in options.items() if name.startswith("--") and name != "--help"}
     ours: list[str] = []
     if "--" in rest:
         end = rest.index("--")

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from duoka.errors import Refused
 from duoka.options import Loading
@@ -91,9 +91,7 @@ class Reader:
         if not is_stacked(batch, len(asked.indices)):
             self.why = "its batches are not stacked tensors"
         elif not same_states(before, random_states()):
-            self.why = (
-                "reading its samples draws random numbers (--loading shared lets each rank draw its own)"
-            )
+            self.why = "reading its samples draws random numbers (--loading shared lets each rank draw its own)"
         self.shared = not self.why
         return batch
 
@@ -163,9 +161,7 @@ class SharedIterator:
         if self._reader.shared is None:
             self._reader.shared = shared or None  # the next epoch's workers need not find out again
         spec = Spec(self._view, cut)
-        return tree_map_only(
-            Tensor, lambda leaf: BatchTensor(leaf if shared else spec.own(leaf), spec), batch
-        )
+        return tree_map_only(Tensor, lambda leaf: BatchTensor(leaf if shared else spec.own(leaf), spec), batch)
 
 
 def _reading_through(loader: DataLoader[Any], reader: Reader) -> DataLoader[Any]:
@@ -199,9 +195,7 @@ class _WithDataset:
 
 def is_stacked(batch: Any, n: int) -> bool:
     """Whether every leaf of a collated batch is a tensor of n rows."""
-    return all(
-        isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == n for leaf in tree_leaves(batch)
-    )
+    return all(isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == n for leaf in tree_leaves(batch))
 
 
 def as_is(batch: Any) -> Any:

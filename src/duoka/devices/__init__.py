@@ -113,9 +113,7 @@ def _allowed(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[tuple[Gpu, ...
 
 def _end_of_list(entry: str, visible: str, some: bool) -> tuple[str, ...]:
     if entry not in ("", "-1"):
-        return (
-            f"{_setting(visible)}: {entry!r} is no further GPU of this machine and ends the list, as in CUDA",
-        )
+        return (f"{_setting(visible)}: {entry!r} is no further GPU of this machine and ends the list, as in CUDA",)
     return () if some else (f"{_setting(visible)} hides all GPUs",)
 
 
@@ -126,9 +124,7 @@ def _named(entry: str, gpus: tuple[Gpu, ...]) -> Gpu | None:
             f"CUDA_VISIBLE_DEVICES names {entry}, a part of a GPU, and only whole GPUs can be shared out; "
             "name GPUs by number or UUID there, or use --devices cpu"
         )
-    found = [
-        gpu for gpu in gpus if entry == str(gpu.index) or (entry[:4] == "GPU-" and gpu.uuid.startswith(entry))
-    ]
+    found = [gpu for gpu in gpus if entry == str(gpu.index) or (entry[:4] == "GPU-" and gpu.uuid.startswith(entry))]
     return found[0] if len(found) == 1 else None
 
 

@@ -96,9 +96,7 @@ def _item(text: str, item: str) -> range:
         raise _wrong(text, "device numbers are not negative; for all GPUs write `cuda`")
     match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", item)
     if match is None:
-        raise _wrong(
-            text, f"{item!r} is not a number or a range of numbers" if item else "a number is missing"
-        )
+        raise _wrong(text, f"{item!r} is not a number or a range of numbers" if item else "a number is missing")
     first, last = int(match[1]), int(match[2] or match[1])
     if first > last:
         raise _wrong(text, f"the range {item} runs backwards; write {last}-{first}")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from duoka.board import Board
 from duoka.ending import Ending
 from duoka.errors import WorkerFailed
 from duoka.launch.birth import fork, redirect
@@ -19,7 +18,7 @@ from duoka.launch.output import Outputs
 from duoka.launch.processes import session_members
 from duoka.launch.signals import Signals
 from duoka.plan import Plan
-from duoka.worker import Post, live
+from duoka.worker import Attempt, Post, live
 
 STEP = 0.05  # seconds between two looks at what does not announce itself
 TO_TERMINATE = 3.0  # seconds between SIGTERM and SIGKILL
@@ -77,9 +76,7 @@ class Crew:
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals.fd, selectors.EVENT_READ)
 
-    def start(
-        self, plan: Plan, attempt: int, run_id: str, entropy: int, board: Board, outputs: Outputs
-    ) -> None:
+    def start(self, plan: Plan, attempt: Attempt, outputs: Outputs) -> None:
         """Fork the workers. Each waits at its wire until `go`.
 
         Raises:
@@ -88,7 +85,7 @@ class Crew:
         try:
             for rank in range(plan.world_size):
                 own_log = outputs.file(rank) is not None
-                self._fork(plan, Post(rank, attempt, run_id, entropy, board, own_log), outputs)
+                self._fork(plan, Post(rank, attempt, own_log), outputs)
         except OSError as error:
             count, size = len(self.workers), plan.world_size
             raise WorkerFailed(f"only {count} of {size} workers could be started: {error.strerror}") from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
+import mmap
 import secrets
 import signal
 import socket
@@ -26,6 +27,7 @@ from duoka.launch.signals import Signals
 from duoka.launch.stuck import Stuck, ask_for_stacks, find_stuck, waits_in_vain
 from duoka.launch.verdict import Verdict, agreed, judge
 from duoka.plan import Kind, Plan
+from duoka.worker import Attempt
 
 TICK = 0.5  # seconds between two looks at the board
 GRACE = 0.5  # seconds that the other ranks have after the first bad end, to end by themselves
@@ -69,7 +71,8 @@ def attempt(run: Run, number: int) -> Verdict:
     board = Board.create(run.plan.world_size)
     crew = Crew(run.signals)
     try:
-        crew.start(run.plan, number, run.run_id, secrets.randbits(64), board, run.outputs)
+        shared = Attempt(number, run.run_id, secrets.randbits(64), board, _exchange(run.plan))
+        crew.start(run.plan, shared, run.outputs)
         with _store() as port:  # after the forks, since it brings a thread
             crew.go(port)
             stuck = _watch(run.plan, crew, board)
@@ -137,12 +140,23 @@ def _import_once(plan: Plan) -> None:
     """
     environment.give_threads(plan.threads)
     gc.disable()
-    import torch.distributed  # noqa: F401
+    import torch.distributed
 
     if plan.kind is Kind.PLAIN:
+        import torch._dynamo  # noqa: F401  # the first optimizer of every worker would
+
         import duoka.plain  # noqa: F401
     gc.freeze()
     gc.enable()
+
+
+def _exchange(plan: Plan) -> mmap.mmap | None:
+    """Memory for small tensors that the ranks of a plain script exchange on CPUs."""
+    if plan.kind is not Kind.PLAIN:
+        return None
+    from duoka.view import nearby
+
+    return mmap.mmap(-1, nearby.memory_size(plan.world_size)) if nearby.is_possible() else None
 
 
 @contextmanager

@@ -13,10 +13,11 @@ foreign     what is refused
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from datetime import timedelta
 
-import torch
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from duoka.plain import (
     autograd,
@@ -39,6 +40,7 @@ from duoka.target import run_target
 from duoka.view.boundary import Boundary
 from duoka.view.collectives import ProcessCollectives, Seat
 from duoka.view.draws import OwnStream
+from duoka.view.nearby import Nearby
 from duoka.view.view import View
 
 INTERCEPTIONS = (
@@ -59,16 +61,20 @@ INTERCEPTIONS = (
 def run_plain(
     plan: Plan,
     rank: int,
-    store: torch.distributed.Store,
+    store: Store,
     seat: Seat,
+    exchange: mmap.mmap | None,
     entropy: int,
     say: Callable[[str], None],
 ) -> None:
     """Run the plan's script as `__main__`, as one of its ranks; what it raises passes through.
 
-    entropy: a number that all ranks were given. say: shows a line of the header (heard from rank 0 only).
+    exchange: memory that the ranks share, or None. entropy: a number that all ranks were given. say: shows a line of
+    the header (heard from rank 0 only).
     """
-    ranks = ProcessCollectives(store, rank, plan.world_size, timedelta(seconds=plan.timeout), seat)
+    nearby = None if exchange is None else Nearby(exchange, rank, plan.world_size, plan.timeout)
+    timeout = timedelta(seconds=plan.timeout)
+    ranks = ProcessCollectives(store, rank, plan.world_size, timeout, seat, nearby)
     strategy = create(plan.strategy, ranks)
     view = View(ranks, strategy.adopt, say)
     boundary = Boundary(view, own_stream=OwnStream(entropy + rank) if plan.randomness == "worker" else None)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from duoka.plain.session import Session
-from duoka.view.batch import BatchTensor
+from duoka.view.batch import batches_in
 from duoka.view.site import user_line
 
 
@@ -25,11 +25,14 @@ def install(session: Session) -> None:
 
     def make_grad(original: Callable[..., Any]) -> Callable[..., Any]:
         def grad(*args: Any, **kwargs: Any) -> Any:
-            outputs, inputs = (_listed(value) for value in _first_two(args, kwargs))
+            outputs, inputs = _first_two(args, kwargs)
             with session.boundary.recomputing():
                 found = original(*args, **kwargs)
-            if any(isinstance(tensor, BatchTensor) for tensor in (*outputs, *inputs)):
+            if batches_in((outputs, inputs)):
                 return found  # the rule for batches has seen to it
+            if isinstance(inputs, dict):
+                return {name: _of_all_ranks(found[name], inputs[name], session) for name in inputs}
+            inputs = [inputs] if isinstance(inputs, Tensor) else inputs
             return tuple(_of_all_ranks(one, of, session) for one, of in zip(found, inputs, strict=True))
 
         return grad
@@ -41,10 +44,6 @@ def install(session: Session) -> None:
 def _first_two(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     outputs = args[0] if args else kwargs["outputs"]
     return outputs, args[1] if len(args) > 1 else kwargs["inputs"]
-
-
-def _listed(value: Any) -> list[Any]:
-    return [value] if isinstance(value, Tensor) else list(value)
 
 
 def _of_all_ranks(found: Tensor | None, of: Any, session: Session) -> Tensor | None:

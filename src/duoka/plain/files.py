@@ -22,7 +22,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-
 from duoka.plain.session import Session
 from duoka.view.site import is_standard, is_users
 
@@ -112,7 +111,7 @@ def _opener(session: Session, caller: _Caller) -> Callable[[Callable[..., Any]],
     private = (tempfile.gettempdir(), str(Path.home() / ".cache"))
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:  # noqa: A001
             if not isinstance(file, (str, os.PathLike)) or not session.patches.active:
                 return original(file, mode, *args, **kwargs)
             path = os.path.abspath(os.fsdecode(file))

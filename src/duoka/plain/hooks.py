@@ -33,8 +33,8 @@ def install(session: Session) -> None:
     def make_refuse(original: Callable[..., Any]) -> Callable[..., NoReturn]:
         def register_post_accumulate_grad_hook(self: Tensor, hook: Callable[[Tensor], None]) -> NoReturn:
             raise Refused(
-                f"{user_line()} registers a post-accumulate-grad hook, which would see this rank's part of a gradient "
-                "only; do what it does after backward() instead"
+                f"{user_line()} registers a post-accumulate-grad hook, which would see this rank's part of a "
+                "gradient only; do what it does after backward() instead"
             )
 
         return register_post_accumulate_grad_hook

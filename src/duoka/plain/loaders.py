@@ -23,9 +23,7 @@ def install(session: Session) -> None:
             reader = readers.get(self)
             if reader is None:
                 ranks = session.ranks
-                reader = readers[self] = Reader(
-                    self.dataset, ranks.rank, ranks.world_size, session.plan.loading
-                )
+                reader = readers[self] = Reader(self.dataset, ranks.rank, ranks.world_size, session.plan.loading)
             return SharedIterator(self, reader, session.view)
 
         return get_iterator

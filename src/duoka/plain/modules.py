@@ -48,7 +48,7 @@ def install(session: Session) -> None:
 
 def _batch_norm(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
     def batch_norm(
-        input: Tensor,
+        input: Tensor,  # noqa: A002
         running_mean: Tensor | None,
         running_var: Tensor | None,
         weight: Tensor | None = None,
@@ -62,8 +62,6 @@ def _batch_norm(original: Callable[..., Any], session: Session) -> Callable[...,
             return original(input, running_mean, running_var, weight, bias, training, momentum, eps)  # type: ignore[no-any-return]
         each = input.numel() // input.shape[1] // inside.cut.rows
         counts = torch.tensor(inside.cut.sizes, device=input.device) * each
-        return whole_batch_norm(
-            input, running_mean, running_var, weight, bias, momentum, eps, counts, session.ranks
-        )
+        return whole_batch_norm(input, running_mean, running_var, weight, bias, momentum, eps, counts, session.ranks)
 
     return batch_norm

@@ -18,9 +18,7 @@ class Patches:
         self._undo: list[tuple[Any, str, Any]] = []
         os.register_at_fork(after_in_child=self.undo)
 
-    def replace(
-        self, space: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
-    ) -> None:
+    def replace(self, space: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Put `make(original)` where `space.name` is; `original` is called from there."""
         original = getattr(space, name)
         replacement = make(original)

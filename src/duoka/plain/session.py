@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from duoka.plan import Plan
 from duoka.plain.patching import Patches
+from duoka.plan import Plan
 from duoka.strategies import Strategy
 from duoka.view.boundary import Boundary
 from duoka.view.collectives import Collectives

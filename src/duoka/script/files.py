@@ -78,9 +78,7 @@ def find(target: Target) -> Place:
 def _script(name: str) -> Place:
     path = Path(name)
     if path.is_dir():
-        raise ScriptError(
-            f"{name!r} is a directory, and a script must be a file; to run a package write -m package"
-        )
+        raise ScriptError(f"{name!r} is a directory, and a script must be a file; to run a package write -m package")
     if not path.exists():
         raise ScriptError(f"there is no script {name!r}{_nearest_file(path)}")
     if not path.is_file():

@@ -140,11 +140,7 @@ class _Names:
                     self.full[alias.asname or alias.name] = f"{node.module}.{alias.name}"
         self.packages = {name.partition(".")[0] for name in self.full.values()}
         for node in ast.walk(tree):  # `env = os.environ`, `ctx = mp.get_context("spawn")`
-            if (
-                isinstance(node, ast.Assign)
-                and len(node.targets) == 1
-                and isinstance(node.targets[0], ast.Name)
-            ):
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 full = self.of(node.value)
                 if full.partition(".")[0] in self.packages:
                     self.full.setdefault(node.targets[0].id, full)
@@ -249,9 +245,7 @@ class _Walk(ast.NodeVisitor):
         for part in (*node.handlers, *node.orelse, *node.finalbody):
             self.visit(part)
 
-    def _visit_comprehension(
-        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
-    ) -> None:
+    def _visit_comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
         running = {
             loop.target.id: variable
             for loop in node.generators
@@ -335,9 +329,7 @@ class _Walk(ast.NodeVisitor):
         return node.value if isinstance(node, ast.Constant) and node.value in VARIABLES else None
 
     def _reads(self, variable: str, node: ast.expr, needed: bool) -> None:
-        self._note(
-            Says.NEEDS if needed else Says.ASKS, node, f"reads {variable}{'' if needed else ' if it is set'}"
-        )
+        self._note(Says.NEEDS if needed else Says.ASKS, node, f"reads {variable}{'' if needed else ' if it is set'}")
 
     def _note(self, says: Says, node: ast.expr, text: str) -> None:
         where = f"{self.shown}:{node.lineno}"

@@ -131,9 +131,7 @@ class Ddp(Strategy):
             for flight in now.flights:
                 self._land(flight, reached)
             return (
-                now.buckets
-                if len(reached) == len(planned)
-                else self._buckets([i for i in planned if i in reached])
+                now.buckets if len(reached) == len(planned) else self._buckets([i for i in planned if i in reached])
             )
         extra, order = self._agree(now)
         for bucket in self._buckets(extra):

@@ -53,7 +53,8 @@ class Spec:
         if self.outer == 1:
             return whole.narrow(dim, self.cut.start * self.inner, self.cut.rows * self.inner)
         apart = whole.unflatten(dim, (self.outer, self.cut.n, self.inner))
-        return apart.narrow(dim + 1, self.cut.start, self.cut.rows).flatten(dim, dim + 2)
+        own: Tensor = apart.narrow(dim + 1, self.cut.start, self.cut.rows).flatten(dim, dim + 2)
+        return own
 
     def gather(self, local: Tensor) -> Tensor:
         """Every rank's rows put together: the replicated tensor that one device would have."""
@@ -75,13 +76,14 @@ class BatchTensor(Tensor):
 
     @staticmethod
     def __new__(cls, local: Tensor, spec: Spec) -> BatchTensor:
+        """`local`: this rank's rows, tracked by autograd; the size of its batch dimension must be the share."""
         shape = list(local.shape)
         if shape[spec.dim] != spec.local_size:
             raise AssertionError(
                 f"a tensor of shape {tuple(shape)} does not hold {spec.local_size} rows in dimension {spec.dim}"
             )
         shape[spec.dim] = spec.size
-        batch: BatchTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)  # type: ignore[attr-defined]
+        batch: BatchTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
         batch._local, batch._spec = local, spec
         return batch
 
@@ -113,7 +115,7 @@ class BatchTensor(Tensor):
         return compute_whole(func, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise Refused(f"{func} came to a batch past duoka's rules ({user_line()}), so it cannot be shared out")
 
 
@@ -178,7 +180,5 @@ def _writes(name: str, kwargs: dict[str, Any]) -> bool:
     )
 
 
-_IN_PLACE_OPERATORS = frozenset(
-    f"__i{name}__"
-    for name in "add sub mul truediv div floordiv mod pow and or xor lshift rshift matmul".split()
-)
+_OPERATORS = "add sub mul truediv div floordiv mod pow and or xor lshift rshift matmul"
+_IN_PLACE_OPERATORS = frozenset(f"__i{name}__" for name in _OPERATORS.split())

@@ -42,8 +42,11 @@ class How(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """How a kind of call is cut. `lead`: the plain input (and its dimension) that is the batch where no input
-    is a batch tensor; `inputs`: the dimension along which each input that is a plain tensor is cut."""
+    """How a kind of call is cut.
+
+    lead: the plain input, and its dimension, that is the batch where no input is a batch tensor. inputs: the
+    dimension along which each input that is a plain tensor is cut.
+    """
 
     lead: tuple[int, int] | None
     inputs: tuple[int | None, ...]
@@ -90,9 +93,7 @@ class Boundary:
         """Learn anew: a hook was added, so modules may have to be opened."""
         self._seams.clear()
 
-    def call(
-        self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def call(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`module(*args, **kwargs)` as the script wrote it; `original` is torch's own call."""
         inside = self.inside
         if inside is not None:
@@ -254,7 +255,7 @@ class Boundary:
                 f"{type(module).__name__} at {user_line()} is compiled and draws random numbers: it runs uncompiled, "
                 "with the draws that it has without torch.compile (--randomness worker keeps it compiled)"
             )
-        return found  # type: ignore[return-value]
+        return found
 
     def _look(
         self,
@@ -272,9 +273,7 @@ class Boundary:
                 continue
 
             def run(start: int, stop: int, cut: Cut = cut, inputs: tuple[int | None, ...] = inputs) -> Any:
-                rows = [
-                    self._own(leaf, dim, cut, (start, stop)) for leaf, dim in zip(leaves, inputs, strict=True)
-                ]
+                rows = [self._own(leaf, dim, cut, (start, stop)) for leaf, dim in zip(leaves, inputs, strict=True)]
                 args, kwargs = tree_unflatten(rows, tree)
                 return original(module, *args, **kwargs)
 
@@ -298,26 +297,20 @@ class Boundary:
         leads: list[tuple[int, int] | None] = [None]
         if batch is None:
             first = next(index for index, leaf in enumerate(leaves) if self._may_lead(leaf))
-            leads = [
-                (first, dim) for dim, size in enumerate(leaves[first].shape[:2]) if self.view.shares(size)
-            ]
+            leads = [(first, dim) for dim, size in enumerate(leaves[first].shape[:2]) if self.view.shares(size)]
         found = []
         for lead in leads:
             n = batch._spec.cut.n if batch is not None else leaves[lead[0]].shape[lead[1]]  # type: ignore[index]
             cut_all = tuple(_dimension(leaf, n) for leaf in leaves)
             if lead is not None:
                 cut_all = (*cut_all[: lead[0]], lead[1], *cut_all[lead[0] + 1 :])
-            alone = tuple(
-                dim if lead is not None and index == lead[0] else None for index, dim in enumerate(cut_all)
-            )
+            alone = tuple(dim if lead is not None and index == lead[0] else None for index, dim in enumerate(cut_all))
             found += [(lead, inputs) for inputs in dict.fromkeys((cut_all, alone))]
         return found
 
     # --- rows
 
-    def _cut_of(
-        self, leaves: list[Any], batch: BatchTensor | None, lead: tuple[int, int] | None
-    ) -> Cut | None:
+    def _cut_of(self, leaves: list[Any], batch: BatchTensor | None, lead: tuple[int, int] | None) -> Cut | None:
         """The cut of this call; None for a batch too small to share out."""
         if batch is not None:
             return batch._spec.cut
@@ -341,9 +334,7 @@ class Boundary:
         start, stop = part
         if spec.outer == 1:
             return rows.narrow(spec.dim, start * spec.inner, (stop - start) * spec.inner)
-        apart = rows.unflatten(spec.dim, (spec.outer, cut.rows, spec.inner)).narrow(
-            spec.dim + 1, start, stop - start
-        )
+        apart = rows.unflatten(spec.dim, (spec.outer, cut.rows, spec.inner)).narrow(spec.dim + 1, start, stop - start)
         return apart.flatten(spec.dim, spec.dim + 2)
 
     def _spec(self, place: Place, shape: tuple[int, ...], cut: Cut) -> Spec:
@@ -369,7 +360,7 @@ class Boundary:
         return tree_unflatten(wrapped, tree)
 
 
-class _during:  # noqa: N801  a context manager in the hot path
+class _during:
     """The boundary is inside of a call meanwhile."""
 
     __slots__ = ("boundary", "inside")
@@ -392,7 +383,7 @@ def _uncompiled() -> AbstractContextManager[None]:
     """Compiled modules run as they were written: what is looked at, or opened, must not be traced."""
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
-    return torch.compiler.set_stance("force_eager")  # type: ignore[no-untyped-call,no-any-return]
+    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
 
 
 def _kind(leaf: Any) -> Any:

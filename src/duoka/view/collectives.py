@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed import ReduceOp
+from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-defined]
 
 from duoka.errors import PeerLost, TimedOut
 from duoka.view.cut import Cut
+from duoka.view.nearby import Nearby
 from duoka.view.site import user_line
 
 
@@ -88,51 +88,63 @@ class Collectives(ABC):
 class ProcessCollectives(Collectives):
     """Collectives over torch's process groups: gloo for CPU tensors, nccl for CUDA tensors.
 
+    Small CPU tensors go through shared memory, where the ranks have one (`nearby`).
+
     The groups are not torch's default group: a plain script still sees that none is initialised.
     """
 
     def __init__(
-        self, store: torch.distributed.Store, rank: int, world_size: int, timeout: timedelta, seat: Seat
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        seat: Seat,
+        nearby: Nearby | None = None,
     ) -> None:
         self.rank, self.world_size = rank, world_size
-        self._store, self._timeout, self._seat = store, timeout, seat
+        self._store, self._timeout, self._seat, self._nearby = store, timeout, seat, nearby
         self._groups: dict[str, Any] = {}
         self._group("cpu")
 
     def _group(self, device_type: str) -> Any:
         if device_type not in self._groups:
-            store = torch.distributed.PrefixStore(f"collectives/{device_type}", self._store)
-            with self._met():
-                make = _BACKENDS[device_type]
-                self._groups[device_type] = make(store, self.rank, self.world_size, self._timeout)
+            store = PrefixStore(f"collectives/{device_type}", self._store)
+            make = _BACKENDS[device_type]
+            self._groups[device_type] = self._met(lambda: make(store, self.rank, self.world_size, self._timeout))
         return self._groups[device_type]
 
-    @contextmanager
-    def _met(self) -> Iterator[None]:
-        """Errors of the network in duoka's words: another rank is the cause, never this one."""
+    def _met(self, call: Callable[[], Any]) -> Any:
+        """Call torch; what the network does wrong is told in duoka's words: the cause is another rank."""
         try:
-            yield
+            return call()
         except RuntimeError as error:
             text = str(error).splitlines()[0]
+            where = f"in a collective at {user_line()}: {text}"
             if "imed out" in text or "timeout" in text.lower():
-                raise TimedOut(
-                    f"rank {self.rank} waited in vain in a collective at {user_line()}: {text}"
-                ) from error
-            raise PeerLost(
-                f"rank {self.rank} lost another rank in a collective at {user_line()}: {text}"
-            ) from error
+                raise TimedOut(f"rank {self.rank} waited in vain {where}") from error
+            raise PeerLost(f"rank {self.rank} lost another rank {where}") from error
 
-    def _start(self, name: str, tensor: Tensor, begin: Callable[[Any], Any]) -> Callable[[], None]:
+    def _start(
+        self,
+        name: str,
+        tensor: Tensor,
+        begin: Callable[[Any], Any],
+        take: Callable[[list[Tensor]], Any],
+    ) -> Callable[[], None]:
+        """Begin a collective: through shared memory, where `take` gets every rank's tensor, or by `begin(group)`."""
         if self.alone:
             raise Alone
         what = f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]} at {user_line()}"
         self._seat.enter(hash(what), what)
-        with self._met():
-            work = begin(self._group(tensor.device.type))
+        if self._nearby is not None and self._nearby.takes(tensor):
+            finish: Callable[[], Any] = self._nearby.start(tensor, take)
+        else:
+            work = self._met(lambda: begin(self._group(tensor.device.type)))
+            finish = lambda: self._met(work.wait)  # noqa: E731
 
         def wait() -> None:
-            with self._met():
-                work.wait()
+            finish()
             self._seat.leave()
 
         return wait
@@ -140,19 +152,43 @@ class ProcessCollectives(Collectives):
     def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
         options = torch.distributed.AllreduceOptions()
         options.reduceOp = op
-        return self._start("all_reduce", tensor, lambda group: group.allreduce([tensor], options))
+
+        def take(rows: list[Tensor]) -> None:
+            combine = _COMBINE[op]
+            total = combine(rows[0], rows[1])
+            for row in rows[2:]:
+                combine(total, row, out=total)
+            tensor.copy_(total.view(tensor.shape))
+
+        return self._start("all_reduce", tensor, lambda group: group.allreduce([tensor], options), take)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        out = tensor.new_empty(self.world_size * tensor.numel())
+        out = tensor.new_empty((self.world_size, tensor.numel()))
         flat = tensor.reshape(-1)
-        self._start("all_gather", flat, lambda group: group._allgather_base(out, flat))()
+
+        def take(rows: list[Tensor]) -> None:
+            torch.stack(rows, out=out)
+
+        self._start("all_gather", flat, lambda group: group._allgather_base(out.view(-1), flat), take)()
         return out.view(self.world_size, *tensor.shape)
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         options = torch.distributed.BroadcastOptions()
         options.rootRank = source
-        self._start("broadcast", tensor, lambda group: group.broadcast([tensor], options))()
+
+        def take(rows: list[Tensor]) -> None:
+            if source != self.rank:
+                tensor.copy_(rows[source].view(tensor.shape))
+
+        self._start("broadcast", tensor, lambda group: group.broadcast([tensor], options), take)()
         return tensor
+
+
+_COMBINE: dict[Any, Callable[..., Tensor]] = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.MAX: torch.maximum,
+    ReduceOp.MIN: torch.minimum,
+}
 
 
 def _gloo(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:

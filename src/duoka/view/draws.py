@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from duoka.view.batch import Spec
 _BY_VALUE = frozenset({"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise"})
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_seeded(operator: Any) -> bool:
     """Whether an operator draws from a generator."""
     return torch.Tag.nondeterministic_seeded in operator.tags
@@ -54,7 +54,8 @@ def shape_drawn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...
 
 def memory_order(tensor: Tensor) -> tuple[int, ...]:
     """The dimensions from the slowest to the fastest in memory: draws fill it in this order."""
-    return tuple(sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim)))
+    strides = tensor.stride()
+    return tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
 
 
 def draw_own_rows(
@@ -74,9 +75,7 @@ def draw_own_rows(
     widen = spec.gather if name in _BY_VALUE else lambda rows: _among_others(rows, spec, order)
 
     def whole_of(value: Any) -> Any:
-        fits = (
-            isinstance(value, Tensor) and value.dim() > spec.dim and value.shape[spec.dim] == spec.local_size
-        )
+        fits = isinstance(value, Tensor) and value.dim() > spec.dim and value.shape[spec.dim] == spec.local_size
         return widen(value) if fits else value
 
     if name.endswith("_"):
@@ -152,9 +151,4 @@ def set_random_states(states: tuple[Any, ...]) -> None:
 def same_states(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Whether nothing was drawn in between."""
     same_torch = all(torch.equal(state, other[0][device]) for device, state in one[0].items())
-    return (
-        same_torch
-        and one[1] == other[1]
-        and one[2][2] == other[2][2]
-        and bool((one[2][1] == other[2][1]).all())
-    )
+    return same_torch and one[1] == other[1] and one[2][2] == other[2][2] and bool((one[2][1] == other[2][1]).all())

@@ -136,11 +136,7 @@ class Learning:
         draw = earlier[len(places)]
         place = self._place(draw, shape, tape)
         places.append(place)
-        result = (
-            draw.result
-            if place is None
-            else tree_map_only(Tensor, lambda t: self._last(t, place), draw.result)
-        )
+        result = draw.result if place is None else tree_map_only(Tensor, lambda t: self._last(t, place), draw.result)
         if func.overloadpacket.__name__.endswith("_"):
             return args[0].copy_(result)
         return result
@@ -184,7 +180,8 @@ def last_rows(tensor: Tensor, place: Place, rows: int, some: int) -> Tensor:
     if not place.outer:
         return tensor.narrow(place.dim, (rows - some) * each, some * each)
     apart = tensor.unflatten(place.dim, (each, rows))
-    return apart.narrow(place.dim + 1, rows - some, some).flatten(place.dim, place.dim + 1)
+    last: Tensor = apart.narrow(place.dim + 1, rows - some, some).flatten(place.dim, place.dim + 1)
+    return last
 
 
 def _compare(whole: list[Any], some: list[Any], rows: int, fewer: int) -> tuple[Place | None, ...]:
@@ -215,7 +212,7 @@ def _compare(whole: list[Any], some: list[Any], rows: int, fewer: int) -> tuple[
 
 def _same_value(one: Any, other: Any) -> bool:
     try:
-        return bool(one is other or one == other or type(one) is type(other) and not hasattr(one, "__dict__"))
+        return bool(one is other or one == other or (type(one) is type(other) and not hasattr(one, "__dict__")))
     except Exception:
         return False
 
@@ -246,13 +243,11 @@ def _traceless(module: nn.Module) -> Iterator[Callable[[], bool]]:
     norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.training]
     parts = [(part, dict(part.__dict__), _contents(part.__dict__)) for part in module.modules()]
     buffers = [
-        (part, name, buffer, buffer.clone())
-        for part in module.modules()
-        for name, buffer in _own_buffers(part)
+        (part, name, buffer, buffer.clone()) for part in module.modules() for name, buffer in _own_buffers(part)
     ]
     states = random_states()
-    for part in norms:
-        part.training = False
+    for norm in norms:
+        norm.training = False
 
     def changed() -> bool:
         for part, name, buffer, kept in buffers:
@@ -264,8 +259,8 @@ def _traceless(module: nn.Module) -> Iterator[Callable[[], bool]]:
     try:
         yield changed
     finally:
-        for part in norms:
-            part.training = True
+        for norm in norms:
+            norm.training = True
         for part, before, contents in parts:
             part.__dict__.clear()
             part.__dict__.update(before)

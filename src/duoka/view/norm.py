@@ -106,7 +106,7 @@ def _in_steps(
     mean = Entered.apply(AllSum.apply(rows.sum(dims), ranks), ranks) / total
     centred = rows - mean.view(shape)
     var = Entered.apply(AllSum.apply((centred * centred).sum(dims), ranks), ranks) / total
-    out = centred * (var + eps).rsqrt().view(shape)
+    out: Tensor = centred * (var + eps).rsqrt().view(shape)
     if weight is not None:
         out = out * weight.view(shape)
     return out if bias is None else out + bias.view(shape)

@@ -16,8 +16,9 @@ from duoka.view.cut import Cut
 class View:
     """How one rank sees the whole batch.
 
-    adopt: called with every leaf tensor that needs a gradient and meets rows; from then on its gradient is
-    kept in step over ranks (`Strategy.adopt`). say: shows the user a line; the first cut is one. gathered counts what was computed whole: (operation, line).
+    adopt: called with every leaf tensor that needs a gradient and meets rows; from then on its gradient is kept in
+    step over ranks (`Strategy.adopt`). say: shows the user a line. gathered: how often an (operation, line) was
+    computed whole.
     """
 
     def __init__(

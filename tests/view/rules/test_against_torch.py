@@ -26,9 +26,7 @@ SHARED: dict[str, Operation] = {  # stay rows: nothing is gathered
     "plain rows": lambda x, y, c, w, v: x * v[:, None, None] + v.view(-1, 1, 1),
     "plain row": lambda x, y, c, w, v: x * w[0] + w[:4],
     "where": lambda x, y, c, w, v: torch.where(x > 0, x, y.abs().sqrt()),
-    "activations": lambda x, y, c, w, v: (
-        F.gelu(x) + F.leaky_relu(y, 0.1) + torch.tanh(x).sigmoid() + F.softplus(y)
-    ),
+    "activations": lambda x, y, c, w, v: F.gelu(x) + F.leaky_relu(y, 0.1) + torch.tanh(x).sigmoid() + F.softplus(y),
     "clamp": lambda x, y, c, w, v: x.clamp(-0.5, 0.5) + torch.maximum(x, y),
     "masked_fill": lambda x, y, c, w, v: x.masked_fill(y > 0, 0.0),
     "pow": lambda x, y, c, w, v: (x**2 + 2**y).log(),
@@ -71,30 +69,20 @@ REDUCED: dict[str, Operation] = {  # replicated results: all-reduced, nothing ga
     "sum": lambda x, y, c, w, v: x.sum() + (x * y).sum(0).pow(2).sum(),
     "mean": lambda x, y, c, w, v: x.mean() * y.mean((0, 2)).sum() + x.mean(0, keepdim=True).sum(),
     "any": lambda x, y, c, w, v: torch.stack([(x > 1).any(), (x > -9).all(), (x > 9).any(), (x > 0).all()]),
-    "counts": lambda x, y, c, w, v: (
-        (x > 0).sum() + (c == 2).sum() + torch.count_nonzero(x > y) + c.max() - c.min()
-    ),
+    "counts": lambda x, y, c, w, v: (x > 0).sum() + (c == 2).sum() + torch.count_nonzero(x > y) + c.max() - c.min(),
     "accuracy": lambda x, y, c, w, v: (x[:, 0].argmax(1) == c).float().mean(),
     "ce": lambda x, y, c, w, v: F.cross_entropy(x[:, 0], c),
     "ce weight": lambda x, y, c, w, v: F.cross_entropy(
         x[:, 0], c, weight=w[0].detach().abs() + 0.1, label_smoothing=0.1
     ),
-    "ce ignore": lambda x, y, c, w, v: (
-        F.cross_entropy(x[:, 0], c, ignore_index=1) if (c != 1).any() else x.sum()
-    ),
+    "ce ignore": lambda x, y, c, w, v: F.cross_entropy(x[:, 0], c, ignore_index=1) if (c != 1).any() else x.sum(),
     "ce tokens": lambda x, y, c, w, v: F.cross_entropy(x.view(-1, 6), c[:, None].expand(-1, 4).reshape(-1)),
     "ce soft": lambda x, y, c, w, v: F.cross_entropy(x[:, 0], y[:, 1].softmax(-1)),
-    "ce sum": lambda x, y, c, w, v: F.cross_entropy(
-        x.transpose(1, 2), c[:, None].expand(-1, 4), reduction="sum"
-    ),
+    "ce sum": lambda x, y, c, w, v: F.cross_entropy(x.transpose(1, 2), c[:, None].expand(-1, 4), reduction="sum"),
     "nll": lambda x, y, c, w, v: F.nll_loss(F.log_softmax(x[:, 0], -1), c),
     "mse": lambda x, y, c, w, v: F.mse_loss(x, y) + F.l1_loss(x, y, reduction="sum") + F.smooth_l1_loss(x, y),
-    "bce": lambda x, y, c, w, v: F.binary_cross_entropy_with_logits(
-        x, y.sigmoid(), pos_weight=w[0].detach().abs()
-    ),
-    "bce weight": lambda x, y, c, w, v: F.binary_cross_entropy(
-        x.sigmoid(), y.sigmoid(), weight=y.detach().abs()
-    ),
+    "bce": lambda x, y, c, w, v: F.binary_cross_entropy_with_logits(x, y.sigmoid(), pos_weight=w[0].detach().abs()),
+    "bce weight": lambda x, y, c, w, v: F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), weight=y.detach().abs()),
     "kl": lambda x, y, c, w, v: F.kl_div(x[:, 0].log_softmax(-1), y[:, 0].softmax(-1), reduction="batchmean"),
     "gaussian": lambda x, y, c, w, v: (
         F.gaussian_nll_loss(x, y, x.detach() ** 2 + 0.1) + F.poisson_nll_loss(x, y.abs())
@@ -231,7 +219,7 @@ def test_computed_whole(name: str, cut: tuple[int, int], seed: int) -> None:
 def test_what_slips_past_the_rules_is_an_error() -> None:
     def on_rank(view: View) -> None:
         batch = shared(view, torch.ones(4, 2))
-        with pytest.raises(Refused, match="past duoka.s rules"), torch._C.DisableTorchFunctionSubclass():
+        with pytest.raises(Refused, match="past duoka"), torch._C.DisableTorchFunctionSubclass():
             batch + 1
 
     on_ranks(2, on_rank)

@@ -12,7 +12,9 @@ from duoka.view.batch import BatchTensor, Rule
 from duoka.view.rules.lookup import Function, functions, getters
 
 GLOBAL = "size dim ndimension numel nelement __len__ __hash__ element_size is_floating_point is_complex is_same_size"
-GLOBAL_GETTERS = "shape ndim dtype device layout itemsize nbytes is_cuda is_cpu is_mps is_xpu is_meta is_sparse is_quantized names"
+GLOBAL_GETTERS = (
+    "shape ndim dtype device layout itemsize nbytes is_cuda is_cpu is_mps is_xpu is_meta is_sparse is_quantized names"
+)
 LOCAL = "retain_grad is_contiguous get_device is_inference is_conj is_neg is_signed is_pinned type is_shared"
 LOCAL_GETTERS = "requires_grad is_leaf grad_fn retains_grad output_nr _version"
 

@@ -38,9 +38,7 @@ def get_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     grad = batch._local.grad
     if grad is None:
         return None
-    return BatchTensor(
-        grad if batch._local.is_leaf else grad / batch._spec.view.ranks.world_size, batch._spec
-    )
+    return BatchTensor(grad if batch._local.is_leaf else grad / batch._spec.view.ranks.world_size, batch._spec)
 
 
 def set_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -103,14 +101,16 @@ def grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     weights = [None] * len(outputs) if given is None else _listed(given)
     view = next(leaf._spec.view for leaf in (*outputs, *inputs) if isinstance(leaf, BatchTensor))
     own_weights = [_weight_of_rows(weight, output) for output, weight in zip(outputs, weights, strict=True)]
-    locals_ = [[_own(tensor) for tensor in tensors] for tensors in (outputs, inputs)]
-    found = _torch_grad(*locals_, own_weights, *args[3:], **kwargs)
+    own = [[_own(tensor) for tensor in tensors] for tensors in (outputs, inputs)]
+    found = _torch_grad(*own, own_weights, *args[3:], **kwargs)
     return tuple(_true_gradient(one, of, view) for one, of in zip(found, inputs, strict=True))
 
 
 # Plain scripts get other ones, which ask these rules.
-_torch_grad = torch.autograd.grad
-_register_hook = Tensor.register_hook
+_torch_grad: Any = torch.autograd.grad
+_register_hook: Any = Tensor.register_hook
+_asks_for_grad: Any = Tensor.requires_grad
+_grad: Any = Tensor.grad
 
 
 def _true_gradient(found: Tensor | None, of: Tensor, view: Any) -> Tensor | None:
@@ -119,7 +119,7 @@ def _true_gradient(found: Tensor | None, of: Tensor, view: Any) -> Tensor | None
     if isinstance(of, BatchTensor):
         hooked = of._local.is_leaf  # divided on arrival
         return BatchTensor(found if hooked else found / view.ranks.world_size, of._spec)
-    return found if not of.is_leaf else view.all_sum(found) / view.ranks.world_size  # type: ignore[no-any-return]
+    return found if not of.is_leaf else view.all_sum(found) / view.ranks.world_size
 
 
 def _listed(value: Any) -> list[Any]:
@@ -141,9 +141,9 @@ def register_hook(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 RULES: dict[Function, Rule] = {
     Tensor.requires_grad_: requires_grad_,
-    Tensor.requires_grad.__set__: set_requires_grad,  # type: ignore[attr-defined]
-    Tensor.grad.__get__: get_grad,  # type: ignore[attr-defined]
-    Tensor.grad.__set__: set_grad,  # type: ignore[attr-defined]
+    _asks_for_grad.__set__: set_requires_grad,
+    _grad.__get__: get_grad,
+    _grad.__set__: set_grad,
     Tensor.backward: backward,
     torch.autograd.backward: backward_of_several,
     _register_hook: register_hook,

@@ -22,13 +22,11 @@ def functions(names: str, spaces: Iterable[Any] = (Tensor, torch, F, torch.speci
 
 def getters(names: str) -> list[Function]:
     """The getters of these attributes of Tensor, as `__torch_function__` is handed them."""
-    attributes = (getattr(Tensor, name, None) for name in names.split())
-    return [attribute.__get__ for attribute in attributes if hasattr(attribute, "__get__")]
+    attributes: list[Any] = [getattr(Tensor, name, None) for name in names.split()]
+    return [attribute.__get__ for attribute in attributes if attribute is not None]
 
 
-def argument(
-    args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str, default: Any = None
-) -> Any:
+def argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str, default: Any = None) -> Any:
     """One argument of a call, given by place or by name."""
     return args[place] if len(args) > place else kwargs.get(name, default)
 

@@ -75,8 +75,11 @@ def _weight_of(target: Tensor, given: dict[str, Any]) -> Tensor:
     """What torch's mean divides by: the class weights (or the number) of the targets not ignored."""
     counted = target != given["ignore_index"]
     if given["weight"] is None:
-        return counted.sum()
-    return (given["weight"][target.clamp(min=0)] * counted).sum().detach()
+        number: Tensor = counted.sum()
+        return number
+    weights: Tensor = given["weight"][target.clamp(min=0)]
+    weight: Tensor = (weights * counted).sum().detach()
+    return weight
 
 
 def row_loss(operands: str) -> Rule:
@@ -93,9 +96,7 @@ def row_loss(operands: str) -> Rule:
         if common is None or any(isinstance(value, BatchTensor) for value in everywhere):
             return NotImplemented
         spec, right = common
-        if any(
-            tensor.dim() != right for tensor in tensors.values() if tensor.dim()
-        ):  # the batch leads everywhere
+        if any(tensor.dim() != right for tensor in tensors.values() if tensor.dim()):  # the batch leads everywhere
             return NotImplemented
         try:
             own = {name: localise(tensor, spec, right) for name, tensor in tensors.items()}
@@ -133,9 +134,7 @@ def pairwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 RULES: dict[Function, Rule] = {
     **dict.fromkeys((F.cross_entropy, F.nll_loss), class_loss),
     **dict.fromkeys((F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss), row_loss("input target weight")),
-    **dict.fromkeys(
-        (F.binary_cross_entropy, F.binary_cross_entropy_with_logits), row_loss("input target weight")
-    ),
+    **dict.fromkeys((F.binary_cross_entropy, F.binary_cross_entropy_with_logits), row_loss("input target weight")),
     **dict.fromkeys((F.kl_div, F.poisson_nll_loss, F.soft_margin_loss), row_loss("input target")),
     F.gaussian_nll_loss: row_loss("input target var"),
     **dict.fromkeys((F.cosine_embedding_loss, F.margin_ranking_loss), row_loss("input1 input2 target")),

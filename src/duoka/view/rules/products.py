@@ -47,7 +47,7 @@ def samplewise(dims: int | None) -> Rule:
         batch = args[0] if args else None
         if not isinstance(batch, BatchTensor) or batch._spec.dim != 0:
             return NotImplemented
-        if (dims is not None and batch.dim() != dims) or batch._spec.inner != 1 and dims is None:
+        if (dims is not None and batch.dim() != dims) or (batch._spec.inner != 1 and dims is None):
             return NotImplemented
         return _with_parameters(func, args, kwargs, batch._spec)
 
@@ -82,9 +82,7 @@ def _with_parameters(func: Function, args: tuple[Any, ...], kwargs: dict[str, An
     def entered(value: Any) -> Any:
         return spec.view.enter(value) if isinstance(value, Tensor) else value
 
-    out = func(
-        args[0]._local, *map(entered, args[1:]), **{name: entered(value) for name, value in kwargs.items()}
-    )
+    out = func(args[0]._local, *map(entered, args[1:]), **{name: entered(value) for name, value in kwargs.items()})
     return wrap(out, spec)
 
 

@@ -15,9 +15,7 @@ FRESH = """
 dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout rrelu gumbel_softmax
 rand_like randn_like randint_like bernoulli normal poisson multinomial binomial
 """
-FILLING = (
-    "bernoulli_ normal_ uniform_ exponential_ random_ geometric_ cauchy_ log_normal_ dropout_ alpha_dropout_"
-)
+FILLING = "bernoulli_ normal_ uniform_ exponential_ random_ geometric_ cauchy_ log_normal_ dropout_ alpha_dropout_"
 
 
 def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -43,9 +43,7 @@ def _dims_of(
 ) -> tuple[list[int] | None, bool]:
     """The dimensions reduced (None: all of them) and keepdim, wherever the function takes them."""
     place = 2 if name in ("norm", "quantile", "kthvalue") else 1
-    dim = argument(
-        args, kwargs, place, "dim", kwargs.get("axis", -1 if name in ("mode", "kthvalue") else None)
-    )
+    dim = argument(args, kwargs, place, "dim", kwargs.get("axis", -1 if name in ("mode", "kthvalue") else None))
     spread = name in ("std", "var", "std_mean", "var_mean")
     if spread and isinstance(dim, bool):  # unbiased, of everything
         dim = None
@@ -75,9 +73,7 @@ def whole_sum(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: 
     return _restored(total, batch, dtype)
 
 
-def whole_mean(
-    batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None
-) -> Tensor:
+def whole_mean(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
     """Mean over dimensions that include the batch: one all-reduce."""
     total = batch._spec.view.all_sum(_dense(batch._local, dims, keepdim, dtype))
     count = prod(batch.shape) if dims is None else prod(batch.shape[dim] for dim in dims)
@@ -88,21 +84,15 @@ def _counted(batch: BatchTensor, nonzero: Tensor, dims: list[int] | None, keepdi
     return batch._spec.view.ranks.all_reduce(_dense(nonzero, dims, keepdim, torch.long))
 
 
-def _whole_any(
-    batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None
-) -> Tensor:
+def _whole_any(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
     return _counted(batch, batch._local != 0, dims, keepdim) > 0
 
 
-def _whole_all(
-    batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None
-) -> Tensor:
+def _whole_all(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
     return _counted(batch, batch._local == 0, dims, keepdim) == 0
 
 
-def _whole_count(
-    batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None
-) -> Tensor:
+def _whole_count(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
     return _counted(batch, batch._local != 0, dims, False)
 
 

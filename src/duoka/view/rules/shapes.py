@@ -96,9 +96,7 @@ def squeeze(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     batch = args[0]
     ndim, shape = batch.dim(), tuple(batch.shape)
     dim = argument(args, kwargs, 1, "dim")
-    asked = (
-        range(ndim) if dim is None else [d % ndim for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
-    )
+    asked = range(ndim) if dim is None else [d % ndim for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
     gone = [d for d in asked if shape[d] == 1]
     if not gone:
         return batch
@@ -114,7 +112,7 @@ def unsqueeze(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def permute(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Any reordering of dimensions: told from what it does to dimensions of sizes 1, 2, 3, …"""
+    """Any reordering of dimensions: told from what it does to dimensions of sizes 1, 2, 3 and so on."""
     batch = args[0]
     probe = torch.empty(tuple(range(1, batch.dim() + 1)), device="meta")
     order = func(probe, *args[1:], **kwargs).shape
@@ -127,15 +125,9 @@ def expand(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """expand(sizes): the batch's own dimension stays as it is."""
     batch = args[0]
     if not isinstance(batch, BatchTensor):  # expand_as(a batch)
-        return (
-            func(batch, torch.empty(args[1].shape, device="meta"))
-            if func is Tensor.expand_as
-            else NotImplemented
-        )
+        return func(batch, torch.empty(args[1].shape, device="meta")) if func is Tensor.expand_as else NotImplemented
     sizes = (
-        list(argument(args, kwargs, 1, "other").shape)
-        if func is Tensor.expand_as
-        else _sizes(args, kwargs, "size")
+        list(argument(args, kwargs, 1, "other").shape) if func is Tensor.expand_as else _sizes(args, kwargs, "size")
     )
     dim = batch._spec.dim + len(sizes) - batch.dim()
     sizes[dim] = -1
@@ -146,10 +138,8 @@ def pieces(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """chunk, split, unbind, narrow, select, repeat_interleave, roll, flip along another dimension."""
     batch, spec, name = args[0], args[0]._spec, func.__name__
     place = 1 if name in ("unbind", "narrow", "select", "flip") else 2
-    dim = argument(
-        args, kwargs, place, "dims" if name in ("flip", "roll") else "dim", 0 if name in _SPLITS else None
-    )
-    if not isinstance(dim, int) or dim % batch.dim() == spec.dim or len(args) > 2 and name == "flip":
+    dim = argument(args, kwargs, place, "dims" if name in ("flip", "roll") else "dim", 0 if name in _SPLITS else None)
+    if not isinstance(dim, int) or dim % batch.dim() == spec.dim or (len(args) > 2 and name == "flip"):
         return NotImplemented
     dim %= batch.dim()
     dropped = name in ("unbind", "select") and dim < spec.dim
@@ -185,11 +175,9 @@ def getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if not isinstance(batch, BatchTensor):
         return NotImplemented
     items = index if isinstance(index, tuple) else (index,)
-    items = _spelled_out(items, batch.dim())
-    if items is None:
-        return NotImplemented
-    place = _place_after_index(items, batch._spec.dim)
-    return NotImplemented if place is None else BatchTensor(batch._local[items], batch._spec.at(place))
+    spelled = _spelled_out(items, batch.dim())
+    place = None if spelled is None else _place_after_index(spelled, batch._spec.dim)
+    return NotImplemented if place is None else BatchTensor(batch._local[spelled], batch._spec.at(place))
 
 
 def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -203,9 +191,9 @@ def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return NotImplemented
     written = batch._local[items]
     right = written.dim() - place
-    if isinstance(value, BatchTensor):
-        if not same_rows(value._spec, batch._spec) or value.dim() - value._spec.dim != right:
-            return NotImplemented
+    of_rows = isinstance(value, BatchTensor)
+    if of_rows and not (same_rows(value._spec, batch._spec) and value.dim() - value._spec.dim == right):
+        return NotImplemented
     try:
         batch._local[items] = localise(value, batch._spec, right)
     except LookupError:
@@ -215,9 +203,7 @@ def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 def _spelled_out(items: tuple[Any, ...], ndim: int) -> tuple[Any, ...] | None:
     """The index with its ellipsis (or end) replaced by full slices; None for what is not simple."""
-    if not all(
-        item is None or item is Ellipsis or type(item) in (int, slice) or _is_ids(item) for item in items
-    ):
+    if not all(item is None or item is Ellipsis or type(item) in (int, slice) or _is_ids(item) for item in items):
         return None
     if sum(_is_ids(item) for item in items) > 1:
         return None
@@ -260,11 +246,7 @@ def of_a_batch(rule: Rule) -> Rule:
     """The rule where the first argument is a batch and no other is; else the whole is computed."""
 
     def only(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if (
-            not args
-            or not isinstance(args[0], BatchTensor)
-            or any(isinstance(a, BatchTensor) for a in args[1:])
-        ):
+        if not args or not isinstance(args[0], BatchTensor) or any(isinstance(a, BatchTensor) for a in args[1:]):
             return NotImplemented
         return rule(func, args, kwargs)
 

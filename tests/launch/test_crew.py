@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.flows.flow import Flow, Result
+from tests.launch.made import ending, lost, raised, worker
+
+CREW = """
+import os, signal, sys, time
+from pathlib import Path
+
+sys.path.insert(0, {root!r})
+from duoka.board import Board
+from duoka.launch.crew import Crew
+from duoka.launch.output import Outputs
+from duoka.launch.signals import Signals
+from duoka.options import Target
+from duoka.plan import Kind
+from duoka.worker import Attempt
+from tests.launch.made import CPU, plan
+
+def crew_of(source, size=2):
+    Path("script.py").write_text("import os, signal, sys, time\\n" + source)
+    crew = Crew(signals)
+    what = plan(target=Target("script.py"), kind=Kind.DISTRIBUTED, devices=(CPU,) * size)
+    crew.start(what, Attempt(0, "id", 0, Board.create(size), None), Outputs(None, range(0)))
+    return crew
+
+def number_of_files():
+    return len(os.listdir("/proc/self/fd"))
+
+signals = Signals()
+signals.__enter__()
+"""
+
+
+def run(flow: Flow, source: str) -> Result:
+    from tests.flows.flow import ROOT
+
+    return flow.python([flow.write("first.py", CREW.format(root=str(ROOT)) + source)]).ok()
+
+
+def test_workers_wait_for_the_word_and_tell_how_they_ended(flow: Flow) -> None:
+    source = """
+crew = crew_of("sys.exit(int(os.environ['RANK']) + int(os.environ['MASTER_PORT']))")
+assert not crew.wait(crew.done, 0.3)
+crew.go(7)
+assert crew.wait(crew.gone, 30)
+print([(one.ending.how, one.ending.code, one.status, one.failed) for one in crew.workers])
+crew.close()
+"""
+    assert run(flow, source).stdout == "[('exited', 7, 7, True), ('exited', 8, 8, True)]\n"
+
+
+def test_a_long_last_word_is_heard_whole(flow: Flow) -> None:
+    source = """
+crew = crew_of("raise ValueError('x' * 3_000_000)")
+crew.go(7)
+assert crew.wait(crew.gone, 30)
+print([len(one.ending.error) for one in crew.workers])
+crew.close()
+"""
+    assert run(flow, source).stdout == "[3000012, 3000012]\n"
+
+
+def test_no_process_and_no_descriptor_is_left(flow: Flow) -> None:
+    source = """
+before = number_of_files()
+for _ in range(3):
+    crew = crew_of("pass")
+    crew.go(7)
+    assert crew.wait(crew.gone, 30)
+    crew.close()
+print(number_of_files() - before)
+try:
+    print(os.waitpid(-1, os.WNOHANG))
+except ChildProcessError:
+    print("no child")
+"""
+    assert run(flow, source).stdout == "0\nno child\n"
+
+
+def test_a_worker_is_ended_with_all_it_started(flow: Flow) -> None:
+    source = """
+crew = crew_of('''
+stubborn = int(os.environ["RANK"])
+if os.fork() == 0:
+    os.setpgrp()
+if stubborn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(f"ready{os.getpid()}", "w").close()
+time.sleep(60)
+''')
+crew.go(7)
+while len(list(Path().glob("ready*"))) < 4:
+    time.sleep(0.01)
+crew.end()
+print([one.status for one in crew.workers], crew.failed())
+crew.close()
+"""
+    assert run(flow, source).stdout == "[-15, -9] False\n"  # the fixture finds what is left behind
+
+
+def test_whose_script_has_ended_may_leave_by_itself(flow: Flow) -> None:
+    source = """
+crew = crew_of("import atexit; atexit.register(time.sleep, 1); sys.exit(3)")
+crew.go(7)
+assert crew.wait(crew.done, 30) and not crew.gone()
+crew.end()
+print([one.status for one in crew.workers])
+crew.close()
+"""
+    assert run(flow, source).stdout == "[3, 3]\n"
+
+
+def test_a_crew_that_is_let_go_early_is_ended(flow: Flow) -> None:
+    run(flow, "crew = crew_of('time.sleep(60)')\ncrew.go(7)\ncrew.close()\n")  # the fixture finds what is left
+
+
+def test_too_many_processes_are_said_to_be_too_many(flow: Flow) -> None:
+    source = """
+import duoka.launch.crew as module
+from duoka.errors import WorkerFailed
+real, calls = module.fork, []
+def fork(*args):
+    calls.append(1)
+    if len(calls) == 3:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return real(*args)
+module.fork = fork
+try:
+    crew_of("time.sleep(60)", size=4)
+except WorkerFailed as error:
+    print(error)
+"""
+    assert "only 2 of 4 workers could be started: Resource temporarily unavailable" in run(flow, source).stdout
+
+
+@pytest.mark.parametrize(
+    ("one", "done", "left", "failed"),
+    [
+        (worker(0), False, False, False),
+        (worker(0, ending()), True, True, False),
+        (worker(0, ending(), 0), True, True, False),
+        (worker(0, ending(), -11), True, True, True),
+        (worker(0, raised(0)), True, False, True),
+        (worker(0, lost(0), 1), True, False, True),
+        (worker(0, None, 0), True, True, False),
+        (worker(0, None, 5), True, False, True),
+        (worker(0, None, -9), True, False, True),
+        (worker(0, None, -9, told_to_end=True), True, False, False),
+        (worker(0, raised(0), -9, told_to_end=True), True, False, True),
+    ],
+)
+def test_what_is_known_of_a_worker(one: object, done: bool, left: bool, failed: bool) -> None:
+    assert (one.done, one.left, one.failed) == (done, left, failed)  # type: ignore[attr-defined]

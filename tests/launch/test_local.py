@@ -1,0 +1,81 @@
+"""What several workers find, and how a run of them ends, is in tests/flows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duoka.launch.local import _ranks_with_a_log
+from duoka.plan import Kind
+from tests.flows.flow import ROOT, Flow
+from tests.launch.made import plan
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks"),
+    [
+        ({"kind": Kind.PLAIN}, [1]),
+        ({"kind": Kind.PLAIN, "log_dir": Path("logs")}, [1]),
+        ({"kind": Kind.DISTRIBUTED}, []),
+        ({"kind": Kind.API}, []),
+        ({"kind": Kind.DISTRIBUTED, "log_dir": Path("logs")}, [1]),
+    ],
+)
+def test_who_writes_to_a_log(given: dict[str, Any], ranks: list[int]) -> None:
+    assert list(_ranks_with_a_log(plan(**given))) == ranks
+
+
+def test_an_attempt_can_follow_another_in_the_same_process(flow: Flow) -> None:
+    """What a restart does: fork again, with another store, and meet again."""
+    source = f"""
+        import os, sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from pathlib import Path
+        from duoka.launch import local
+        from duoka.launch.output import Outputs
+        from duoka.launch.signals import Signals
+        from duoka.options import Target
+        from duoka.plan import Kind
+        from tests.launch.made import plan
+
+        what = plan(target=Target("ranks.py"), kind=Kind.DISTRIBUTED)
+        with Signals() as signals:
+            run = local.Run(what, "id", Outputs(None, range(0)), signals)
+            for number in range(3):
+                verdict = local.attempt(run, number)
+                os.write(1, f"{{verdict.why}} {{verdict.code}}\\n".encode())
+        print(len(os.listdir("/proc/self/task")), "thread")
+        """
+    flow.write(
+        "ranks.py",
+        """
+        import os
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.barrier()
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        os.write(1, f"attempt {attempt}\\n".encode())
+        if attempt < "2" and dist.get_rank() == 1:
+            os._exit(5)
+        dist.barrier()
+        """,
+    )
+    stdout = flow.python([flow.write("first.py", source)]).ok().stdout
+    ends = ["exited 5", "exited 5", "well 0"]
+    attempts = [f"attempt {number}\n" * 2 + f"{end}\n" for number, end in enumerate(ends)]
+    assert stdout == "".join(attempts) + "1 thread\n"
+
+
+def test_ctrl_c_before_there_is_a_worker(flow: Flow) -> None:
+    source = """
+        import os, signal, sys
+        import duoka.launch.local as local
+        from duoka.cli import main
+        local._import_once = lambda plan: os.kill(os.getpid(), signal.SIGINT)
+        open("empty.py", "w").close()
+        sys.exit(main(["run", "-q", "--devices", "cpu:2", "empty.py"]))
+        """
+    result = flow.python([flow.write("first.py", source)])
+    assert (result.returncode, result.stderr) == (130, "duoka: interrupted\n")

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from duoka.environment import Place
+from duoka.rendezvous import empty_store_for_each_group, reach_store
+
+HANDLERS: dict[str, Any] = vars(sys.modules["torch.distributed.rendezvous"])["_rendezvous_handlers"]
+
+
+@pytest.fixture
+def server() -> Any:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+
+
+def place(server: Any, attempt: int) -> Place:
+    return Place(rank=0, world_size=2, attempt=attempt, port=server.port, run_id="id")
+
+
+def test_ranks_of_one_attempt_share_a_store_and_attempts_do_not(server: Any) -> None:
+    first, second = (reach_store(place(server, attempt=0), timeout=20) for _ in range(2))
+    first.set("key", "value")
+    assert second.get("key") == b"value"
+    later = reach_store(place(server, attempt=1), timeout=20)
+    assert not later.check(["key"])
+
+
+def test_a_key_is_waited_for_as_long_as_was_said(server: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"[Tt]imeout"):
+        reach_store(place(server, attempt=0), timeout=0.2).get("never")
+
+
+@pytest.mark.parametrize("scheme", ["env", "tcp"])
+def test_each_group_of_a_script_begins_with_an_empty_store(
+    monkeypatch: pytest.MonkeyPatch, server: Any, scheme: str
+) -> None:
+    def to_the_server(url: str, **how: Any) -> Any:
+        yield server, 0, 2
+
+    for name in ("env", "tcp"):
+        monkeypatch.setitem(HANDLERS, name, to_the_server)
+    empty_store_for_each_group()
+    stores = []
+    for number in range(3):
+        store, rank, size = next(HANDLERS[scheme](f"{scheme}://"))
+        assert (rank, size) == (0, 2)
+        store.set("key", str(number))
+        stores.append(store)
+    assert [store.get("key") for store in stores] == [b"0", b"1", b"2"]

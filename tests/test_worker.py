@@ -1,0 +1,66 @@
+"""A worker's life as a whole is in tests/flows."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from duoka.options import Target
+from duoka.worker import STACKS_SIGNAL, local_rank_args
+from tests.flows.flow import Flow
+from tests.flows.group import group, run
+from tests.launch.made import plan
+
+
+@pytest.mark.parametrize(
+    ("flag", "args", "given"),
+    [
+        (None, (), []),
+        ("--local_rank", ("--epochs", "5"), ["--local_rank=1"]),
+        ("--local-rank", ("--local-rankings",), ["--local-rank=1"]),
+        ("--local_rank", ("--local_rank=0",), []),
+        ("--local_rank", ("--local_rank", "0"), []),
+    ],
+)
+def test_local_rank_is_given_where_it_is_parsed_and_not_given_by_hand(
+    flag: str | None, args: tuple[str, ...], given: list[str]
+) -> None:
+    assert local_rank_args(plan(local_rank_flag=flag, target=Target("a.py", args)), rank=1) == given
+
+
+def test_the_signal_for_stacks_is_one_that_nobody_else_uses() -> None:
+    assert signal.SIGRTMIN < STACKS_SIGNAL < signal.SIGRTMAX
+
+
+def test_rank_0_can_be_debugged_at_a_terminal(flow: Flow) -> None:
+    """It leads a session of its own, so the terminal does not stop it as a job in the background."""
+    script = group(flow, "if rank == 0:\n    breakpoint()\n    say('went on', sys.stdin.isatty())\nmeet()")
+    at_a_terminal = [sys.executable, "-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]))"]
+    command = [sys.executable, "-m", "duoka", "run", "-q", "--devices", "cpu:2", str(script)]
+    result = subprocess.run(
+        [*at_a_terminal, *command], input="p 6 * 7\nc\n", capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0
+    assert "42" in result.stdout.splitlines()
+    assert "went on True" in result.stdout
+
+
+def test_a_worker_s_flags_of_faulthandler_are_the_user_s(flow: Flow) -> None:
+    script = group(flow, "import faulthandler; faulthandler.enable(); os.kill(os.getpid(), signal.SIGSEGV)")
+    stderr = run(flow, script).stderr
+    assert "Fatal Python error: Segmentation fault" in stderr
+
+
+def test_what_an_exit_function_raises_is_shown_and_the_code_stays(flow: Flow) -> None:
+    script = group(flow, "import atexit; atexit.register(lambda: 1 / 0); sys.exit(4)")
+    result = run(flow, script)
+    assert result.returncode == 4
+    assert result.stderr.count("ZeroDivisionError") == 2
+
+
+def test_closed_streams_are_no_error(flow: Flow) -> None:
+    script = group(flow, "sys.stdout.close(); sys.stderr.close()")
+    assert run(flow, script).returncode == 0
