@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from torch.distributed import ReduceOp
 
 from duoka.view.batch import BatchTensor, Spec
 from duoka.view.collectives import Collectives
+from duoka.view.draws import random_states, set_random_states
 from duoka.view.view import View
 
 T = TypeVar("T")
@@ -32,6 +34,35 @@ class Table:
         values = list(self.slots)
         self.barrier.wait()
         return values
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Around a rank's whole work."""
+        return nullcontext()
+
+
+class Turns(Table):
+    """One rank runs at a time, until it meets the others: each has the process's random numbers to itself."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__(world_size)
+        self._running = threading.Lock()
+        self._start = random_states()
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        own = random_states()
+        self._running.release()
+        try:
+            return super().exchange(rank, value)
+        finally:
+            self._running.acquire()
+            set_random_states(own)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """All ranks start with the random numbers that the process has now."""
+        with self._running:
+            set_random_states(self._start)
+            yield
 
 
 class ThreadRanks(Collectives):
@@ -66,14 +97,15 @@ class ThreadRanks(Collectives):
         return self.table.exchange(self.rank, value)[source]
 
 
-def on_ranks(world_size: int, work: Callable[[View], T]) -> list[T]:
+def on_ranks(world_size: int, work: Callable[[View], T], table: Table | None = None) -> list[T]:
     """What `work` gives on each of `world_size` ranks; the first error of any is raised."""
-    table = Table(world_size)
+    table = table or Table(world_size)
     errors: list[BaseException] = []
 
     def one(rank: int) -> T:
         try:
-            return work(View(ThreadRanks(table, rank), adopt=lambda leaf: None))
+            with table.turn():
+                return work(View(ThreadRanks(table, rank), adopt=lambda leaf: None))
         except threading.BrokenBarrierError:
             raise
         except BaseException as error:
@@ -88,6 +120,11 @@ def on_ranks(world_size: int, work: Callable[[View], T]) -> list[T]:
     if errors:
         raise errors[0]
     return [future.result() for future in futures]
+
+
+def in_turns(world_size: int, work: Callable[[View], T]) -> list[T]:
+    """As `on_ranks`, for work that draws random numbers: each rank starts with those that the process has."""
+    return on_ranks(world_size, work, Turns(world_size))
 
 
 def shared(view: View, whole: Tensor, dim: int = 0) -> BatchTensor:

@@ -34,7 +34,7 @@ def install(session: Session) -> None:
 
     def make_register(original: Callable[..., Any]) -> Callable[..., Any]:
         def register(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            boundary.forget()
+            boundary.seams.forget()
             return original(self, *args, **kwargs)
 
         return register

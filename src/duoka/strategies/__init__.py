@@ -6,10 +6,11 @@ from duoka.strategies.base import Strategy
 from duoka.strategies.ddp import Ddp
 from duoka.strategies.single import Single
 from duoka.view.collectives import Collectives
+from duoka.view.draws import random_fingerprint
 
 __all__ = ["Ddp", "Single", "Strategy", "create"]
 
 
 def create(name: str, ranks: Collectives) -> Strategy:
     """The strategy `name` for this rank."""
-    return {"single": lambda: Single(), "ddp": lambda: Ddp(ranks)}[name]()
+    return {"single": lambda: Single(), "ddp": lambda: Ddp(ranks, stream=random_fingerprint)}[name]()

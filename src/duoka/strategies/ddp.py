@@ -19,11 +19,14 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from duoka.errors import Refused
+from duoka.errors import RanksApart, Refused
 from duoka.strategies.base import Strategy
 from duoka.view.collectives import Collectives
+from duoka.view.site import user_line
 
 _when_accumulated = Tensor.register_post_accumulate_grad_hook  # plain scripts are refused it
+
+_EXACT = ("cpu", torch.float32)  # holds a sum of 16-bit numbers over 256 ranks
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
 
@@ -60,10 +63,16 @@ class _Pass:
 
 
 class Ddp(Strategy):
-    """Parameters replicated on every rank, gradients averaged."""
+    """Parameters replicated on every rank, gradients averaged.
 
-    def __init__(self, ranks: Collectives, bucket_bytes: int = BUCKET_BYTES) -> None:
-        self._ranks = ranks
+    bucket_bytes: gradients that travel together. stream: 16 bits that tell this rank's random state; at the end of
+    every pass all ranks must have the same.
+    """
+
+    def __init__(
+        self, ranks: Collectives, bucket_bytes: int = BUCKET_BYTES, stream: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._ranks, self._stream = ranks, stream
         self._bucket_bytes = bucket_bytes
         self._watched: list[_Watched] = []
         self._index: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -125,7 +134,8 @@ class Ddp(Strategy):
         while len(now.flights) < len(buckets) - 1:
             now.flights.append(self._send(buckets[len(now.flights)]))
         planned = [index for bucket in buckets for index in bucket]
-        report = [float(index in now.reached) for index in planned] + [float(len(now.surprises))]
+        report = [float(index in now.reached) for index in planned]
+        report += [float(len(now.surprises)), float(self._stream())]
         reached, surprised = self._tell(now, buckets[-1], report)
         if not surprised:
             for flight in now.flights:
@@ -145,14 +155,20 @@ class Ddp(Strategy):
     def _tell(self, now: _Pass, last: list[int], report: list[float]) -> tuple[set[int], bool]:
         """Send the last bucket and wait for all: what any rank reached of what was planned, and any surprise.
 
-        The report rides on the last bucket, unless reading it would make the script wait for its GPU.
+        The report rides on the last bucket, unless reading it would make the script wait for its GPU, or the
+        bucket's type has no room for its numbers.
         """
-        rides = not last or self._watched[last[0]].device.type == "cpu"
+        rides = not last or (self._watched[last[0]].device.type, self._watched[last[0]].dtype) == _EXACT
         now.flights.append(self._send(last, report if rides else []))
         told = now.flights[-1].flat[-len(report) :] if rides else self._ranks.all_reduce(torch.tensor(report))
         for flight in now.flights:
             flight.wait()
-        *reached, surprises = told.tolist()
+        *reached, surprises, streams = told.tolist()
+        if streams != report[-1] * self._ranks.world_size:
+            raise RanksApart(
+                f"the ranks' random numbers have gone apart before {user_line()}: something draws on one rank what "
+                "it does not on another (a layer that is skipped at random?); try --randomness worker"
+            )
         planned = [index for flight in now.flights for index in flight.members]
         return {index for index, flag in zip(planned, reached, strict=True) if flag}, bool(surprises)
 

@@ -1,0 +1,23 @@
+"""What a step of a plain script costs on one device under `duoka run`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.runs import BIN, SCRIPTS, duoka, in_turn, output
+from benchmarks.table import Row
+
+STEPS = SCRIPTS / "steps.py"
+
+
+def measure(quick: bool) -> Iterator[Row]:
+    """Microseconds for a step, as the script itself measures them."""
+    times = in_turn(
+        {
+            "python": lambda: float(output([BIN / "python", STEPS])),
+            "duoka": lambda: float(output(duoka(1, STEPS))),
+        },
+        3 if quick else 9,
+        "us",
+    )
+    yield Row("a step on one device: duoka run against python", times["duoka"], times["python"], bar=1.03)

@@ -1,0 +1,282 @@
+"""How each kind of module call is cut: found out once, remembered, and looked at again from time to time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import TreeSpec, tree_unflatten
+
+from duoka.errors import Refused
+from duoka.view.batch import BatchTensor, Spec
+from duoka.view.cut import Cut
+from duoka.view.learning import Learned, Learning, Mixed, Unclear
+from duoka.view.site import user_line
+from duoka.view.view import View
+
+ATTEMPTS = 8  # calls that may leave it unclear how a kind of call is cut
+
+
+class How(Enum):
+    """What is done with a kind of call that is not cut."""
+
+    OPEN = "opened"  # its children become boundaries
+    WHOLE = "whole"  # every rank computes all rows
+    LATER = "later"  # whole this time; found out from another call
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """How a kind of call is cut.
+
+    lead: the plain input, and its dimension, that is the batch where no input is a batch tensor. inputs: the
+    dimension along which each input that is a plain tensor is cut.
+    """
+
+    lead: tuple[int, int] | None
+    inputs: tuple[int | None, ...]
+    learned: Learned
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A module call with its inputs flattened. batch: the first batch tensor among them."""
+
+    original: Callable[..., Any]
+    module: nn.Module
+    leaves: list[Any]
+    tree: TreeSpec
+    batch: BatchTensor | None
+
+    def run(self, leaves: list[Any]) -> Any:
+        """Call the module with other leaves in the same places."""
+        args, kwargs = tree_unflatten(leaves, self.tree)
+        return self.original(self.module, *args, **kwargs)
+
+    def cut(self, view: View, lead: tuple[int, int] | None) -> Cut | None:
+        """How the batch of this call is cut; None where it is too small to be shared out."""
+        if self.batch is not None:
+            return self.batch._spec.cut
+        assert lead is not None
+        n = self.leaves[lead[0]].shape[lead[1]]
+        return view.cut(n) if view.shares(n) else None
+
+    def kind(self) -> Any:
+        """What calls have in common that are cut alike."""
+        return self.module.training, self.tree, tuple(map(_kind, self.leaves))
+
+    def rows(
+        self, view: View, cut: Cut, inputs: tuple[int | None, ...], part: tuple[int, int] | None = None
+    ) -> list[Any]:
+        """The leaves with this rank's rows in them, or with some of its rows: `part` = (first, past the last)."""
+        return [_own(view, leaf, dim, cut, part) for leaf, dim in zip(self.leaves, inputs, strict=True)]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a kind of call, and how often it was made."""
+
+    seam: Seam | How | None = None
+    calls: int = 0
+
+
+class Seams:
+    """Finds out, and remembers, how calls are cut. All ranks ask for the same calls in the same order.
+
+    looking: the context in which a module is run by a `Learning`.
+    """
+
+    def __init__(self, view: View, looking: Callable[[Learning], AbstractContextManager[None]]) -> None:
+        self._view, self._looking = view, looking
+        self._known: WeakKeyDictionary[nn.Module, dict[Any, _Known]] = WeakKeyDictionary()
+
+    def forget(self) -> None:
+        """Find out anew: a hook was added, so modules may have to be opened."""
+        self._known.clear()
+
+    def of(self, call: Call) -> Seam | How:
+        """How to run this call.
+
+        Raises:
+            Refused: rows that were independent of each other no longer are.
+        """
+        kinds = self._known.get(call.module)
+        if kinds is None:
+            kinds = self._known[call.module] = {}
+            self._adopt(call.module)
+        known = kinds.setdefault(call.kind(), _Known())
+        known.calls += 1
+        if known.seam is None:
+            found = self._find(call)
+            if found is How.LATER:
+                known.seam = How.WHOLE if known.calls == ATTEMPTS else None
+                return How.LATER
+            known.seam = found
+        elif isinstance(known.seam, Seam) and not known.calls & (known.calls - 1):
+            known.seam = _confirmed(known, self._find(call), call.module)
+        return known.seam
+
+    def _adopt(self, module: nn.Module) -> None:
+        """A module met for the first time: the same parameters and buffers on all ranks from now on."""
+        for parameter in module.parameters():
+            self._view.adopt(parameter)
+        for buffer in module.buffers():
+            self._view.ranks.broadcast_into(buffer, 0)
+
+    def _find(self, call: Call) -> Seam | How:
+        """What the rank with the largest share finds out, for all ranks."""
+        if any(map(_is_opaque, call.leaves)):
+            return How.WHOLE
+        if any(map(is_lazy, call.module.parameters())) or any(_is_twice(leaf, call.batch) for leaf in call.leaves):
+            return How.LATER
+        ranks = self._view.ranks
+        found: Seam | How | None = None
+        if ranks.rank == ranks.world_size - 1:
+            found = How.OPEN if _has_hooks(call.module) else self._look(call)
+        found = ranks.broadcast_object(found, ranks.world_size - 1)
+        if isinstance(found, Seam) and found.learned.draws and any(map(_is_compiled, call.module.modules())):
+            self._view.say(
+                f"{type(call.module).__name__} at {user_line()} is compiled and draws random numbers: it runs "
+                "uncompiled, with the draws that it has without torch.compile (--randomness worker keeps it compiled)"
+            )
+        return found
+
+    def _look(self, call: Call) -> Seam | How:
+        """Try what may be cut, until the values agree."""
+        unclear = False
+        for lead, inputs in self._candidates(call):
+            cut = call.cut(self._view, lead)
+            if cut is None or cut.rows < 2:
+                unclear = True
+                continue
+
+            def run(start: int, stop: int, cut: Cut = cut, inputs: tuple[int | None, ...] = inputs) -> Any:
+                return call.run(call.rows(self._view, cut, inputs, (start, stop)))
+
+            learning = Learning(call.module)
+            self._view.ranks.alone = True
+            try:
+                with uncompiled(), self._looking(learning):
+                    return Seam(lead, inputs, learning.learn(run, cut.rows))
+            except Mixed:
+                continue
+            except Unclear:
+                unclear = True
+            finally:
+                self._view.ranks.alone = False
+        return How.LATER if unclear else How.OPEN
+
+    def _candidates(self, call: Call) -> list[tuple[tuple[int, int] | None, tuple[int | None, ...]]]:
+        """Which inputs may be cut where: all that have the batch's size, then none but the batch itself."""
+        leads: list[tuple[int, int] | None] = [None]
+        if call.batch is None:
+            first = next(index for index, leaf in enumerate(call.leaves) if may_lead(self._view, leaf))
+            sizes = call.leaves[first].shape[:2]
+            leads = [(first, dim) for dim, size in enumerate(sizes) if self._view.shares(size)]
+        found = []
+        for lead in leads:
+            cut = call.cut(self._view, lead)
+            n = cut.n if cut is not None else -1
+            every = [_dimension(leaf, n) for leaf in call.leaves]
+            alone: list[int | None] = [None] * len(every)
+            if lead is not None:
+                every[lead[0]] = alone[lead[0]] = lead[1]
+            found += [(lead, inputs) for inputs in dict.fromkeys((tuple(every), tuple(alone)))]
+        return found
+
+
+def may_lead(view: View, leaf: Any) -> bool:
+    """Whether a plain tensor could be a batch that was cut by hand."""
+    return isinstance(leaf, Tensor) and any(view.shares(size) for size in leaf.shape[:2])
+
+
+def uncompiled() -> AbstractContextManager[None]:
+    """Compiled modules run as they were written: what is looked at, or opened, must not be traced."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
+
+
+def _confirmed(known: _Known, found: Seam | How, module: nn.Module) -> Seam | How:
+    """What is known, confirmed by a later look, with what that saw drawn for the first time."""
+    before = known.seam
+    assert isinstance(before, Seam)
+    if found is How.LATER:
+        return before
+    if isinstance(found, Seam) and (found.inputs, found.learned.outputs) == (before.inputs, before.learned.outputs):
+        return replace(before, learned=replace(before.learned, draws={**found.learned.draws, **before.learned.draws}))
+    raise Refused(
+        f"{type(module).__name__} at {user_line()} computed each sample by itself at first, but no longer does "
+        f"(seen at its call {known.calls}), so its last results may be wrong; run this script on one device"
+    )
+
+
+def _own(view: View, leaf: Any, dim: int | None, cut: Cut, part: tuple[int, int] | None) -> Any:
+    """This rank's rows of an input, or the `part` of them."""
+    if isinstance(leaf, BatchTensor):
+        if leaf._spec.cut is not cut:
+            return leaf.full_tensor()
+        rows, spec = leaf._local, leaf._spec
+    elif dim is not None and leaf.shape[dim] == cut.n:
+        spec = Spec(view, cut, dim)
+        rows = spec.own(leaf)
+    else:
+        return leaf
+    if part is None:
+        return rows
+    start, stop = part
+    apart = rows.unflatten(spec.dim, (spec.outer, cut.rows, spec.inner)).narrow(spec.dim + 1, start, stop - start)
+    return apart.flatten(spec.dim, spec.dim + 2)
+
+
+def _kind(leaf: Any) -> Any:
+    """What of an input decides how a call is cut."""
+    if isinstance(leaf, BatchTensor):
+        return BatchTensor, leaf.dim(), leaf.dtype, leaf._spec.dim, leaf._spec.outer > 1
+    if isinstance(leaf, Tensor):
+        return type(leaf), leaf.dim(), leaf.dtype
+    return type(leaf)
+
+
+def _dimension(leaf: Any, n: int) -> int | None:
+    if not isinstance(leaf, Tensor) or isinstance(leaf, (BatchTensor, nn.Parameter)):
+        return None
+    return next((dim for dim, size in enumerate(leaf.shape) if size == n), None)
+
+
+def _is_twice(leaf: Any, batch: BatchTensor | None) -> bool:
+    """A plain input with two dimensions of the batch's size: chance, so another call is learned from."""
+    if batch is None or not isinstance(leaf, Tensor) or isinstance(leaf, BatchTensor):
+        return False
+    return sum(size == batch._spec.cut.n for size in leaf.shape) > 1
+
+
+def _is_opaque(leaf: Any) -> bool:
+    """An object that may hold tensors of its own (a key-value cache): not cut, computed by every rank."""
+    plain = (Tensor, nn.Module, Enum, type, torch.dtype, torch.device)
+    return hasattr(leaf, "__dict__") and not isinstance(leaf, plain) and not callable(leaf)
+
+
+def _is_compiled(part: nn.Module) -> bool:
+    return type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Hooks of the script's own, in the module or its parts: they must see batches, not rows."""
+    everywhere = nn.modules.module
+    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks or everywhere._global_backward_hooks:
+        return True
+    return any(
+        not getattr(hook, "__module__", "").startswith("torch.")
+        for part in module.modules()
+        for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+        for hook in hooks.values()
+    )

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import threading
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import duoka
+from duoka.view.site import is_standard, is_users, user_frame, user_line
+
+
+def line() -> int:
+    """The number of the line that calls this."""
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert frame.f_back is not None
+    return frame.f_back.f_lineno
+
+
+@pytest.mark.parametrize(
+    ("file", "standard", "users"),
+    [
+        (json.__file__, True, False),
+        ("<frozen importlib._bootstrap>", True, False),
+        ("<string>", True, False),
+        (torch.__file__, False, False),
+        (numpy.__file__, False, False),
+        (duoka.__file__, False, False),
+        (__file__, False, True),
+        ("/home/someone/train.py", False, True),
+        ("train.py", False, True),
+    ],
+)
+def test_whose_a_file_is(file: str, standard: bool, users: bool) -> None:
+    assert (is_standard(file), is_users(file)) == (standard, users)
+
+
+def test_the_line_that_is_running() -> None:
+    expected = line() + 1
+    assert user_line() == f"{Path(__file__).name}:{expected}"
+
+
+def test_calls_through_libraries_are_looked_past() -> None:
+    class Model(nn.Module):
+        forward = staticmethod(user_line)
+
+    def through_python(_: int, __: int) -> str:
+        return functools.reduce(lambda *_: "", [1], initial) or user_line()
+
+    initial = ""
+    assert Model()() == f"test_site.py:{line()}"
+    assert functools.partial(user_line)() == f"test_site.py:{line()}"
+    assert through_python(0, 0).startswith("test_site.py:")
+    assert eval("user_line()") == f"test_site.py:{line()}"
+
+
+def test_the_innermost_line_of_the_user_s_counts() -> None:
+    def inner() -> str:
+        return user_line()
+
+    frame = inner.__code__.co_firstlineno + 1
+    assert inner() == f"test_site.py:{frame}"
+
+
+def test_a_thread_without_a_line_of_the_user_s() -> None:
+    found: list[str] = []
+    frames: list[object] = []
+
+    class Thread(threading.Thread):
+        run = None  # type: ignore[assignment]
+
+    first = threading.Thread(target=functools.partial(_keep, found))
+    first.run = functools.partial(_into, found, frames)  # type: ignore[method-assign]
+    first.start()
+    first.join()
+    assert found
+    assert found[0].startswith("test_site.py:")
+
+
+def _keep(found: list[str]) -> None:
+    found.append(user_line())
+
+
+def _into(found: list[str], frames: list[object]) -> None:
+    found.append(user_line())
+    frames.append(user_frame())
