@@ -6,6 +6,7 @@ and on its mood, ratios hardly do.
     launch    from the command to the first finished all-reduce, against torchrun
     memory    what the processes of a run hold together
     step      what a step of a plain script costs on one device, against python
+    training  what a step costs on two workers, against DistributedDataParallel by hand
 
 Each is a file with `measure(quick) -> Iterator[Row]` and a line in `BENCHMARKS`.
 """
@@ -14,4 +15,5 @@ BENCHMARKS = {
     "launch": "benchmarks.launch",
     "memory": "benchmarks.memory",
     "step": "benchmarks.step",
+    "training": "benchmarks.training",
 }

@@ -84,6 +84,8 @@ def _new_main(path: str, loader: object) -> ModuleType:
     """A fresh `__main__` with the names in it that the interpreter gives."""
     main = ModuleType("__main__")
     main.__file__ = path
-    main.__dict__.update(__builtins__=builtins, __loader__=loader, __cached__=None, __annotations__={})
+    main.__dict__.update(__builtins__=builtins, __loader__=loader, __cached__=None)
+    if sys.version_info < (3, 14):
+        main.__dict__["__annotations__"] = {}
     sys.modules["__main__"] = main
     return main

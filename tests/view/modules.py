@@ -1,0 +1,101 @@
+"""Module calls of several ranks that are threads: each has a boundary of its own."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from duoka.view.batch import BatchTensor
+from duoka.view.boundary import Boundary
+from duoka.view.view import View
+
+HERE = threading.local()  # boundary: this thread's; seen: what `look` was shown
+_call: Any = nn.Module.__call__
+
+
+class Part(nn.Module):
+    """A module of a test."""
+
+
+def _called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    boundary = getattr(HERE, "boundary", None)
+    if boundary is None:
+        return _call(self, *args, **kwargs)
+    return boundary.call(_call, self, args, kwargs)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Module calls go through the boundary of the rank that makes them."""
+    monkeypatch.setattr(nn.Module, "__call__", _called)
+    yield
+    HERE.__dict__.clear()
+
+
+def look(x: Tensor) -> None:
+    """Note what a forward pass is given: "batch", or how many rows; not while it is being learned."""
+    boundary = getattr(HERE, "boundary", None)
+    inside = boundary and boundary.inside
+    if boundary is not None and not (inside and (inside.learning or inside.recomputing)):
+        HERE.seen.append("batch" if isinstance(x, BatchTensor) else x.shape[0])
+
+
+def seen() -> list[Any]:
+    """What `look` was shown on this rank."""
+    return HERE.seen  # type: ignore[no-any-return]
+
+
+def on_one_device(build: Callable[[], Any], run: Callable[..., Any], data: Any) -> tuple[Any, list[Any], Any]:
+    """What `run(model, *data)` gives, the gradients of the model's parameters, and numbers drawn afterwards."""
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    model = build()
+    copies = [value.clone() if isinstance(value, Tensor) else value for value in data]
+    found = run(model, *copies), gradients(model), drawn()
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])
+    return found
+
+
+def on_this_rank(
+    view: View, build: Callable[[], Any], run: Callable[..., Any], data: Any
+) -> tuple[Any, list[Any], Any]:
+    """The same on one of several ranks: gradients are averaged, as a strategy would."""
+    model = build()
+    HERE.boundary, HERE.seen = Boundary(view), []
+    try:
+        copies = [value.clone() if type(value) is Tensor else value for value in data]
+        found = run(model, *copies)
+    finally:
+        HERE.boundary = None
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad = view.ranks.all_reduce(parameter.grad) / view.ranks.world_size
+    return found, gradients(model), drawn()
+
+
+def boundary() -> Boundary | None:
+    """This rank's; None on one device."""
+    return getattr(HERE, "boundary", None)
+
+
+def gradients(model: nn.Module) -> list[Any]:
+    return [None if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
+
+
+def drawn() -> tuple[float, float, float]:
+    """The next number of each of the common sources."""
+    return torch.rand(()).item(), random.random(), float(np.random.rand())
+
+
+def again() -> Any:
+    """Around a backward pass: activations may be computed anew."""
+    here = boundary()
+    return here.recomputing() if here is not None else torch.enable_grad()
