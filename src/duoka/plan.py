@@ -136,9 +136,21 @@ def header(plan: Plan) -> str:
     """What was decided, in one to three lines, and a line for each note."""
     how = f"strategy {plan.strategy}, plain script" if plan.kind is Kind.PLAIN else _left_alone(plan)
     lines = [f"{_devices(plan)}, {how}"]
+    if plan.kind is Kind.PLAIN and plan.world_size > 1 and (local := _not_as_one(plan)):
+        lines.append(f"not the numbers of one device: {', '.join(local)}")
     if plan.kind_can_be_either and len(plan.devices) > 1:
         lines.append(_other_kind(plan))
     return "\n".join(f"duoka: {line}" for line in (*lines, *plan.notes))
+
+
+def _not_as_one(plan: Plan) -> list[str]:
+    """What was asked for that gives other numbers than one device would."""
+    chosen = {
+        "BatchNorm of each share": plan.batch_norm == "local",
+        "each rank's own random numbers inside of models": plan.randomness == "worker",
+        "random augmentation seeded by sample": plan.loading == "shared",
+    }
+    return [words for words, holds in chosen.items() if holds]
 
 
 def _left_alone(plan: Plan) -> str:

@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from duoka.view.batch import BatchTensor
 from duoka.view.boundary import Boundary
 from duoka.view.view import View
+from tests.view.ranks import in_turns, shared, whole_of
+
+Run = Callable[..., Any]
 
 HERE = threading.local()  # boundary: this thread's; seen: what `look` was shown
 _call: Any = nn.Module.__call__
@@ -99,3 +103,74 @@ def again() -> Any:
     """Around a backward pass: activations may be computed anew."""
     here = boundary()
     return here.recomputing() if here is not None else torch.enable_grad()
+
+
+class Net(Part):
+    """A layer, and what comes then."""
+
+    def __init__(self, then: Run) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.then = then
+
+    def forward(self, x: Tensor, *more: Any, **named: Any) -> Any:
+        look(x)
+        return self.then(self, self.first(x), *more, **named)
+
+
+def scalar(out: Any) -> Tensor:
+    """Something to differentiate, that weighs all entries differently."""
+    found = torch.zeros(())
+    for leaf in tree_leaves(out):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            weights = torch.arange(1.0, leaf.numel() + 1).view(leaf.shape)
+            found = found + (leaf * weights / leaf.numel()).sin().sum()
+    return found
+
+
+def plainly(model: Any, *batch: Any, **named: Any) -> Any:
+    out = model(*batch, **named)
+    with again():
+        scalar(out).backward()
+    return out
+
+
+def same(expected: Any, found: Any) -> None:
+    one, other = tree_leaves(expected), tree_leaves(found)
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        if isinstance(a, Tensor):
+            assert a.shape == b.shape
+            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
+        elif isinstance(a, float):
+            assert a == pytest.approx(b, rel=1e-4)
+        elif isinstance(a, (int, str, type(None))):
+            assert a == b
+
+
+def check(
+    build: Callable[[], nn.Module], run: Run, data: Any, world_size: int = 2, rows: tuple[int, ...] = (0,)
+) -> list[list[Any]]:
+    """The run gives on each rank what it gives on one device; returns what `look` saw there.
+
+    rows: which of `data` are batches; the others are plain.
+    """
+    expected, grads, states = on_one_device(build, run, data)
+
+    def on_rank(view: View) -> list[Any]:
+        batch = [shared(view, value) if index in rows else value for index, value in enumerate(data)]
+        found, found_grads, found_states = on_this_rank(view, build, run, batch)
+        same(expected, tree_map(whole_of, found))
+        same(grads, found_grads)
+        assert found_states == states, "random numbers"
+        return list(seen())
+
+    return in_turns(world_size, on_rank)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def local(n: int, world_size: int) -> list[list[Any]]:
+    return [[n * (rank + 1) // world_size - n * rank // world_size] for rank in range(world_size)]

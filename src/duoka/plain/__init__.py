@@ -58,6 +58,9 @@ INTERCEPTIONS = (
 )
 
 
+SHOWN = 20  # operations that were computed whole
+
+
 def run_plain(
     plan: Plan,
     rank: int,
@@ -83,3 +86,6 @@ def run_plain(
         interception.install(session)
     run_target(plan.target)
     ranks.barrier()
+    if plan.verbosity == "verbose":
+        for (operation, line), times in view.gathered.most_common(SHOWN):
+            say(f"computed whole by every rank: {operation} at {line}, {times} times")

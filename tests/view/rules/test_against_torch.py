@@ -52,6 +52,7 @@ SHARED: dict[str, Operation] = {  # stay rows: nothing is gathered
     "expand": lambda x, y, c, w, v: x[:, :1].expand(-1, 4, 6) + y[:, :1].expand_as(y),
     "permute": lambda x, y, c, w, v: x.permute(2, 0, 1).movedim(1, 0) + y.transpose(1, 2),
     "index": lambda x, y, c, w, v: x[:, 1, 2:5] + y[..., [1, 3, 5]][:, 0] + x[:, -1, :3],
+    "picked": lambda x, y, c, w, v: x[torch.arange(len(c)), c % 4] + y[range(len(c)), c % 4],
     "chunk": lambda x, y, c, w, v: x.chunk(2, dim=1)[0] + y.split(2, 1)[1] * torch.stack(x.unbind(1)[:2], 1),
     "cat": lambda x, y, c, w, v: torch.cat([x, y], 1).sum(1) + torch.stack([x, y], -1).prod(-1).sum(1),
     "matmul": lambda x, y, c, w, v: x @ w + F.linear(y, w, w[0]) + (x @ w[0])[..., None],
@@ -91,12 +92,13 @@ REDUCED: dict[str, Operation] = {  # replicated results: all-reduced, nothing ga
     "penalty": lambda x, y, c, w, v: (x.mean() - 1) ** 2 + w.pow(2).sum() * x.sum(),
 }
 WHOLE: dict[str, Operation] = {  # no rule fits: gathered, and still right
+    "picked anew": lambda x, y, c, w, v: x[torch.arange(len(c)).flip(0), 0, c],
+    "columns": lambda x, y, c, w, v: x[:, (c[: len(x)] % 4)][:, 0] + y[None, c.argmax()][0],
     "first rows": lambda x, y, c, w, v: x[:2] + y[-1],
     "shuffled": lambda x, y, c, w, v: x[torch.arange(x.size(0) - 1, -1, -1)] * y,
     "mask": lambda x, y, c, w, v: x[c > 1].sum() + y[:, 0][c > 2].exp().sum(),
     "pairs": lambda x, y, c, w, v: (x.flatten(1)[:, None] - y.flatten(1)[None]).pow(2).sum(-1),
     "similarity": lambda x, y, c, w, v: (x[:, 0] @ y[:, 0].t()).logsumexp(0),
-    "picked": lambda x, y, c, w, v: x[torch.arange(len(c)), 0, c],
     "sorted batch": lambda x, y, c, w, v: x.sort(0).values + x.cumsum(0) + x.softmax(0),
     "std": lambda x, y, c, w, v: (
         x.std() + x.var(0).sum() + x.norm() + x.max() + y.min(0).values.sum() + x.prod(1).amax()

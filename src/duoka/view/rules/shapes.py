@@ -170,14 +170,28 @@ def joined(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Indexing that takes every row: `x[:, 0]`, `x[..., None]`, `x[:, 1:3]`, `x[:, ids]`."""
+    """Indexing that takes every row: `x[:, 0]`, `x[..., None]`, `x[:, 1:3]`, `x[:, ids]`, `x[range(n), y]`."""
     batch, index = args
     if not isinstance(batch, BatchTensor):
         return NotImplemented
     items = index if isinstance(index, tuple) else (index,)
+    if len(items) == 2 and isinstance(items[1], BatchTensor):
+        return _picked(batch, items[0], items[1])
     spelled = _spelled_out(items, batch.dim())
     place = None if spelled is None else _place_after_index(spelled, batch._spec.dim)
     return NotImplemented if place is None else BatchTensor(batch._local[spelled], batch._spec.at(place))
+
+
+def _picked(batch: BatchTensor, rows: Any, columns: BatchTensor) -> Any:
+    """`x[range(n), y]`: of each row one entry."""
+    spec = batch._spec
+    if columns.dim() != 1 or spec.dim != 0 or not same_rows(columns._spec, spec) or columns.dtype != torch.long:
+        return NotImplemented
+    if isinstance(rows, BatchTensor) or not isinstance(rows, (list, range, Tensor)) or len(rows) != spec.size:
+        return NotImplemented
+    if not torch.equal(torch.as_tensor(rows).cpu(), torch.arange(spec.size)):
+        return NotImplemented
+    return BatchTensor(batch._local[torch.arange(spec.local_size, device=batch.device), columns._local], spec)
 
 
 def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
