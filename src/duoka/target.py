@@ -86,6 +86,6 @@ def _new_main(path: str, loader: object) -> ModuleType:
     main.__file__ = path
     main.__dict__.update(__builtins__=builtins, __loader__=loader, __cached__=None)
     if sys.version_info < (3, 14):
-        main.__dict__["__annotations__"] = {}
+        main.__dict__["__annotations__"] = {}  # noqa: RUF063  it is made here, not asked for
     sys.modules["__main__"] = main
     return main

@@ -55,6 +55,22 @@ def test_ctrl_c_that_a_script_answers_with_a_code_of_its_own(flow: Flow) -> None
     assert running.wait().returncode == 9
 
 
+def test_ctrl_c_hurries_the_end_after_an_error_but_does_not_hide_it(flow: Flow) -> None:
+    body = """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(f"ready{rank}", "w").close()
+        if rank == 1: raise ValueError("boom")
+        time.sleep(60)
+        """
+    running = ready(flow, start(flow, group(flow, body)))
+    time.sleep(1)
+    running.send(signal.SIGINT)
+    result = running.wait()
+    assert result.returncode == 1
+    assert "ValueError: boom" in result.stderr
+    assert "interrupted" not in result.stderr
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_request_to_end_is_passed_on(flow: Flow, number: signal.Signals, code: int) -> None:
     running = ready(flow, start(flow, group(flow, "open(f'ready{rank}', 'w').close()\ntime.sleep(60)")))

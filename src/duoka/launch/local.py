@@ -75,11 +75,12 @@ def attempt(run: Run, number: int) -> Verdict:
         crew.start(run.plan, shared, run.outputs)
         with _store() as port:  # after the forks, since it brings a thread
             crew.go(port)
-            stuck = _watch(run.plan, crew, board)
-            _stop(crew)
-            if crew.failed() or not crew.gone():
+            stuck, asked = _watch(run.plan, crew, board)
+            if asked is not None:
+                _stop(crew, asked)
+            elif crew.failed() or not crew.gone():
                 crew.end()
-        verdict = judge(crew.workers, stuck, next(iter(run.signals.stops), None))
+        verdict = judge(crew.workers, stuck, asked)
         told = report(verdict, Scene(run.plan, board, crew.workers, run.outputs))
         print(told, end="", file=sys.stderr, flush=True)
         return verdict
@@ -87,19 +88,24 @@ def attempt(run: Run, number: int) -> Verdict:
         crew.close()
 
 
-def _watch(plan: Plan, crew: Crew, board: Board) -> Stuck | None:
-    """Watch until all are gone, or it is time to end them; returns for which rank they were stuck, if so."""
-    while not crew.gone() and not crew.signals.stops:
+def _watch(plan: Plan, crew: Crew, board: Board) -> tuple[Stuck | None, signal.Signals | None]:
+    """Watch until all are gone, or it is time to end them.
+
+    Returns where the ranks are stuck, if they are, and the signal by which this process was asked to end.
+    """
+    while not crew.gone():
         crew.listen(TICK)
+        if crew.signals.stops:
+            return None, crew.signals.stops[0]
         if crew.failed() and not agreed(crew.workers):
             crew.wait(crew.done, GRACE)
             if not agreed(crew.workers):
-                return _missed(crew, board)
+                return _missed(crew, board), None
         elif stuck := find_stuck(board, crew.workers, plan.timeout):
-            return ask_for_stacks(stuck, crew)
+            return ask_for_stacks(stuck, crew), None
         elif waits_in_vain(board, crew.workers):
-            return None
-    return None
+            return None, None
+    return None, None
 
 
 def _missed(crew: Crew, board: Board) -> Stuck | None:
@@ -112,11 +118,8 @@ def _missed(crew: Crew, board: Board) -> Stuck | None:
     return ask_for_stacks(stuck, crew) if stuck is not None else None
 
 
-def _stop(crew: Crew) -> None:
-    """Where this process was asked to end, pass that on and wait for the scripts to answer."""
-    if not crew.signals.stops:
-        return
-    asked = crew.signals.stops[0]
+def _stop(crew: Crew, asked: signal.Signals) -> None:
+    """Pass a request to end on to the scripts, and wait for them to answer; a second Ctrl-C is the last word."""
     pressed = crew.signals.interrupts
     crew.signal(asked)
     crew.wait(lambda: crew.gone() or crew.signals.interrupts > pressed, TO_STOP[asked])

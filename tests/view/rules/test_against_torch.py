@@ -93,7 +93,7 @@ REDUCED: dict[str, Operation] = {  # replicated results: all-reduced, nothing ga
 }
 WHOLE: dict[str, Operation] = {  # no rule fits: gathered, and still right
     "picked anew": lambda x, y, c, w, v: x[torch.arange(len(c)).flip(0), 0, c],
-    "columns": lambda x, y, c, w, v: x[:, (c[: len(x)] % 4)][:, 0] + y[None, c.argmax()][0],
+    "columns": lambda x, y, c, w, v: x[:, c % 4][:, 0].sum() + y[None, c.argmax()][0].sum(),
     "first rows": lambda x, y, c, w, v: x[:2] + y[-1],
     "shuffled": lambda x, y, c, w, v: x[torch.arange(x.size(0) - 1, -1, -1)] * y,
     "mask": lambda x, y, c, w, v: x[c > 1].sum() + y[:, 0][c > 2].exp().sum(),
