@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from duoka.view.batch import BatchTensor, Spec
-from duoka.view.collectives import Collectives
+from duoka.view.collectives import Alone, Collectives
 from duoka.view.draws import random_states, set_random_states
 from duoka.view.view import View
 
@@ -69,8 +69,13 @@ class ThreadRanks(Collectives):
     def __init__(self, table: Table, rank: int) -> None:
         self.table, self.rank, self.world_size = table, rank, table.world_size
 
+    def _exchange(self, value: Any) -> list[Any]:
+        if self.alone:
+            raise Alone
+        return self.table.exchange(self.rank, value)
+
     def _meet(self, name: str, tensor: Tensor) -> list[Tensor]:
-        met = self.table.exchange(self.rank, (name, tensor.shape, tensor.dtype, tensor.detach().clone()))
+        met = self._exchange((name, tensor.shape, tensor.dtype, tensor.detach().clone()))
         assert len({(name, shape, dtype) for name, shape, dtype, _ in met}) == 1, met
         return [value for *_, value in met]
 
@@ -88,13 +93,13 @@ class ThreadRanks(Collectives):
         return torch.stack(self._meet("all_gather", tensor))
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
-        values = self.table.exchange(self.rank, tensor.detach().clone())
+        values = self._exchange(tensor.detach().clone())
         assert self.rank == source or values[source].shape == tensor.shape
         with torch.no_grad():
             return tensor.copy_(values[source])
 
     def broadcast_object(self, value: Any, source: int) -> Any:
-        return self.table.exchange(self.rank, value)[source]
+        return self._exchange(value)[source]
 
 
 def on_ranks(world_size: int, work: Callable[[View], T], table: Table | None = None) -> list[T]:

@@ -130,9 +130,8 @@ def test_sequence_first_states_are_carried() -> None:
 def test_hooks_of_the_script_see_the_whole_batch() -> None:
     def run(model: Any, x: Tensor) -> Any:
         sums: list[float] = []
-        model(x.requires_grad_())
+        model(x)
         model.first.register_forward_hook(lambda module, args, out: sums.append(out.sum().item()))
-        model.first.register_full_backward_hook(lambda module, ins, outs: sums.append(outs[0].sum().item()))
         here = boundary()
         if here is not None:
             here.seams.forget()
@@ -210,7 +209,7 @@ def test_another_number_of_outputs_than_learned_is_refused() -> None:
             for _ in range(2):  # the second is looked at again
                 model(x)
             model.more = True
-            with pytest.raises(Refused, match="gave 2 outputs, but 1 in its first call"):
+            with pytest.raises(Refused, match="gave 2 outputs, but 1 at first"):
                 model(x)
 
         on_this_rank(view, lambda: model, run, [shared(view, normal(6, 4, 6))])
@@ -265,6 +264,7 @@ class Checkpointed(Part):
         return lambda x: nn.functional.dropout(layer[0](x).tanh(), 0.5, self.training)
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs")  # torch says so where gradients are off
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("how", ["modules", "functions"])
 def test_activations_computed_again_have_the_same_masks(how: str, reentrant: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from duoka.plain.session import Session
+from duoka.view.batch import BatchTensor
+from duoka.view.cut import Cut
 from duoka.view.norm import whole_batch_norm
 
 HOOKS = (
@@ -57,11 +60,27 @@ def _batch_norm(original: Callable[..., Any], session: Session) -> Callable[...,
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        inside = session.boundary.inside
-        if not training or inside is None or inside.cut is None:
+        found = _rows_of(input, session) if training else None
+        if found is None:
             return original(input, running_mean, running_var, weight, bias, training, momentum, eps)  # type: ignore[no-any-return]
-        each = input.numel() // input.shape[1] // inside.cut.rows
-        counts = torch.tensor(inside.cut.sizes, device=input.device) * each
-        return whole_batch_norm(input, running_mean, running_var, weight, bias, momentum, eps, counts, session.ranks)
+        rows, cut = found
+        counts = _counts(cut.sizes, rows.numel() // rows.shape[1] // cut.rows, rows.device)
+        out = whole_batch_norm(rows, running_mean, running_var, weight, bias, momentum, eps, counts, session.ranks)
+        return BatchTensor(out, input._spec) if isinstance(input, BatchTensor) else out
 
     return batch_norm
+
+
+def _rows_of(values: Tensor, session: Session) -> tuple[Tensor, Cut] | None:
+    """This rank's rows and their cut, inside of a boundary or of a batch tensor; None where all rows are here."""
+    if isinstance(values, BatchTensor):
+        spec = values._spec
+        return (values._local, spec.cut) if (spec.dim, spec.outer) == (0, 1) else None
+    inside = session.boundary.inside
+    return None if inside is None or inside.cut is None else (values, inside.cut)
+
+
+@lru_cache(maxsize=256)
+def _counts(sizes: tuple[int, ...], each: int, device: torch.device) -> Tensor:
+    """How many values a channel has on each rank."""
+    return torch.tensor(sizes, device=device) * each

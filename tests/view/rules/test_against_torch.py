@@ -89,6 +89,7 @@ REDUCED: dict[str, Operation] = {  # replicated results: all-reduced, nothing ga
         F.gaussian_nll_loss(x, y, x.detach() ** 2 + 0.1) + F.poisson_nll_loss(x, y.abs())
     ),
     "huber": lambda x, y, c, w, v: F.huber_loss(x, y, delta=0.3) + F.soft_margin_loss(x, y.sign()),
+    "gram": lambda x, y, c, w, v: (x[:, 0].t() @ y[:, 1]) * w + F.one_hot(c, 6).double().T @ x[:, 2],
     "penalty": lambda x, y, c, w, v: (x.mean() - 1) ** 2 + w.pow(2).sum() * x.sum(),
 }
 WHOLE: dict[str, Operation] = {  # no rule fits: gathered, and still right

@@ -20,8 +20,8 @@ def matmul(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if not isinstance(left, BatchTensor):
         return NotImplemented
     spec, ndim = left._spec, left.dim()
-    if spec.dim >= ndim - 1:  # the batch itself is summed over
-        return NotImplemented
+    if spec.dim == ndim - 1:
+        return _summed_over_the_batch(func, left, right)
     if isinstance(right, BatchTensor) and ndim == right.dim() > 2 and spec.dim < ndim - 2:
         if spec.dim == right._spec.dim and same_rows(spec, right._spec):
             return BatchTensor(func(left._local, right._local), spec)
@@ -30,6 +30,15 @@ def matmul(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         return NotImplemented
     whole = right.full_tensor() if isinstance(right, BatchTensor) else right
     return BatchTensor(func(left._local, spec.view.enter(whole)), spec)
+
+
+def _summed_over_the_batch(func: Function, left: BatchTensor, right: Tensor) -> Any:
+    """`a.T @ b`: each rank's part of the sum, added up."""
+    if not isinstance(right, BatchTensor) or not left.dim() == right.dim() == 2 or right._spec.dim != 0:
+        return NotImplemented
+    if not same_rows(left._spec, right._spec):
+        return NotImplemented
+    return left._spec.view.all_sum(func(left._local, right._local))
 
 
 def linear(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
