@@ -36,8 +36,8 @@ def test_who_has_ended_is_no_member() -> None:
 
 def test_a_stopped_process_is_told_from_a_running_one() -> None:
     with subprocess.Popen(["sleep", "60"]) as sleeper:
+        until(lambda: odd_state(sleeper.pid) == "")  # it may wait for the disk while it is loaded
         assert not is_stopped(sleeper.pid)
-        assert odd_state(sleeper.pid) == ""
         sleeper.send_signal(signal.SIGSTOP)
         until(lambda: is_stopped(sleeper.pid))
         assert odd_state(sleeper.pid) == "is stopped (SIGSTOP)"

@@ -80,7 +80,8 @@ def run_plain(
     ranks = ProcessCollectives(store, rank, plan.world_size, timeout, seat, nearby)
     strategy = create(plan.strategy, ranks)
     view = View(ranks, strategy.adopt, say)
-    boundary = Boundary(view, own_stream=OwnStream(entropy + rank) if plan.randomness == "worker" else None)
+    own_stream = OwnStream(entropy + rank) if plan.randomness == "worker" else None
+    boundary = Boundary(view, own_stream, whole_norm=plan.batch_norm == "whole")
     session = Session(plan, ranks, view, boundary, strategy, Patches(), entropy, say)
     for interception in INTERCEPTIONS:
         interception.install(session)

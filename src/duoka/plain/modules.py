@@ -45,8 +45,23 @@ def install(session: Session) -> None:
     session.patches.replace(nn.Module, "__call__", make_call)
     for name in HOOKS:
         session.patches.replace(nn.Module, name, make_register)
+    one_device = F.batch_norm
+
+    def make_script(original: Callable[..., Any]) -> Callable[..., Any]:
+        def script(*args: Any, **kwargs: Any) -> Any:
+            ours, F.batch_norm = F.batch_norm, one_device  # TorchScript reads the source of what is called
+            try:
+                with boundary.computed_whole():
+                    return original(*args, **kwargs)
+            finally:
+                F.batch_norm = ours
+
+        return script
+
     if session.plan.batch_norm == "whole":
         session.patches.replace(F, "batch_norm", lambda original: _batch_norm(original, session))
+    for name in ("script", "trace"):
+        session.patches.replace(torch.jit, name, make_script)
 
 
 def _batch_norm(original: Callable[..., Any], session: Session) -> Callable[..., Any]:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from duoka.errors import Refused
 from duoka.view.batch import BatchTensor, Spec
 from duoka.view.cut import Cut
 from duoka.view.draws import OwnStream, SeededMode, draw_own_rows, shape_drawn
-from duoka.view.learning import Learning, Place
+from duoka.view.learning import Learned, Learning, Place
 from duoka.view.seams import Call, How, Seam, Seams, may_lead, uncompiled
 from duoka.view.site import user_line
 from duoka.view.view import View
@@ -54,13 +55,14 @@ class Boundary:
     """Decides, for every module call of the script, whether rows become local there.
 
     own_stream: where this rank draws from inside of boundaries, if not from one stream with the others.
+    whole_norm: BatchNorm inside of boundaries is the whole batch's.
     """
 
-    def __init__(self, view: View, own_stream: OwnStream | None = None) -> None:
+    def __init__(self, view: View, own_stream: OwnStream | None = None, whole_norm: bool = True) -> None:
         self.view = view
         self.inside: _Inside | None = None
-        self.seams = Seams(view, lambda learning: self._during(_Inside(learning=learning)))
-        self._own_stream = own_stream
+        self.seams = Seams(view, lambda learning: self._during(_Inside(learning=learning)), self._reaches_in)
+        self._own_stream, self._whole_norm = own_stream, whole_norm
         self._drawers: WeakKeyDictionary[nn.Module, _Drawer] = WeakKeyDictionary()
         self._thread = threading.get_ident()
         self._mode = SeededMode(self._draw)
@@ -96,7 +98,7 @@ class Boundary:
         rows = call.rows(self.view, cut, seam.inputs)
         draws = seam.learned.draws
         inside = _Inside(cut)
-        with self._during(inside):
+        with self._during(inside), uncompiled() if seam.uncompiled else nullcontext():
             if not draws:
                 out = call.run(rows)
             elif self._own_stream is not None:
@@ -114,6 +116,16 @@ class Boundary:
         whole = [leaf.full_tensor() if isinstance(leaf, BatchTensor) else leaf for leaf in call.leaves]
         with self._during(_Inside()):
             return call.run(whole)
+
+    def _reaches_in(self, module: nn.Module, learned: Learned) -> bool:
+        norms = self._whole_norm and any(isinstance(part, _BatchNorm) and part.training for part in module.modules())
+        return norms or bool(learned.draws and self._own_stream is None)
+
+    @contextmanager
+    def computed_whole(self) -> Iterator[None]:
+        """What is called meanwhile is not cut: the tracing of a module, say."""
+        with self._during(_Inside()):
+            yield
 
     @contextmanager
     def _during(self, inside: _Inside) -> Iterator[None]:

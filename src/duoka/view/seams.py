@@ -38,12 +38,13 @@ class Seam:
     """How a kind of call is cut.
 
     lead: the plain input, and its dimension, that is the batch where no input is a batch tensor. inputs: the
-    dimension along which each input that is a plain tensor is cut.
+    dimension along which each input that is a plain tensor is cut. uncompiled: torch.compile is set aside.
     """
 
     lead: tuple[int, int] | None
     inputs: tuple[int | None, ...]
     learned: Learned
+    uncompiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +92,17 @@ class _Known:
 class Seams:
     """Finds out, and remembers, how calls are cut. All ranks ask for the same calls in the same order.
 
-    looking: the context in which a module is run by a `Learning`.
+    looking: the context in which a module is run by a `Learning`. reaches_in: whether something of a module, of
+    which this was learned, has to be intercepted inside of it, where compiled code cannot be.
     """
 
-    def __init__(self, view: View, looking: Callable[[Learning], AbstractContextManager[None]]) -> None:
-        self._view, self._looking = view, looking
+    def __init__(
+        self,
+        view: View,
+        looking: Callable[[Learning], AbstractContextManager[None]],
+        reaches_in: Callable[[nn.Module, Learned], bool],
+    ) -> None:
+        self._view, self._looking, self._reaches_in = view, looking, reaches_in
         self._known: WeakKeyDictionary[nn.Module, dict[Any, _Known]] = WeakKeyDictionary()
 
     def forget(self) -> None:
@@ -133,7 +140,7 @@ class Seams:
 
     def _find(self, call: Call) -> Seam | How:
         """What the rank with the largest share finds out, for all ranks."""
-        if any(map(_is_opaque, call.leaves)):
+        if any(map(_is_opaque, call.leaves)) or (call.module.training and _is_scripted(call.module)):
             return How.WHOLE
         if any(map(is_lazy, call.module.parameters())) or any(_is_twice(leaf, call.batch) for leaf in call.leaves):
             return How.LATER
@@ -142,12 +149,15 @@ class Seams:
         if ranks.rank == ranks.world_size - 1:
             found = How.OPEN if _has_hooks(call.module) else self._look(call)
         found = ranks.broadcast_object(found, ranks.world_size - 1)
-        if isinstance(found, Seam) and found.learned.draws and any(map(_is_compiled, call.module.modules())):
-            self._view.say(
-                f"{type(call.module).__name__} at {user_line()} is compiled and draws random numbers: it runs "
-                "uncompiled, with the draws that it has without torch.compile (--randomness worker keeps it compiled)"
-            )
-        return found
+        if not isinstance(found, Seam) or not any(map(_is_compiled, call.module.modules())):
+            return found
+        if not self._reaches_in(call.module, found.learned):
+            return found
+        self._view.say(
+            f"{type(call.module).__name__} at {user_line()} runs uncompiled: its BatchNorm or its random numbers are "
+            "the whole batch's (--batch-norm local and --randomness worker keep it compiled)"
+        )
+        return replace(found, uncompiled=True)
 
     def _look(self, call: Call) -> Seam | How:
         """Try what may be cut, until the values agree."""
@@ -159,7 +169,13 @@ class Seams:
                 continue
 
             def run(start: int, stop: int, cut: Cut = cut, inputs: tuple[int | None, ...] = inputs) -> Any:
-                return call.run(call.rows(self._view, cut, inputs, (start, stop)))
+                rows = [_copied(row) for row in call.rows(self._view, cut, inputs, (start, stop))]
+                versions = [_version(row) for row in rows]
+                out = call.run(rows)
+                for row, version, leaf in zip(rows, versions, call.leaves, strict=True):
+                    if _version(row) != version and not isinstance(leaf, BatchTensor):
+                        raise Mixed  # it would write into a part of what every rank holds whole
+                return out
 
             learning = Learning(call.module)
             self._view.ranks.alone = True
@@ -237,6 +253,15 @@ def _own(view: View, leaf: Any, dim: int | None, cut: Cut, part: tuple[int, int]
     return apart.flatten(spec.dim, spec.dim + 2)
 
 
+def _copied(leaf: Any) -> Any:
+    """An input to look with: what the module writes into it must not stay."""
+    return leaf.clone() if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter) else leaf
+
+
+def _version(leaf: Any) -> int:
+    return leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
+
+
 def _kind(leaf: Any) -> Any:
     """What of an input decides how a call is cut."""
     if isinstance(leaf, BatchTensor):
@@ -267,6 +292,11 @@ def _is_opaque(leaf: Any) -> bool:
 
 def _is_compiled(part: nn.Module) -> bool:
     return type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None
+
+
+def _is_scripted(module: nn.Module) -> bool:
+    """TorchScript in it: BatchNorm and dropout inside of that ask nobody."""
+    return any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
 
 
 def _has_hooks(module: nn.Module) -> bool:

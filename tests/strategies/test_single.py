@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import torch
+
+from duoka.strategies import Single, Strategy, create
+from tests.view.ranks import Table, ThreadRanks
+
+
+def test_parameters_and_gradients_are_left_as_they_are() -> None:
+    strategy: Strategy = create("single", ThreadRanks(Table(1), 0))
+    assert isinstance(strategy, Single)
+    parameter = torch.ones(3, requires_grad=True)
+    strategy.adopt(parameter)
+    for _ in range(2):
+        with strategy.backward("train.py:1"):
+            (parameter * torch.arange(3.0)).sum().backward()
+    assert parameter.tolist() == [1, 1, 1]
+    assert parameter.grad is not None
+    assert parameter.grad.tolist() == [0, 2, 4]
+    assert not parameter._post_accumulate_grad_hooks
