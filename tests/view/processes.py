@@ -22,6 +22,7 @@ from duoka.environment import keep_gloo_here
 from duoka.view.collectives import ProcessCollectives
 from duoka.view.nearby import Nearby, memory_size
 
+GONE = "gone"
 PATIENCE = 60  # seconds after which a rank is ended, whatever it waits for
 
 
@@ -34,7 +35,7 @@ class Raised:
 
 
 def forked(world_size: int, work: Callable[[int], Any]) -> list[Any]:
-    """What `work(rank)` gives in each of `world_size` processes; None where one ended without a word."""
+    """What `work(rank)` gives in each of `world_size` processes; GONE where one ended without a word."""
     with tempfile.TemporaryDirectory() as folder:
         pids = []
         for rank in range(world_size):
@@ -56,7 +57,7 @@ def _live(work: Callable[[int], Any], rank: int, file: str) -> None:
         torch.set_num_threads(1)
         try:
             found = work(rank)
-        except Exception as error:
+        except BaseException as error:  # pytest's own, too
             found = Raised(type(error).__name__, str(error))
         with open(file, "wb") as out:
             pickle.dump(found, out)
@@ -67,7 +68,7 @@ def _live(work: Callable[[int], Any], rank: int, file: str) -> None:
 def _read(file: str) -> Any:
     with suppress(FileNotFoundError), open(file, "rb") as found:
         return pickle.load(found)
-    return None
+    return GONE
 
 
 def in_processes(
@@ -94,5 +95,5 @@ def in_processes(
 
 def all_well(found: list[Any]) -> list[Any]:
     """The results, if no rank raised or died."""
-    assert not [one for one in found if one is None or isinstance(one, Raised)], found
+    assert not [one for one in found if one == GONE or isinstance(one, Raised)], found
     return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -187,7 +189,13 @@ def _show(plan: Plan) -> None:
 def _launch(plan: Plan) -> int:
     from duoka.launch import launch  # only now: a plan is made without it
 
-    return launch(plan)
+    code = launch(plan)
+    if plan.world_size > 1:  # the script ran in the workers; taking torch down here takes time that nobody needs
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 command = RunCommand(

@@ -42,14 +42,13 @@ class Asked:
 
 
 class Numbered:
-    """A loader's batch sampler, with numbers on its batches."""
+    """A loader's batch sampler, with numbers on its batches. `epoch` is set by whoever begins one."""
 
     def __init__(self, batches: Iterable[Sequence[Any]]) -> None:
-        self._batches, self._epochs = batches, 0
+        self._batches, self.epoch = batches, 0
 
     def __iter__(self) -> Iterator[Asked]:
-        self._epochs += 1
-        return (Asked(self._epochs, number, list(indices)) for number, indices in enumerate(self._batches, 1))
+        return (Asked(self.epoch, number, list(indices)) for number, indices in enumerate(self._batches, 1))
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
@@ -68,6 +67,7 @@ class Reader:
         self.seeded = loading == "shared"
         self.shared: bool | None = None  # None: not known yet
         self.why = ""  # it is read whole
+        self.epochs = 0  # begun so far
         self._seed = torch.initial_seed()
 
     def __len__(self) -> int:
@@ -133,11 +133,19 @@ class SharedIterator:
 
     def __init__(self, loader: DataLoader[Any], reader: Reader, view: View) -> None:
         self._reader, self._view = reader, view
-        self._loader = _reading_through(loader, reader)
+        assert loader.batch_sampler is not None
+        self._numbered = Numbered(loader.batch_sampler)
+        self._loader = _reading_through(loader, reader, self._numbered)
+        self._begin()
         self._batches = self._loader._get_iterator()
+
+    def _begin(self) -> None:
+        self._reader.epochs += 1
+        self._numbered.epoch = self._reader.epochs
 
     def _reset(self, loader: DataLoader[Any]) -> None:
         """A new epoch with the same (persistent) workers; called by the loader."""
+        self._begin()
         self._batches._reset(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -164,15 +172,14 @@ class SharedIterator:
         return tree_map_only(Tensor, lambda leaf: BatchTensor(leaf if shared else spec.own(leaf), spec), batch)
 
 
-def _reading_through(loader: DataLoader[Any], reader: Reader) -> DataLoader[Any]:
+def _reading_through(loader: DataLoader[Any], reader: Reader, numbered: Numbered) -> DataLoader[Any]:
     """The same loader (samplers, generator and all), reading through `reader`."""
     through = copy.copy(loader)
     init = loader.worker_init_fn
-    assert loader.batch_sampler is not None
     changes = {
         "dataset": reader,
         "collate_fn": as_is,
-        "batch_sampler": Numbered(loader.batch_sampler),
+        "batch_sampler": numbered,
         "worker_init_fn": init and _WithDataset(init),
         "_iterator": None,
     }
@@ -189,7 +196,7 @@ class _WithDataset:
     def __call__(self, worker: int) -> None:
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, Reader):
-            info.__dict__["dataset"] = info.dataset.dataset
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # its own __setattr__ refuses
         self._init(worker)
 
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -60,6 +61,11 @@ def install(session: Session) -> None:
 
     if session.plan.batch_norm == "whole":
         session.patches.replace(F, "batch_norm", lambda original: _batch_norm(original, session))
+    session.patches.replace(
+        torch.utils.checkpoint,
+        "checkpoint",
+        lambda original: lambda function, *args, **kwargs: original(boundary.checkpointed(function), *args, **kwargs),
+    )
     for name in ("script", "trace"):
         session.patches.replace(torch.jit, name, make_script)
 

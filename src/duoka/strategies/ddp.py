@@ -17,6 +17,7 @@ from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import RanksApart, Refused
@@ -83,7 +84,11 @@ class Ddp(Strategy):
     def adopt(self, parameter: Tensor) -> None:
         if parameter in self._index or not parameter.is_leaf:
             return
+        if is_lazy(parameter):  # has no values yet
+            return
         if not parameter.requires_grad:
+            if parameter not in self._frozen:
+                self._ranks.broadcast_into(parameter, 0)
             self._frozen[parameter] = None  # it may be thawed later
             return
         self._frozen.pop(parameter, None)

@@ -16,6 +16,8 @@ from duoka.view.cut import Cut
 from duoka.view.site import user_line
 from duoka.view.view import View
 
+LENT = 7  # gathered copies that a batch remembers beside the newest
+
 Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -71,7 +73,7 @@ class BatchTensor(Tensor):
 
     _local: Tensor
     _spec: Spec
-    _lent: list[tuple[Tensor, int]] | None = None  # what was handed out as views of a gathered copy
+    _lent: tuple[tuple[Tensor, int], ...] = ()  # gathered copies of which views were handed out, and their versions
     rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}
 
     @staticmethod
@@ -104,9 +106,11 @@ class BatchTensor(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        for value in args:
-            if isinstance(value, BatchTensor) and value._lent is not None:
-                _take_back(value)
+        if not args and "input" in kwargs:
+            args, kwargs = (kwargs["input"],), {name: kwargs[name] for name in kwargs if name != "input"}
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, BatchTensor) and value._lent:
+                _check_lent(value, args[2] if func is Tensor.__setitem__ and len(args) > 2 else None)
         rule = cls.rules.get(func)
         if rule is not None:
             out = rule(func, args, kwargs)
@@ -148,26 +152,39 @@ def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         return out
     whole = batch.full_tensor().clone()
     func(whole, *gather_all(args[1:]), **gather_all(kwargs))
+    if whole.shape != batch.shape:
+        raise Refused(f"{name} at {user_line()} would change a batch's shape in place; write `x = x.{name[:-1]}()`")
     batch._local.copy_(batch._spec.own(whole))
     return None if name == "__setitem__" else batch
 
 
 def _lend(batch: BatchTensor, whole: Tensor, out: Any) -> None:
-    """Remember views of the gathered copy: on one device, writing into them would write into the batch."""
-    memory = whole.untyped_storage().data_ptr()
-    views = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
-    lent = [(view, view._version) for view in views if view.untyped_storage().data_ptr() == memory]
-    batch._lent = lent or None
+    """Remember a gathered copy of which views go out: on one device, writing into them would write into the batch."""
+    if any(isinstance(leaf, Tensor) and _share_memory(leaf, whole) for leaf in tree_leaves(out)):
+        batch._lent = (*batch._lent[-LENT:], (whole, whole._version))
 
 
-def _take_back(batch: BatchTensor) -> None:
-    """Refuse to go on where a view of a gathered copy was written into: the batch does not have what was written."""
-    lent, batch._lent = batch._lent or [], None
-    if any(view._version != version for view, version in lent):
+def _check_lent(batch: BatchTensor, put_back: Any) -> None:
+    """Refuse to go on where a gathered copy was written into: the batch does not have what was written.
+
+    put_back: what is just being written into the batch itself (`x[1:3] += 1` takes, adds and puts back).
+    """
+    for whole, version in batch._lent:
+        if whole._version == version:
+            continue
+        if isinstance(put_back, Tensor) and not isinstance(put_back, BatchTensor) and _share_memory(put_back, whole):
+            batch._lent = tuple(entry for entry in batch._lent if entry[0] is not whole)
+            continue
         raise Refused(
             f"rows taken from a batch were written into before {user_line()}; write through the batch itself "
             "instead: `x[i] = value`, not `x[i].fill_(value)`"
         )
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    if one.layout is not torch.strided:
+        return False
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _writes(name: str, kwargs: dict[str, Any]) -> bool:

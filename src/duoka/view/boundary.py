@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -21,13 +20,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from duoka.errors import Refused
 from duoka.view.batch import BatchTensor, Spec
 from duoka.view.cut import Cut
-from duoka.view.draws import OwnStream, SeededMode, draw_own_rows, shape_drawn
+from duoka.view.draws import OwnStream, SeededMode, draw_own_rows, random_digest, shape_drawn
 from duoka.view.learning import Learned, Learning, Place
 from duoka.view.seams import Call, How, Seam, Seams, may_lead, uncompiled
 from duoka.view.site import user_line
 from duoka.view.view import View
 
 Original = Callable[..., Any]
+REMEMBERED = 8192  # draws that a backward pass can repeat
 
 
 @dataclass(slots=True)
@@ -49,6 +49,7 @@ class _Inside:
     drawing: list[_Drawer] = field(default_factory=list)  # whose forward is running, the innermost last
     learning: Learning | None = None
     recomputing: bool = False
+    redrawing: bool = False
 
 
 class Boundary:
@@ -63,7 +64,7 @@ class Boundary:
         self.inside: _Inside | None = None
         self.seams = Seams(view, lambda learning: self._during(_Inside(learning=learning)), self._reaches_in)
         self._own_stream, self._whole_norm = own_stream, whole_norm
-        self._drawers: WeakKeyDictionary[nn.Module, _Drawer] = WeakKeyDictionary()
+        self._drawn: dict[int, tuple[Place | None, Cut]] = {}  # random state -> what was drawn from there
         self._thread = threading.get_ident()
         self._mode = SeededMode(self._draw)
 
@@ -71,7 +72,7 @@ class Boundary:
         """`module(*args, **kwargs)` as the script wrote it; `original` is torch's own call."""
         inside = self.inside
         if inside is not None:
-            if inside.drawers is None and inside.learning is None:
+            if inside.drawers is None and inside.learning is None and not inside.recomputing:
                 return original(module, *args, **kwargs)
             return self._part(inside, original, module, args, kwargs)
         if threading.get_ident() != self._thread or next(module.parameters(), None) is None:
@@ -138,10 +139,29 @@ class Boundary:
     @contextmanager
     def recomputing(self) -> Iterator[None]:
         """During a backward pass: a module called now computes an activation anew, for the rows it was given."""
-        for drawer in self._drawers.values():
-            drawer.count = 0
-        with self._during(_Inside(drawers=self._drawers, recomputing=True)):
+        with self._during(_Inside(recomputing=True)):
             yield
+
+    def checkpointed(self, function: Original) -> Original:
+        """A function whose activations are computed anew in the backward pass, with the draws that it made."""
+
+        def again(*args: Any, **kwargs: Any) -> Any:
+            inside = self.inside
+            if inside is None or not inside.recomputing:
+                return function(*args, **kwargs)
+            return self._redrawn(inside, function, args, kwargs)
+
+        return again
+
+    def _redrawn(self, inside: _Inside, function: Original, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if inside.redrawing:
+            return function(*args, **kwargs)
+        inside.redrawing = True
+        try:
+            with self._mode:
+                return function(*args, **kwargs)
+        finally:
+            inside.redrawing = False
 
     # --- inside
 
@@ -151,6 +171,8 @@ class Boundary:
         """A call inside of a boundary in which something is drawn, or learned."""
         if inside.learning is not None:
             return inside.learning.call(original, module, args, kwargs)
+        if inside.recomputing:
+            return self._redrawn(inside, original, (module, *args), kwargs)
         drawer = None if inside.drawers is None else inside.drawers.get(module)
         if drawer is None:
             return original(module, *args, **kwargs)
@@ -166,26 +188,33 @@ class Boundary:
     def _drawers_in(
         self, module: nn.Module, draws: dict[str, tuple[Place | None, ...]], cut: Cut
     ) -> dict[nn.Module, _Drawer]:
-        drawers = {module.get_submodule(name): _Drawer(name, cut, places) for name, places in draws.items()}
-        self._drawers.update(drawers)
-        return drawers
+        return {module.get_submodule(name): _Drawer(name, cut, places) for name, places in draws.items()}
 
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A random operator inside of a boundary."""
         assert self.inside is not None
-        drawer = self.inside.drawing[-1]
-        count = drawer.count % len(drawer.places) if self.inside.recomputing else drawer.count
+        state = random_digest()
+        place: Place | None = None
+        cut: Cut | None = None
+        if self.inside.recomputing:
+            place, cut = self._drawn.get(state, (None, None))
+        else:
+            place, cut = self._next_place(self.inside.drawing[-1])
+            self._drawn[state] = place, cut
+            if len(self._drawn) > REMEMBERED:
+                self._drawn.pop(next(iter(self._drawn)))
+        if place is None or cut is None:
+            return func(*args, **kwargs)
+        return draw_own_rows(func, args, kwargs, self._spec(place, shape_drawn(args, kwargs), cut), place.order)
+
+    def _next_place(self, drawer: _Drawer) -> tuple[Place | None, Cut]:
         drawer.count += 1
-        if count >= len(drawer.places):
+        if drawer.count > len(drawer.places):
             raise Refused(
                 f"{drawer.name or 'the model'} draws more random numbers than in its first call ({user_line()}); "
                 "--randomness worker lets each rank draw its own"
             )
-        place = drawer.places[count]
-        if place is None:
-            return func(*args, **kwargs)
-        spec = self._spec(place, shape_drawn(args, kwargs), drawer.cut)
-        return draw_own_rows(func, args, kwargs, spec, place.order)
+        return drawer.places[drawer.count - 1], drawer.cut
 
     # --- out
 

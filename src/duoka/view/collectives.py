@@ -150,6 +150,15 @@ class ProcessCollectives(Collectives):
         return wait
 
     def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
+        if not tensor.is_contiguous():  # the network sends memory, not entries
+            dense = tensor.contiguous()
+            wait_for_dense = self.start_all_reduce(dense, op)
+
+            def wait() -> None:
+                wait_for_dense()
+                tensor.copy_(dense)
+
+            return wait
         options = torch.distributed.AllreduceOptions()
         options.reduceOp = op
 

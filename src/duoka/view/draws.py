@@ -71,29 +71,41 @@ def draw_own_rows(
         sizes[spec.dim] = spec.size
         whole = func(*(sizes if isinstance(value, (list, tuple)) else value for value in args), **kwargs)
         return spec.own(whole).contiguous()
-    name = func.overloadpacket.__name__
     order = order if spec.local_size == 1 else None
-    widen = spec.gather if name in _BY_VALUE else lambda rows: _among_others(rows, spec, order)
+    by_value = func.overloadpacket.__name__ in _BY_VALUE
+    wholes: dict[int, Tensor] = {}
 
     def whole_of(value: Any) -> Any:
-        fits = isinstance(value, Tensor) and value.dim() > spec.dim and value.shape[spec.dim] == spec.local_size
-        return widen(value) if fits else value
+        if not isinstance(value, Tensor) or value.dim() <= spec.dim or value.shape[spec.dim] != spec.local_size:
+            return value
+        if id(value) not in wholes:
+            wholes[id(value)] = spec.gather(value) if by_value else _among_others(value, spec, order)
+        return wholes[id(value)]
 
-    if name.endswith("_"):
-        whole = _laid_out_like(args[0], spec, order)
-        func(whole, *map(whole_of, args[1:]), **{key: whole_of(value) for key, value in kwargs.items()})
-        return args[0].copy_(spec.own(whole))
     out = func(*map(whole_of, args), **{key: whole_of(value) for key, value in kwargs.items()})
-    return tree_map_only(Tensor, lambda whole: spec.own(whole).contiguous(), out)
+    rows = {id(wholes[id(value)]): value for value in (*args, *kwargs.values()) if id(value) in wholes}
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        if id(value) in wholes and argument.alias_info is not None and argument.alias_info.is_write:
+            value.copy_(spec.own(wholes[id(value)]))
+
+    def own(whole: Tensor) -> Tensor:
+        return rows[id(whole)] if id(whole) in rows else spec.own(whole).contiguous()
+
+    return tree_map_only(Tensor, own, out)
 
 
 def _laid_out_like(rows: Tensor, spec: Spec, order: tuple[int, ...] | None) -> Tensor:
-    """An uninitialised whole tensor whose dimensions lie in memory as those of `rows` do."""
+    """An uninitialised whole tensor whose entries lie in memory as those of `rows` do, gaps included."""
     sizes = list(rows.shape)
     sizes[spec.dim] = spec.size
-    order = memory_order(rows) if order is None or len(order) != rows.dim() else order
-    dense = torch.empty([sizes[dim] for dim in order], dtype=rows.dtype, device=rows.device)
-    return dense.permute([order.index(dim) for dim in range(rows.dim())])
+    if order is not None and len(order) == rows.dim():  # one row does not show how rows lie
+        dense = torch.empty([sizes[dim] for dim in order], dtype=rows.dtype, device=rows.device)
+        return dense.permute([order.index(dim) for dim in range(rows.dim())])
+    strides = list(rows.stride())
+    slower = set(memory_order(rows)[: memory_order(rows).index(spec.dim)])
+    for dim in slower:
+        strides[dim] = strides[dim] // spec.local_size * spec.size
+    return torch.empty_strided(sizes, strides, dtype=rows.dtype, device=rows.device)
 
 
 def _among_others(rows: Tensor, spec: Spec, order: tuple[int, ...] | None) -> Tensor:
@@ -155,9 +167,9 @@ def same_states(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return same_torch and one[1] == other[1] and one[2][2] == other[2][2] and bool((one[2][1] == other[2][1]).all())
 
 
-def random_fingerprint() -> int:
-    """16 bits of torch's random states: equal on ranks that have drawn the same."""
+def random_digest() -> int:
+    """32 bits of torch's random states: equal where the same has been drawn."""
     found = 0
     for get, _ in _generators().values():
         found = zlib.crc32(get().numpy().tobytes(), found)
-    return found & 0xFFFF
+    return found

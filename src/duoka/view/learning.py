@@ -1,24 +1,23 @@
 """How a module treats a batch, found out by a second look at some of its rows.
 
-The module is run twice without gradients: over this rank's rows, and over the last of them alone. The shapes
+The module is run twice without gradients: over this rank's rows, and over those in the middle alone. The shapes
 that differ tell where the batch is in every output and every random draw; the values of the common rows tell
-whether rows mix. (The last rows, not the first: a causal model would hide that it mixes.) In the second run
-every draw repeats the first one's, so randomness excuses nothing. Nothing of it is left behind.
+whether rows mix. (The middle: a model that looks back or ahead would hide it from the first, or the last.) In the
+second run every draw repeats the first one's, so randomness excuses nothing. Nothing of it is left behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from duoka.view.draws import SeededMode, memory_order, random_states, set_random_states, shape_drawn
+from duoka.view.draws import SeededMode, memory_order, shape_drawn
+from duoka.view.traceless import traceless
 
 Call = Callable[[int, int], Any]  # run the module over own rows [start, stop)
 
@@ -63,9 +62,26 @@ class _Tape:
     """The draws of a run, by module, in order; in the second run they are repeated for fewer rows."""
 
     rows: int
+    outer: bool  # where several entries belong to a sample: strided, or side by side
     first: dict[str, list[_Draw]] = field(default_factory=dict)
     places: dict[str, list[Place | None]] = field(default_factory=dict)
-    outer: bool = False  # where several entries belong to a sample: strided, or side by side
+    part: tuple[int, int] = (0, 0)  # the rows of the second run
+
+    def place(self, draw: _Draw, wanted: tuple[int, ...]) -> Place | None:
+        """Where the batch is in a draw that the second run makes for the shape `wanted`."""
+        place = place_of(draw.shape, wanted, self.rows, self.part[1] - self.part[0])
+        if place is None:
+            return None
+        several = draw.shape[place.dim] != self.rows
+        return Place(place.dim, several and self.outer, draw.order)
+
+    def is_doubtful(self) -> bool:
+        """Whether a draw has several entries for a sample in the batch's dimension."""
+        return any(
+            place is not None and draw.shape[place.dim] != self.rows
+            for name, places in self.places.items()
+            for place, draw in zip(places, self.first[name], strict=False)
+        )
 
 
 class Learning:
@@ -76,7 +92,7 @@ class Learning:
         self.names = {id(part): name for name, part in module.named_modules()}
         self.owner = ""
         self._tape: _Tape | None = None
-        self._replaying = 0  # rows of the second run
+        self._replaying = False  # the second run
 
     def call(self, original: Callable[..., Any], part: nn.Module, args: Any, kwargs: Any) -> Any:
         """A call inside the module: draws belong to the innermost part that is running."""
@@ -87,32 +103,42 @@ class Learning:
             self.owner = before
 
     def learn(self, run: Call, rows: int) -> Learned:
-        """What two runs over `rows` rows tell. Raises Mixed or Unclear."""
-        first_of_some = rows // 2
-        doubtful = False
+        """What runs over all of `rows` rows, and over some of them, tell. Raises Mixed or Unclear."""
         for outer in (False, True):
-            self._tape = _Tape(rows, outer=outer)
-            with _traceless(self.module) as changed:
-                whole = self._run(run, 0, rows, 0)
-                if changed():
+            self._tape = tape = _Tape(rows, outer)
+            with traceless(self.module) as remains:
+                whole = self._run(run, (0, rows), replaying=False)
+                if remains.changed():
                     raise Mixed
-            with _traceless(self.module):
-                some = self._run(run, first_of_some, rows, rows - first_of_some)
-            doubtful = self._is_doubtful()
+                values = remains.values()
             try:
-                outputs = _compare(whole, some, rows, rows - first_of_some)
+                found = [self._compared(run, whole, values, part) for part in _parts(rows)]
             except Mixed:
-                if not doubtful or outer:
+                if not tape.is_doubtful() or outer:
                     raise
                 continue
-            return Learned(outputs, {name: tuple(places) for name, places in self._tape.places.items()})
+            if any(one != found[0] for one in found):
+                raise Mixed
+            return found[0]
         raise Mixed
 
-    def _run(self, run: Call, start: int, stop: int, replaying: int) -> list[Any]:
+    def _compared(self, run: Call, whole: list[Any], values: list[Any], part: tuple[int, int]) -> Learned:
+        """What a run over a part of the rows tells, beside the one over all."""
+        tape = self._tape
+        assert tape is not None
+        tape.part, tape.places = part, {}
+        with traceless(self.module) as remains:
+            some = self._run(run, part, replaying=True)
+            if remains.values() != values:  # counted in rows, say
+                raise Mixed
+        outputs = _compare(whole, some, tape.rows, part)
+        return Learned(outputs, {name: tuple(places) for name, places in tape.places.items()})
+
+    def _run(self, run: Call, part: tuple[int, int], replaying: bool) -> list[Any]:
         self._replaying = replaying
         with torch.no_grad(), SeededMode(self._draw):
             try:
-                out = run(start, stop)
+                out = run(*part)
             except (Mixed, Unclear, KeyboardInterrupt):
                 raise
             except Exception as error:
@@ -134,32 +160,22 @@ class Learning:
         if len(places) >= len(earlier):
             raise Mixed  # another number of draws
         draw = earlier[len(places)]
-        place = self._place(draw, shape, tape)
+        place = tape.place(draw, shape)
         places.append(place)
-        result = draw.result if place is None else tree_map_only(Tensor, lambda t: self._last(t, place), draw.result)
+        result = draw.result
+        if place is not None:
+            result = tree_map_only(Tensor, lambda drawn: some_rows(drawn, place, tape.rows, tape.part), result)
         if func.overloadpacket.__name__.endswith("_"):
             return args[0].copy_(result)
         return result
 
-    def _place(self, draw: _Draw, wanted: tuple[int, ...], tape: _Tape) -> Place | None:
-        place = place_of(draw.shape, wanted, tape.rows, self._replaying)
-        if place is None:
-            return None
-        several = draw.shape[place.dim] != tape.rows
-        return Place(place.dim, several and tape.outer, draw.order)
 
-    def _last(self, drawn: Tensor, place: Place) -> Tensor:
-        assert self._tape is not None
-        return last_rows(drawn, place, self._tape.rows, self._replaying)
-
-    def _is_doubtful(self) -> bool:
-        """Whether a draw has several entries for a sample in the batch's dimension."""
-        assert self._tape is not None
-        return any(
-            place is not None and draw.shape[place.dim] != self._tape.rows
-            for name, places in self._tape.places.items()
-            for place, draw in zip(places, self._tape.first[name], strict=False)
-        )
+def _parts(rows: int) -> list[tuple[int, int]]:
+    """Rows to look at by themselves: neither the first (a model that looks back) nor the last among them."""
+    if rows == 2:
+        return [(1, 2), (0, 1)]
+    edge = max(1, rows // 4)
+    return [(edge, rows - edge)] if rows == 3 else [(edge, rows - edge), (rows // 2, rows)]
 
 
 def place_of(shape: tuple[int, ...], fewer: tuple[int, ...], rows: int, some: int) -> Place | None:
@@ -174,17 +190,18 @@ def place_of(shape: tuple[int, ...], fewer: tuple[int, ...], rows: int, some: in
     return Place(changed[0])
 
 
-def last_rows(tensor: Tensor, place: Place, rows: int, some: int) -> Tensor:
-    """The entries of the last `some` of `rows` samples."""
+def some_rows(tensor: Tensor, place: Place, rows: int, part: tuple[int, int]) -> Tensor:
+    """The entries of some of `rows` samples."""
     each = tensor.shape[place.dim] // rows
+    first, some = part[0], part[1] - part[0]
     if not place.outer:
-        return tensor.narrow(place.dim, (rows - some) * each, some * each)
+        return tensor.narrow(place.dim, first * each, some * each)
     apart = tensor.unflatten(place.dim, (each, rows))
-    last: Tensor = apart.narrow(place.dim + 1, rows - some, some).flatten(place.dim, place.dim + 1)
-    return last
+    found: Tensor = apart.narrow(place.dim + 1, first, some).flatten(place.dim, place.dim + 1)
+    return found
 
 
-def _compare(whole: list[Any], some: list[Any], rows: int, fewer: int) -> tuple[Place | None, ...]:
+def _compare(whole: list[Any], some: list[Any], rows: int, part: tuple[int, int]) -> tuple[Place | None, ...]:
     """The batch's place in every output; raises Mixed where common rows differ, Unclear where all are alike."""
     if len(whole) != len(some):
         raise Mixed
@@ -196,11 +213,11 @@ def _compare(whole: list[Any], some: list[Any], rows: int, fewer: int) -> tuple[
                 raise Mixed
             places.append(None)
             continue
-        place = place_of(tuple(one.shape), tuple(other.shape), rows, fewer)
+        place = place_of(tuple(one.shape), tuple(other.shape), rows, part[1] - part[0])
         if place is None:  # a result of the whole batch (a loss, say): not this rank's to give
             raise Mixed
         candidates = [place] if one.shape[place.dim] == rows else [place, Place(place.dim, outer=True)]
-        fitting = [p for p in candidates if _agree(last_rows(one, p, rows, fewer), other)]
+        fitting = [p for p in candidates if _agree(some_rows(one, p, rows, part), other)]
         if not fitting:
             raise Mixed
         places.append(fitting[0])
@@ -212,7 +229,7 @@ def _compare(whole: list[Any], some: list[Any], rows: int, fewer: int) -> tuple[
 
 def _same_value(one: Any, other: Any) -> bool:
     try:
-        return bool(one is other or one == other or (type(one) is type(other) and not hasattr(one, "__dict__")))
+        return bool(one is other or one == other)
     except Exception:
         return False
 
@@ -233,81 +250,3 @@ def _varies(tensor: Tensor, dim: int) -> bool:
     """Whether samples differ at all: equal ones cannot tell whether they mix."""
     first = tensor.narrow(dim, 0, 1)
     return not torch.equal(tensor, first.expand_as(tensor))
-
-
-@contextmanager
-def _traceless(module: nn.Module) -> Iterator[Callable[[], bool]]:
-    """Put back what a run changes: buffers, attributes, random states. BatchNorm is set aside (evaluation).
-
-    Gives a function that tells whether the run changed what other code may read: a buffer, or a tensor in an
-    attribute.
-    """
-    norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.training]
-    parts = [(part, dict(part.__dict__), _contents(part.__dict__)) for part in module.modules()]
-    buffers = [
-        (part, name, buffer, buffer.clone()) for part in module.modules() for name, buffer in _own_buffers(part)
-    ]
-    states = random_states()
-    for norm in norms:
-        norm.training = False
-
-    def changed() -> bool:
-        for part, name, buffer, kept in buffers:
-            now = part._buffers.get(name)
-            if now is not buffer or not torch.equal(buffer, kept):
-                return True
-        return any(_leaves_a_trace(part, before, contents) for part, before, contents in parts)
-
-    try:
-        yield changed
-    finally:
-        for norm in norms:
-            norm.training = True
-        for part, before, contents in parts:
-            part.__dict__.clear()
-            part.__dict__.update(before)
-            for name, content in contents.items():
-                _refill(part.__dict__[name], content)
-        for part, name, buffer, kept in buffers:
-            part._buffers[name] = buffer
-            if not torch.equal(buffer, kept):
-                with torch.no_grad():
-                    buffer.copy_(kept)
-        set_random_states(states)
-
-
-_OWN = ("_parameters", "_buffers", "_modules", "training")
-
-
-def _own_buffers(part: nn.Module) -> list[tuple[str, Tensor]]:
-    return [(name, buffer) for name, buffer in part._buffers.items() if buffer is not None]
-
-
-def _contents(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.copy()
-        for name, value in attributes.items()
-        if type(value) in (list, dict, set) and not name.startswith("_")
-    }
-
-
-def _refill(container: Any, content: Any) -> None:
-    if container == content if not _holds_tensor(content) else len(container) == len(content):
-        return
-    container.clear()
-    (container.extend if isinstance(container, list) else container.update)(content)
-
-
-def _leaves_a_trace(part: nn.Module, before: dict[str, Any], contents: dict[str, Any]) -> bool:
-    for name, value in part.__dict__.items():
-        if name in _OWN:
-            continue
-        if (name not in before or before[name] is not value) and _holds_tensor(value):
-            return True
-        if name in contents and len(value) != len(contents[name]):
-            return True
-    return False
-
-
-def _holds_tensor(value: Any) -> bool:
-    return any(isinstance(leaf, (Tensor, float)) for leaf in tree_leaves(value))

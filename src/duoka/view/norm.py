@@ -38,7 +38,7 @@ def whole_batch_norm(
         total = counts.sum()
         with torch.no_grad():
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-            running_var.lerp_((var * (total / (total - 1))).to(running_var.dtype), momentum)
+            running_var.lerp_((var * total / (total - 1)).to(running_var.dtype), momentum)
     return out  # type: ignore[no-any-return]
 
 
@@ -56,12 +56,13 @@ class _WholeBatchNorm(torch.autograd.Function):
         dense = rows if rows.dtype == torch.float64 else rows.float()
         var, mean = torch.var_mean(dense, dim=_all_but_channels(rows), correction=0)
         means, variances = ranks.all_gather(torch.stack([mean, var])).unbind(1)
-        share = (counts / counts.sum()).to(mean.dtype).unsqueeze(1)
+        share = (counts.to(mean.dtype) / counts.sum()).unsqueeze(1)
         mean = (share * means).sum(0)
         var = (share * (variances + (means - mean) ** 2)).sum(0)
         ctx.save_for_backward(rows, weight, bias, mean, var)
         ctx.eps, ctx.total, ctx.ranks = eps, counts.sum(), ranks
-        out = _one_device(rows, mean, var, weight, bias, False, 0.0, eps)
+        scale, shift = (None if value is None else value.to(mean.dtype) for value in (weight, bias))
+        out = _one_device(rows, mean, var, scale, shift, False, 0.0, eps)
         ctx.mark_non_differentiable(mean, var)
         return out, mean, var
 
@@ -69,16 +70,11 @@ class _WholeBatchNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         rows, weight, bias, mean, var = ctx.saved_tensors
         if torch.is_grad_enabled():  # somebody asks for a gradient of this gradient
-            inputs = [value for value in (rows, weight, bias) if value is not None]
+            wanted = [value is not None and value.requires_grad for value in (rows, weight, bias)]
+            inputs = [value for value, wants in zip((rows, weight, bias), wanted, strict=True) if wants]
             out = _in_steps(rows, weight, bias, ctx.eps, ctx.total, ctx.ranks)
             found = list(torch.autograd.grad(out, inputs, grads[0], create_graph=True, allow_unused=True))
-            return (
-                found.pop(0),
-                *(None if v is None else found.pop(0) for v in (weight, bias)),
-                None,
-                None,
-                None,
-            )
+            return (*(found.pop(0) if wants else None for wants in wanted), None, None, None)
         shape, dims = _channels(rows), _all_but_channels(rows)
         grad = grads[0] if rows.dtype == torch.float64 else grads[0].float()
         inverse = (var + ctx.eps).rsqrt()

@@ -72,7 +72,8 @@ class Call:
 
     def kind(self) -> Any:
         """What calls have in common that are cut alike."""
-        return self.module.training, self.tree, tuple(map(_kind, self.leaves))
+        n = self.batch._spec.cut.n if self.batch is not None else -1
+        return self.module.training, self.tree, tuple(_kind(leaf, n) for leaf in self.leaves)
 
     def rows(
         self, view: View, cut: Cut, inputs: tuple[int | None, ...], part: tuple[int, int] | None = None
@@ -117,6 +118,8 @@ class Seams:
         """
         kinds = self._known.get(call.module)
         if kinds is None:
+            if any(map(is_lazy, call.module.parameters())):
+                return How.LATER
             kinds = self._known[call.module] = {}
             self._adopt(call.module)
         known = kinds.setdefault(call.kind(), _Known())
@@ -142,7 +145,7 @@ class Seams:
         """What the rank with the largest share finds out, for all ranks."""
         if any(map(_is_opaque, call.leaves)) or (call.module.training and _is_scripted(call.module)):
             return How.WHOLE
-        if any(map(is_lazy, call.module.parameters())) or any(_is_twice(leaf, call.batch) for leaf in call.leaves):
+        if any(_is_twice(leaf, call.batch) for leaf in call.leaves):
             return How.LATER
         ranks = self._view.ranks
         found: Seam | How | None = None
@@ -227,7 +230,7 @@ def _confirmed(known: _Known, found: Seam | How, module: nn.Module) -> Seam | Ho
     assert isinstance(before, Seam)
     if found is How.LATER:
         return before
-    if isinstance(found, Seam) and (found.inputs, found.learned.outputs) == (before.inputs, before.learned.outputs):
+    if isinstance(found, Seam) and found.learned.outputs == before.learned.outputs:
         return replace(before, learned=replace(before.learned, draws={**found.learned.draws, **before.learned.draws}))
     raise Refused(
         f"{type(module).__name__} at {user_line()} computed each sample by itself at first, but no longer does "
@@ -262,12 +265,12 @@ def _version(leaf: Any) -> int:
     return leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
 
 
-def _kind(leaf: Any) -> Any:
-    """What of an input decides how a call is cut."""
+def _kind(leaf: Any, n: int) -> Any:
+    """What of an input decides how a call is cut; n: the batch's size."""
     if isinstance(leaf, BatchTensor):
         return BatchTensor, leaf.dim(), leaf.dtype, leaf._spec.dim, leaf._spec.outer > 1
     if isinstance(leaf, Tensor):
-        return type(leaf), leaf.dim(), leaf.dtype
+        return type(leaf), leaf.dtype, tuple(size == n for size in leaf.shape)
     return type(leaf)
 
 

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from tests.flows.flow import Flow
+from tests.plain.said import as_python
+
+
+def test_what_is_made_of_a_batch_is_made_of_all_of_it(flow: Flow) -> None:
+    source = """
+        import copy, pickle, warnings
+        import numpy as np, torch
+        warnings.simplefilter("ignore")  # of tensors made of tensors
+        from torch import nn
+        from torch.autograd import Variable
+        from torch.utils.data import DataLoader, TensorDataset
+
+        class Double(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return 2 * x + x.mean()
+
+            @staticmethod
+            def backward(ctx, grad):
+                return 2 * grad
+
+        def show(name, x):
+            print(name, tuple(x.shape), f"{float(x.sum()):.4f}", isinstance(x, torch.Tensor))
+
+        torch.manual_seed(0)
+        (x,) = next(iter(DataLoader(TensorDataset(torch.randn(7, 3)), 7)))
+        show("tensor", torch.tensor(x.mean(1)))
+        show("list", torch.tensor([x.sum(), x.mean()]))
+        show("as_tensor", torch.as_tensor(x))
+        show("asarray", torch.asarray(x))
+        show("from_numpy", torch.from_numpy(x.numpy()))
+        show("np.array", torch.from_numpy(np.array(x)))
+        show("np.asarray", torch.from_numpy(np.asarray(x)))
+        show("np.mean", torch.tensor(np.mean(x.numpy(), 0)))
+        show("new_tensor", x.new_tensor([1.0, 2.0]))
+        show("new_zeros", x.new_zeros(x.shape))
+        show("Variable", Variable(x))
+        wanted = Variable(x, requires_grad=True)
+        (wanted ** 2).sum().backward()
+        show("grad", wanted.grad)
+        print(isinstance(x, Variable), isinstance(3, Variable))
+        weight = nn.Parameter(x)
+        (weight ** 2).sum().backward()
+        show("Parameter", weight.grad)
+        leaf = x.clone().requires_grad_()
+        Double.apply(leaf).pow(2).sum().backward()
+        show("Function", leaf.grad)
+        show("complex", torch.complex(x, x).abs())
+        show("from a copy", pickle.loads(pickle.dumps(copy.deepcopy(x))))
+        show("FloatTensor", torch.FloatTensor(x.tolist()))
+        print([f"{value:.3f}" for value in x[0]], f"{x.sum():.3f}", 3 in x, len(list(x)))
+        """
+    as_python(flow, source)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from tests.flows.flow import Flow
+from tests.plain.said import as_python, said
+
+UNSEEDED = """
+    import os, random, secrets, time, uuid
+    import numpy as np, torch
+
+    print("torch", torch.rand(2).tolist())
+    print("random", random.random(), random.sample(range(99), 3))
+    print("numpy", np.random.rand(), np.random.permutation(9).tolist())
+    print("default_rng", np.random.default_rng().random(), np.random.default_rng().random())
+    print("uuid", uuid.uuid4())
+    random.seed(); print("random.seed", random.random())
+    np.random.seed(); print("numpy.seed", np.random.rand())
+    print("torch.seed", torch.seed(), torch.rand(1).item())
+    torch.manual_seed(time.time_ns()); print("clock", torch.rand(1).item())
+    random.seed(time.time()); print("clock", random.random())
+    np.random.seed(time.time_ns() % 2**32); print("clock", np.random.rand())
+    torch.manual_seed(os.getpid()); print("pid", torch.rand(1).item())
+"""
+MORE = """
+    import os, random, secrets, time
+    import numpy as np, torch
+
+    print("Random", random.Random().random())
+    print("SystemRandom", random.SystemRandom().random())
+    print("RandomState", np.random.RandomState().rand())
+    print("SeedSequence", np.random.SeedSequence().entropy)
+    print("urandom", os.urandom(8))
+    print("secrets", secrets.randbits(32), secrets.token_hex(4))
+    generator = torch.Generator()
+    print("Generator.seed", generator.seed(), torch.rand(1, generator=generator).item())
+    generator.manual_seed(time.time_ns()); print("Generator", torch.rand(1, generator=generator).item())
+    print("clock", time.time(), time.perf_counter())
+    print("default_rng of the clock", np.random.default_rng(time.time_ns()).random())
+"""
+
+
+def test_what_nobody_seeded_is_the_same_on_every_rank(flow: Flow) -> None:
+    first, other = (text.splitlines() for text in said(flow, UNSEEDED))
+    assert [line for line, its in zip(first, other, strict=True) if line != its] == []
+
+
+def test_rarer_sources_are_the_same_on_every_rank(flow: Flow) -> None:
+    first, other = (text.splitlines() for text in said(flow, MORE))
+    apart = [line.split()[0] for line, its in zip(first, other, strict=True) if line != its]
+    assert [name for name in apart if name != "clock"] == []
+
+
+def test_runs_that_nobody_seeded_differ(flow: Flow) -> None:
+    one, two = (said(flow, UNSEEDED)[0].splitlines() for _ in range(2))
+    assert [line for line in one if line in two] == [line for line in one if line.startswith("torch ")]  # as python
+
+
+def test_seeds_of_the_script_give_python_s_numbers(flow: Flow) -> None:
+    source = """
+        import random
+        import numpy as np, torch
+        torch.manual_seed(3); random.seed(3); np.random.seed(3)
+        rng = np.random.default_rng(3)
+        print(torch.rand(2).tolist(), random.random(), np.random.rand(), rng.random(), random.Random(3).random())
+        random.seed("text"); np.random.seed([1, 2])
+        print(torch.random.manual_seed(4) is torch.default_generator, random.random(), np.random.rand())
+        """
+    as_python(flow, source)

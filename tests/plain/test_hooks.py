@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import re
+
+from tests.flows.flow import Flow
+from tests.plain.said import as_python, run, said
+
+START = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(7, 3), torch.randn(7, 2))
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    x, y = next(iter(DataLoader(data, 7)))
+
+    def show(name, tensor):
+        print(name, tuple(tensor.shape), f"{tensor.double().abs().sum().item():.4f}")
+"""
+
+
+def test_hooks_on_tensors_see_and_change_whole_gradients(flow: Flow) -> None:
+    source = (
+        START
+        + """
+    weight = model[0].weight
+    handle = weight.register_hook(lambda grad: show("leaf", grad))
+    model[2].weight.register_hook(lambda grad: grad * 10)
+    hidden = model[:2](x)
+    hidden.register_hook(lambda grad: show("hidden", grad))
+    hidden.register_hook(lambda grad: grad * 2)
+    loss = (model[2](hidden) - y).pow(2).mean()
+    loss.register_hook(lambda grad: show("loss", grad))
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        show(name, parameter.grad)
+    handle.remove()
+    (model(x) - y).pow(2).mean().backward()
+    show("again", weight.grad)
+    """
+    )
+    as_python(flow, source)
+
+
+def test_hooks_on_modules_see_whole_batches(flow: Flow) -> None:
+    source = (
+        START
+        + """
+    model[0].register_forward_pre_hook(lambda module, args: show("pre", args[0]))
+    model[0].register_forward_hook(lambda module, args, out: show("forward", out))
+    loss = (model(x) - y).pow(2).mean()
+    loss.backward()
+    show("weight", model[0].weight.grad)
+    """
+    )
+    as_python(flow, source)
+
+
+def test_backward_hooks_on_modules_see_whole_batches(flow: Flow) -> None:
+    source = (
+        START
+        + """
+    model[2].register_full_backward_hook(lambda module, into, out: show("backward", out[0]))
+    loss = (model(x) - y).pow(2).mean()
+    loss.backward()
+    show("weight", model[0].weight.grad)
+    """
+    )
+    as_python(flow, source)
+
+
+def test_a_hook_after_accumulation_is_refused_with_its_line(flow: Flow) -> None:
+    source = (
+        START
+        + """
+    model[0].weight.register_post_accumulate_grad_hook(print)
+    """
+    )
+    result = run(flow, source)
+    assert result.returncode == 1
+    assert re.search(r"script\.py:\d+ registers a post-accumulate-grad hook", result.stderr)
+
+
+def test_one_device_may_do_all_of_it(flow: Flow) -> None:
+    source = (
+        START
+        + """
+    model[0].weight.register_post_accumulate_grad_hook(lambda weight: show("after", weight.grad))
+    model(x).sum().backward()
+    """
+    )
+    assert len(said(flow, source, workers=1)) == 1
