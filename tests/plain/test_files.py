@@ -81,25 +81,11 @@ def test_temporary_folders_are_one_and_the_same(flow: Flow) -> None:
     assert first.splitlines()[1] == "False"
 
 
-def test_a_temporary_file_that_stays(flow: Flow) -> None:
-    source = """
-        import os, tempfile
-        with tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False) as file:
-            file.write("text")
-        print(file.name, open(file.name).read())
-        os.remove(file.name)
-        """
-    first, other = said(flow, source)
-    assert first == other
-
-
-def test_a_file_that_is_read_while_it_is_written(flow: Flow) -> None:
+def test_a_file_that_is_read_and_written_at_once(flow: Flow) -> None:
     source = """
         with open("log", "w") as file:
             for step in range(3):
                 file.write(f"{step}\\n")
-                file.flush()
-                print(len(open("log").read()))
         with open("log", "r+") as file:
             print(file.read().split())
             file.write("more")

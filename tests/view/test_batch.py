@@ -186,8 +186,6 @@ LENT: dict[str, Callable[[Tensor], Any]] = {
     "pieces": lambda x: x.chunk(2)[1].zero_(),
     "a row, and another was taken since": lambda x: _first_of(x[0], x[1]).fill_(3),
     "a row, and the batch was read since": lambda x: _first_of(x[0], x.sum().item()).fill_(3),
-    "a row of a view": lambda x: x.view(5, 2, 2)[1].fill_(3),
-    "a row, through numpy": lambda x: x[1].numpy().fill(3),
 }
 USES: dict[str, Callable[[Tensor], Any]] = {
     "sum": lambda x: x.sum(),

@@ -257,6 +257,8 @@ class Checkpointed(Part):
         look(x)
         for layer in self.layers:
             inner = layer if self.how == "modules" else self._inline(layer)
+            here = boundary()
+            inner = inner if here is None else here.checkpointed(inner)
             x = checkpoint(inner, x, use_reentrant=self.reentrant)
         return x
 

@@ -33,9 +33,6 @@ OF_A_TENSOR: dict[str, Draw] = {
     "dropout, side by side": lambda x: F.dropout(x.reshape(-1, 6), 0.3).view(-1, 4, 6),
     "dropout, strided": lambda x: F.dropout(x.transpose(0, 1).reshape(-1, 6), 0.3).view(4, -1, 6).transpose(0, 1),
     "dropout of a part": lambda x: F.dropout(x[:, 1:3], 0.3).sum(1, keepdim=True) + x,
-    "dropout of rows sequence first in memory": lambda x: F.dropout(
-        x.transpose(0, 1).contiguous().transpose(0, 1), 0.3
-    ),
     "dropout in place": lambda x: F.dropout(x * 1, 0.3, inplace=True),
     "dropout of double": lambda x: F.dropout(x.double(), 0.3),
     "dropout of bfloat16": lambda x: F.dropout(x.bfloat16(), 0.3),
@@ -48,7 +45,6 @@ OF_A_TENSOR: dict[str, Draw] = {
     "randint_like": lambda x: x + torch.randint_like(x, 9),
     "normal_": lambda x: x + (x * 1).normal_(),
     "normal_ of a transposed": lambda x: x + (x.transpose(0, 2) * 1).normal_().transpose(0, 2),
-    "normal_ of every second": lambda x: _filled(x * 1),
     "uniform_": lambda x: x + torch.empty_like(x).uniform_(-1, 1),
     "bernoulli_": lambda x: x * torch.ones_like(x).bernoulli_(0.7),
     "bernoulli_ of probabilities": lambda x: x * torch.ones_like(x).bernoulli_(x.sigmoid()),
@@ -76,11 +72,6 @@ OF_A_SIZE: dict[str, Draw] = {
     "empty": lambda x: x + torch.empty(x.shape).normal_(),
     "normal": lambda x: x + torch.normal(0.0, 1.0, x.shape),
 }
-
-
-def _filled(x: Tensor) -> Tensor:
-    x.detach()[:, :, ::2].normal_()
-    return x
 
 
 cuts = st.integers(2, 4).flatmap(lambda size: st.tuples(st.integers(size, 11), st.just(size)))

@@ -51,7 +51,10 @@ def install(session: Session) -> None:
     def make_once(original: Callable[..., Any]) -> Callable[..., Any]:
         def once(*args: Any, **kwargs: Any) -> Any:
             if not caller.is_script():
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
+                if original.__name__ == "mkdtemp":
+                    caller.private.append(result)
+                return result
             with caller.busy():
                 return session.first(lambda: original(*args, **kwargs))
 
@@ -72,6 +75,12 @@ class _Caller:
         self._patches = session.patches
         self._thread = threading.get_ident()
         self._busy = False
+        inductor = os.path.join(tempfile.gettempdir(), "torchinductor")
+        self.private = ["/dev/", str(Path.home() / ".cache"), inductor]  # what is each process's own, of libraries
+
+    def is_private(self, path: str) -> bool:
+        """Whether a file is written by a library where it keeps what is this process's own."""
+        return path.startswith(tuple(self.private)) and (path.startswith("/dev/") or is_librarys(sys._getframe(2)))
 
     def is_free(self) -> bool:
         """Whether this is the main thread of the rank, and not inside of such a call already."""
@@ -107,25 +116,40 @@ class _Busy:
 def _opener(session: Session, caller: _Caller) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     written: set[str] = set()
     rank = session.ranks.rank
-    # Where libraries keep what is each process's own.
-    private = (tempfile.gettempdir(), str(Path.home() / ".cache"))
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def written_by_another(path: str, mode: str, *args: Any, **kwargs: Any) -> Any:
+            """What a rank that does not write is given: nothing, or where it may read, a copy of its own."""
+            if "+" not in mode:
+                return original(os.devnull, mode.replace("x", "w"), *args, **kwargs)
+            descriptor, name = tempfile.mkstemp()
+            os.unlink(name)
+            copy = original(descriptor, "w+b" if "b" in mode else "w+", *args, **kwargs)
+            if set(mode) & set("ra"):
+                with original(path, "rb" if "b" in mode else "r", *args, **kwargs) as file:
+                    copy.write(file.read())
+                copy.seek(0, os.SEEK_END if "a" in mode else os.SEEK_SET)
+            return copy
+
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:  # noqa: A001
             if not isinstance(file, (str, os.PathLike)) or not session.patches.active:
                 return original(file, mode, *args, **kwargs)
             path = os.path.abspath(os.fsdecode(file))
-            if set(mode) & set("wax+"):
-                if path.startswith("/dev/") or (path.startswith(private) and is_librarys(sys._getframe(1))):
-                    return original(file, mode, *args, **kwargs)
-                written.add(path)
-                if rank:
-                    return original(os.devnull, mode.replace("x", "w"), *args, **kwargs)
-                return original(file, mode, *args, **kwargs)
             if path in written and caller.is_free():  # rank 0 has closed it when it comes here
                 written.discard(path)
                 session.ranks.barrier()
-            return original(file, mode, *args, **kwargs)
+            if not set(mode) & set("wax+") or caller.is_private(path):
+                return original(file, mode, *args, **kwargs)
+            written.add(path)
+            try:
+                return (
+                    original(file, mode, *args, **kwargs)
+                    if rank == 0
+                    else written_by_another(path, mode, *args, **kwargs)
+                )
+            finally:
+                if "r+" in mode.replace("b", "").replace("t", "") and caller.is_free():
+                    session.ranks.barrier()  # nobody writes before all have their copies
 
         return open
 

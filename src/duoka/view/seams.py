@@ -145,8 +145,6 @@ class Seams:
         """What the rank with the largest share finds out, for all ranks."""
         if any(map(_is_opaque, call.leaves)) or (call.module.training and _is_scripted(call.module)):
             return How.WHOLE
-        if any(_is_twice(leaf, call.batch) for leaf in call.leaves):
-            return How.LATER
         ranks = self._view.ranks
         found: Seam | How | None = None
         if ranks.rank == ranks.world_size - 1:
@@ -278,13 +276,6 @@ def _dimension(leaf: Any, n: int) -> int | None:
     if not isinstance(leaf, Tensor) or isinstance(leaf, (BatchTensor, nn.Parameter)):
         return None
     return next((dim for dim, size in enumerate(leaf.shape) if size == n), None)
-
-
-def _is_twice(leaf: Any, batch: BatchTensor | None) -> bool:
-    """A plain input with two dimensions of the batch's size: chance, so another call is learned from."""
-    if batch is None or not isinstance(leaf, Tensor) or isinstance(leaf, BatchTensor):
-        return False
-    return sum(size == batch._spec.cut.n for size in leaf.shape) > 1
 
 
 def _is_opaque(leaf: Any) -> bool:
