@@ -48,7 +48,10 @@ def install(session: Session) -> None:
     """Intercept `open` for writing, and the actions and questions listed above."""
     caller = _Caller(session)
 
-    def make_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make_action(original: Callable[..., Any]) -> Callable[..., Any]:
+        return make_once(original, changes=True)
+
+    def make_once(original: Callable[..., Any], changes: bool = False) -> Callable[..., Any]:
         def once(*args: Any, **kwargs: Any) -> Any:
             if not caller.is_script():
                 result = original(*args, **kwargs)
@@ -56,13 +59,16 @@ def install(session: Session) -> None:
                     caller.private.append(result)
                 return result
             with caller.busy():
+                if changes:  # what other ranks are still reading must not go away
+                    session.ranks.barrier()
                 return session.first(lambda: original(*args, **kwargs))
 
         return once
 
-    for space, names in ACTIONS + QUESTIONS:
-        for name in names.split():
-            session.patches.replace(space, name, make_once)
+    for make, table in ((make_action, ACTIONS), (make_once, QUESTIONS)):
+        for space, names in table:
+            for name in names.split():
+                session.patches.replace(space, name, make)
     make_open = _opener(session, caller)
     session.patches.replace(builtins, "open", make_open)
     session.patches.replace(io, "open", make_open)
@@ -115,6 +121,7 @@ class _Busy:
 
 def _opener(session: Session, caller: _Caller) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     written: set[str] = set()
+    read: set[str] = set()  # since they were written
     rank = session.ranks.rank
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,9 +144,13 @@ def _opener(session: Session, caller: _Caller) -> Callable[[Callable[..., Any]],
             path = os.path.abspath(os.fsdecode(file))
             if path in written and caller.is_free():  # rank 0 has closed it when it comes here
                 written.discard(path)
+                read.add(path)
                 session.ranks.barrier()
             if not set(mode) & set("wax+") or caller.is_private(path):
                 return original(file, mode, *args, **kwargs)
+            if path in read and caller.is_free():  # all have come here, and so have read it
+                read.discard(path)
+                session.ranks.barrier()
             written.add(path)
             try:
                 return (
