@@ -58,7 +58,7 @@ class Reader:
     """Stands for a loader's dataset and its `collate_fn` in one: indices in, a labelled batch out.
 
     It travels into loader workers, so it holds numbers and the dataset, no process group. With loading "auto"
-    it looks at the first batch, and again at batches 1, 2, 4, 8, … of every epoch. With "shared" it lets every
+    it looks whether reading a batch draws random numbers. With "shared" it lets every
     sample draw from a stream of its own, seeded by (seed, epoch, index): the same on any number of ranks.
     """
 
@@ -96,8 +96,8 @@ class Reader:
         return batch
 
     def _read_on(self, asked: Asked) -> Any:
-        """Read own rows; look whether reading still draws nothing."""
-        if asked.number & (asked.number - 1):
+        """Read own rows, and see that reading still draws nothing."""
+        if self.seeded:
             return self._read(asked)
         before = random_states()
         batch = self._read(asked)

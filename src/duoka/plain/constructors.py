@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from duoka.plain.session import Session
 from duoka.view.batch import BatchTensor, batches_in, compute_whole, gather_all
+from duoka.view.learning import Mixed
 
 
 def install(session: Session) -> None:
@@ -29,6 +30,9 @@ def install(session: Session) -> None:
             bound = MethodType(original.__func__, cls)  # type: ignore[attr-defined]
             if any(isinstance(value, BatchTensor) for value in args):
                 return compute_whole(bound, args, kwargs)
+            inside = session.boundary.inside
+            if inside is not None and inside.learning is not None and is_users_function(cls):
+                raise Mixed  # what it makes of a gradient may not be the same for each row
             return bound(*args, **kwargs)
 
         return classmethod(apply)
@@ -37,6 +41,11 @@ def install(session: Session) -> None:
     session.patches.put(torch.autograd.Function, "apply", make_apply(torch.autograd.Function.apply))
     session.patches.put(torch.autograd, "Variable", Variable)
     session.patches.put(nn.Parameter, "__new__", _parameter)
+
+
+def is_users_function(cls: type) -> bool:
+    """Whether an autograd Function is neither torch's nor duoka's."""
+    return not cls.__module__.startswith(("torch.", "duoka."))
 
 
 class _IsTensor(type):

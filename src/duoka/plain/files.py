@@ -22,6 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
+
 from duoka.plain.session import Session
 from duoka.view.site import is_standard, is_users
 
@@ -31,6 +33,7 @@ ACTIONS: tuple[tuple[Any, str], ...] = (
     (shutil, "copy copy2 copyfile copytree rmtree move unpack_archive make_archive"),
     (tarfile.TarFile, "extract extractall"),
     (zipfile.ZipFile, "extract extractall"),
+    (np, "savetxt"),  # numpy keeps an `open` of its own
     (Path, "mkdir unlink rename replace rmdir touch symlink_to"),
 )
 # (where, names): answered by rank 0.

@@ -7,6 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.func
+import torch.nn.utils.stateless
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -46,6 +48,28 @@ def install(session: Session) -> None:
     session.patches.replace(nn.Module, "__call__", make_call)
     for name in HOOKS:
         session.patches.replace(nn.Module, name, make_register)
+
+    def make_train(original: Callable[..., Any]) -> Callable[..., Any]:
+        def train(self: nn.Module, mode: bool = True) -> nn.Module:
+            boundary.seams.modes_changed()
+            return original(self, mode)  # type: ignore[no-any-return]
+
+        return train
+
+    def make_functional(original: Callable[..., Any]) -> Callable[..., Any]:
+        def functional_call(*args: Any, **kwargs: Any) -> Any:
+            before = boundary.open_all
+            boundary.open_all = boundary.inside is None  # parameters that were computed: the rules know them
+            try:
+                return original(*args, **kwargs)
+            finally:
+                boundary.open_all = before
+
+        return functional_call
+
+    session.patches.replace(nn.Module, "train", make_train)
+    for space in (torch.func, torch.nn.utils.stateless):
+        session.patches.replace(space, "functional_call", make_functional)
     one_device = F.batch_norm
 
     def make_script(original: Callable[..., Any]) -> Callable[..., Any]:

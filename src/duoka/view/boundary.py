@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -66,11 +67,14 @@ class Boundary:
         self._own_stream, self._whole_norm = own_stream, whole_norm
         self._drawn: dict[int, tuple[Place | None, Cut]] = {}  # random state -> what was drawn from there
         self._thread = threading.get_ident()
+        self.open_all = False  # no module is a boundary meanwhile
         self._mode = SeededMode(self._draw)
 
     def call(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`module(*args, **kwargs)` as the script wrote it; `original` is torch's own call."""
         inside = self.inside
+        if self.open_all:
+            return original(module, *args, **kwargs)
         if inside is not None:
             if inside.drawers is None and inside.learning is None and not inside.recomputing:
                 return original(module, *args, **kwargs)
@@ -101,7 +105,13 @@ class Boundary:
         inside = _Inside(cut)
         with self._during(inside), uncompiled() if seam.uncompiled else nullcontext():
             if not draws:
+                before = torch.get_rng_state()
                 out = call.run(rows)
+                if self._own_stream is None and not torch.equal(before, torch.get_rng_state()):
+                    raise Refused(
+                        f"{type(call.module).__name__} at {user_line()} draws random numbers, as it did not in its "
+                        "first call; --randomness worker lets each rank draw its own"
+                    )
             elif self._own_stream is not None:
                 with self._own_stream:
                     out = call.run(rows)

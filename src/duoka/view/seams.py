@@ -105,6 +105,17 @@ class Seams:
     ) -> None:
         self._view, self._looking, self._reaches_in = view, looking, reaches_in
         self._known: WeakKeyDictionary[nn.Module, dict[Any, _Known]] = WeakKeyDictionary()
+        self._modes: WeakKeyDictionary[nn.Module, tuple[bool, ...]] = WeakKeyDictionary()
+
+    def modes_changed(self) -> None:
+        """`train()` or `eval()` was called: parts of a module may be in other modes than before."""
+        self._modes.clear()
+
+    def _modes_of(self, module: nn.Module) -> tuple[bool, ...]:
+        modes = self._modes.get(module)
+        if modes is None:
+            modes = self._modes[module] = tuple(part.training for part in module.modules())
+        return modes
 
     def forget(self) -> None:
         """Find out anew: a hook was added, so modules may have to be opened."""
@@ -122,7 +133,7 @@ class Seams:
                 return How.LATER
             kinds = self._known[call.module] = {}
             self._adopt(call.module)
-        known = kinds.setdefault(call.kind(), _Known())
+        known = kinds.setdefault((call.kind(), self._modes_of(call.module)), _Known())
         known.calls += 1
         if known.seam is None:
             found = self._find(call)
@@ -246,7 +257,7 @@ def _own(view: View, leaf: Any, dim: int | None, cut: Cut, part: tuple[int, int]
         spec = Spec(view, cut, dim)
         rows = spec.own(leaf)
     else:
-        return leaf
+        return view.enter(leaf) if isinstance(leaf, Tensor) else leaf
     if part is None:
         return rows
     start, stop = part
@@ -269,6 +280,8 @@ def _kind(leaf: Any, n: int) -> Any:
         return BatchTensor, leaf.dim(), leaf.dtype, leaf._spec.dim, leaf._spec.outer > 1
     if isinstance(leaf, Tensor):
         return type(leaf), leaf.dtype, tuple(size == n for size in leaf.shape)
+    if isinstance(leaf, (bool, str, Enum)) or leaf is None:  # a switch: the forward pass may go another way
+        return leaf
     return type(leaf)
 
 

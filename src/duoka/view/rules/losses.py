@@ -77,7 +77,7 @@ def _weight_of(target: Tensor, given: dict[str, Any]) -> Tensor:
     if given["weight"] is None:
         number: Tensor = counted.sum()
         return number
-    weights: Tensor = given["weight"][target.clamp(min=0)]
+    weights: Tensor = given["weight"][target.masked_fill(~counted, 0)]
     weight: Tensor = (weights * counted).sum().detach()
     return weight
 

@@ -17,7 +17,7 @@ add sub subtract mul multiply div divide true_divide floor_divide remainder fmod
 hypot copysign xlogy logaddexp logaddexp2 maximum minimum fmax fmin heaviside ldexp lerp addcmul addcdiv
 eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
 logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not
-clamp clamp_min clamp_max clip where masked_fill threshold bucketize
+clamp clamp_min clamp_max clip where masked_fill threshold
 relu relu6 leaky_relu gelu silu elu selu celu mish softplus softsign hardtanh hardsigmoid hardswish logsigmoid
 hardshrink softshrink tanhshrink
 float double half bfloat16 long int short bool byte char to cpu cuda type_as clone detach contiguous pin_memory
@@ -38,6 +38,8 @@ __iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ifloordiv__ __imod__ __ipow__
 def pointwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The operation on own rows; a plain operand of the batch's size is cut."""
     values = (*args, *kwargs.values())
+    if func in _CONVERSIONS and not isinstance(args[0], BatchTensor):  # only asks for the other's type and device
+        return func(*(_typed_like(value) for value in args), **kwargs)
     common = align(values)
     if common is None or isinstance(kwargs.get("out"), Tensor):
         return NotImplemented
@@ -52,6 +54,13 @@ def pointwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if not isinstance(out, Tensor):  # where(condition) gives indices
         return NotImplemented
     return BatchTensor(out, spec.at(out.dim() - right))
+
+
+_CONVERSIONS = (Tensor.to, Tensor.type_as)
+
+
+def _typed_like(value: Any) -> Any:
+    return value._local if isinstance(value, BatchTensor) else value
 
 
 def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
