@@ -156,11 +156,9 @@ def _opener(session: Session, caller: _Caller) -> Callable[[Callable[..., Any]],
                 session.ranks.barrier()
             written.add(path)
             try:
-                return (
-                    original(file, mode, *args, **kwargs)
-                    if rank == 0
-                    else written_by_another(path, mode, *args, **kwargs)
-                )
+                if rank:
+                    return written_by_another(path, mode, *args, **kwargs)
+                return original(file, mode, *args, **kwargs)
             finally:
                 if "r+" in mode.replace("b", "").replace("t", "") and caller.is_free():
                     session.ranks.barrier()  # nobody writes before all have their copies

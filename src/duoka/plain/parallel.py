@@ -1,6 +1,6 @@
-"""nn.DataParallel and DistributedDataParallel in a plain script: pass-throughs that keep `.module`.
+"""nn.DataParallel in a plain script: a pass-through that keeps `.module`.
 
-duoka does what they would do; their names, `.module` and the `module.` in their state dicts stay.
+duoka does what it would do; its name, `.module` and the `module.` in its state dict stay.
 """
 
 from __future__ import annotations

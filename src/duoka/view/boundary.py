@@ -125,7 +125,7 @@ class Boundary:
         """Every rank computes all rows."""
         self.view.gathered[type(call.module).__name__, user_line()] += 1
         whole = [leaf.full_tensor() if isinstance(leaf, BatchTensor) else leaf for leaf in call.leaves]
-        with self._during(_Inside()):
+        with self.computed_whole():
             return call.run(whole)
 
     def _reaches_in(self, module: nn.Module, learned: Learned) -> bool:
@@ -204,15 +204,11 @@ class Boundary:
         """A random operator inside of a boundary."""
         assert self.inside is not None
         state = random_digest()
-        place: Place | None = None
-        cut: Cut | None = None
-        if self.inside.recomputing:
-            place, cut = self._drawn.get(state, (None, None))
-        else:
-            place, cut = self._next_place(self.inside.drawing[-1])
-            self._drawn[state] = place, cut
+        if not self.inside.recomputing:
+            self._drawn[state] = self._next_place(self.inside.drawing[-1])
             if len(self._drawn) > REMEMBERED:
                 self._drawn.pop(next(iter(self._drawn)))
+        place, cut = self._drawn.get(state, (None, None))
         if place is None or cut is None:
             return func(*args, **kwargs)
         return draw_own_rows(func, args, kwargs, self._spec(place, shape_drawn(args, kwargs), cut), place.order)
