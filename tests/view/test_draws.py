@@ -48,7 +48,7 @@ OF_A_TENSOR: dict[str, Draw] = {
     "uniform_": lambda x: x + torch.empty_like(x).uniform_(-1, 1),
     "bernoulli_": lambda x: x * torch.ones_like(x).bernoulli_(0.7),
     "bernoulli_ of probabilities": lambda x: x * torch.ones_like(x).bernoulli_(x.sigmoid()),
-    "exponential_": lambda x: x / torch.empty_like(x).exponential_(),
+    "exponential_": lambda x: x / (1 + torch.empty_like(x).exponential_()),
     "random_": lambda x: x + torch.zeros_like(x).random_(9),
     "bernoulli": lambda x: x * torch.bernoulli(x.detach().sigmoid()),
     "normal": lambda x: x + torch.normal(x.detach(), x.detach().abs() + 0.1),

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from duoka.plain.session import Session
 from duoka.view.batch import BatchTensor, batches_in, compute_whole, gather_all
-from duoka.view.learning import Mixed
 
 
 def install(session: Session) -> None:
@@ -32,7 +31,8 @@ def install(session: Session) -> None:
                 return compute_whole(bound, args, kwargs)
             inside = session.boundary.inside
             if inside is not None and inside.learning is not None and is_users_function(cls):
-                raise Mixed  # what it makes of a gradient may not be the same for each row
+                # What it makes of a gradient may not be the same for each row.
+                inside.learning.mixes(f"applies {cls.__name__}, a Function of the script's own")
             return bound(*args, **kwargs)
 
         return classmethod(apply)

@@ -19,7 +19,7 @@ def install(session: Session) -> None:
         def register_hook(self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
             if not self.is_leaf:
                 inside = session.boundary.inside
-                if inside is not None and (inside.cut is not None or inside.learning is not None):
+                if inside is not None and inside.cut is not None:
                     raise Refused(
                         f"{user_line()} registers a hook on a tensor inside of a model, which would see this rank's "
                         "part of a gradient only; run this script on one device"

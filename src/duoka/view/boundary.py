@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from duoka.errors import Refused
 from duoka.view.batch import BatchTensor, Spec
@@ -26,6 +26,7 @@ from duoka.view.learning import Learned, Learning, Place
 from duoka.view.seams import Call, How, Seam, Seams, may_lead, uncompiled
 from duoka.view.site import user_line
 from duoka.view.view import View
+from duoka.view.witness import graph
 
 Original = Callable[..., Any]
 REMEMBERED = 8192  # draws that a backward pass can repeat
@@ -119,7 +120,16 @@ class Boundary:
                 inside.drawers = self._drawers_in(call.module, draws, cut)
                 args, kwargs = tree_unflatten(rows, call.tree)
                 out = self._part(inside, call.original, call.module, args, kwargs)
+        if seam.learned.leaves:
+            self._adopt_leaves(out)
         return self._wrapped(out, seam.learned.outputs, cut)
+
+    def _adopt_leaves(self, out: Any) -> None:
+        """Tensors that need gradients and came in by attributes or closures: kept in step like parameters."""
+        for node in graph(tree_leaves(out)):
+            leaf = getattr(node, "variable", None)
+            if isinstance(leaf, Tensor):
+                self.view.adopt(leaf)
 
     def _whole(self, call: Call) -> Any:
         """Every rank computes all rows."""

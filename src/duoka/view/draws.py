@@ -10,7 +10,7 @@ import random
 import zlib
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,16 +18,69 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from duoka.view.batch import Spec
-
 # What these consume depends on the values drawn for, so they need every rank's.
 _BY_VALUE = frozenset({"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise"})
 
 
+class Share(Protocol):
+    """Some rows of a batch: where they are in a tensor (`duoka.view.batch.Spec` is one)."""
+
+    @property
+    def dim(self) -> int:
+        """The dimension in which the samples are."""
+
+    @property
+    def size(self) -> int:
+        """Its entries, of the whole batch."""
+
+    @property
+    def local_size(self) -> int:
+        """Its entries here."""
+
+    def own(self, whole: Tensor) -> Tensor:
+        """The entries here of a tensor with all."""
+
+    def gather(self, local: Tensor) -> Tensor:
+        """The tensor with all entries, of which these are here."""
+
+
 @cache
-def is_seeded(operator: Any) -> bool:
-    """Whether an operator draws from a generator."""
-    return torch.Tag.nondeterministic_seeded in operator.tags
+def _is_seeded(operator: Any) -> tuple[bool, int | None]:
+    """Whether an operator may draw from a generator, and which argument says how likely it drops."""
+    names = [argument.name for argument in operator._schema.arguments]
+    place = names.index("dropout_p") if "dropout_p" in names else None
+    return torch.Tag.nondeterministic_seeded in operator.tags, place
+
+
+def is_drawing(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator draws from a generator: attention without dropout does not."""
+    seeded, place = _is_seeded(operator)
+    if not seeded or place is None:
+        return seeded
+    return bool(args[place] if place < len(args) else kwargs.get("dropout_p", 0.0))
+
+
+def is_by_value(operator: Any) -> bool:
+    """Whether how much an operator draws depends on the values drawn for."""
+    return operator.overloadpacket.__name__ in _BY_VALUE
+
+
+def state_drawn_from(kwargs: dict[str, Any]) -> Any:
+    """The state of the generators that an operator draws from, to be put back by `draw_again_from`."""
+    generator = kwargs.get("generator")
+    return (
+        {device: get() for device, (get, _) in _generators().items()} if generator is None else generator.get_state()
+    )
+
+
+def draw_again_from(state: Any, kwargs: dict[str, Any]) -> None:
+    """The operator draws once more what it drew from this state."""
+    generator = kwargs.get("generator")
+    if generator is not None:
+        generator.set_state(state)
+        return
+    for device, (_, put) in _generators().items():
+        put(state[device])
 
 
 class SeededMode(TorchDispatchMode):
@@ -39,7 +92,7 @@ class SeededMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        return self._draw(func, args, kwargs) if is_seeded(func) else func(*args, **kwargs)
+        return self._draw(func, args, kwargs) if is_drawing(func, args, kwargs) else func(*args, **kwargs)
 
 
 def shape_drawn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
@@ -60,7 +113,7 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
 
 
 def draw_own_rows(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, order: tuple[int, ...] | None = None
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Share, order: tuple[int, ...] | None = None
 ) -> Any:
     """What `func` draws for this rank's rows when it draws for all.
 
@@ -72,7 +125,7 @@ def draw_own_rows(
         whole = func(*(sizes if isinstance(value, (list, tuple)) else value for value in args), **kwargs)
         return spec.own(whole).contiguous()
     order = order if spec.local_size == 1 else None
-    by_value = func.overloadpacket.__name__ in _BY_VALUE
+    by_value = is_by_value(func)
     wholes: dict[int, Tensor] = {}
 
     def whole_of(value: Any) -> Any:
@@ -94,7 +147,7 @@ def draw_own_rows(
     return tree_map_only(Tensor, own, out)
 
 
-def _laid_out_like(rows: Tensor, spec: Spec, order: tuple[int, ...] | None) -> Tensor:
+def _laid_out_like(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> Tensor:
     """An uninitialised whole tensor whose entries lie in memory as those of `rows` do, gaps included."""
     sizes = list(rows.shape)
     sizes[spec.dim] = spec.size
@@ -108,7 +161,7 @@ def _laid_out_like(rows: Tensor, spec: Spec, order: tuple[int, ...] | None) -> T
     return torch.empty_strided(sizes, strides, dtype=rows.dtype, device=rows.device)
 
 
-def _among_others(rows: Tensor, spec: Spec, order: tuple[int, ...] | None) -> Tensor:
+def _among_others(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> Tensor:
     """A whole tensor with this rank's rows in place, and harmless values for the others'."""
     whole = _laid_out_like(rows, spec, order).fill_(0.5 if rows.is_floating_point() else 1)
     spec.own(whole).copy_(rows)

@@ -1,25 +1,34 @@
 """How a module treats a batch, found out by a second look at some of its rows.
 
-The module is run twice without gradients: over this rank's rows, and over those in the middle alone. The shapes
-that differ tell where the batch is in every output and every random draw; the values of the common rows tell
-whether rows mix. (The middle: a model that looks back or ahead would hide it from the first, or the last.) In the
-second run every draw repeats the first one's, so randomness excuses nothing. Nothing of it is left behind.
+The module is run twice: over this rank's rows, and over those in the middle alone. The shapes that differ tell
+where the batch is in every output and every random draw; the values of the common rows tell whether rows mix.
+(The middle: a model that looks back or ahead would hide it from the first, or the last.) In the second run every
+draw gives these rows what it gave them in the first, so randomness excuses nothing. A witness sees what values
+cannot tell. Nothing of it is left behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from duoka.view.draws import SeededMode, memory_order, shape_drawn
+from duoka.view.draws import (
+    draw_again_from,
+    draw_own_rows,
+    is_by_value,
+    memory_order,
+    shape_drawn,
+    state_drawn_from,
+)
 from duoka.view.traceless import traceless
+from duoka.view.witness import Mixed, Witness
 
-Call = Callable[[int, int], Any]  # run the module over own rows [start, stop)
+Call = Callable[[int, int], Any]  # run the module over own rows [start, stop), made by `Learning.given`
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +45,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """How to cut one kind of call: the place of the batch in each output and in each draw of each module."""
+    """How to cut one kind of call: the place of the batch in each output and in each draw of each module.
+
+    leaves: it has to do with tensors that need gradients and are not the module's parameters.
+    """
 
     outputs: tuple[Place | None, ...]
     draws: dict[str, tuple[Place | None, ...]]
-
-
-class Mixed(Exception):
-    """Rows are not independent of each other, or it cannot be told that they are."""
+    leaves: bool = False
 
 
 class Unclear(Exception):
@@ -54,7 +63,35 @@ class Unclear(Exception):
 class _Draw:
     shape: tuple[int, ...]
     order: tuple[int, ...] | None
-    result: Any
+    state: Any  # of the generator, before
+    values: list[Tensor]  # drawn for, where it depends on them how much is drawn
+
+
+@dataclass(frozen=True, slots=True)
+class _Some:
+    """Some of the rows that were drawn for in the first run, as `draw_own_rows` asks for them."""
+
+    place: Place
+    size: int
+    rows: int
+    part: tuple[int, int]
+    wholes: dict[int, Tensor]  # by the identity of their rows
+
+    @property
+    def dim(self) -> int:
+        return self.place.dim
+
+    @property
+    def local_size(self) -> int:
+        return self.size // self.rows * (self.part[1] - self.part[0])
+
+    def own(self, whole: Tensor) -> Tensor:
+        return some_rows(whole, self.place, self.rows, self.part)
+
+    def gather(self, local: Tensor) -> Tensor:
+        whole = self.wholes[id(local)].clone()
+        self.own(whole).copy_(local)
+        return whole
 
 
 @dataclass(slots=True)
@@ -84,6 +121,17 @@ class _Tape:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a run gave: its outputs, which of them come of rows, and what was left in attributes and elsewhere."""
+
+    outputs: list[Any]
+    of_rows: list[bool]
+    values: list[Any]
+    written: list[Tensor]
+    leaves: bool
+
+
 class Learning:
     """One module's two runs. `names` gives each submodule's path; `owner` whose forward is running."""
 
@@ -92,6 +140,7 @@ class Learning:
         self.names = {id(part): name for name, part in module.named_modules()}
         self.owner = ""
         self._tape: _Tape | None = None
+        self._witness = Witness(self._draw)
         self._replaying = False  # the second run
 
     def call(self, original: Callable[..., Any], part: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -102,72 +151,93 @@ class Learning:
         finally:
             self.owner = before
 
+    def given(self, tensor: Tensor, of_rows: bool = True, requires_grad: bool = False) -> Tensor:
+        """An input of a run: rows, or a tensor that all ranks hold whole."""
+        return self._witness.given(tensor, of_rows, requires_grad)
+
+    def mixes(self, reason: str) -> NoReturn:
+        """The module does something at which rows cannot be told apart."""
+        self._witness.mixes(reason)
+
     def learn(self, run: Call, rows: int) -> Learned:
         """What runs over all of `rows` rows, and over some of them, tell. Raises Mixed or Unclear."""
         for outer in (False, True):
             self._tape = tape = _Tape(rows, outer)
-            with traceless(self.module) as remains:
-                whole = self._run(run, (0, rows), replaying=False)
-                if remains.changed():
-                    raise Mixed
-                values = remains.values()
+            whole = self._run(run, (0, rows), replaying=False)
             try:
-                found = [self._compared(run, whole, values, part) for part in _parts(rows)]
+                found = [self._compared(run, whole, part) for part in _parts(rows)]
             except Mixed:
                 if not tape.is_doubtful() or outer:
                     raise
                 continue
             if any(one != found[0] for one in found):
-                raise Mixed
+                raise Mixed("other parts of the batch are cut in another way")
             return found[0]
-        raise Mixed
+        raise AssertionError
 
-    def _compared(self, run: Call, whole: list[Any], values: list[Any], part: tuple[int, int]) -> Learned:
+    def _compared(self, run: Call, whole: _Run, part: tuple[int, int]) -> Learned:
         """What a run over a part of the rows tells, beside the one over all."""
         tape = self._tape
         assert tape is not None
         tape.part, tape.places = part, {}
-        with traceless(self.module) as remains:
-            some = self._run(run, part, replaying=True)
-            if remains.values() != values:  # counted in rows, say
-                raise Mixed
+        some = self._run(run, part, replaying=True)
+        if some.values != whole.values or not _equal(some.written, whole.written):
+            raise Mixed("it counts the rows of the batch")
         outputs = _compare(whole, some, tape.rows, part)
-        return Learned(outputs, {name: tuple(places) for name, places in tape.places.items()})
+        draws = {name: tuple(places) for name, places in tape.places.items()}
+        return Learned(outputs, draws, whole.leaves or some.leaves)
 
-    def _run(self, run: Call, part: tuple[int, int], replaying: bool) -> list[Any]:
+    def _run(self, run: Call, part: tuple[int, int], replaying: bool) -> _Run:
         self._replaying = replaying
-        with torch.no_grad(), SeededMode(self._draw):
+        self._witness = witness = Witness(self._draw)
+        with traceless(self.module) as remains:
             try:
-                out = run(*part)
+                with witness:
+                    outputs = tree_leaves(run(*part))
+                leaves = witness.foreign(outputs, self.module)
             except (Mixed, Unclear, KeyboardInterrupt):
                 raise
             except Exception as error:
-                raise Mixed from error
-        return tree_leaves(out)
+                raise Mixed(f"it raised {type(error).__name__}: {error}") from error
+            finally:
+                values, kept = remains.values(), remains.holds(witness.rows)
+                written = witness.put_back()
+        if witness.reason:  # and the module went on
+            raise Mixed(witness.reason)
+        if kept:
+            raise Mixed(f"it keeps something of the batch in {kept}")
+        of_rows = [leaf in witness.rows for leaf in outputs]
+        outputs = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in outputs]
+        if witness.forget_rows():
+            raise Mixed("it keeps something of the batch elsewhere")
+        return _Run(outputs, of_rows, values, written, leaves)
 
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tape = self._tape
         assert tape is not None
         shape = shape_drawn(args, kwargs)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not self._replaying:
-            result = func(*args, **kwargs)
             order = memory_order(args[0]) if args and isinstance(args[0], Tensor) else None
-            draw = _Draw(shape, order, tree_map_only(Tensor, Tensor.clone, result))
+            values = [tensor.clone() for tensor in tensors] if is_by_value(func) else []
+            draw = _Draw(shape, order, state_drawn_from(kwargs), values)
             tape.first.setdefault(self.owner, []).append(draw)
-            return result
+            return func(*args, **kwargs)
         places = tape.places.setdefault(self.owner, [])
         earlier = tape.first.get(self.owner, [])
         if len(places) >= len(earlier):
-            raise Mixed  # another number of draws
+            raise Mixed("it draws another number of random numbers for fewer rows")
         draw = earlier[len(places)]
         place = tape.place(draw, shape)
         places.append(place)
-        result = draw.result
-        if place is not None:
-            result = tree_map_only(Tensor, lambda drawn: some_rows(drawn, place, tape.rows, tape.part), result)
-        if func.overloadpacket.__name__.endswith("_"):
-            return args[0].copy_(result)
-        return result
+        draw_again_from(draw.state, kwargs)
+        if place is None:
+            return func(*args, **kwargs)
+        wholes = {id(tensor): value for tensor, value in zip(tensors, draw.values, strict=False)}
+        some = _Some(place, draw.shape[place.dim], tape.rows, tape.part, wholes)
+        out = draw_own_rows(func, args, kwargs, some, place.order)
+        tree_map_only(Tensor, self._witness.rows.add, out)
+        return out
 
 
 def _parts(rows: int) -> list[tuple[int, int]]:
@@ -180,13 +250,11 @@ def _parts(rows: int) -> list[tuple[int, int]]:
 
 def place_of(shape: tuple[int, ...], fewer: tuple[int, ...], rows: int, some: int) -> Place | None:
     """The dimension that went from `rows` samples to `some`; None if the shapes are equal. Raises Mixed."""
-    if len(shape) != len(fewer):
-        raise Mixed
-    changed = [dim for dim in range(len(shape)) if shape[dim] != fewer[dim]]
-    if not changed:
+    changed = [dim for dim in range(len(shape)) if len(shape) == len(fewer) and shape[dim] != fewer[dim]]
+    if shape == fewer:
         return None
-    if len(changed) > 1 or shape[changed[0]] % rows or shape[changed[0]] // rows * some != fewer[changed[0]]:
-        raise Mixed
+    if len(changed) != 1 or shape[changed[0]] % rows or shape[changed[0]] // rows * some != fewer[changed[0]]:
+        raise Mixed(f"a tensor of shape {shape} for {rows} rows has shape {fewer} for {some}")
     return Place(changed[0])
 
 
@@ -201,30 +269,40 @@ def some_rows(tensor: Tensor, place: Place, rows: int, part: tuple[int, int]) ->
     return found
 
 
-def _compare(whole: list[Any], some: list[Any], rows: int, part: tuple[int, int]) -> tuple[Place | None, ...]:
+def _compare(whole: _Run, some: _Run, rows: int, part: tuple[int, int]) -> tuple[Place | None, ...]:
     """The batch's place in every output; raises Mixed where common rows differ, Unclear where all are alike."""
-    if len(whole) != len(some):
-        raise Mixed
+    if len(whole.outputs) != len(some.outputs):
+        raise Mixed("it gives another number of outputs for fewer rows")
     places: list[Place | None] = []
     told = False
-    for one, other in zip(whole, some, strict=True):
+    for one, other, of_rows in zip(whole.outputs, some.outputs, map(max, whole.of_rows, some.of_rows), strict=True):
         if not isinstance(one, Tensor) or not isinstance(other, Tensor):
             if isinstance(one, Tensor) or isinstance(other, Tensor) or not _same_value(one, other):
-                raise Mixed
+                raise Mixed("it gives other values for fewer rows")
             places.append(None)
             continue
         place = place_of(tuple(one.shape), tuple(other.shape), rows, part[1] - part[0])
-        if place is None:  # a result of the whole batch (a loss, say): not this rank's to give
-            raise Mixed
+        if place is None:
+            if of_rows or not _agree(one, other):  # a loss, say: not this rank's to give
+                raise Mixed("it gives a result of the batch as a whole")
+            places.append(None)
+            continue
         candidates = [place] if one.shape[place.dim] == rows else [place, Place(place.dim, outer=True)]
         fitting = [p for p in candidates if _agree(some_rows(one, p, rows, part), other)]
         if not fitting:
-            raise Mixed
+            raise Mixed("its rows depend on each other")
         places.append(fitting[0])
         told = told or _varies(one, place.dim)
     if not told:
         raise Unclear
     return tuple(places)
+
+
+def _equal(ones: list[Tensor], others: list[Tensor]) -> bool:
+    """Whether the same was written, up to rounding."""
+    return len(ones) == len(others) and all(
+        one.shape == other.shape and _agree(one, other) for one, other in zip(ones, others, strict=True)
+    )
 
 
 def _same_value(one: Any, other: Any) -> bool:

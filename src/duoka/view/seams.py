@@ -13,14 +13,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import TreeSpec, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from duoka.errors import Refused
 from duoka.view.batch import BatchTensor, Spec
 from duoka.view.cut import Cut
-from duoka.view.learning import Learned, Learning, Mixed, Unclear
+from duoka.view.learning import Learned, Learning, Unclear
 from duoka.view.site import user_line
 from duoka.view.view import View
+from duoka.view.witness import Mixed
 
 ATTEMPTS = 8  # calls that may leave it unclear how a kind of call is cut
 
@@ -62,6 +63,19 @@ class Call:
         args, kwargs = tree_unflatten(leaves, self.tree)
         return self.original(self.module, *args, **kwargs)
 
+    def try_out(self, leaves: list[Any]) -> Any:
+        """The same, to find out whether rows are independent. Raises Mixed where it changes what it was given."""
+        versions = [_version(leaf) for leaf in leaves]
+        args, kwargs = tree_unflatten(leaves, self.tree)
+        out = self.original(self.module, *args, **kwargs)
+        left, tree = tree_flatten((args, kwargs))
+        if tree != self.tree or any(one is not other for one, other in zip(left, leaves, strict=True)):
+            raise Mixed("it changes a container among its inputs")
+        for leaf, version, was in zip(leaves, versions, self.leaves, strict=True):
+            if _version(leaf) != version and not isinstance(was, BatchTensor):
+                raise Mixed("it writes into an input")  # into a part of what every rank holds whole
+        return out
+
     def cut(self, view: View, lead: tuple[int, int] | None) -> Cut | None:
         """How the batch of this call is cut; None where it is too small to be shared out."""
         if self.batch is not None:
@@ -73,7 +87,8 @@ class Call:
     def kind(self) -> Any:
         """What calls have in common that are cut alike."""
         n = self.batch._spec.cut.n if self.batch is not None else -1
-        return self.module.training, self.tree, tuple(_kind(leaf, n) for leaf in self.leaves)
+        switches = self.module.training, torch.is_grad_enabled()
+        return switches, self.tree, tuple(_kind(leaf, n) for leaf in self.leaves)
 
     def rows(
         self, view: View, cut: Cut, inputs: tuple[int | None, ...], part: tuple[int, int] | None = None
@@ -157,10 +172,13 @@ class Seams:
         if any(map(_is_opaque, call.leaves)) or (call.module.training and _is_scripted(call.module)):
             return How.WHOLE
         ranks = self._view.ranks
-        found: Seam | How | None = None
+        told: Any = None
+        found: Seam | How
         if ranks.rank == ranks.world_size - 1:
-            found = How.OPEN if _has_hooks(call.module) else self._look(call)
-        found = ranks.broadcast_object(found, ranks.world_size - 1)
+            told = (How.OPEN, "it has hooks") if _has_hooks(call.module) else self._look(call)
+        found, reason = ranks.broadcast_object(told, ranks.world_size - 1)
+        if found is How.OPEN:
+            self._view.opened[type(call.module).__name__, user_line()] = reason
         if not isinstance(found, Seam) or not any(map(_is_compiled, call.module.modules())):
             return found
         if not self._reaches_in(call.module, found.learned):
@@ -171,36 +189,42 @@ class Seams:
         )
         return replace(found, uncompiled=True)
 
-    def _look(self, call: Call) -> Seam | How:
-        """Try what may be cut, until the values agree."""
-        unclear = False
+    def _look(self, call: Call) -> tuple[Seam | How, str]:
+        """Try what may be cut, until the values agree; if none does, why the first did not."""
+        unclear, reason = False, ""
         for lead, inputs in self._candidates(call):
             cut = call.cut(self._view, lead)
             if cut is None or cut.rows < 2:
                 unclear = True
                 continue
 
-            def run(start: int, stop: int, cut: Cut = cut, inputs: tuple[int | None, ...] = inputs) -> Any:
-                rows = [_copied(row) for row in call.rows(self._view, cut, inputs, (start, stop))]
-                versions = [_version(row) for row in rows]
-                out = call.run(rows)
-                for row, version, leaf in zip(rows, versions, call.leaves, strict=True):
-                    if _version(row) != version and not isinstance(leaf, BatchTensor):
-                        raise Mixed  # it would write into a part of what every rank holds whole
-                return out
-
             learning = Learning(call.module)
+
+            def run(
+                start: int,
+                stop: int,
+                cut: Cut = cut,
+                inputs: tuple[int | None, ...] = inputs,
+                learning: Learning = learning,
+            ) -> Any:
+                with torch.no_grad():
+                    rows = call.rows(self._view, cut, inputs, (start, stop))
+                given = [
+                    _given(learning, row, leaf, dim) for row, leaf, dim in zip(rows, call.leaves, inputs, strict=True)
+                ]
+                return call.try_out(given)
+
             self._view.ranks.alone = True
             try:
                 with uncompiled(), self._looking(learning):
-                    return Seam(lead, inputs, learning.learn(run, cut.rows))
-            except Mixed:
-                continue
+                    return Seam(lead, inputs, learning.learn(run, cut.rows)), ""
+            except Mixed as mixed:
+                reason = reason or str(mixed)
             except Unclear:
                 unclear = True
             finally:
                 self._view.ranks.alone = False
-        return How.LATER if unclear else How.OPEN
+        return How.LATER if unclear else How.OPEN, reason
 
     def _candidates(self, call: Call) -> list[tuple[tuple[int, int] | None, tuple[int | None, ...]]]:
         """Which inputs may be cut where: all that have the batch's size, then none but the batch itself."""
@@ -265,9 +289,13 @@ def _own(view: View, leaf: Any, dim: int | None, cut: Cut, part: tuple[int, int]
     return apart.flatten(spec.dim, spec.dim + 2)
 
 
-def _copied(leaf: Any) -> Any:
-    """An input to look with: what the module writes into it must not stay."""
-    return leaf.clone() if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter) else leaf
+def _given(learning: Learning, row: Any, leaf: Any, dim: int | None) -> Any:
+    """An input to look with: what the module writes into it does not stay."""
+    if not isinstance(row, Tensor) or isinstance(row, nn.Parameter):
+        return row
+    of_rows = dim is not None or isinstance(leaf, BatchTensor)
+    whole = leaf._local if isinstance(leaf, BatchTensor) else leaf
+    return learning.given(row, of_rows, whole.requires_grad and torch.is_grad_enabled())
 
 
 def _version(leaf: Any) -> int:

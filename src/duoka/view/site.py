@@ -11,11 +11,16 @@ from types import FrameType
 import torch
 
 _PATHS = sysconfig.get_paths()
+_TORCH = str(Path(torch.__file__).parent)
 _LIBRARIES = (
     _PATHS["purelib"],
     _PATHS["platlib"],
-    str(Path(torch.__file__).parent),
+    _TORCH,
     str(Path(__file__).parents[1]),
+)
+_BETWEEN = (  # a caller of torch and what it calls
+    str(Path(__file__).parents[1]),
+    *(f"{_TORCH}/{name}" for name in ("_tensor.py", "_compile.py", "_dynamo/eval_frame.py", "overrides.py")),
 )
 _STANDARD = (_PATHS["stdlib"], "<frozen", "<string>", "<__array_function__")
 
@@ -38,6 +43,16 @@ def user_frame() -> FrameType | None:
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def calling_line() -> str | None:
+    """The line that called torch, where it is the user's; None where another library's, or torch's own code did."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = frame.f_back
+    if frame is None or not is_users(frame.f_code.co_filename):
+        return None
+    return f"{_basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def user_line() -> str:

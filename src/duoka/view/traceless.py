@@ -1,9 +1,11 @@
-"""Running a module without leaving a trace: buffers, attributes and random states are put back."""
+"""Running a module without leaving a trace: attributes and random states are put back."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import sys
+from collections import deque
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +15,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from duoka.view.draws import random_states, set_random_states
+from duoka.view.site import is_users
 
 _MODULE_S_OWN = frozenset(nn.Module().__dict__)
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None), type, torch.dtype, torch.device, Tensor, nn.Module)
+_NAMED = ("_parameters", "_buffers", "_modules")
+_PLAIN = (int, float, complex, str, bytes, bool)
+_CONTAINERS = (dict, list, set, deque)
+_LONG = 1000  # entries of a container that is not looked through
 _LARGE = 1 << 20  # entries of an array that is not copied
 _DEPTH = 4  # how far objects in attributes are followed
 
@@ -23,64 +30,97 @@ _DEPTH = 4  # how far objects in attributes are followed
 class Remains:
     """What a run of the module has left in its attributes, before it is put back."""
 
-    def __init__(self, module: nn.Module, buffers: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
-        self._module, self._buffers = module, buffers
-        self._tensors = list(self._found(Tensor))
-        self._versions = [tensor._version for tensor in self._tensors]
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
 
-    def changed(self) -> bool:
-        """Whether other code may see a tensor that was not there before: in an attribute, or a buffer's values."""
-        if any(part._buffers.get(name) is not buffer for part, name, buffer, _ in self._buffers):
-            return True
-        if any(not torch.equal(buffer, kept) for _, _, buffer, kept in self._buffers):
-            return True
-        now = list(self._found(Tensor))
-        same = len(now) == len(self._tensors) and all(a is b for a, b in zip(now, self._tensors, strict=True))
-        return not same or self._versions != [tensor._version for tensor in now]
+    def holds(self, tensors: Container[Any]) -> str:
+        """The name of an attribute or variable in which one of these tensors was left; "" if none."""
+        for name, value in self._places():
+            if any(leaf in tensors for leaf in _leaves(value, Tensor, _DEPTH)):
+                return name
+        return ""
 
     def values(self) -> list[Any]:
-        """The numbers and texts in the attributes."""
-        return list(self._found((int, float, complex, str, bytes, bool)))
+        """The numbers and texts in the attributes, and in the script's global variables."""
+        return [leaf for _, value in self._places() for leaf in _leaves(value, _PLAIN, _DEPTH)]
 
-    def _found(self, kind: Any) -> Iterator[Any]:
-        for part in self._module.modules():
-            for name, value in part.__dict__.items():
+    def _places(self) -> Iterator[tuple[str, Any]]:
+        for path, part in self._module.named_modules():
+            for name, value in (*part.__dict__.items(), *part._buffers.items(), *part._parameters.items()):
                 if name not in _MODULE_S_OWN:
-                    yield from _leaves(value, kind, _DEPTH)
+                    yield f"{path}.{name}".lstrip("."), value
+        for space in _globals():
+            for name, value in space.items():
+                if _is_data(name, value):
+                    yield name, value
 
 
 @contextmanager
 def traceless(module: nn.Module) -> Iterator[Remains]:
-    """Run the module inside of this. Its attributes are copies meanwhile; BatchNorm is set aside (evaluation)."""
+    """Run the module inside of this. Its attributes are copies meanwhile; BatchNorm is set aside (evaluation).
+
+    What is written into tensors is not put back here.
+    """
     norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.training]
     parts = [(part, dict(part.__dict__)) for part in module.modules()]
-    buffers = [
-        (part, name, buffer, buffer.clone())
-        for part in module.modules()
-        for name, buffer in part._buffers.items()
-        if buffer is not None
-    ]
     states = random_states()
     copies: dict[int, Any] = {}
     for part, before in parts:
         fresh = {name: _copied(value, copies) for name, value in before.items() if name not in _MODULE_S_OWN}
-        part.__dict__.update(fresh)
+        part.__dict__.update(fresh, **{name: before[name].copy() for name in _NAMED})
     for norm in norms:
         norm.training = False
+    variables = [_Variables(space) for space in _globals()]
     try:
-        yield Remains(module, buffers)
+        yield Remains(module)
     finally:
         for part, before in parts:
             part.__dict__.clear()
             part.__dict__.update(before)
         for norm in norms:
             norm.training = True
-        for part, name, buffer, kept in buffers:
-            part._buffers[name] = buffer
-            if not torch.equal(buffer, kept):
-                with torch.no_grad():
-                    buffer.copy_(kept)
+        for space in variables:
+            space.put_back()
         set_random_states(states)
+
+
+class _Variables:
+    """The global variables of one of the script's modules, as far as they are data."""
+
+    def __init__(self, space: dict[str, Any]) -> None:
+        self._space, self._before = space, dict(space)
+        containers = [name for name, value in space.items() if type(value) in _CONTAINERS and _is_data(name, value)]
+        self._entries = {name: space[name].copy() for name in containers}
+
+    def put_back(self) -> None:
+        """Make them, and what was in them, what they were."""
+        for name in [name for name, value in self._space.items() if value is not self._before.get(name, self)]:
+            if _is_data(name, self._space[name]):
+                del self._space[name]
+        for name, value in self._before.items():
+            self._space.setdefault(name, value)
+        for name, entries in self._entries.items():
+            value = self._before[name]
+            if list(map(id, _flat(value))) != list(map(id, _flat(entries))):
+                value.clear()
+                (value.extend if isinstance(value, (list, deque)) else value.update)(entries)
+
+
+def _globals() -> list[dict[str, Any]]:
+    """The global variables of the script and of the modules beside it."""
+    modules = list(sys.modules.values())
+    return [vars(module) for module in modules if is_users(getattr(module, "__file__", None) or "<string>")]
+
+
+def _is_data(name: str, value: Any) -> bool:
+    """A number, a text, or a container that is small enough to look through."""
+    return not name.startswith("__") and (
+        isinstance(value, _PLAIN) or (type(value) in _CONTAINERS and len(value) <= _LONG)
+    )
+
+
+def _flat(value: Any) -> list[Any]:
+    return [*value, *value.values()] if isinstance(value, dict) else list(value)
 
 
 def _copied(value: Any, copies: dict[int, Any]) -> Any:

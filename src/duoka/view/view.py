@@ -18,7 +18,7 @@ class View:
 
     adopt: called with every leaf tensor that needs a gradient and meets rows; from then on its gradient is kept in
     step over ranks (`Strategy.adopt`). say: shows the user a line. gathered: how often an (operation, line) was
-    computed whole.
+    computed whole. opened: why a (module, line) is no boundary.
     """
 
     def __init__(
@@ -28,6 +28,7 @@ class View:
         self.adopt = adopt
         self.say = lru_cache(maxsize=256)(say)  # each line once
         self.gathered: Counter[tuple[str, str]] = Counter()
+        self.opened: dict[tuple[str, str], str] = {}
         self.cut = lru_cache(maxsize=1024)(self._cut)
 
     def _cut(self, n: int) -> Cut:

@@ -63,6 +63,13 @@ def samplewise(dims: int | None) -> Rule:
     return layer
 
 
+def instance_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """F.instance_norm, unless it keeps statistics of the whole batch."""
+    if kwargs.get("running_mean") is not None and kwargs.get("use_input_stats", True):
+        return NotImplemented
+    return samplewise(None)(func, args, kwargs)
+
+
 def layer_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """F.layer_norm and rms_norm over the last dimensions, the batch not among them."""
     batch = args[0] if args else None
@@ -75,8 +82,8 @@ def layer_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def embedding(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """F.embedding(ids, table) and one_hot: a dimension more at the end."""
     batch = args[0] if args else None
-    if not isinstance(batch, BatchTensor) or kwargs.get("max_norm") is not None or len(args) > 3:
-        return NotImplemented
+    if not isinstance(batch, BatchTensor) or kwargs.get("max_norm") is not None or kwargs.get("scale_grad_by_freq"):
+        return NotImplemented  # the table, or its gradient, depends on all rows
     if func is F.one_hot and (kwargs.get("num_classes", args[1] if len(args) > 1 else -1)) == -1:
         return NotImplemented  # the number of classes would be told by the rows
     return _with_parameters(func, args, kwargs, batch._spec)
@@ -106,7 +113,8 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("matmul mm bmm __matmul__", (Tensor, torch)), matmul),
     F.linear: linear,
     **{func: samplewise(dims) for dims, names in _BY_DIMS.items() for func in functions(names, (torch, F))},
-    **dict.fromkeys(functions("group_norm instance_norm interpolate prelu", (F,)), samplewise(None)),
+    **dict.fromkeys(functions("group_norm interpolate prelu", (F,)), samplewise(None)),
+    F.instance_norm: instance_norm,
     **dict.fromkeys(functions("layer_norm rms_norm", (F,)), layer_norm),
     **dict.fromkeys(functions("embedding one_hot", (F,)), embedding),
 }
