@@ -8,7 +8,7 @@ and what stands between them follows the rules.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from duoka.errors import Refused
@@ -47,7 +48,9 @@ class _Inside:
     """A boundary call that is going on."""
 
     cut: Cut | None = None  # None: every rank computes the whole batch
-    drawers: Mapping[nn.Module, _Drawer] | None = None
+    drawers: dict[nn.Module, _Drawer] | None = None
+    unmet: dict[nn.Module, str] = field(default_factory=dict)  # parts that were not called when this was learned
+    learned: Learned | None = None
     drawing: list[_Drawer] = field(default_factory=list)  # whose forward is running, the innermost last
     learning: Learning | None = None
     recomputing: bool = False
@@ -103,9 +106,9 @@ class Boundary:
             return call.run(call.leaves)
         rows = call.rows(self.view, cut, seam.inputs)
         draws = seam.learned.draws
-        inside = _Inside(cut)
+        inside = _Inside(cut, learned=seam.learned)
         with self._during(inside), uncompiled() if seam.uncompiled else nullcontext():
-            if not draws:
+            if not draws and not seam.learned.unmet:
                 before = torch.get_rng_state()
                 out = call.run(rows)
                 if self._own_stream is None and not torch.equal(before, torch.get_rng_state()):
@@ -117,7 +120,8 @@ class Boundary:
                 with self._own_stream:
                     out = call.run(rows)
             else:
-                inside.drawers = self._drawers_in(call.module, draws, cut)
+                inside.drawers = _drawers_in(call.module, draws, cut)
+                inside.unmet = {call.module.get_submodule(name): name for name in seam.learned.unmet}
                 args, kwargs = tree_unflatten(rows, call.tree)
                 out = self._part(inside, call.original, call.module, args, kwargs)
         if seam.learned.leaves:
@@ -193,6 +197,8 @@ class Boundary:
             return inside.learning.call(original, module, args, kwargs)
         if inside.recomputing:
             return self._redrawn(inside, original, (module, *args), kwargs)
+        if module in inside.unmet:
+            self._meet(inside, original, module, args, kwargs)
         drawer = None if inside.drawers is None else inside.drawers.get(module)
         if drawer is None:
             return original(module, *args, **kwargs)
@@ -205,10 +211,25 @@ class Boundary:
         finally:
             inside.drawing.pop()
 
-    def _drawers_in(
-        self, module: nn.Module, draws: dict[str, tuple[Place | None, ...]], cut: Cut
-    ) -> dict[nn.Module, _Drawer]:
-        return {module.get_submodule(name): _Drawer(name, cut, places) for name, places in draws.items()}
+    def _meet(
+        self, inside: _Inside, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """A part that is called for the first time (layers that are skipped at random): find out what it draws."""
+        assert inside.cut is not None
+        assert inside.drawers is not None
+        assert inside.learned is not None
+        leaves, tree = tree_flatten((args, kwargs))
+        with _disable_current_modes():
+            found = self.seams.meet(Call(original, module, leaves, tree, None), inside.cut.largest)
+        name = inside.unmet.pop(module)
+        if found is None:
+            raise Refused(
+                f"{name} is called for the first time at {user_line()}, and its rows depend on each other; "
+                "run this script on one device"
+            )
+        inside.drawers.update(_drawers_in(module, found.draws, inside.cut))
+        inside.learned.met(name, found)
+        inside.unmet = {part: path for part, path in inside.unmet.items() if path in inside.learned.unmet}
 
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A random operator inside of a boundary."""
@@ -225,6 +246,8 @@ class Boundary:
 
     def _next_place(self, drawer: _Drawer) -> tuple[Place | None, Cut]:
         drawer.count += 1
+        if drawer.count > len(drawer.places) and len(set(drawer.places)) == 1:
+            return drawer.places[0], drawer.cut
         if drawer.count > len(drawer.places):
             raise Refused(
                 f"{drawer.name or 'the model'} draws more random numbers than in its first call ({user_line()}); "
@@ -252,3 +275,7 @@ class Boundary:
         if rest:
             raise Refused(f"a tensor of shape {shape} does not hold {cut.rows} rows, as it should ({user_line()})")
         return Spec(self.view, cut, place.dim, each if place.outer else 1, 1 if place.outer else each)
+
+
+def _drawers_in(module: nn.Module, draws: dict[str, tuple[Place | None, ...]], cut: Cut) -> dict[nn.Module, _Drawer]:
+    return {module.get_submodule(name): _Drawer(name, cut, places) for name, places in draws.items()}

@@ -43,16 +43,28 @@ class Place:
     order: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Learned:
     """How to cut one kind of call: the place of the batch in each output and in each draw of each module.
 
-    leaves: it has to do with tensors that need gradients and are not the module's parameters.
+    leaves: it has to do with tensors that need gradients and are not the module's parameters. unmet: the parts that
+    were not called.
     """
 
     outputs: tuple[Place | None, ...]
     draws: dict[str, tuple[Place | None, ...]]
     leaves: bool = False
+    unmet: frozenset[str] = frozenset()
+
+    def met(self, name: str, part: Learned) -> None:
+        """A part was called for the first time."""
+        path = f"{name}." if name else ""
+        self.draws.update({(path + below).removesuffix("."): places for below, places in part.draws.items()})
+        called = {other for other in self.unmet if other == name or other.startswith(path)}
+        self.unmet = self.unmet - called | {path + below for below in part.unmet}
+
+
+_LISTS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # are not called themselves
 
 
 class Unclear(Exception):
@@ -139,6 +151,7 @@ class Learning:
         self.module = module
         self.names = {id(part): name for name, part in module.named_modules()}
         self.owner = ""
+        self._unmet = {name for name, part in module.named_modules() if name and not isinstance(part, _LISTS)}
         self._tape: _Tape | None = None
         self._witness = Witness(self._draw)
         self._replaying = False  # the second run
@@ -146,6 +159,7 @@ class Learning:
     def call(self, original: Callable[..., Any], part: nn.Module, args: Any, kwargs: Any) -> Any:
         """A call inside the module: draws belong to the innermost part that is running."""
         before, self.owner = self.owner, self.names.get(id(part), self.owner)
+        self._unmet.discard(self.owner)
         try:
             return original(part, *args, **kwargs)
         finally:
@@ -185,7 +199,7 @@ class Learning:
             raise Mixed("it counts the rows of the batch")
         outputs = _compare(whole, some, tape.rows, part)
         draws = {name: tuple(places) for name, places in tape.places.items()}
-        return Learned(outputs, draws, whole.leaves or some.leaves)
+        return Learned(outputs, draws, whole.leaves or some.leaves, frozenset(self._unmet))
 
     def _run(self, run: Call, part: tuple[int, int], replaying: bool) -> _Run:
         self._replaying = replaying

@@ -23,6 +23,7 @@ from duoka.view.site import user_line
 from duoka.view.view import View
 from duoka.view.witness import Mixed
 
+_DIMS = 3  # dimensions in which rows are looked for
 ATTEMPTS = 8  # calls that may leave it unclear how a kind of call is cut
 
 
@@ -198,33 +199,74 @@ class Seams:
                 unclear = True
                 continue
 
-            learning = Learning(call.module)
+            places = zip(call.leaves, inputs, strict=True)
+            of_rows = [isinstance(leaf, BatchTensor) or dim is not None for leaf, dim in places]
 
-            def run(
-                start: int,
-                stop: int,
-                cut: Cut = cut,
-                inputs: tuple[int | None, ...] = inputs,
-                learning: Learning = learning,
-            ) -> Any:
-                with torch.no_grad():
-                    rows = call.rows(self._view, cut, inputs, (start, stop))
-                given = [
-                    _given(learning, row, leaf, dim) for row, leaf, dim in zip(rows, call.leaves, inputs, strict=True)
-                ]
-                return call.try_out(given)
+            def rows_of(start: int, stop: int, cut: Cut = cut, inputs: tuple[int | None, ...] = inputs) -> list[Any]:
+                return call.rows(self._view, cut, inputs, (start, stop))
 
-            self._view.ranks.alone = True
             try:
-                with uncompiled(), self._looking(learning):
-                    return Seam(lead, inputs, learning.learn(run, cut.rows)), ""
+                return Seam(lead, inputs, self._tried(call, rows_of, of_rows, cut.rows)), ""
             except Mixed as mixed:
                 reason = reason or str(mixed)
             except Unclear:
                 unclear = True
-            finally:
-                self._view.ranks.alone = False
         return How.LATER if unclear else How.OPEN, reason
+
+    def _tried(self, call: Call, rows_of: Callable[[int, int], list[Any]], of_rows: list[bool], rows: int) -> Learned:
+        """What runs with some of `rows` rows tell; rows_of(start, stop): the inputs with these."""
+        learning = Learning(call.module)
+        wants = [
+            leaf.requires_grad and torch.is_grad_enabled() if isinstance(leaf, Tensor) else False
+            for leaf in map(_own_part, call.leaves)
+        ]
+
+        def given(row: Any, is_rows: bool, wants_grad: bool) -> Any:
+            if not isinstance(row, Tensor) or isinstance(row, nn.Parameter):
+                return row
+            return learning.given(row, is_rows, wants_grad)
+
+        def run(start: int, stop: int) -> Any:
+            with torch.no_grad():
+                leaves = rows_of(start, stop)
+            return call.try_out(list(map(given, leaves, of_rows, wants)))
+
+        self._view.ranks.alone = True
+        try:
+            with uncompiled(), self._looking(learning):
+                return learning.learn(run, rows)
+        finally:
+            self._view.ranks.alone = False
+
+    def meet(self, call: Call, rows: int) -> Learned | None:
+        """How `rows` rows go through a part that is called for the first time inside of a boundary; None: they mix.
+
+        What it is given are rows already, of which only the sizes tell where they are.
+        """
+        ranks = self._view.ranks
+        found: Learned | None = None
+        if ranks.rank == ranks.world_size - 1:
+            found = next(filter(None, (self._met(call, rows, dim) for dim in range(_DIMS))), None)
+        return ranks.broadcast_object(found, ranks.world_size - 1)  # type: ignore[no-any-return]
+
+    def _met(self, call: Call, rows: int, first: int) -> Learned | None:
+        def dimension(leaf: Any) -> int | None:
+            sizes = leaf.shape if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter) else ()
+            fitting = [dim for dim, size in enumerate(sizes) if size == rows]
+            return first if first in fitting else next(iter(fitting), None)
+
+        dims = list(map(dimension, call.leaves))
+
+        def rows_of(start: int, stop: int) -> list[Any]:
+            return [
+                leaf if dim is None else leaf.narrow(dim, start, stop - start)
+                for leaf, dim in zip(call.leaves, dims, strict=True)
+            ]
+
+        try:
+            return self._tried(call, rows_of, [dim is not None for dim in dims], rows) if rows > 1 else None
+        except (Mixed, Unclear):
+            return None
 
     def _candidates(self, call: Call) -> list[tuple[tuple[int, int] | None, tuple[int | None, ...]]]:
         """Which inputs may be cut where: all that have the batch's size, then none but the batch itself."""
@@ -264,7 +306,9 @@ def _confirmed(known: _Known, found: Seam | How, module: nn.Module) -> Seam | Ho
     if found is How.LATER:
         return before
     if isinstance(found, Seam) and found.learned.outputs == before.learned.outputs:
-        return replace(before, learned=replace(before.learned, draws={**found.learned.draws, **before.learned.draws}))
+        draws = {**found.learned.draws, **before.learned.draws}
+        unmet = before.learned.unmet & found.learned.unmet
+        return replace(before, learned=replace(before.learned, draws=draws, unmet=unmet))
     raise Refused(
         f"{type(module).__name__} at {user_line()} computed each sample by itself at first, but no longer does "
         f"(seen at its call {known.calls}), so its last results may be wrong; run this script on one device"
@@ -289,13 +333,8 @@ def _own(view: View, leaf: Any, dim: int | None, cut: Cut, part: tuple[int, int]
     return apart.flatten(spec.dim, spec.dim + 2)
 
 
-def _given(learning: Learning, row: Any, leaf: Any, dim: int | None) -> Any:
-    """An input to look with: what the module writes into it does not stay."""
-    if not isinstance(row, Tensor) or isinstance(row, nn.Parameter):
-        return row
-    of_rows = dim is not None or isinstance(leaf, BatchTensor)
-    whole = leaf._local if isinstance(leaf, BatchTensor) else leaf
-    return learning.given(row, of_rows, whole.requires_grad and torch.is_grad_enabled())
+def _own_part(leaf: Any) -> Any:
+    return leaf._local if isinstance(leaf, BatchTensor) else leaf
 
 
 def _version(leaf: Any) -> int:

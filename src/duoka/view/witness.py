@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from duoka.view.batch import BatchTensor
 from duoka.view.draws import is_drawing
 from duoka.view.site import calling_line, user_line
 
@@ -45,7 +46,7 @@ class Storages:
             self._held[key] = StorageWeakRef(tensor.untyped_storage()) if strided else tensor
 
     def __contains__(self, tensor: object) -> bool:
-        return isinstance(tensor, Tensor) and _key(tensor) in self._held
+        return isinstance(tensor, Tensor) and not isinstance(tensor, BatchTensor) and _key(tensor) in self._held
 
     def alive(self) -> set[int]:
         """The keys of those that somebody still holds."""
