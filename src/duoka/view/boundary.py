@@ -24,7 +24,7 @@ from duoka.view.batch import BatchTensor, Spec
 from duoka.view.cut import Cut
 from duoka.view.draws import OwnStream, SeededMode, draw_own_rows, random_digest, shape_drawn
 from duoka.view.learning import Learned, Learning, Place
-from duoka.view.seams import Call, How, Seam, Seams, may_lead, uncompiled
+from duoka.view.seams import Call, Opened, Seam, Seams, leads_in, uncompiled
 from duoka.view.site import user_line
 from duoka.view.view import View
 from duoka.view.witness import graph
@@ -71,6 +71,7 @@ class Boundary:
         self._own_stream, self._whole_norm = own_stream, whole_norm
         self._drawn: dict[int, tuple[Place | None, Cut]] = {}  # random state -> what was drawn from there
         self._thread = threading.get_ident()
+        self._around: int | None = None  # the size of the batch that an opened module was given
         self.open_all = False  # no module is a boundary meanwhile
         self._mode = SeededMode(self._draw)
 
@@ -87,15 +88,15 @@ class Boundary:
             return original(module, *args, **kwargs)
         leaves, tree = tree_flatten((args, kwargs))
         batch = next((leaf for leaf in leaves if isinstance(leaf, BatchTensor)), None)
-        if batch is None and not any(may_lead(self.view, leaf) for leaf in leaves):
+        leads = () if batch is not None else leads_in(self.view, leaves, self._around)
+        if batch is None and not leads:
             return original(module, *args, **kwargs)
-        call = Call(original, module, leaves, tree, batch)
-        seam = self.seams.of(call)
-        if isinstance(seam, Seam):
-            return self._cut(call, seam)
-        if seam is How.OPEN:
-            with uncompiled():
-                return original(module, *args, **kwargs)
+        call = Call(original, module, leaves, tree, batch, leads)
+        found = self.seams.of(call)
+        if isinstance(found, Seam):
+            return self._cut(call, found)
+        if isinstance(found, Opened):
+            return self._open(call, found, args, kwargs)
         return self._whole(call)
 
     # --- the ways to run a call
@@ -134,6 +135,16 @@ class Boundary:
             leaf = getattr(node, "variable", None)
             if isinstance(leaf, Tensor):
                 self.view.adopt(leaf)
+
+    def _open(self, call: Call, opened: Opened, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        batches = call.batches(self.view, opened)
+        first = call.batch if batches is None else batches[opened.lead[0]]  # type: ignore[index]
+        before, self._around = self._around, None if first is None else first._spec.cut.n
+        try:
+            with uncompiled():
+                return call.original(call.module, *args, **kwargs) if batches is None else call.run(batches)
+        finally:
+            self._around = before
 
     def _whole(self, call: Call) -> Any:
         """Every rank computes all rows."""

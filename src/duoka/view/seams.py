@@ -30,7 +30,6 @@ ATTEMPTS = 8  # calls that may leave it unclear how a kind of call is cut
 class How(Enum):
     """What is done with a kind of call that is not cut."""
 
-    OPEN = "opened"  # its children become boundaries
     WHOLE = "whole"  # every rank computes all rows
     LATER = "later"  # whole this time; found out from another call
 
@@ -50,14 +49,29 @@ class Seam:
 
 
 @dataclass(frozen=True, slots=True)
+class Opened:
+    """A module whose children become boundaries.
+
+    lead, inputs: as for a seam, the plain inputs that become batch tensors before; None: they stay as they are.
+    """
+
+    lead: tuple[int, int] | None = None
+    inputs: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
-    """A module call with its inputs flattened. batch: the first batch tensor among them."""
+    """A module call with its inputs flattened.
+
+    batch: the first batch tensor among them. leads: where else the batch could be, if it was cut by hand.
+    """
 
     original: Callable[..., Any]
     module: nn.Module
     leaves: list[Any]
     tree: TreeSpec
     batch: BatchTensor | None
+    leads: tuple[tuple[int, int], ...] = ()
 
     def run(self, leaves: list[Any]) -> Any:
         """Call the module with other leaves in the same places."""
@@ -71,10 +85,10 @@ class Call:
         out = self.original(self.module, *args, **kwargs)
         left, tree = tree_flatten((args, kwargs))
         if tree != self.tree or any(one is not other for one, other in zip(left, leaves, strict=True)):
-            raise Mixed("it changes a container among its inputs")
+            raise Writing("it changes a container among its inputs")
         for leaf, version, was in zip(leaves, versions, self.leaves, strict=True):
             if _version(leaf) != version and not isinstance(was, BatchTensor):
-                raise Mixed("it writes into an input")  # into a part of what every rank holds whole
+                raise Writing("it writes into an input")  # into a part of what every rank holds whole
         return out
 
     def cut(self, view: View, lead: tuple[int, int] | None) -> Cut | None:
@@ -97,12 +111,33 @@ class Call:
         """The leaves with this rank's rows in them, or with some of its rows: `part` = (first, past the last)."""
         return [_own(view, leaf, dim, cut, part) for leaf, dim in zip(self.leaves, inputs, strict=True)]
 
+    def batches(self, view: View, opened: Opened) -> list[Any] | None:
+        """The leaves with batch tensors in place of what was cut by hand; None where there is no such."""
+        cut = None if opened.lead is None else self.cut(view, opened.lead)
+        if cut is None:
+            return None
+
+        def batch(leaf: Any, dim: int | None) -> Any:
+            if dim is None or leaf.shape[dim] != cut.n:
+                return leaf
+            spec = Spec(view, cut, dim)
+            return BatchTensor(spec.own(leaf), spec)
+
+        return list(map(batch, self.leaves, opened.inputs))
+
+
+class Writing(Mixed):
+    """Rows are written into, or kept by, what the call was given."""
+
+
+Found = Seam | Opened | How
+
 
 @dataclass(slots=True)
 class _Known:
     """What is known of a kind of call, and how often it was made."""
 
-    seam: Seam | How | None = None
+    seam: Found | None = None
     calls: int = 0
 
 
@@ -137,7 +172,7 @@ class Seams:
         """Find out anew: a hook was added, so modules may have to be opened."""
         self._known.clear()
 
-    def of(self, call: Call) -> Seam | How:
+    def of(self, call: Call) -> Found:
         """How to run this call.
 
         Raises:
@@ -168,17 +203,17 @@ class Seams:
         for buffer in module.buffers():
             self._view.ranks.broadcast_into(buffer, 0)
 
-    def _find(self, call: Call) -> Seam | How:
+    def _find(self, call: Call) -> Found:
         """What the rank with the largest share finds out, for all ranks."""
         if any(map(_is_opaque, call.leaves)) or (call.module.training and _is_scripted(call.module)):
             return How.WHOLE
         ranks = self._view.ranks
         told: Any = None
-        found: Seam | How
+        found: Found
         if ranks.rank == ranks.world_size - 1:
-            told = (How.OPEN, "it has hooks") if _has_hooks(call.module) else self._look(call)
+            told = (Opened(), "it has hooks") if _has_hooks(call.module) else self._look(call)
         found, reason = ranks.broadcast_object(told, ranks.world_size - 1)
-        if found is How.OPEN:
+        if isinstance(found, Opened):
             self._view.opened[type(call.module).__name__, user_line()] = reason
         if not isinstance(found, Seam) or not any(map(_is_compiled, call.module.modules())):
             return found
@@ -190,15 +225,14 @@ class Seams:
         )
         return replace(found, uncompiled=True)
 
-    def _look(self, call: Call) -> tuple[Seam | How, str]:
+    def _look(self, call: Call) -> tuple[Found, str]:
         """Try what may be cut, until the values agree; if none does, why the first did not."""
-        unclear, reason = False, ""
+        unclear, reason, opened = False, "", Opened()
         for lead, inputs in self._candidates(call):
             cut = call.cut(self._view, lead)
             if cut is None or cut.rows < 2:
                 unclear = True
                 continue
-
             places = zip(call.leaves, inputs, strict=True)
             of_rows = [isinstance(leaf, BatchTensor) or dim is not None for leaf, dim in places]
 
@@ -208,10 +242,12 @@ class Seams:
             try:
                 return Seam(lead, inputs, self._tried(call, rows_of, of_rows, cut.rows)), ""
             except Mixed as mixed:
+                if not reason and not isinstance(mixed, Writing) and _is_batch_first(call):
+                    opened = Opened(lead, inputs)
                 reason = reason or str(mixed)
             except Unclear:
                 unclear = True
-        return How.LATER if unclear else How.OPEN, reason
+        return How.LATER if unclear else opened, reason
 
     def _tried(self, call: Call, rows_of: Callable[[int, int], list[Any]], of_rows: list[bool], rows: int) -> Learned:
         """What runs with some of `rows` rows tell; rows_of(start, stop): the inputs with these."""
@@ -270,13 +306,8 @@ class Seams:
 
     def _candidates(self, call: Call) -> list[tuple[tuple[int, int] | None, tuple[int | None, ...]]]:
         """Which inputs may be cut where: all that have the batch's size, then none but the batch itself."""
-        leads: list[tuple[int, int] | None] = [None]
-        if call.batch is None:
-            first = next(index for index, leaf in enumerate(call.leaves) if may_lead(self._view, leaf))
-            sizes = call.leaves[first].shape[:2]
-            leads = [(first, dim) for dim, size in enumerate(sizes) if self._view.shares(size)]
         found = []
-        for lead in leads:
+        for lead in call.leads or (None,):
             cut = call.cut(self._view, lead)
             n = cut.n if cut is not None else -1
             every = [_dimension(leaf, n) for leaf in call.leaves]
@@ -287,9 +318,24 @@ class Seams:
         return found
 
 
-def may_lead(view: View, leaf: Any) -> bool:
-    """Whether a plain tensor could be a batch that was cut by hand."""
-    return isinstance(leaf, Tensor) and any(view.shares(size) for size in leaf.shape[:2])
+def leads_in(view: View, leaves: list[Any], n: int | None) -> tuple[tuple[int, int], ...]:
+    """Where plain inputs could be a batch that was cut by hand: the input, and its dimensions, batch-first or not.
+
+    n: the size of the batch that is known to be around.
+    """
+    for index, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor) or isinstance(leaf, nn.Parameter) or not leaf.dim():
+            continue
+        if n is not None and leaf.shape[0] == n:
+            return ((index, 0),)
+        if n is None and view.shares(leaf.shape[0]):  # a smaller one, with a long second dimension, is a small batch
+            return tuple((index, dim) for dim, size in enumerate(leaf.shape[:2]) if view.shares(size))
+    return ()
+
+
+def _is_batch_first(call: Call) -> bool:
+    """Whether it is plain where the batch is in what was cut by hand; else let the children find out."""
+    return len(call.leads) == 1 or bool(call.leads and call.leaves[call.leads[0][0]].dim() == 2)
 
 
 def uncompiled() -> AbstractContextManager[None]:
@@ -299,7 +345,7 @@ def uncompiled() -> AbstractContextManager[None]:
     return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
 
 
-def _confirmed(known: _Known, found: Seam | How, module: nn.Module) -> Seam | How:
+def _confirmed(known: _Known, found: Found, module: nn.Module) -> Found:
     """What is known, confirmed by a later look, with what that saw drawn for the first time."""
     before = known.seam
     assert isinstance(before, Seam)

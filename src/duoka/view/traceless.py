@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,7 @@ class _Variables:
 
 def _globals() -> list[dict[str, Any]]:
     """The global variables of the script and of the modules beside it."""
-    modules = list(sys.modules.values())
+    modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
     return [vars(module) for module in modules if is_users(getattr(module, "__file__", None) or "<string>")]
 
 
