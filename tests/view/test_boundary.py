@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -175,14 +176,44 @@ class Ordinary:
         self.hidden = hidden
 
 
-@pytest.mark.parametrize("kind", [Slots, Ordinary])
+class Nesting:
+    """Objects in lists in objects, one of them twice."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.layers = [Ordinary(hidden), Ordinary(hidden.transpose(0, 1)), 3]
+        self.again = self.layers[0]
+
+    @property
+    def hidden(self) -> Any:
+        return self.layers[0].hidden * 2 + self.layers[1].hidden.transpose(0, 1) + self.again.hidden  # type: ignore
+
+
+@dataclass(frozen=True)
+class Frozen:
+    hidden: Tensor
+
+
+@pytest.mark.parametrize("kind", [Slots, Ordinary, Nesting, Frozen])
 def test_an_object_that_comes_out_holds_the_whole_batch(kind: Any) -> None:
     def run(model: Any, x: Tensor) -> Any:
         scores, made = model(x)
         scalar((scores, made.hidden)).backward()
         return scores, made.hidden
 
-    check(lambda: Net(lambda m, x: (x, kind(x))), run, [normal(6, 4, 6)])
+    assert check(lambda: Net(lambda m, x: (x, kind(x))), run, [normal(6, 4, 6)]) == [[3], [3]]
+
+
+def test_an_object_that_knows_the_batch_s_size_is_the_whole_batch_s() -> None:
+    def run(model: Any, x: Tensor) -> Any:
+        made = model(x)
+        out = made.mean + made.batch_shape[0]
+        scalar(out).backward()
+        return out
+
+    def then(m: Any, x: Tensor) -> Any:
+        return torch.distributions.Normal(x, x.exp())
+
+    assert check(lambda: Net(then), run, [normal(6, 4, 6)]) == [["batch"], ["batch"]]
 
 
 def test_an_error_of_the_model_is_the_script_s() -> None:

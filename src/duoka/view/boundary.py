@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from duoka.errors import Refused
 from duoka.view.batch import BatchTensor, Spec
+from duoka.view.contents import Contents
 from duoka.view.cut import Cut
 from duoka.view.draws import OwnStream, SeededMode, draw_own_rows, random_digest, shape_drawn
 from duoka.view.learning import Learned, Learning, Place
@@ -131,7 +132,7 @@ class Boundary:
 
     def _adopt_leaves(self, out: Any) -> None:
         """Tensors that need gradients and came in by attributes or closures: kept in step like parameters."""
-        for node in graph(tree_leaves(out)):
+        for node in graph(Contents(out).leaves):
             leaf = getattr(node, "variable", None)
             if isinstance(leaf, Tensor):
                 self.view.adopt(leaf)
@@ -271,14 +272,17 @@ class Boundary:
     def _wrapped(self, out: Any, places: tuple[Place | None, ...], cut: Cut) -> Any:
         if isinstance(out, Tensor) and len(places) == 1 and places[0] is not None:
             return BatchTensor(out, self._spec(places[0], tuple(out.shape), cut))
-        leaves, tree = tree_flatten(out)
-        if len(leaves) != len(places):
-            raise Refused(f"the model gave {len(leaves)} outputs, but {len(places)} at first ({user_line()})")
-        wrapped = [
-            BatchTensor(leaf, self._spec(place, tuple(leaf.shape), cut)) if place is not None else leaf
-            for leaf, place in zip(leaves, places, strict=True)
-        ]
-        return tree_unflatten(wrapped, tree)
+        contents = Contents(out)
+        if len(contents.leaves) != len(places):
+            raise Refused(
+                f"the model gave {len(contents.leaves)} outputs, but {len(places)} at first ({user_line()})"
+            )
+        return contents.put(
+            [
+                BatchTensor(leaf, self._spec(place, tuple(leaf.shape), cut)) if place is not None else leaf
+                for leaf, place in zip(contents.leaves, places, strict=True)
+            ]
+        )
 
     def _spec(self, place: Place, shape: tuple[int, ...], cut: Cut) -> Spec:
         """Where the batch is in a tensor that came out, or is drawn, inside."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from duoka.view.contents import Contents
 from duoka.view.draws import (
     draw_again_from,
     draw_own_rows,
@@ -207,7 +208,7 @@ class Learning:
         with traceless(self.module) as remains:
             try:
                 with witness:
-                    outputs = tree_leaves(run(*part))
+                    outputs = Contents(run(*part)).leaves
                 leaves = witness.foreign(outputs, self.module)
             except (Mixed, Unclear, KeyboardInterrupt):
                 raise
