@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from benchmarks.runs import SCRIPTS, Samples, duoka, in_turn, output
 from benchmarks.table import Row
 
 MODELS = {"mlp": ("a small MLP, batch 256", 1.15), "cnn": ("a CNN, batch 64 of 3x32x32", 1.03)}
+PLAIN, BY_HAND = SCRIPTS / "training.py", SCRIPTS / "training_ddp.py"
 
 
 def measure(quick: bool) -> Iterator[Row]:
     """Milliseconds for a step that reports loss and accuracy of the whole batch, as the scripts measure them."""
+    rounds = 3 if quick else 9
+
+    def in_turns(**commands: tuple[object, ...]) -> dict[str, Samples]:
+        return in_turn({name: _timed(*words) for name, words in commands.items()}, rounds, "ms")
+
     for model, (words, bar) in MODELS.items():
-        times = _in_turn(model, 3 if quick else 9)
-        yield Row(f"{words}: a step on 2 workers, against DDP by hand", times["duoka"], times["by hand"], bar)
+        times = in_turns(duoka=(PLAIN, model), by_hand=(BY_HAND, model))
+        yield Row(f"{words}: a step on 2 workers, against DDP by hand", times["duoka"], times["by_hand"], bar)
+    one = (PLAIN, "transformer")
+    times = in_turns(one_stream=one, each_its_own=("--randomness", "worker", *one))
+    words = "a transformer with dropout: one random stream, against one for each of 2 workers"
+    yield Row(words, times["one_stream"], times["each_its_own"], 1.1)
 
 
-def _in_turn(model: str, rounds: int) -> dict[str, Samples]:
-    return in_turn(
-        {
-            "duoka": lambda: float(output(duoka(2, SCRIPTS / "training.py", model))),
-            "by hand": lambda: float(output(duoka(2, SCRIPTS / "training_ddp.py", model))),
-        },
-        rounds,
-        "ms",
-    )
+def _timed(*words: object) -> Callable[[], float]:
+    return lambda: float(output(duoka(2, *map(str, words))))

@@ -1,4 +1,7 @@
-"""One training step, as everybody writes it: `training.py mlp|cnn`. Prints the median time in milliseconds."""
+"""One training step, as everybody writes it: `training.py mlp|cnn|transformer`.
+
+Prints the median time in milliseconds.
+"""
 
 import statistics
 import sys
@@ -13,6 +16,10 @@ torch.manual_seed(0)
 if sys.argv[1] == "mlp":
     size, steps, x = 256, 300, torch.randn(256 * 8, 64)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+elif sys.argv[1] == "transformer":
+    size, steps, x = 32, 40, torch.randn(32 * 8, 64, 128)
+    layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.1, batch_first=True)
+    model = nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(64 * 128, 10))
 else:
     size, steps, x = 64, 60, torch.randn(64 * 8, 3, 32, 32)
     convolutions = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+# These ask nothing of what they write over.
+_FILLING = frozenset({"normal_", "uniform_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_"})
 # What these consume depends on the values drawn for, so they need every rank's.
 _BY_VALUE = frozenset({"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise"})
 
@@ -125,6 +127,8 @@ def draw_own_rows(
         whole = func(*(sizes if isinstance(value, (list, tuple)) else value for value in args), **kwargs)
         return spec.own(whole).contiguous()
     order = order if spec.local_size == 1 else None
+    if func is torch.ops.aten.bernoulli_.float and _draw_runs(func, args, kwargs, spec, order):
+        return args[0]
     by_value = is_by_value(func)
     wholes: dict[int, Tensor] = {}
 
@@ -132,7 +136,12 @@ def draw_own_rows(
         if not isinstance(value, Tensor) or value.dim() <= spec.dim or value.shape[spec.dim] != spec.local_size:
             return value
         if id(value) not in wholes:
-            wholes[id(value)] = spec.gather(value) if by_value else _among_others(value, spec, order)
+            if by_value:
+                wholes[id(value)] = spec.gather(value)
+            elif func.overloadpacket.__name__ in _FILLING and value is args[0]:
+                wholes[id(value)] = _laid_out_like(value, spec, order)
+            else:
+                wholes[id(value)] = _among_others(value, spec, order)
         return wholes[id(value)]
 
     out = func(*map(whole_of, args), **{key: whole_of(value) for key, value in kwargs.items()})
@@ -145,6 +154,54 @@ def draw_own_rows(
         return rows[id(whole)] if id(whole) in rows else spec.own(whole).contiguous()
 
     return tree_map_only(Tensor, own, out)
+
+
+_RUN = 1024  # entries that are worth a call of their own
+_SKIPPED = 1 << 16  # entries that are skipped at a time: they stay in the cache
+
+
+def _draw_runs(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Share, order: tuple[int, ...] | None
+) -> bool:
+    """Fill own rows as they would be filled among all, drawing past the others' in the cheapest way.
+
+    False, and nothing done, where that is not known to draw the same, or own rows lie in too short runs.
+    """
+    rows, generator = args[0], kwargs.get("generator")
+    if rows.device.type != "cpu" or not rows.is_contiguous() or not _bits_of_bernoulli():
+        return False
+    if (order or memory_order(rows)) != tuple(range(rows.dim())):  # one row lies in any order
+        return False
+    places = spec.own(torch.arange(spec.size).view([1] * spec.dim + [-1])).flatten()
+    start, stop = int(places[0]), int(places[-1]) + 1
+    run = rows.shape[spec.dim + 1 :].numel()
+    if stop - start != spec.local_size or run * spec.local_size < _RUN:  # several entries for a sample, apart
+        return False
+    before, after = start * run, (spec.size - stop) * run
+    pending = before
+    for part in rows.view(-1, spec.local_size * run):
+        _skip(pending, generator)
+        func(part, *args[1:], **kwargs)
+        pending = after + before
+    _skip(after, generator)
+    return True
+
+
+def _skip(entries: int, generator: torch.Generator | None) -> None:
+    """Draw 64 bits for each of so many entries."""
+    while entries > 0:
+        torch.empty(min(entries, _SKIPPED), dtype=torch.int64).random_(generator=generator)
+        entries -= _SKIPPED
+
+
+@cache
+def _bits_of_bernoulli() -> bool:
+    """Whether `bernoulli_` on a CPU draws 64 bits for each entry, whatever came before it."""
+    one, other = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    whole = torch.empty(999).bernoulli_(0.3, generator=one)
+    _skip(500, other)
+    part = torch.empty(499).bernoulli_(0.3, generator=other)
+    return torch.equal(whole[500:], part) and torch.equal(one.get_state(), other.get_state())
 
 
 def _laid_out_like(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> Tensor:
