@@ -31,8 +31,8 @@ _DEPTH = 4  # how far objects in attributes are followed
 class Remains:
     """What a run of the module has left in its attributes, before it is put back."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, variables: list[dict[str, Any]]) -> None:
+        self._module, self._variables = module, variables
 
     def holds(self, tensors: Container[Any]) -> str:
         """The name of an attribute or variable in which one of these tensors was left; "" if none."""
@@ -50,7 +50,7 @@ class Remains:
             for name, value in (*part.__dict__.items(), *part._buffers.items(), *part._parameters.items()):
                 if name not in _MODULE_S_OWN:
                     yield f"{path}.{name}".lstrip("."), value
-        for space in _globals():
+        for space in self._variables:
             for name, value in space.items():
                 if _is_data(name, value):
                     yield name, value
@@ -71,17 +71,18 @@ def traceless(module: nn.Module) -> Iterator[Remains]:
         part.__dict__.update(fresh, **{name: before[name].copy() for name in _NAMED})
     for norm in norms:
         norm.training = False
-    variables = [_Variables(space) for space in _globals()]
+    spaces = _globals()
+    variables = [_Variables(space) for space in spaces]
     try:
-        yield Remains(module)
+        yield Remains(module, spaces)
     finally:
         for part, before in parts:
             part.__dict__.clear()
             part.__dict__.update(before)
         for norm in norms:
             norm.training = True
-        for space in variables:
-            space.put_back()
+        for kept in variables:
+            kept.put_back()
         set_random_states(states)
 
 

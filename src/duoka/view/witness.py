@@ -7,7 +7,7 @@ or writing it where it outlives the run, makes a rank's own rows decide what on 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from duoka.view.batch import BatchTensor
 from duoka.view.draws import is_drawing
@@ -101,7 +100,7 @@ class Witness(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in _flat((*args, *kwargs.values())) if isinstance(leaf, Tensor)]
         keys = {_key(tensor) for tensor in tensors}
         of_rows = name not in _BY_SHAPE and any(tensor in self.rows for tensor in tensors)
         if of_rows and name == "embedding" and True in args[3:4]:
@@ -109,7 +108,7 @@ class Witness(TorchDispatchMode):
         for tensor in _written(func, args, kwargs):
             self._write(tensor, of_rows)
         out = self._draw(func, args, kwargs) if is_drawing(func, args, kwargs) else func(*args, **kwargs)
-        for leaf in tree_leaves(out):
+        for leaf in _flat((out,)):
             if not isinstance(leaf, Tensor):
                 if of_rows and leaf is not None:
                     self.read()
@@ -232,4 +231,13 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = args[place] if place < len(args) else kwargs.get(argument.name)
-        yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+        yield from (leaf for leaf in _flat((value,)) if isinstance(leaf, Tensor))
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    """What operators take and give, out of its lists."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value
