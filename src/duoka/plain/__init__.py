@@ -3,6 +3,7 @@
 modules     module calls and their hooks; BatchNorm     -> view/boundary.py, view/norm.py
 autograd    backward passes, torch.autograd.grad        -> strategies
 loaders     DataLoader iterators                        -> data/shared.py
+transforms  torch.compile, torch.vmap and torch.func
 optimizers  what optimizers update is kept in step      -> strategies
 parallel    nn.DataParallel passes through
 saving      torch.save: once
@@ -19,6 +20,7 @@ from datetime import timedelta
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from duoka.errors import Refused
 from duoka.plain import (
     autograd,
     constructors,
@@ -31,6 +33,7 @@ from duoka.plain import (
     optimizers,
     parallel,
     saving,
+    transforms,
 )
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session
@@ -48,6 +51,7 @@ INTERCEPTIONS = (
     autograd,
     hooks,
     constructors,
+    transforms,
     loaders,
     optimizers,
     parallel,
@@ -85,8 +89,20 @@ def run_plain(
     session = Session(plan, ranks, view, boundary, strategy, Patches(), entropy, say)
     for interception in INTERCEPTIONS:
         interception.install(session)
-    run_target(plan.target)
-    ranks.barrier()
-    if plan.verbosity == "verbose":
-        for (operation, line), times in view.gathered.most_common(SHOWN):
-            say(f"computed whole by every rank: {operation} at {line}, {times} times")
+    try:
+        run_target(plan.target)
+        ranks.barrier()
+    except SystemExit as leaving:
+        if leaving.code in (None, 0):
+            _finish(view, plan.verbosity == "verbose")
+        raise
+    _finish(view, plan.verbosity == "verbose")
+
+
+def _finish(view: View, verbose: bool) -> None:
+    """The script has ended well: say what cost time, and do not let it pass that it caught a refusal."""
+    if view.refusal is not None:
+        raise Refused(f"the script caught this, and went on: {view.refusal}") from view.refusal
+    for line in view.gathered.lines()[:SHOWN] if verbose else [view.gathered.warning()]:
+        if line is not None:
+            view.say(line)

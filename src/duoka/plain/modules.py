@@ -13,6 +13,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from duoka.errors import Refused
 from duoka.plain.session import Session
 from duoka.view.batch import BatchTensor
 from duoka.view.cut import Cut
@@ -34,7 +35,11 @@ def install(session: Session) -> None:
         def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():  # the boundary is outside of compiled code
                 return original(self, *args, **kwargs)
-            return boundary.call(original, self, args, kwargs)
+            try:
+                return boundary.call(original, self, args, kwargs)
+            except Refused as error:
+                session.view.refused(error)
+                raise
 
         return call
 

@@ -13,10 +13,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from duoka.errors import Refused
 from duoka.view.collectives import Gathered
 from duoka.view.cut import Cut
+from duoka.view.lent import holders
 from duoka.view.site import user_line
 from duoka.view.view import View
-
-LENT = 7  # gathered copies that a batch remembers beside the newest
 
 Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
@@ -62,7 +61,8 @@ class Spec:
         """Every rank's rows put together: the replicated tensor that one device would have."""
         apart = local.unflatten(self.dim, (self.outer, self.cut.rows, self.inner)).movedim(self.dim + 1, 0)
         whole: Tensor = Gathered.apply(apart, self.cut, self.view.ranks)
-        return whole.movedim(0, self.dim + 1).flatten(self.dim, self.dim + 2)
+        whole = whole.movedim(0, self.dim + 1).flatten(self.dim, self.dim + 2)
+        return whole.contiguous() if local.is_contiguous() else whole
 
 
 class BatchTensor(Tensor):
@@ -71,9 +71,8 @@ class BatchTensor(Tensor):
     Every torch function looks itself up in `rules`; what has no rule is gathered and computed whole.
     """
 
-    _local: Tensor
+    _rows: Tensor
     _spec: Spec
-    _lent: tuple[tuple[Tensor, int], ...] = ()  # gathered copies of which views were handed out, and their versions
     rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}
 
     @staticmethod
@@ -86,8 +85,15 @@ class BatchTensor(Tensor):
             )
         shape[spec.dim] = spec.size
         batch: BatchTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
-        batch._local, batch._spec = local, spec
+        batch._rows, batch._spec = local, spec
         return batch
+
+    @property
+    def _local(self) -> Tensor:
+        lent = self._spec.view.lent
+        if lent.copies:
+            lent.settle(self._rows)
+        return self._rows
 
     def to_local(self) -> Tensor:
         """This rank's rows, as a plain tensor that shares memory and gradient with the batch."""
@@ -106,13 +112,22 @@ class BatchTensor(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if not args and "input" in kwargs:
+        if not args and "input" in kwargs and func not in _INPUT_IS_NOT_FIRST:
             args, kwargs = (kwargs["input"],), {name: kwargs[name] for name in kwargs if name != "input"}
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, BatchTensor) and value._lent:
-                _check_lent(value, args[2] if func is Tensor.__setitem__ and len(args) > 2 else None)
+        first = args[0] if args else None
+        try:
+            if isinstance(first, BatchTensor) and first._spec.view.lent.copies:
+                with first._spec.view.lent.in_step(first._rows, args[2] if func is Tensor.__setitem__ else None):
+                    return cls._compute(func, args, kwargs)
+            return cls._compute(func, args, kwargs)
+        except Refused as error:
+            batches_in((args, kwargs))[0]._spec.view.refused(error)
+            raise
+
+    @classmethod
+    def _compute(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = cls.rules.get(func)
-        if rule is not None:
+        if rule is not None and kwargs.get("out") is None:
             out = rule(func, args, kwargs)
             if out is not NotImplemented:
                 return out
@@ -120,7 +135,11 @@ class BatchTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise Refused(f"{func} came to a batch past duoka's rules ({user_line()}), so it cannot be shared out")
+        if func is torch.ops.aten.alias.default:  # `torch.Tensor(x)`, which asks nobody
+            return compute_whole(Tensor.detach, args, {}).clone()
+        error = Refused(f"{func} came to a batch past duoka's rules ({user_line()}), so it cannot be shared out")
+        batches_in((args, kwargs))[0]._spec.view.refused(error)
+        raise error
 
 
 def gather_all(tree: Any) -> Any:
@@ -138,64 +157,68 @@ def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
     What the operation writes into a batch is written back into each rank's own rows.
     """
-    name = getattr(func, "__name__", str(func))
-    batches_in((args, kwargs))[0]._spec.view.gathered[name, user_line()] += 1
-    if isinstance(kwargs.get("out"), BatchTensor) or name in ("__set__", "__delete__"):
-        raise Refused(f"{name} into a batch cannot be shared out ({user_line()}); write it without `out=`")
-    if not (args and isinstance(args[0], BatchTensor)):
-        return func(*gather_all(args), **gather_all(kwargs))
-    batch = args[0]
-    if not _writes(name, kwargs):
-        whole = batch.full_tensor()
-        out = func(whole, *gather_all(args[1:]), **gather_all(kwargs))
-        _lend(batch, whole, out)
+    name = _name_of(func)
+    if name in REFUSED:
+        raise Refused(f"{name} of a batch cannot be shared out ({user_line()}){REFUSED[name]}")
+    batches = batches_in((args, kwargs))
+    with batches[0]._spec.view.gathered.timed(name):
+        copies = {id(batch): _Copy(batch) for batch in batches}
+        args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].whole, (args, kwargs))
+        out = func(*args, **kwargs)
+        for copy in copies.values():
+            out = copy.handed_out(out) if copy.whole_is_untouched() else copy.written_back(name, out)
         return out
-    whole = batch.full_tensor().clone()
-    func(whole, *gather_all(args[1:]), **gather_all(kwargs))
-    if whole.shape != batch.shape:
-        raise Refused(f"{name} at {user_line()} would change a batch's shape in place; write `x = x.{name[:-1]}()`")
-    batch._local.copy_(batch._spec.own(whole))
-    return None if name == "__setitem__" else batch
 
 
-def _lend(batch: BatchTensor, whole: Tensor, out: Any) -> None:
-    """Remember a gathered copy of which views go out: on one device, writing into them would write into the batch."""
-    if any(isinstance(leaf, Tensor) and _share_memory(leaf, whole) for leaf in tree_leaves(out)):
-        batch._lent = (*batch._lent[-LENT:], (whole, whole._version))
+class _Copy:
+    """A gathered copy of a batch, for one operation."""
+
+    def __init__(self, batch: BatchTensor) -> None:
+        rows, spec = batch._local, batch._spec
+        known = spec.view.lent.of(rows, spec)
+        if known is None:
+            with torch.inference_mode(False), torch.set_grad_enabled(_records_gradients()):  # it must have a version
+                known = spec.gather(rows)
+        self.batch, self.whole = batch, known
+        self._version, self._holders = known._version, holders(known)
+
+    def whole_is_untouched(self) -> bool:
+        return self.whole._version == self._version
+
+    def handed_out(self, out: Any) -> Any:
+        """The result, where nothing was written: the batch itself, views of the copy, or what has its own memory."""
+        if out is self.whole:
+            return self.batch
+        self.batch._spec.view.lent.lend(self.batch._rows, self.batch._spec, self.whole, self._holders, out)
+        return out
+
+    def written_back(self, name: str, out: Any) -> Any:
+        """The result, where the operation wrote into the copy."""
+        if self.whole.shape != self.batch.shape or self.whole.dtype != self.batch.dtype:
+            raise Refused(
+                f"{name} at {user_line()} would change a batch's shape or type in place; assign the result instead"
+            )
+        self.batch._local.copy_(self.batch._spec.own(self.whole))
+        return tree_map_only(Tensor, lambda leaf: self.batch if leaf is self.whole else leaf, out)
 
 
-def _check_lent(batch: BatchTensor, put_back: Any) -> None:
-    """Refuse to go on where a gathered copy was written into: the batch does not have what was written.
-
-    put_back: what is just being written into the batch itself (`x[1:3] += 1` takes, adds and puts back).
-    """
-    for whole, version in batch._lent:
-        if whole._version == version:
-            continue
-        if isinstance(put_back, Tensor) and not isinstance(put_back, BatchTensor) and _share_memory(put_back, whole):
-            batch._lent = tuple(entry for entry in batch._lent if entry[0] is not whole)
-            continue
-        raise Refused(
-            f"rows taken from a batch were written into before {user_line()}; write through the batch itself "
-            "instead: `x[i] = value`, not `x[i].fill_(value)`"
-        )
+def _name_of(func: Callable[..., Any]) -> str:
+    name: str = getattr(func, "__name__", str(func))
+    return name if name != "__get__" else func.__self__.__name__  # type: ignore[attr-defined]
 
 
-def _share_memory(one: Tensor, other: Tensor) -> bool:
-    if one.layout is not torch.strided:
-        return False
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+def _records_gradients() -> bool:
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
-def _writes(name: str, kwargs: dict[str, Any]) -> bool:
-    dunder = name.startswith("__")
-    return (
-        name == "__setitem__"
-        or name in _IN_PLACE_OPERATORS
-        or (name.endswith("_") and not dunder)
-        or bool(kwargs.get("inplace"))
-    )
+# Operations that would be done to a copy and be lost, and what to do instead.
+REFUSED = {
+    "__set__": "; set it before the batch is made",
+    "__delete__": "",
+    "set_": "; write `x = y`",
+    "share_memory_": "",
+    "is_set_to": "",
+    "register_post_accumulate_grad_hook": "; do what it does after backward() instead",
+}
 
-
-_OPERATORS = "add sub mul truediv div floordiv mod pow and or xor lshift rshift matmul"
-_IN_PLACE_OPERATORS = frozenset(f"__i{name}__" for name in _OPERATORS.split())
+_INPUT_IS_NOT_FIRST = (torch.where, torch.searchsorted)

@@ -149,10 +149,8 @@ class Boundary:
 
     def _whole(self, call: Call) -> Any:
         """Every rank computes all rows."""
-        self.view.gathered[type(call.module).__name__, user_line()] += 1
-        whole = [leaf.full_tensor() if isinstance(leaf, BatchTensor) else leaf for leaf in call.leaves]
-        with self.computed_whole():
-            return call.run(whole)
+        with self.view.gathered.timed(type(call.module).__name__), self.computed_whole():
+            return call.run([leaf.full_tensor() if isinstance(leaf, BatchTensor) else leaf for leaf in call.leaves])
 
     def _reaches_in(self, module: nn.Module, learned: Learned) -> bool:
         norms = self._whole_norm and any(isinstance(part, _BatchNorm) and part.training for part in module.modules())

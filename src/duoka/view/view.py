@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from duoka.errors import Refused
 from duoka.view.collectives import AllSum, Collectives, Entered
 from duoka.view.cut import Cut
+from duoka.view.lent import Lent
+from duoka.view.tally import Tally
 
 
 class View:
     """How one rank sees the whole batch.
 
     adopt: called with every leaf tensor that needs a gradient and meets rows; from then on its gradient is kept in
-    step over ranks (`Strategy.adopt`). say: shows the user a line. gathered: how often an (operation, line) was
-    computed whole. opened: why a (module, line) is no boundary.
+    step over ranks (`Strategy.adopt`). say: shows the user a line. gathered: what was computed whole. opened: why a
+    (module, line) is no boundary. lent: gathered copies that the script has memory of. refusal: the first that the
+    script was given, and may have caught.
     """
 
     def __init__(
@@ -27,15 +30,23 @@ class View:
         self.ranks = ranks
         self.adopt = adopt
         self.say = lru_cache(maxsize=256)(say)  # each line once
-        self.gathered: Counter[tuple[str, str]] = Counter()
+        self.gathered = Tally()
         self.opened: dict[tuple[str, str], str] = {}
+        self.lent = Lent()
+        self.refusal: Refused | None = None
         self.cut = lru_cache(maxsize=1024)(self._cut)
 
     def _cut(self, n: int) -> Cut:
         cut = Cut(n, self.ranks.rank, self.ranks.world_size)
         if not self.cut.cache_info().currsize:
             self.say(f"batch {cut}")
+            self.gathered.begin()
         return cut
+
+    def refused(self, error: Refused) -> None:
+        """Remember a refusal, unless a rank only finds something out."""
+        if not self.ranks.alone:
+            self.refusal = self.refusal or error
 
     def shares(self, n: int) -> bool:
         """Whether a batch of n samples is shared out: a smaller one than ranks stays whole on each."""

@@ -62,6 +62,62 @@ SHARED: dict[str, Operation] = {  # stay rows: nothing is gathered
     "embedding": lambda x, y, c, w, v: F.embedding(c, w) + F.one_hot(c, 6) * x[:, 0],
     "types": lambda x, y, c, w, v: x.float().to(torch.float64) + y.double().type_as(x),
     "cosine": lambda x, y, c, w, v: F.cosine_similarity(x.flatten(1), y.flatten(1)),
+    "repeat": lambda x, y, c, w, v: x.repeat(1, 2, 1) * y.tile(2, 1) + x.repeat_interleave(2, 1),
+    "repeat rows": lambda x, y, c, w, v: x.repeat(2, 1, 1) * y.repeat(3, 2, 1, 1)[1] + x.tile(2, 1, 1),
+    "interleave rows": lambda x, y, c, w, v: x.repeat_interleave(2, 0).view(-1, 8, 6) + y.repeat_interleave(2, dim=1),
+    "cat rows": lambda x, y, c, w, v: (torch.cat([x, y, x * 2]) @ w).relu(),
+    "cat and split": lambda x, y, c, w, v: _cat_and_split(x, y),
+    "einsum": lambda x, y, c, w, v: (
+        torch.einsum("btc,cd,btd->b", x, w, y) + torch.einsum("bt,tb->b", x[:, :, 0], y[:, :, 1].t())
+    ),
+    "einsum columns": lambda x, y, c, w, v: torch.einsum("cd,btd->tcb", w, x),
+    "einsum rows of both": lambda x, y, c, w, v: torch.einsum("ic,jc->ij", x[:, 0], y[:, 1]).logsumexp(1),
+    "matmul columns": lambda x, y, c, w, v: w @ x[:, 0].t() + y[:, 0].T.flip(0),
+    "outer product": lambda x, y, c, w, v: (
+        torch.outer(x[:, 0, 0], w[0]) * torch.outer(y[:, 1, 0], y[:, 2, 0]).sum(1)[:, None]
+    ),
+    "mv": lambda x, y, c, w, v: torch.mv(x[:, 0], w[0]) + y[:, 1].mv(w[1]),
+    "gather": lambda x, y, c, w, v: (
+        x.gather(2, (c[:, None, None] % 6).expand(-1, 4, 6)) + torch.take_along_dim(y, c[:, None, None] % 4, 1)
+    ),
+    "gather plain": lambda x, y, c, w, v: x.gather(1, torch.zeros(len(c), 2, 6, dtype=torch.long)),
+    "index_select": lambda x, y, c, w, v: (
+        x.index_select(1, torch.tensor([2, 0])) + y.index_select(-2, torch.tensor([1, 1]))
+    ),
+    "scatter": lambda x, y, c, w, v: (
+        (x * 1).scatter_(1, (c[:, None, None] % 4).expand(-1, 1, 6), y[:, :1])
+        + y.scatter(2, c[:, None, None].expand(-1, 4, 1), 2.0)
+    ),
+    "scatter_add": lambda x, y, c, w, v: (
+        x.scatter_add(2, c[:, None, None].expand(-1, 4, 1), y)
+        + y.scatter_reduce(1, (c[:, None, None] % 4).expand(-1, 4, 6), x, "sum")
+    ),
+    "pad": lambda x, y, c, w, v: F.pad(x, (1, 2)) + F.pad(y, (1, 2, 0, 0), value=3) * 2,
+    "tril": lambda x, y, c, w, v: x.tril() + torch.triu(y, 1),
+    "glu": lambda x, y, c, w, v: F.glu(x) + F.glu(y, dim=2).diff(dim=2).sum(2, keepdim=True),
+    "new": lambda x, y, c, w, v: (
+        x + x.new_zeros(x.shape) + y.new_full((6,), 2.0) + x.new_tensor([3.0]) * x.new_ones(len(x), 1, 1)
+    ),
+    "attention": lambda x, y, c, w, v: F.scaled_dot_product_attention(x, y, x * 2, attn_mask=w[:4, :4]),
+    "grid_sample": lambda x, y, c, w, v: F.grid_sample(
+        x[:, None], y[..., :2, None].tanh().expand(-1, 4, 2, 2), align_corners=False
+    ),
+    "instance_norm": lambda x, y, c, w, v: F.instance_norm(x) + F.group_norm(y, 2, w[0, :4], w[1, :4]),
+    "pools": lambda x, y, c, w, v: _pools(x[:, None], y[:, None]),
+    "embeddings none": lambda x, y, c, w, v: F.triplet_margin_loss(x[:, 0], y[:, 0], y[:, 1], reduction="none"),
+    "more pointwise": lambda x, y, c, w, v: (
+        x.abs().log1p_().igammac(y.abs() + 1).detach()
+        + torch.special.entr(y.abs())
+        + torch.special.xlog1py(x, y.abs())
+        + torch.complex(x, y).real
+        + x.asinh().cosh_().atan2_(y)
+    ),
+    "set where": lambda x, y, c, w, v: _set_where(x * 1, c, w),
+    "broadcast_to": lambda x, y, c, w, v: x[:, :1].broadcast_to(y.shape) * y,
+    "pairs": lambda x, y, c, w, v: (x.flatten(1)[:, None] - y.flatten(1)[None]).pow(2).sum(-1),
+    "pairs of labels": lambda x, y, c, w, v: (torch.cdist(x[:, 0], y[:, 0]) * (c[:, None] == c[None])).max(1).values,
+    "pairs with others": lambda x, y, c, w, v: torch.cdist(x[:, 0], w) + (x[:, 0, :, None] - w.t()).pow(2).sum(1),
+    "pairs in place": lambda x, y, c, w, v: (x[:, None, 0] * y[None, :, 1]).mul_(y[:, None, 2]).add_(x[None, :, 2]),
     "losses none": lambda x, y, c, w, v: (
         F.cross_entropy(x[:, 0], c, reduction="none") + F.mse_loss(x, y, reduction="none").sum((1, 2))
     ),
@@ -90,6 +146,34 @@ REDUCED: dict[str, Operation] = {  # replicated results: all-reduced, nothing ga
     ),
     "huber": lambda x, y, c, w, v: F.huber_loss(x, y, delta=0.3) + F.soft_margin_loss(x, y.sign()),
     "gram": lambda x, y, c, w, v: (x[:, 0].t() @ y[:, 1]) * w + F.one_hot(c, 6).double().T @ x[:, 2],
+    "hinge": lambda x, y, c, w, v: (
+        F.hinge_embedding_loss(x, y.detach().sign()) + F.margin_ranking_loss(x, y, x.detach().sign())
+    ),
+    "embeddings": lambda x, y, c, w, v: (
+        F.cosine_embedding_loss(x[:, 0], y[:, 0], (c % 2) * 2 - 1)
+        + F.triplet_margin_loss(x[:, 0], y[:, 0], y[:, 1], reduction="sum")
+        + F.triplet_margin_with_distance_loss(x[:, 0], y[:, 0], y[:, 1])
+    ),
+    "margins": lambda x, y, c, w, v: (
+        F.multi_margin_loss(x[:, 0], c, weight=w[0].detach().abs())
+        + F.multilabel_margin_loss(x[:, 0], (c[:, None] - 1).expand(-1, 6))
+        + F.multilabel_soft_margin_loss(x[:, 0], (y[:, 0] > 0).double())
+    ),
+    "ctc": lambda x, y, c, w, v: F.ctc_loss(
+        x.transpose(0, 1).log_softmax(-1), (c[:, None] % 5 + 1).expand(-1, 2), (4,) * len(c), (2,) * len(c)
+    ),
+    "ctc sum": lambda x, y, c, w, v: F.ctc_loss(
+        x.transpose(0, 1).log_softmax(-1),
+        (c[:, None] % 5 + 1).expand(-1, 2),
+        torch.full((len(c),), 4),
+        c % 2,
+        reduction="sum",
+    ),
+    "einsum over rows": lambda x, y, c, w, v: torch.einsum("btc,b,bd->cd", x, v, y[:, 0]),
+    "products over rows": lambda x, y, c, w, v: (
+        x[:, 0].t() @ v + v @ y[:, 0] + x[:, 0, 0] @ y[:, 0, :] + x[:, 0, 0].dot(y[:, 1, 1])
+    ),
+    "contrast": lambda x, y, c, w, v: _contrast(x[:, 0], y[:, 0]),
     "penalty": lambda x, y, c, w, v: (x.mean() - 1) ** 2 + w.pow(2).sum() * x.sum(),
 }
 WHOLE: dict[str, Operation] = {  # no rule fits: gathered, and still right
@@ -98,19 +182,49 @@ WHOLE: dict[str, Operation] = {  # no rule fits: gathered, and still right
     "first rows": lambda x, y, c, w, v: x[:2] + y[-1],
     "shuffled": lambda x, y, c, w, v: x[torch.arange(x.size(0) - 1, -1, -1)] * y,
     "mask": lambda x, y, c, w, v: x[c > 1].sum() + y[:, 0][c > 2].exp().sum(),
-    "pairs": lambda x, y, c, w, v: (x.flatten(1)[:, None] - y.flatten(1)[None]).pow(2).sum(-1),
     "similarity": lambda x, y, c, w, v: (x[:, 0] @ y[:, 0].t()).logsumexp(0),
     "sorted batch": lambda x, y, c, w, v: x.sort(0).values + x.cumsum(0) + x.softmax(0),
     "std": lambda x, y, c, w, v: (
         x.std() + x.var(0).sum() + x.norm() + x.max() + y.min(0).values.sum() + x.prod(1).amax()
     ),
-    "cat rows": lambda x, y, c, w, v: torch.cat([x, y]),
+    "cat others": lambda x, y, c, w, v: torch.cat([x, y[:1]]),
+    "split": lambda x, y, c, w, v: x.split(1)[1] + torch.cat([x, y]).split(3)[0].sum(),
+    "blocks torn apart": lambda x, y, c, w, v: torch.cat([x, y])[1:3] + torch.cat([x, y])[1 - len(x) :].sum(),
+    "pad rows": lambda x, y, c, w, v: F.pad(x, (0, 0, 0, 0, 1, 1)),
+    "where by name": lambda x, y, c, w, v: torch.where(condition=x > 0, input=x, other=y),
+    "triplets of one's own": lambda x, y, c, w, v: F.triplet_margin_with_distance_loss(
+        x[:, 0], y[:, 0], y[:, 1], distance_function=lambda a, b: ((a - b) / (a - b).std()).norm(dim=1)
+    ),
     "setitem": lambda x, y, c, w, v: _set(x * 1, y),
-    "setitem mask": lambda x, y, c, w, v: _set_mask(x * 1, c),
+    "setitem mask": lambda x, y, c, w, v: _set_mask(x * 1, c, y),
     "index_add": lambda x, y, c, w, v: (x * 1).index_add_(0, torch.tensor([1, 0]), y[:2]),
     "into plain": lambda x, y, c, w, v: torch.zeros(x.shape, dtype=x.dtype).add_(x * 2),
-    "einsum": lambda x, y, c, w, v: torch.einsum("btc,cd,btd->b", x, w, y),
+    "einsum": lambda x, y, c, w, v: (
+        torch.einsum("...c,cd->...d", x, w)
+        + torch.einsum("iic->ic", x[:4, :4] * 1 if len(x) > 3 else x[:1, :1]).sum()
+    ),
 }
+
+
+def _cat_and_split(x: Tensor, y: Tensor) -> Tensor:
+    z = F.normalize(torch.cat([x, y]), dim=-1)
+    one, other = z.split(len(x))
+    return one * other.exp() + z[: len(x)] - z[len(x) :] + z.chunk(2)[1] + torch.split(z, [len(x), len(y)])[0]
+
+
+def _contrast(x: Tensor, y: Tensor) -> Tensor:
+    """NT-Xent over two views of a batch."""
+    z = F.normalize(torch.cat([x, y]), dim=1)
+    itself = torch.eye(len(z), dtype=torch.bool)
+    partner = torch.cat([torch.arange(len(x)) + len(x), torch.arange(len(x))])
+    return F.cross_entropy((z @ z.t() / 0.5).masked_fill(itself, -1e9), partner)
+
+
+def _pools(x: Tensor, y: Tensor) -> Tensor:
+    found, places = F.max_pool2d(x, 2, return_indices=True)
+    return (
+        F.max_unpool2d(found, places, 2) + F.local_response_norm(y, 2) + F.pixel_unshuffle(x, 2).sum((1, 2, 3), True)
+    )
 
 
 def _augmented(x: Tensor, y: Tensor) -> Tensor:
@@ -128,8 +242,14 @@ def _set(x: Tensor, y: Tensor) -> Tensor:
     return x
 
 
-def _set_mask(x: Tensor, c: Tensor) -> Tensor:
-    x[c > 1] = 0
+def _set_mask(x: Tensor, c: Tensor, y: Tensor) -> Tensor:
+    x[c > 1] = y[c > 1] * 2
+    return x
+
+
+def _set_where(x: Tensor, c: Tensor, w: Tensor) -> Tensor:
+    x[x < 0] = 0.5
+    x[c > 1] = w.mean()
     return x
 
 
@@ -170,7 +290,12 @@ def _values(operation: Operation, values: dict[str, Tensor], view: View | None) 
     found.update({f"d{name}": whole_of(grad) for name, grad in zip("xw", first, strict=True)})
     penalty = sum(((grad**2).sum() for grad in first if grad is not None), torch.zeros(()))
     if penalty.requires_grad:
-        second = torch.autograd.grad(penalty, wanted, allow_unused=True)
+        try:
+            second = torch.autograd.grad(penalty, wanted, allow_unused=True)
+        except RuntimeError as error:
+            if "is not implemented" not in str(error):  # in torch, for some losses
+                raise
+            return found
         found.update({f"dd{name}": whole_of(grad) for name, grad in zip("xw", second, strict=True)})
     return found
 
@@ -199,21 +324,21 @@ cuts = st.integers(2, 4).flatmap(lambda size: st.tuples(st.integers(size, 13), s
 
 
 @pytest.mark.parametrize("name", SHARED)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(cut=cuts, seed=st.integers(0, 999))
 def test_rows_stay_rows(name: str, cut: tuple[int, int], seed: int) -> None:
     assert not any(_check(SHARED[name], *cut, seed)), "gathered"
 
 
 @pytest.mark.parametrize("name", REDUCED)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(cut=cuts, seed=st.integers(0, 999))
 def test_reduced_over_all_ranks(name: str, cut: tuple[int, int], seed: int) -> None:
     assert not any(_check(REDUCED[name], *cut, seed)), "gathered"
 
 
 @pytest.mark.parametrize("name", WHOLE)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(cut=cuts, seed=st.integers(0, 999))
 def test_computed_whole(name: str, cut: tuple[int, int], seed: int) -> None:
     _check(WHOLE[name], *cut, seed)

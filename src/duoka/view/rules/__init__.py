@@ -7,9 +7,20 @@ operation is gathered and computed whole. Later families win where two name the 
 from __future__ import annotations
 
 from duoka.view.batch import BatchTensor
-from duoka.view.rules import facts, gradients, losses, pointwise, products, randomness, reductions, shapes
+from duoka.view.rules import (
+    along,
+    blocks,
+    facts,
+    gradients,
+    losses,
+    pointwise,
+    products,
+    randomness,
+    reductions,
+    shapes,
+)
 
-FAMILIES = (pointwise, reductions, shapes, products, losses, randomness, facts, gradients)
+FAMILIES = (pointwise, reductions, shapes, blocks, along, products, losses, randomness, facts, gradients)
 
 
 def install() -> None:

@@ -8,14 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.view.batch import BatchTensor, Rule
+from duoka.view.batch import BatchTensor, Rule, batches_in
 from duoka.view.rules.lookup import Function, functions, getters
 
-GLOBAL = "size dim ndimension numel nelement __len__ __hash__ element_size is_floating_point is_complex is_same_size"
+GLOBAL = "size dim ndimension numel nelement __len__ __hash__ element_size is_floating_point is_complex"
 GLOBAL_GETTERS = (
     "shape ndim dtype device layout itemsize nbytes is_cuda is_cpu is_mps is_xpu is_meta is_sparse is_quantized names"
 )
-LOCAL = "retain_grad is_contiguous get_device is_inference is_conj is_neg is_signed is_pinned type is_shared"
+LOCAL = """
+retain_grad is_contiguous get_device is_inference is_conj is_neg is_signed is_pinned type is_shared
+data_ptr const_data_ptr storage_offset record_stream _is_view
+"""
+NEW = "new new_zeros new_ones new_full new_empty new_empty_strided new_tensor"
 LOCAL_GETTERS = "requires_grad is_leaf grad_fn retains_grad output_nr _version"
 
 
@@ -37,9 +41,35 @@ def data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return BatchTensor(args[0]._local.data, args[0]._spec)
 
 
+def set_data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x.data = y` of the same shape and type: x has y's rows from now on."""
+    batch, value = args
+    if not isinstance(batch, BatchTensor) or value.shape != batch.shape or value.dtype != batch.dtype:
+        return NotImplemented
+    if isinstance(value, BatchTensor):
+        if value._spec != batch._spec:
+            return NotImplemented
+        batch._local.data = value._local
+    else:
+        batch._local.data = batch._spec.own(value).clone()
+    return None
+
+
 def deepcopy(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A batch of its own."""
     return BatchTensor(copy.deepcopy(args[0]._local, args[1]), args[0]._spec)
+
+
+def new(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x.new_zeros(sizes)` and its like: another tensor, held whole, of x's type and device."""
+    if batches_in((args[1:], kwargs)):
+        return NotImplemented
+    return func(args[0]._local.detach(), *args[1:], **kwargs)
+
+
+def is_same_size(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x.is_same_size(y)`: of the whole batches."""
+    return args[0].shape == args[1].shape
 
 
 def is_tensor(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -47,12 +77,16 @@ def is_tensor(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return True
 
 
+_data: Any = Tensor.data
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions(GLOBAL), of_the_whole),
     **dict.fromkeys(getters(GLOBAL_GETTERS), of_the_whole),
     **dict.fromkeys(functions(LOCAL), of_the_rows),
     **dict.fromkeys(getters(LOCAL_GETTERS), of_the_rows),
     **dict.fromkeys(getters("data"), data),
+    _data.__set__: set_data,
+    **dict.fromkeys(functions(NEW), new),
     Tensor.__deepcopy__: deepcopy,
+    **dict.fromkeys(functions("is_same_size"), is_same_size),
     torch.is_tensor: is_tensor,
 }

@@ -16,8 +16,9 @@ Function = Callable[..., Any]
 
 def functions(names: str, spaces: Iterable[Any] = (Tensor, torch, F, torch.special)) -> list[Function]:
     """Every function of these (space-separated) names in torch, its functional module and Tensor."""
-    found = (getattr(space, name, None) for space in spaces for name in names.split())
-    return [function for function in found if function is not None]
+    found = [(space, name) for space in spaces for name in names.split() if hasattr(space, name)]
+    own = [getattr(space, name) for space, name in found if space is Tensor or not name.startswith("__")]
+    return [function for function in own if callable(function) and not isinstance(function, torch.dtype)]
 
 
 def getters(names: str) -> list[Function]:
@@ -29,6 +30,16 @@ def getters(names: str) -> list[Function]:
 def argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str, default: Any = None) -> Any:
     """One argument of a call, given by place or by name."""
     return args[place] if len(args) > place else kwargs.get(name, default)
+
+
+def sizes_of(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> list[int]:
+    """A shape given as separate numbers, as one sequence, or by name."""
+    given = (
+        args[1:]
+        if len(args) > 2 or (len(args) == 2 and isinstance(args[1], int))
+        else argument(args, kwargs, 1, name)
+    )
+    return [int(size) for size in given]
 
 
 def align(values: Iterable[Any]) -> tuple[Spec, int] | None:

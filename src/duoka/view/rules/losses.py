@@ -104,13 +104,57 @@ def row_loss(operands: str) -> Rule:
             return NotImplemented
         reduction = given.pop("reduction")
         each = BatchTensor(func(**{**given, **own}, reduction="none"), spec)
-        if reduction == "none":
-            return each
         if reduction == "batchmean":
             return whole_sum(each, None, False, None) / tensors["input"].shape[0]
-        return (whole_sum if reduction == "sum" else whole_mean)(each, None, False, None)
+        return _reduced(each, reduction)
 
     return loss
+
+
+def sample_loss(operands: str) -> Rule:
+    """A loss with one number for each sample, of which it is the mean or the sum; the batch leads each operand."""
+    by_sample = operands.split()
+
+    def loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = _bound(func, args, kwargs)
+        if given is None or given.get("distance_function") is not None:  # which may compare any two rows
+            return NotImplemented
+        if any(isinstance(value, BatchTensor) for name, value in given.items() if name not in by_sample):
+            return NotImplemented
+        spec = next(given[name]._spec for name in by_sample if isinstance(given[name], BatchTensor))
+        own = {name: _rows(given[name], spec) for name in by_sample}
+        if spec.dim != 0 or given[by_sample[0]].dim() != 2 or any(rows is None for rows in own.values()):
+            return NotImplemented
+        reduction = given.pop("reduction")
+        whole = {name: value for name, value in given.items() if name not in by_sample and isinstance(value, Tensor)}
+        entered = {name: spec.view.enter(value) for name, value in whole.items()}
+        each = BatchTensor(func(**{**given, **entered, **own}, reduction="none"), spec)
+        return _reduced(each, reduction)
+
+    return loss
+
+
+def _reduced(each: BatchTensor, reduction: str) -> Any:
+    if reduction == "none":
+        return each
+    return (whole_sum if reduction == "sum" else whole_mean)(each, None, False, None)
+
+
+def ctc_loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """ctc_loss of (T, N, C) scores and (N, S) targets; its mean is over targets, then over samples."""
+    given = _bound(func, args, kwargs)
+    scores = None if given is None else given["log_probs"]
+    if given is None or not isinstance(scores, BatchTensor) or scores._spec.dim != 1 or given["targets"].dim() != 2:
+        return NotImplemented
+    spec, reduction = scores._spec.at(0), given.pop("reduction")
+    lengths = {name: torch.as_tensor(given[name]) for name in ("input_lengths", "target_lengths")}
+    own = {name: _rows(value, spec) for name, value in {"targets": given["targets"], **lengths}.items()}
+    if any(rows is None for rows in own.values()):
+        return NotImplemented
+    each = func(**{**given, **own, "log_probs": scores._local}, reduction="none")
+    if reduction == "mean":
+        each = each / own["target_lengths"].clamp_min(1).to(each)  # type: ignore[union-attr]
+    return _reduced(BatchTensor(each, spec), reduction)
 
 
 def pairwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -137,6 +181,14 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys((F.binary_cross_entropy, F.binary_cross_entropy_with_logits), row_loss("input target weight")),
     **dict.fromkeys((F.kl_div, F.poisson_nll_loss, F.soft_margin_loss), row_loss("input target")),
     F.gaussian_nll_loss: row_loss("input target var"),
-    **dict.fromkeys((F.cosine_embedding_loss, F.margin_ranking_loss), row_loss("input1 input2 target")),
+    F.margin_ranking_loss: row_loss("input1 input2 target"),
+    F.hinge_embedding_loss: row_loss("input target"),
+    F.cosine_embedding_loss: sample_loss("input1 input2 target"),
+    **dict.fromkeys(
+        (F.triplet_margin_loss, F.triplet_margin_with_distance_loss), sample_loss("anchor positive negative")
+    ),
+    **dict.fromkeys((F.multi_margin_loss, F.multilabel_margin_loss), sample_loss("input target")),
+    F.multilabel_soft_margin_loss: sample_loss("input target"),
+    F.ctc_loss: ctc_loss,
     **dict.fromkeys((F.cosine_similarity, F.pairwise_distance), pairwise),
 }

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.batch import BatchTensor, Rule
+from duoka.view.batch import BatchTensor, Rule, Spec
 from duoka.view.draws import SeededMode, draw_own_rows, shape_drawn
-from duoka.view.rules.lookup import Function, align, functions, localise, wrap
+from duoka.view.rules.lookup import Function, align, argument, functions, localise, wrap
 
 FRESH = """
 dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout rrelu gumbel_softmax
@@ -24,7 +24,7 @@ def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if common is None or isinstance(kwargs.get("out"), Tensor):
         return NotImplemented
     spec, right = common
-    if func is F.gumbel_softmax and kwargs.get("dim", args[4] if len(args) > 4 else -1) % right == spec.dim:
+    if not _draws_by_rows(func, args, kwargs, spec, right):
         return NotImplemented
 
     def draw(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -39,6 +39,21 @@ def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     with SeededMode(draw):
         return wrap(func(*rows, **named), spec)
+
+
+def _draws_by_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, right: int) -> bool:
+    """Whether a number is drawn for each entry of the first tensor, whatever the other rows are."""
+    shapes = {value.shape for value in (*args, *kwargs.values()) if isinstance(value, Tensor)}
+    if func is F.gumbel_softmax:
+        return bool(argument(args, kwargs, 4, "dim", -1) % right != spec.dim)
+    if func is F.rrelu and argument(args, kwargs, 4, "inplace"):
+        return False  # it draws for those below 0 only
+    if func in _OF_DISTRIBUTIONS:
+        return spec.dim == 0 and right == 2
+    return len(shapes) == 1
+
+
+_OF_DISTRIBUTIONS = functions("multinomial")  # the last dimension is the probabilities
 
 
 def filled(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -17,7 +17,9 @@ ALONG = """
 sum mean nansum nanmean prod max min amax amin aminmax argmax argmin any all norm std var std_mean var_mean
 logsumexp median nanmedian mode count_nonzero quantile kthvalue
 """
-KEEPING = "softmax log_softmax softmin cumsum cumprod logcumsumexp cummax cummin sort argsort topk normalize"
+KEEPING = """
+softmax log_softmax softmin cumsum cumprod logcumsumexp cummax cummin sort argsort topk normalize glu diff
+"""
 
 
 def reduce(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -121,9 +123,11 @@ _OVER_THE_BATCH = {
 def keep(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Operations along one dimension that keep the shape (or that dimension): rows stay, unless along them."""
     batch, name = args[0], func.__name__
-    if not isinstance(batch, BatchTensor):
+    if not isinstance(batch, BatchTensor) or any(
+        isinstance(value, Tensor) for value in (*args[1:], *kwargs.values())
+    ):
         return NotImplemented
-    place = 2 if name in ("topk", "normalize") else 1
+    place = 2 if name in ("topk", "normalize", "diff") else 1
     dim = argument(args, kwargs, place, "dim", _DEFAULT_DIM.get(name))
     dims = dim if isinstance(dim, (tuple, list)) else [dim]
     if any(not isinstance(d, int) or d % batch._local.dim() == batch._spec.dim for d in dims):
@@ -131,7 +135,7 @@ def keep(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return wrap(func(batch._local, *args[1:], **kwargs), batch._spec)
 
 
-_DEFAULT_DIM = {"normalize": 1, "topk": -1, "sort": -1, "argsort": -1}
+_DEFAULT_DIM = {"normalize": 1, "topk": -1, "sort": -1, "argsort": -1, "glu": -1, "diff": -1}
 
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions(ALONG, (Tensor, torch)), reduce),

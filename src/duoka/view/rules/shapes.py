@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from duoka.view.batch import BatchTensor, Rule, Spec
-from duoka.view.rules.lookup import Function, align, argument, functions, getters, localise, same_rows, wrap
+from duoka.view.rules.blocks import blocks_of, repeat_interleave, split
+from duoka.view.rules.lookup import Function, argument, functions, getters, localise, same_rows, sizes_of, wrap
 
 
 def place_after_reshape(shape: tuple[int, ...], spec: Spec, target: list[int]) -> Spec | None:
@@ -47,16 +49,6 @@ def _reshaped(batch: BatchTensor, target: list[int]) -> Any:
     return BatchTensor(batch._local.reshape(target), spec)
 
 
-def _sizes(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> list[int]:
-    """A shape given as separate numbers, as one sequence, or by name."""
-    given = (
-        args[1:]
-        if len(args) > 2 or (len(args) == 2 and isinstance(args[1], int))
-        else argument(args, kwargs, 1, name)
-    )
-    return [int(size) for size in given]
-
-
 def reshape(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """view, reshape and their kind."""
     batch = args[0]
@@ -66,7 +58,7 @@ def reshape(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return _reshaped(batch, list(argument(args, kwargs, 1, "other").shape))
     if isinstance(argument(args, kwargs, 1, "dtype"), torch.dtype):
         return NotImplemented
-    return _reshaped(batch, _sizes(args, kwargs, "size" if func is Tensor.view else "shape"))
+    return _reshaped(batch, sizes_of(args, kwargs, "size" if func is Tensor.view else "shape"))
 
 
 def _is_as(func: Function) -> bool:
@@ -127,7 +119,7 @@ def expand(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if not isinstance(batch, BatchTensor):  # expand_as(a batch)
         return func(batch, torch.empty(args[1].shape, device="meta")) if func is Tensor.expand_as else NotImplemented
     sizes = (
-        list(argument(args, kwargs, 1, "other").shape) if func is Tensor.expand_as else _sizes(args, kwargs, "size")
+        list(argument(args, kwargs, 1, "other").shape) if func is Tensor.expand_as else sizes_of(args, kwargs, "size")
     )
     dim = batch._spec.dim + len(sizes) - batch.dim()
     sizes[dim] = -1
@@ -135,12 +127,14 @@ def expand(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def pieces(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """chunk, split, unbind, narrow, select, repeat_interleave, roll, flip along another dimension."""
+    """chunk, split, unbind, narrow, select, roll, flip along another dimension."""
     batch, spec, name = args[0], args[0]._spec, func.__name__
     place = 1 if name in ("unbind", "narrow", "select", "flip") else 2
     dim = argument(args, kwargs, place, "dims" if name in ("flip", "roll") else "dim", 0 if name in _SPLITS else None)
-    if not isinstance(dim, int) or dim % batch.dim() == spec.dim or (len(args) > 2 and name == "flip"):
+    if not isinstance(dim, int) or (len(args) > 2 and name == "flip"):
         return NotImplemented
+    if dim % batch.dim() == spec.dim:
+        return split(batch, func, args, kwargs) if name in _SPLITS and name != "unbind" else NotImplemented
     dim %= batch.dim()
     dropped = name in ("unbind", "select") and dim < spec.dim
     return wrap(func(batch._local, *args[1:], **kwargs), spec.at(spec.dim - dropped))
@@ -149,24 +143,22 @@ def pieces(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 _SPLITS = ("chunk", "split", "unbind", "tensor_split", "split_with_sizes")
 
 
-def joined(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """cat and stack of the same rows along another dimension."""
-    tensors, dim = args[0] if args else kwargs["tensors"], argument(args, kwargs, 1, "dim", 0)
-    common = align(tensors)
-    if common is None or not isinstance(dim, int) or kwargs.get("out") is not None:
+def of_each_matrix(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Operations on the last two dimensions, the batch not among them."""
+    batch = args[0]
+    if batch._spec.dim >= batch.dim() - 2:
         return NotImplemented
-    spec, _ = common
-    ndim = tensors[0].dim()
-    stacking = func is torch.stack
-    dim %= ndim + stacking
-    if any(t.dim() != ndim for t in tensors) or (not stacking and dim == spec.dim):
+    out = func(batch._local, *args[1:], **kwargs)
+    return batch if out is batch._local else BatchTensor(out, batch._spec)
+
+
+def pad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """F.pad of other dimensions."""
+    batch, sizes = args[0], argument(args, kwargs, 1, "pad")
+    first = batch.dim() - len(sizes) // 2  # the pairs of `pad` begin at the last dimension
+    if batch._spec.dim >= first:
         return NotImplemented
-    rows = []
-    for tensor in tensors:
-        if not isinstance(tensor, BatchTensor) and tensor.shape[spec.dim] != spec.size:
-            return NotImplemented
-        rows.append(tensor._local if isinstance(tensor, BatchTensor) else spec.own(tensor))
-    return BatchTensor(func(rows, dim), spec.at(spec.dim + (stacking and dim <= spec.dim)))
+    return BatchTensor(func(batch._local, *args[1:], **kwargs), batch._spec)
 
 
 def getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -179,6 +171,8 @@ def getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return _picked(batch, items[0], items[1])
     spelled = _spelled_out(items, batch.dim())
     place = None if spelled is None else _place_after_index(spelled, batch._spec.dim)
+    if place is None and spelled is not None and spelled[1:] == (slice(None),) * (batch.dim() - 1):
+        return blocks_of(spelled, batch)
     return NotImplemented if place is None else BatchTensor(batch._local[spelled], batch._spec.at(place))
 
 
@@ -195,10 +189,12 @@ def _picked(batch: BatchTensor, rows: Any, columns: BatchTensor) -> Any:
 
 
 def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Writing to every row: `x[:, 0] = 0`, `x[..., 1:] = y`."""
+    """Writing to every row: `x[:, 0] = 0`, `x[..., 1:] = y`, `x[x < 0] = 0`."""
     batch, index, value = args
     if not isinstance(batch, BatchTensor):
         return NotImplemented
+    if isinstance(index, BatchTensor):
+        return _masked(batch, index, value)
     items = _spelled_out(index if isinstance(index, tuple) else (index,), batch.dim())
     place = None if items is None else _place_after_index(items, batch._spec.dim)
     if items is None or place is None:
@@ -212,6 +208,16 @@ def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         batch._local[items] = localise(value, batch._spec, right)
     except LookupError:
         return NotImplemented
+    return None
+
+
+def _masked(batch: BatchTensor, mask: BatchTensor, value: Any) -> Any:
+    """Where a mask of the same rows says so, the same number."""
+    if mask.dtype != torch.bool or mask._spec.dim != batch._spec.dim or not same_rows(mask._spec, batch._spec):
+        return NotImplemented
+    if isinstance(value, Tensor) and (value.dim() or isinstance(value, BatchTensor)):
+        return NotImplemented
+    batch._local[mask._local] = batch._spec.view.enter(value) if isinstance(value, Tensor) else value
     return None
 
 
@@ -278,15 +284,17 @@ RULES: dict[Function, Rule] = {
         of_a_batch(permute),
     ),
     **dict.fromkeys(getters("T mT H mH"), of_a_batch(permute)),
-    **dict.fromkeys(functions("expand expand_as", (Tensor, torch)), expand),
+    **dict.fromkeys(functions("expand expand_as broadcast_to", (Tensor, torch)), expand),
     **dict.fromkeys(
         functions(
-            "chunk split unbind tensor_split split_with_sizes narrow select repeat_interleave roll flip",
+            "chunk split unbind tensor_split split_with_sizes narrow select roll flip",
             (Tensor, torch),
         ),
         of_a_batch(pieces),
     ),
-    **dict.fromkeys(functions("cat concat concatenate stack", (torch,)), joined),
+    **dict.fromkeys(functions("repeat_interleave", (Tensor, torch)), of_a_batch(repeat_interleave)),
+    **dict.fromkeys(functions("tril triu tril_ triu_", (Tensor, torch)), of_a_batch(of_each_matrix)),
+    **dict.fromkeys(functions("pad", (F,)), of_a_batch(pad)),
     Tensor.__getitem__: getitem,
     Tensor.__setitem__: setitem,
 }

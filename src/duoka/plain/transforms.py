@@ -1,0 +1,54 @@
+"""Functions made of functions (torch.compile, vmap, cond, torch.func) look inside of a tensor and ask nobody."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.func
+from torch import nn
+
+from duoka.plain.session import Session
+from duoka.view.batch import batches_in, compute_whole
+
+TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian")
+APPLIED = ("vjp", "jvp", "linearize")  # take the function and its arguments in one call
+
+
+def install(session: Session) -> None:
+    """What they make of a function is given all rows. A compiled module stays one: the boundary stands around it."""
+
+    def of_all_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if not batches_in((args, kwargs)):
+                return function(*args, **kwargs)
+            with session.boundary.computed_whole():
+                return compute_whole(function, args, kwargs)
+
+        return called
+
+    def make_transform(original: Callable[..., Any]) -> Callable[..., Any]:
+        def transform(function: Any = None, *args: Any, **kwargs: Any) -> Any:
+            made = original(function, *args, **kwargs)
+            return made if isinstance(made, nn.Module) or not callable(function) else of_all_rows(made)
+
+        return transform
+
+    def make_applied(original: Callable[..., Any]) -> Callable[..., Any]:
+        whole = of_all_rows(original)
+
+        def applied(*args: Any, **kwargs: Any) -> Any:
+            return tuple(of_all_rows(part) if callable(part) else part for part in whole(*args, **kwargs))
+
+        return applied
+
+    session.patches.replace(torch, "compile", make_transform)
+    session.patches.replace(torch, "vmap", make_transform)
+    session.patches.replace(torch, "cond", of_all_rows)
+    for name in TRANSFORMS:
+        session.patches.replace(torch.func, name, make_transform)
+    for name in APPLIED:
+        session.patches.replace(torch.func, name, make_applied)

@@ -1,0 +1,57 @@
+"""Entries chosen by positions of the same rows: gather, scatter and their kind, along another dimension."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duoka.view.batch import BatchTensor, Rule
+from duoka.view.rules.lookup import Function, argument, functions, localise
+
+READING = "gather take_along_dim index_select scatter scatter_add scatter_reduce"
+WRITING = "scatter_ scatter_add_ scatter_reduce_"
+
+
+def along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Every operand has the same rows in the same dimension, and its entries are chosen along another one."""
+    batch = args[0] if args else None
+    by_rows = func not in _BY_POSITION
+    dim = argument(args, kwargs, 1 if func not in _DIM_LAST else 2, "dim")
+    if not isinstance(batch, BatchTensor) or not isinstance(dim, int) or dim % batch.dim() == batch._spec.dim:
+        return NotImplemented
+    spec, right = batch._spec, batch.dim() - batch._spec.dim
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not by_rows:
+            return value
+        if value.dim() != batch.dim() or value.shape[spec.dim] != spec.size:
+            raise LookupError  # positions for some of the rows only
+        if isinstance(value, BatchTensor) and (value._spec.cut, value._spec.dim) != (spec.cut, spec.dim):
+            raise LookupError
+        return localise(value, spec, right)
+
+    if not by_rows and any(isinstance(value, BatchTensor) for value in (*args[1:], *kwargs.values())):
+        return NotImplemented
+    try:
+        rows = [own(value) for value in args[1:]], {name: own(value) for name, value in kwargs.items()}
+    except LookupError:
+        return NotImplemented
+    return BatchTensor(func(batch._local, *rows[0], **rows[1]), spec)
+
+
+_BY_POSITION = functions("index_select")  # the same positions for each row
+_DIM_LAST = functions("take_along_dim")
+
+
+def along_in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As `along`, into own rows."""
+    done = along(func, args, kwargs)
+    return done if done is NotImplemented else args[0]
+
+
+RULES: dict[Function, Rule] = {
+    **dict.fromkeys(functions(READING, (Tensor, torch)), along),
+    **dict.fromkeys(functions(WRITING, (Tensor,)), along_in_place),
+}

@@ -1,0 +1,98 @@
+"""The same rows several times in one dimension: repeated, joined as blocks, and taken apart again.
+
+`torch.cat([z1, z2])` of two batches of n rows has 2 blocks of n rows: in `Spec`, `outer` is 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duoka.view.batch import BatchTensor, Rule, Spec
+from duoka.view.rules.lookup import Function, align, argument, functions, sizes_of
+
+
+def repeat(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """repeat and tile: along the batch there are more blocks, along others nothing changes for it."""
+    batch = args[0]
+    times = sizes_of(args, kwargs, "dims" if func in _TILES else "repeats")
+    if not isinstance(batch, BatchTensor) or batch.numel() == 0 or 0 in times:
+        return NotImplemented
+    times = [1] * (batch.dim() - len(times)) + times if func in _TILES else times
+    if len(times) < batch.dim():
+        return NotImplemented  # torch says what is wrong
+    dim = batch._spec.dim + len(times) - batch.dim()
+    spec = replace(batch._spec, dim=dim, outer=batch._spec.outer * times[dim])
+    return BatchTensor(batch._local.repeat(times), spec)
+
+
+_TILES = functions("tile", (Tensor, torch))
+
+
+def repeat_interleave(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """repeat_interleave(a number, dim): along the batch each row has more entries."""
+    batch, spec = args[0], args[0]._spec
+    times, dim = argument(args, kwargs, 1, "repeats"), argument(args, kwargs, 2, "dim")
+    if not isinstance(times, int) or not isinstance(dim, int) or times == 0:
+        return NotImplemented
+    along = dim % batch.dim() == spec.dim
+    out = batch._local.repeat_interleave(times, dim)
+    return BatchTensor(out, replace(spec, inner=spec.inner * times) if along else spec)
+
+
+def joined(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """cat and stack of the same rows: along the batch as blocks, along another dimension side by side."""
+    tensors, dim = args[0] if args else kwargs["tensors"], argument(args, kwargs, 1, "dim", kwargs.get("axis", 0))
+    common = align(tensors)
+    if common is None or not isinstance(dim, int):
+        return NotImplemented
+    spec, _ = common
+    stacking = func is torch.stack
+    dim %= tensors[0].dim() + stacking
+    if any(tensor.dim() != tensors[0].dim() or tensor.shape[spec.dim] != spec.size for tensor in tensors):
+        return NotImplemented
+    rows = [tensor._local if isinstance(tensor, BatchTensor) else spec.own(tensor) for tensor in tensors]
+    if not stacking and dim == spec.dim:
+        return BatchTensor(torch.cat(rows, dim), replace(spec, outer=spec.outer * len(rows)))
+    return BatchTensor(func(rows, dim), spec.at(spec.dim + (stacking and dim <= spec.dim)))
+
+
+def split(batch: BatchTensor, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """chunk and split along the batch, where no block is torn apart."""
+    spec = batch._spec
+    of = func(torch.empty(batch.shape, device="meta"), *args[1:], **kwargs)
+    sizes = [piece.shape[spec.dim] for piece in of]
+    specs = [found for found in (spec_of_blocks(spec, size) for size in sizes) if found is not None]
+    if len(specs) < len(sizes):
+        return NotImplemented
+    pieces = batch._local.split([found.local_size for found in specs], spec.dim)
+    return type(of)(map(BatchTensor, pieces, specs))
+
+
+def spec_of_blocks(spec: Spec, size: int) -> Spec | None:
+    """The spec of the first `size` entries, if these are whole blocks."""
+    blocks, rest = divmod(size, spec.cut.n * spec.inner)
+    return None if rest or blocks == 0 else replace(spec, outer=blocks)
+
+
+def blocks_of(items: tuple[Any, ...], batch: BatchTensor) -> Any:
+    """`z[:n]`, `z[n:]` of rows that are there in several blocks of n."""
+    spec = batch._spec
+    place = items[0]
+    if spec.dim != 0 or not isinstance(place, slice) or place.step not in (None, 1):
+        return NotImplemented
+    start, stop, _ = place.indices(spec.size)
+    found, before = spec_of_blocks(spec, stop - start), divmod(start, spec.cut.n * spec.inner)
+    if found is None or before[1]:
+        return NotImplemented
+    first = before[0] * spec.cut.rows * spec.inner
+    return BatchTensor(batch._local.narrow(0, first, found.local_size), found)
+
+
+RULES: dict[Function, Rule] = {
+    **dict.fromkeys(functions("repeat tile", (Tensor, torch)), repeat),
+    **dict.fromkeys(functions("cat concat concatenate stack", (torch,)), joined),
+}

@@ -1,0 +1,67 @@
+"""What was computed whole by every rank: how often, and what of the run's time it took."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+from duoka.view.site import user_line
+
+WORTH_A_WORD = 0.05  # share of the time
+
+Place = tuple[str, str]  # an operation and a line of the script
+
+
+class Tally(Counter[Place]):
+    """Calls by operation and line; `seconds` likewise. A device that works on its own is not waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: Counter[Place] = Counter()
+        self._began = perf_counter()
+
+    def begin(self) -> None:
+        """The first batch is there: from now on the run's time counts."""
+        self._began = perf_counter()
+
+    @contextmanager
+    def timed(self, operation: str) -> Iterator[None]:
+        """Around an operation that is computed whole."""
+        place = operation, user_line()
+        self[place] += 1
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[place] += perf_counter() - start  # type: ignore[assignment]
+
+    def shares(self) -> dict[Place, float]:
+        """Each place's share of the time since the first batch, the largest first."""
+        whole = max(perf_counter() - self._began, 1e-9)
+        return {place: seconds / whole for place, seconds in self.seconds.most_common()}
+
+    def lines(self) -> list[str]:
+        """All that was computed whole, a line for each place, the costliest first."""
+        return [
+            f"computed whole by every rank: {operation} at {line}, {_times(self[operation, line])}, "
+            f"{share:.1%} of the time"
+            for (operation, line), share in self.shares().items()
+        ]
+
+    def warning(self) -> str | None:
+        """One line, if it took more of the time than is worth a word."""
+        shares = self.shares()
+        total = sum(shares.values())
+        if total <= WORTH_A_WORD:
+            return None
+        operation, line = next(iter(shares))
+        return (
+            f"{total:.0%} of the time went into what every rank computes whole, most of it {operation} at {line}; "
+            "--verbose lists all of it"
+        )
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from tests.flows.flow import Flow
+from tests.plain.said import as_python
+
+
+def test_functions_made_of_functions_are_given_all_rows(flow: Flow) -> None:
+    source = """
+        import torch
+        from torch import nn
+        from torch.utils.data import DataLoader, TensorDataset
+
+        def show(name, x):
+            print(name, tuple(x.shape), f"{x.detach().double().sum().item():.4f}")
+
+        @torch.compile(backend="eager")
+        def decorated(x, scale=1.0):
+            return (x * scale).sin().sum()
+
+        torch.manual_seed(0)
+        linear = nn.Linear(3, 2)
+        (x,) = next(iter(DataLoader(TensorDataset(torch.randn(7, 3)), 7)))
+        cube = lambda v: (v ** 3).sum()
+        show("compiled", torch.compile(lambda v: (v * 2).sin().sum(), backend="eager")(x))
+        show("decorated", decorated(x, scale=2.0))
+        show("compiled, rows", torch.compile(torch.matmul, backend="eager")(x, linear.weight.t()))
+        show("vmap", torch.vmap(lambda row: (row ** 2).sum())(x))
+        show("vmap of two", torch.func.vmap(torch.dot)(x, x))
+        show("vmap of a module", torch.func.vmap(linear)(x))
+        show("cond", torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,)))
+        show("grad", torch.func.grad(cube)(x))
+        show("grad of each", torch.func.vmap(torch.func.grad(cube))(x))
+        show("jacrev", torch.func.jacrev(lambda v: v.sin().sum(0))(x))
+        show("jvp", torch.func.jvp(torch.sin, (x,), (x,))[1])
+        show("vjp", torch.func.vjp(torch.sin, x)[1](x)[0])
+        show("hessian", torch.func.hessian(cube)(x))
+        show("jacobian", torch.autograd.functional.jacobian(lambda v: v.sin().sum(0), x))
+        loss = decorated(x @ linear.weight.t()) + torch.vmap(linear)(x).pow(2).sum()
+        loss.backward()
+        show("weight", linear.weight.grad)
+        show("Tensor", torch.Tensor(x))
+        show("FloatTensor", torch.FloatTensor(x))
+        show("DoubleTensor", torch.DoubleTensor(x.double()))
+        parameters = {name: p.detach() for name, p in linear.named_parameters()}
+        loss_of = lambda p, row: torch.func.functional_call(linear, p, (row,)).pow(2).sum()
+        each = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0))(parameters, x)
+        show("each sample's gradients", each["weight"])
+        """
+    as_python(flow, source)

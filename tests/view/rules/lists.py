@@ -1,0 +1,127 @@
+"""What torch can be asked of a tensor, and who answers for a batch: the lists of test_audit.py."""
+
+# No rule: gathered and computed whole, which is always right.
+GATHERS = {
+    "torch": """
+addbmm addmm addmv addr affine_grid_generator alias_copy allclose argwhere as_strided_copy as_strided_scatter
+autocast baddbmm batch_norm batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt
+batch_norm_gather_stats batch_norm_gather_stats_with_counts batch_norm_stats batch_norm_update_stats
+binary_cross_entropy_with_logits bincount bucketize ccol_indices_copy cholesky cholesky_inverse cholesky_solve
+choose_qparams_optimized col_indices_copy column_stack combinations constant_pad_nd convolution corrcoef
+cosine_embedding_loss cov cross crow_indices_copy ctc_loss cumulative_trapezoid dequantize det detach_copy diag
+diag_embed diagflat diagonal diagonal_copy diagonal_scatter dist dsplit dstack embedding embedding_bag equal
+expand_copy fake_quantize_per_channel_affine fake_quantize_per_tensor_affine fbgemm_linear_fp16_weight
+fbgemm_linear_fp16_weight_fp32_activation fbgemm_linear_int8_weight fbgemm_linear_int8_weight_fp32_activation
+fbgemm_linear_quantize_weight fbgemm_pack_gemm_matrix_fp16 fbgemm_pack_quantized_matrix fliplr flipud frexp
+frobenius_norm fused_moving_avg_obs_fake_quant geqrf gradient grid_sampler grid_sampler_2d grid_sampler_3d gru
+gru_cell hash_tensor hinge_embedding_loss histc histogram histogramdd hsplit hspmm hstack index_add index_copy
+index_fill index_put index_reduce indices_copy inner instance_norm int_repr inverse is_distributed is_nonzero isin
+kl_div kron layer_norm lobpcg logdet lstm lstm_cell lu_solve lu_unpack margin_ranking_loss masked_scatter
+masked_select matrix_exp matrix_power miopen_batch_norm miopen_convolution miopen_convolution_add_relu
+miopen_convolution_relu miopen_convolution_transpose miopen_depthwise_convolution miopen_rnn msort mvlgamma
+nanquantile narrow_copy native_batch_norm native_dropout native_group_norm native_layer_norm native_norm nonzero
+nonzero_static norm_except_dim nuclear_norm orgqr ormqr permute_copy pinverse poisson_nll_loss polygamma put
+q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale q_zero_point qr quantize_per_channel
+quantize_per_tensor quantize_per_tensor_dynamic quantized_batch_norm quantized_gru_cell quantized_lstm_cell
+quantized_max_pool1d quantized_max_pool2d quantized_max_pool3d quantized_rnn_relu_cell quantized_rnn_tanh_cell
+renorm rms_norm rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell rot90 row_indices_copy row_stack searchsorted
+select_copy select_scatter slice_copy slice_inverse slice_scatter slogdet smm split_copy split_with_sizes_copy
+squeeze_copy sspaddmm svd sym_float sym_ite sym_max sym_min sym_not sym_sqrt sym_sum t_copy take trace
+transpose_copy trapezoid trapz triangular_solve triplet_margin_loss unbind_copy unfold_copy unsafe_chunk
+unsafe_split unsafe_split_with_sizes unsqueeze_copy values_copy vdot view_as_complex view_as_complex_copy
+view_as_real view_as_real_copy view_copy vsplit vstack
+    """,
+    "torch.Tensor": """
+__array__ __array_wrap__ __bool__ __complex__ __contains__ __cuda_array_interface__ __dlpack__ __dlpack_device__
+__float__ __format__ __index__ __int__ __long__ __nonzero__ __reduce_ex__ __repr__ __reversed__ __setstate__
+_autocast_to_full_precision _autocast_to_reduced_precision _backward_hooks _base _cdata
+_clear_non_serializable_cached_data _coalesced_ _dimI _dimV _grad _grad_fn _indices _nested_tensor_size
+_nested_tensor_storage_offsets _nested_tensor_strides _nnz _post_accumulate_grad_hooks _sparse_mask_projection
+_to_dense _values addbmm addbmm_ addmm addmm_ addmv addmv_ addr addr_ allclose apply_ argwhere as_strided
+as_strided_ as_strided_scatter baddbmm baddbmm_ bincount ccol_indices cholesky cholesky_inverse cholesky_solve
+coalesce col_indices corrcoef cov cross crow_indices cumprod_ cumsum_ dense_dim dequantize det diag diag_embed
+diagflat diagonal diagonal_scatter dim_order dist dsplit equal fill_diagonal_ fliplr flipud frexp geqrf grad_dtype
+hash_tensor histc histogram hsplit index index_add index_add_ index_copy index_copy_ index_fill index_fill_
+index_put index_put_ index_reduce index_reduce_ indices inner int_repr inverse ipu is_coalesced is_distributed
+is_ipu is_maia is_mkldnn is_mtia is_nested is_nonzero is_sparse_csr is_vulkan is_xla istft item kron logdet lu
+lu_solve map2_ map_ masked_scatter masked_scatter_ masked_select matrix_exp matrix_power module_load msort mtia
+mvlgamma mvlgamma_ name nanquantile narrow_copy nonzero nonzero_static numpy orgqr ormqr pinverse polygamma
+polygamma_ put put_ q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale q_zero_point qr
+qscheme renorm renorm_ resize resize_ resize_as resize_as_ resize_as_sparse_ rot90 row_indices select_scatter
+slice_inverse slice_scatter slogdet smm sparse_dim sparse_mask sparse_resize_ sparse_resize_and_clear_ squeeze_
+sspaddmm stft storage storage_type sum_to_size svd swapaxes_ swapdims_ t_ take to_dense to_mkldnn to_sparse tolist
+trace transpose_ triangular_solve unfold unique unique_consecutive unsafe_chunk unsafe_split
+unsafe_split_with_sizes unsqueeze_ untyped_storage values vdot volatile vsplit xpu
+    """,
+    "torch.fft": """
+fft fft2 fftn fftshift hfft hfft2 hfftn ifft ifft2 ifftn ifftshift ihfft ihfft2 ihfftn irfft irfft2 irfftn rfft
+rfft2 rfftn
+    """,
+    "torch.functional": """
+atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors cartesian_prod chain_matmul istft lu meshgrid
+pca_lowrank stft svd_lowrank tensordot unique unique_consecutive unravel_index
+    """,
+    "torch.linalg": """
+cholesky cholesky_ex cond cross det diagonal eig eigh eigvals eigvalsh householder_product inv inv_ex ldl_factor
+ldl_factor_ex ldl_solve lstsq lu lu_factor lu_factor_ex lu_solve matmul matrix_exp matrix_norm matrix_power
+matrix_rank multi_dot norm pinv qr slogdet solve solve_ex solve_triangular svd svdvals tensorinv tensorsolve
+vander vecdot vector_norm
+    """,
+    "torch.nn.functional": """
+_sym_int affine_grid batch_norm bilinear conv_tbc embedding_bag fractional_max_pool2d
+fractional_max_pool2d_with_indices fractional_max_pool3d fractional_max_pool3d_with_indices linear_cross_entropy
+multi_head_attention_forward native_channel_shuffle pdist
+    """,
+    "torch.special": """
+airy_ai chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w
+hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p logsumexp
+modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 polygamma scaled_modified_bessel_k0
+scaled_modified_bessel_k1 shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
+shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w
+    """,
+}
+
+# Of what torch says may not be overridden:
+# takes no tensor, or nothing of one but what the whole batch says of itself.
+HARMLESS = """
+Generator _TensorMeta __delattr__ __get__ __getattribute__ __init__ __init_subclass__ __new__ __setattr__
+__subclasshook__ __torch_function__ _disabled_torch_dispatch_impl _functional_sym_constrain_range
+_has_torch_function _has_torch_function_unary _has_torch_function_variadic _make_dep_token _none_or_dtype
+are_deterministic_algorithms_enabled assert_int_or_pair autocast_decrement_nesting autocast_increment_nesting
+bartlett_window blackman_window bool boolean_dispatch broadcast_shapes calculate_gain can_cast
+clear_autocast_cache cudnn_is_acceptable device dtype empty empty_permuted empty_quantized empty_strided
+enable_grad eye fft_fftfreq fft_rfftfreq finfo fork from_file frombuffer get_autocast_cpu_dtype get_autocast_dtype
+get_autocast_gpu_dtype get_autocast_ipu_dtype get_autocast_xla_dtype get_default_device get_default_dtype
+get_deterministic_debug_mode get_device_module get_float32_matmul_precision get_num_interop_threads
+get_num_threads get_rng_state hamming_window handle_torch_function hann_window iinfo import_ir_module
+import_ir_module_from_buffer inference_mode init_num_threads initial_seed is_anomaly_check_nan_enabled
+is_anomaly_enabled is_autocast_cache_enabled is_autocast_cpu_enabled is_autocast_enabled is_autocast_ipu_enabled
+is_autocast_xla_enabled is_deterministic_algorithms_warn_only_enabled is_grad_enabled is_inference_mode_enabled
+is_storage is_vulkan_available is_warn_always_enabled kaiser_window layout load manual_seed memory_format
+merge_type_from_type_comment no_grad ones parse_ir parse_schema parse_type_comment promote_types qscheme rand
+randint randn randperm register_dataclass seed set_anomaly_enabled set_autocast_cache_enabled
+set_autocast_cpu_dtype set_autocast_cpu_enabled set_autocast_dtype set_autocast_enabled set_autocast_gpu_dtype
+set_autocast_ipu_dtype set_autocast_ipu_enabled set_autocast_xla_dtype set_autocast_xla_enabled set_default_device
+set_default_tensor_type set_deterministic_debug_mode set_float32_matmul_precision set_flush_denormal
+set_grad_enabled set_num_interop_threads set_num_threads set_printoptions set_rng_state set_warn_always
+sym_constrain_range sym_constrain_range_for_size sym_fresh_size thread_safe_generator tril_indices triu_indices
+typename unify_type_list use_deterministic_algorithms wait zeros
+"""
+# Below the functions that scripts call; called with a batch, they end at the net (`__torch_dispatch__`).
+INNER = """
+_addmm_activation _canonical_mask _dtensor__new__ as_subclass _fix_weakref _make_subclass _make_wrapper_subclass
+_philox_normal_ _philox_uniform_ _rev_view_func_unsafe _use_count _view_func _view_func_unsafe
+cudnn_affine_grid_generator cudnn_batch_norm cudnn_convolution cudnn_convolution_add_relu cudnn_convolution_relu
+cudnn_convolution_transpose cudnn_grid_sampler grouped_mm miopen_ctc_loss mkldnn_adaptive_avg_pool2d
+mkldnn_convolution mkldnn_linear_backward_weights mkldnn_max_pool2d mkldnn_max_pool3d mkldnn_rnn_layer
+scaled_grouped_mm scaled_mm
+"""
+# Only raises: removed from torch.
+GONE = """
+eig lstsq reinforce solve symeig
+"""
+
+# Functions of functions: plain/transforms.py.
+TRANSFORMS = """
+compile cond vmap
+"""

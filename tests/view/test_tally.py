@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from time import sleep
+
+import pytest
+
+from duoka.view.tally import Tally
+
+
+def test_operations_are_counted_and_timed_by_line() -> None:
+    tally = Tally()
+    for _ in range(3):
+        with tally.timed("flip"):
+            sleep(0.002)
+    with tally.timed("sort"):
+        pass
+    (operation, line), times = tally.most_common(1)[0]
+    assert (operation, times) == ("flip", 3)
+    assert line.startswith("test_tally.py:")
+    assert len(tally) == 2
+    assert list(tally.shares()) == [place for place, _ in tally.seconds.most_common()]
+    assert next(iter(tally.shares()))[0] == "flip"
+
+
+def test_an_operation_that_fails_is_timed_too() -> None:
+    tally = Tally()
+    with pytest.raises(ValueError), tally.timed("flip"):
+        raise ValueError
+    assert sum(tally.values()) == len(tally.seconds) == 1
+
+
+def test_shares_are_of_the_time_since_the_first_batch() -> None:
+    tally = Tally()
+    sleep(0.2)
+    tally.begin()
+    with tally.timed("flip"):
+        sleep(0.05)
+    assert 0 < sum(tally.shares().values()) <= 1
+    assert sum(tally.shares().values()) > 0.05 / (0.05 + 0.2)
