@@ -3,7 +3,7 @@
 modules     module calls and their hooks; BatchNorm     -> view/boundary.py, view/norm.py
 autograd    backward passes, torch.autograd.grad        -> strategies
 loaders     DataLoader iterators                        -> data/shared.py
-transforms  torch.compile, torch.vmap and torch.func
+transforms  torch.compile, vmap, cond, torch.func        -> view/batch.py
 optimizers  what optimizers update is kept in step      -> strategies
 parallel    nn.DataParallel passes through
 saving      torch.save: once
