@@ -12,7 +12,7 @@ from duoka.options import Target
 from duoka.worker import STACKS_SIGNAL, local_rank_args
 from tests.flows.flow import Flow
 from tests.flows.group import group, run
-from tests.launch.made import plan
+from tests.launchers.made import plan
 
 
 @pytest.mark.parametrize(

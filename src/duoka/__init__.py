@@ -3,7 +3,7 @@
 # The house, from the door inwards. A file imports downwards only.
 #
 #   cli/          one file per command, and a table of them
-#   launch/       how workers come to life
+#   launchers/    how workers come to life
 #   worker.py     one worker's life, to be read top to bottom
 #   plain/        running a script that knows nothing of all this
 #   data/         a rank's rows of every batch

@@ -26,8 +26,8 @@ def test_help_and_version_come_from_the_installed_command(command: Command) -> N
     [
         (["--help"], ["torch", "numpy", "pynvml", "duoka.cli.run", "duoka.plan"]),
         (["--version"], ["torch", "numpy", "pynvml", "duoka.cli.run", "duoka.plan"]),
-        (["run", "--help"], ["torch", "numpy", "pynvml", "duoka.launch"]),
-        (["run", "--dry-run", __file__], ["torch", "numpy", "duoka.launch"]),
+        (["run", "--help"], ["torch", "numpy", "pynvml", "duoka.launchers"]),
+        (["run", "--dry-run", __file__], ["torch", "numpy", "duoka.launchers"]),
     ],
 )
 def test_nothing_is_imported_before_it_is_needed(args: list[str], unwanted: list[str]) -> None:

@@ -187,7 +187,7 @@ def _show(plan: Plan) -> None:
 
 
 def _launch(plan: Plan) -> int:
-    from duoka.launch import launch  # only now: a plan is made without it
+    from duoka.launchers import launch  # only now: a plan is made without it
 
     code = launch(plan)
     if plan.world_size > 1:  # the script ran in the workers; taking torch down here takes time that nobody needs

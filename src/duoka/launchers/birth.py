@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import IO
 
 from duoka import traces
-from duoka.launch.signals import Signals, blocked
+from duoka.launchers.signals import Signals, blocked
 from duoka.libc import die_with, flush_c_streams
 
 

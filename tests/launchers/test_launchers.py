@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from duoka import launch as package
-from duoka.launch import LAUNCHERS, launch
+from duoka import launchers as package
+from duoka.launchers import LAUNCHERS, launch
 from duoka.plan import Plan
-from tests.launch.made import CPU, plan
+from tests.launchers.made import CPU, plan
 
 
 @pytest.mark.parametrize(("module", "function"), LAUNCHERS.values(), ids=LAUNCHERS)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.flows.flow import Flow, Result
-from tests.launch.made import ending, lost, raised, worker
+from tests.launchers.made import ending, lost, raised, worker
 
 CREW = """
 import os, signal, sys, time
@@ -11,13 +11,13 @@ from pathlib import Path
 
 sys.path.insert(0, {root!r})
 from duoka.board import Board
-from duoka.launch.crew import Crew
-from duoka.launch.output import Outputs
-from duoka.launch.signals import Signals
+from duoka.launchers.crew import Crew
+from duoka.launchers.output import Outputs
+from duoka.launchers.signals import Signals
 from duoka.options import Target
 from duoka.plan import Kind
 from duoka.worker import Attempt
-from tests.launch.made import CPU, plan
+from tests.launchers.made import CPU, plan
 
 def crew_of(source, size=2):
     Path("script.py").write_text("import os, signal, sys, time\\n" + source)
@@ -119,7 +119,7 @@ def test_a_crew_that_is_let_go_early_is_ended(flow: Flow) -> None:
 
 def test_too_many_processes_are_said_to_be_too_many(flow: Flow) -> None:
     source = """
-import duoka.launch.crew as module
+import duoka.launchers.crew as module
 from duoka.errors import WorkerFailed
 real, calls = module.fork, []
 def fork(*args):

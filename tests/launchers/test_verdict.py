@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from duoka.launch.crew import Worker
-from duoka.launch.stuck import Stuck
-from duoka.launch.verdict import Verdict, agreed, judge
-from tests.launch.made import ending, lost, raised, worker
+from duoka.launchers.crew import Worker
+from duoka.launchers.stuck import Stuck
+from duoka.launchers.verdict import Verdict, agreed, judge
+from tests.launchers.made import ending, lost, raised, worker
 
 STUCK = Stuck(number=5, seconds=3.0, waiting=(0,), missing=(1,))
 

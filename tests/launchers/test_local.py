@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from duoka.launch.local import _ranks_with_a_log
+from duoka.launchers.local import _ranks_with_a_log
 from duoka.plan import Kind
 from tests.flows.flow import ROOT, Flow
-from tests.launch.made import plan
+from tests.launchers.made import plan
 
 
 @pytest.mark.parametrize(
@@ -33,12 +33,12 @@ def test_an_attempt_can_follow_another_in_the_same_process(flow: Flow) -> None:
         import os, sys
         sys.path.insert(0, {str(ROOT)!r})
         from pathlib import Path
-        from duoka.launch import local
-        from duoka.launch.output import Outputs
-        from duoka.launch.signals import Signals
+        from duoka.launchers import local
+        from duoka.launchers.output import Outputs
+        from duoka.launchers.signals import Signals
         from duoka.options import Target
         from duoka.plan import Kind
-        from tests.launch.made import plan
+        from tests.launchers.made import plan
 
         what = plan(target=Target("ranks.py"), kind=Kind.DISTRIBUTED)
         with Signals() as signals:
@@ -71,7 +71,7 @@ def test_an_attempt_can_follow_another_in_the_same_process(flow: Flow) -> None:
 def test_ctrl_c_before_there_is_a_worker(flow: Flow) -> None:
     source = """
         import os, signal, sys
-        import duoka.launch.local as local
+        import duoka.launchers.local as local
         from duoka.cli import main
         local._import_once = lambda plan: os.kill(os.getpid(), signal.SIGINT)
         open("empty.py", "w").close()

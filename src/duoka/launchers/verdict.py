@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from duoka.launch.crew import Worker
-from duoka.launch.stuck import Stuck
+from duoka.launchers.crew import Worker
+from duoka.launchers.stuck import Stuck
 from duoka.worker import UNWRITTEN
 
 Why = Literal["well", "agreed", "raised", "exited", "died", "left", "stuck", "stopped"]

@@ -4,8 +4,8 @@ from tests.flows.flow import Flow, Result
 
 FORKS = """
 import os, signal, sys, tempfile, time
-from duoka.launch.birth import fork, redirect
-from duoka.launch.signals import Signals
+from duoka.launchers.birth import fork, redirect
+from duoka.launchers.signals import Signals
 
 def status(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -8,7 +8,7 @@ from typing import Any
 
 from duoka.devices import Device
 from duoka.ending import Ending, How
-from duoka.launch.crew import Worker
+from duoka.launchers.crew import Worker
 from duoka.options import Target
 from duoka.plan import Kind, Plan
 

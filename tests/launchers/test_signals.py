@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from duoka.launch.signals import Signals, blocked, name
+from duoka.launchers.signals import Signals, blocked, name
 
 
 def test_signals_become_readable_and_are_put_back_afterwards() -> None:

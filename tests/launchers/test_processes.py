@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from duoka.launch.processes import is_stopped, odd_state, session_members
+from duoka.launchers.processes import is_stopped, odd_state, session_members
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from duoka.board import Board, Progress
-from duoka.launch.crew import Crew, Worker
-from duoka.launch.processes import is_stopped, odd_state
+from duoka.launchers.crew import Crew, Worker
+from duoka.launchers.processes import is_stopped, odd_state
 from duoka.worker import STACKS_SIGNAL
 
 TO_ANSWER = 1.0  # seconds that a worker may take to write its stacks

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from duoka.board import Board
-from duoka.launch import stuck as module
-from duoka.launch.stuck import find_stuck, waits_in_vain
-from tests.launch.made import ending, lost, raised, worker
+from duoka.launchers import stuck as module
+from duoka.launchers.stuck import find_stuck, waits_in_vain
+from tests.launchers.made import ending, lost, raised, worker
 
 
 def come(board: Board, rank: int, *texts: str, leave: bool = True) -> None:

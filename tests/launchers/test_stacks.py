@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from duoka.launch.stacks import excerpt
+from duoka.launchers.stacks import excerpt
 from duoka.traces import OURS
 
 DUMP = f"""\

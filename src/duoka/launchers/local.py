@@ -20,12 +20,12 @@ from datetime import timedelta
 
 from duoka import environment
 from duoka.board import Board
-from duoka.launch.crew import Crew
-from duoka.launch.output import Outputs
-from duoka.launch.report import Scene, report
-from duoka.launch.signals import Signals
-from duoka.launch.stuck import Stuck, ask_for_stacks, find_stuck, waits_in_vain
-from duoka.launch.verdict import Verdict, agreed, judge
+from duoka.launchers.crew import Crew
+from duoka.launchers.output import Outputs
+from duoka.launchers.report import Scene, report
+from duoka.launchers.signals import Signals
+from duoka.launchers.stuck import Stuck, ask_for_stacks, find_stuck, waits_in_vain
+from duoka.launchers.verdict import Verdict, agreed, judge
 from duoka.plan import Kind, Plan
 from duoka.worker import Attempt
 

@@ -16,8 +16,8 @@ from duoka.plan import Plan
 
 # name -> (module, function from a plan to an exit code)
 LAUNCHERS = {
-    "inline": ("duoka.launch.inline", "run_inline"),
-    "local": ("duoka.launch.local", "run_local"),
+    "inline": ("duoka.launchers.inline", "run_inline"),
+    "local": ("duoka.launchers.local", "run_local"),
 }
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from duoka.board import Board
-from duoka.launch.crew import Worker
-from duoka.launch.output import Outputs
-from duoka.launch.report import Scene, report
-from duoka.launch.stuck import Stuck
-from duoka.launch.verdict import judge
-from tests.launch.made import CPU, ending, lost, plan, raised, worker
+from duoka.launchers.crew import Worker
+from duoka.launchers.output import Outputs
+from duoka.launchers.report import Scene, report
+from duoka.launchers.stuck import Stuck
+from duoka.launchers.verdict import judge
+from tests.launchers.made import CPU, ending, lost, plan, raised, worker
 
 HOST = os.uname().nodename
 ENDED: dict[str, Any] = {"status": -15, "told_to_end": True}

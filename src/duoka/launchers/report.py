@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from duoka.board import Board, name_ranks
-from duoka.launch import signals, stacks
-from duoka.launch.crew import Worker
-from duoka.launch.output import Outputs
-from duoka.launch.stuck import Stuck, read_stacks
-from duoka.launch.verdict import Verdict
+from duoka.launchers import signals, stacks
+from duoka.launchers.crew import Worker
+from duoka.launchers.output import Outputs
+from duoka.launchers.stuck import Stuck, read_stacks
+from duoka.launchers.verdict import Verdict
 from duoka.plan import Plan
 
 LOG_LINES = 5  # of a dead rank's log

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from duoka.ending import Ending
 from duoka.errors import WorkerFailed
-from duoka.launch.birth import fork, redirect
-from duoka.launch.output import Outputs
-from duoka.launch.processes import session_members
-from duoka.launch.signals import Signals
+from duoka.launchers.birth import fork, redirect
+from duoka.launchers.output import Outputs
+from duoka.launchers.processes import session_members
+from duoka.launchers.signals import Signals
 from duoka.plan import Plan
 from duoka.worker import Attempt, Post, live
 
