@@ -16,7 +16,8 @@ def test_programs_are_run_once(flow: Flow) -> None:
                 subprocess.run(command, check=True)
             except (subprocess.CalledProcessError, FileNotFoundError) as error:
                 print(type(error).__name__, error)
-        process = subprocess.Popen(["sh", "-c", "read x; echo got $x; echo x >> count"], stdin=-1, stdout=-1, text=True)
+        command = ["sh", "-c", "read x; echo got $x; echo x >> count"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         print(isinstance(process, subprocess.Popen), process.communicate("word"), process.returncode)
         with subprocess.Popen(["sh", "-c", "echo one; echo two; echo x >> count"], stdout=subprocess.PIPE) as process:
             print([*process.stdout], process.wait(), process.poll())

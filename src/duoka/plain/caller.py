@@ -39,6 +39,10 @@ class Caller:
         """Whether this is the main thread of the rank, and not inside of such a call already."""
         return self._patches.active and not self._busy and threading.get_ident() == self._thread
 
+    def is_inside(self) -> bool:
+        """Whether this is the inside of an interception's own work, which each rank does for itself."""
+        return self._busy and threading.get_ident() == self._thread
+
     def is_script(self) -> bool:
         """Whether the script itself calls, be it through the standard library (`TemporaryDirectory`)."""
         return self.is_free() and not is_librarys(_calling())

@@ -112,19 +112,19 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
             return made
 
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:  # noqa: A001
-            if not isinstance(file, (str, os.PathLike)) or not session.patches.active:
+            if not isinstance(file, (str, os.PathLike)) or not session.patches.active or caller.is_inside():
                 return original(file, mode, *args, **kwargs)
             path = os.path.abspath(os.fsdecode(file))
             if path in written and caller.is_free():  # rank 0 has written what it writes before it comes here
                 read.add(path)
                 session.ranks.barrier()
-            if not set(mode) & set("wax+") or caller.is_private(path):
+            if not set(mode) & set("wax+") or caller.is_private(path) or kwargs.get("opener"):
                 return original(file, mode, *args, **kwargs)
             if path in read and caller.is_free():  # all have come here, and so have read it
                 read.discard(path)
                 session.ranks.barrier()
             written.add(path)
-            if caller.is_free():
+            if caller.is_script():
                 with caller.busy():
                     return opened(file, path, mode, *args, **kwargs)
             return written_by_another(path, mode, *args, **kwargs) if rank else original(file, mode, *args, **kwargs)

@@ -55,7 +55,7 @@ def _temporary(session: Session, original: Callable[..., Any]) -> Callable[..., 
         with session.caller.busy():
             name = session.first(make)
             session.caller.written.add(name)
-        return opened[0] if opened else os.open(os.devnull, os.O_RDWR), name
+            return opened[0] if opened else os.open(os.devnull, os.O_RDWR), name
 
     return mkstemp
 
