@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._utils import ExceptionWrapper
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
+from duoka import traces
 from duoka.data.memory import Memory, state_of
 from duoka.errors import Refused
 from duoka.options import Loading
@@ -91,7 +93,19 @@ class Reader:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, asked: Asked) -> dict[str, Any]:
+    def __getitems__(self, asked: Asked) -> Any:
+        """The batch of these indices, or an error of the script's as torch's workers send it, told without duoka."""
+        info = get_worker_info()
+        if info is None:
+            return self._labelled(asked)
+        try:
+            return self._labelled(asked)
+        except Exception as error:
+            traces.trim(error)
+            where = f"in DataLoader worker process {info.id}"
+            return ExceptionWrapper((type(error), error, error.__traceback__), where)
+
+    def _labelled(self, asked: Asked) -> dict[str, Any]:
         """The batch of these indices: of all, or where it may be cut of this rank's own."""
         n = len(asked.indices)
         if n >= self.world_size and self.shared:
