@@ -21,6 +21,7 @@ def test_programs_are_run_once(flow: Flow) -> None:
         print(isinstance(process, subprocess.Popen), process.communicate("word"), process.returncode)
         with subprocess.Popen(["sh", "-c", "echo one; echo two; echo x >> count"], stdout=subprocess.PIPE) as process:
             print([*process.stdout], process.wait(), process.poll())
+        print(os.popen("echo x >> count; echo read").read(), [*os.popen("echo one; echo two")])
         print(open("count").read().split())
         os.remove("count")
         """

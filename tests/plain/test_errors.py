@@ -93,13 +93,13 @@ RAISED = {
     "index": "[][1]",
 }
 CASES = [
-    *((where, "key", 0) for where in ("dataset", "collate", "forward", "hook", "backward", "step", "loop")),
-    *((where, "odd", 0) for where in ("dataset", "forward", "loop")),
-    *((where, "chained", 0) for where in ("dataset", "forward")),
-    ("forward", "torch", 0),
-    ("dataset", "index", 0),
+    ("dataset", "chained", 0),
     ("dataset", "key", 1),
     ("collate", "odd", 1),
+    ("forward", "torch", 0),
+    ("hook", "key", 0),
+    ("backward", "odd", 0),
+    ("step", "index", 0),
 ]
 
 

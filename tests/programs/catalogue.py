@@ -105,6 +105,7 @@ SMALL_GPT = (
     "--dataset=small --device=cpu --compile=False --n_layer=2 --n_head=2 --n_embd=64 --block_size=32 --batch_size=8 "
     "--max_iters=12 --eval_interval=6 --eval_iters=3 --gradient_accumulation_steps=3 --dropout=0.1 --dtype=float32"
 )
+SMALL_GAN = "--dataset fake --niter 1 --imageSize 64 --ngf 8 --ndf 8 --manualSeed 1 --batchSize 20"
 SMALL_VIT = "--img-size 64 --latent-size 48 --num-heads 4 --num-encoders 2 --lr 1e-4"
 
 
@@ -117,16 +118,8 @@ PROGRAMS = [
     _program("mnist", f"{E}/mnist/main.py", "--epochs 2 --save-model"),
     _program("mnist_rnn", f"{E}/mnist_rnn/main.py", "--epochs 2 --save-model"),
     _program("vae", f"{E}/vae/main.py", "--epochs 2 --batch-size 64", prepare=results, saved="results/*"),
-    _program(
-        "dcgan",
-        f"{E}/dcgan/main.py",
-        "--dataset fake --niter 1 --imageSize 64 --ngf 8 --ndf 8 --manualSeed 1 --batchSize 20",
-    ),
-    _program(
-        "dcgan_no_workers",
-        f"{E}/dcgan/main.py",
-        "--dataset fake --niter 1 --imageSize 64 --ngf 8 --ndf 8 --manualSeed 1 --batchSize 20 --workers 0",
-    ),
+    _program("dcgan", f"{E}/dcgan/main.py", SMALL_GAN),
+    _program("dcgan_no_workers", f"{E}/dcgan/main.py", f"{SMALL_GAN} --workers 0"),
     _program("regression", f"{E}/regression/main.py", seeds=False),
     _program(
         "time_sequence",

@@ -1,4 +1,4 @@
-"""What two runs of one program have in common, and where they go apart."""
+"""How far apart two runs of one program are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import pickle
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,68 +14,60 @@ import torch
 from torch import Tensor
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
-# What a clock gave: `time: 1.23s`, `ms/batch 1.2`, `iter_dt 3.4ms`, `mfu 0.1%`, tables that begin with seconds.
-CLOCK = re.compile(r"(?i)(time:?\s+|ms/batch\s+|iter_dt\s+|mfu\s+|Time\s+|Data\s+)-?\d+(\.\d+)?(\s*\(\s*\d+\.\d+\))?")
+# What a clock gave: `time: 1.23s`, `ms/batch 1.2`, `iter_dt 3.4ms`, `mfu 0.1%`, `Time  0.1 ( 0.2)`.
+CLOCK = re.compile(r"(?i)\b(time:?|ms/batch|iter_dt|mfu|data)\s+-?\d+(\.\d+)?(\s*\(\s*\d+\.\d+\))?")
+KNOWN = ("torch", "collections", "builtins", "numpy", "functools", "_operator")
 
 
-def differing_lines(expected: str, actual: str, rtol: float) -> list[str]:
-    """Where texts differ, or numbers by more than `rtol` and one in their last place."""
-    one, other = (CLOCK.sub("", text).splitlines() for text in (expected, actual))
-    found = [f"{a!r} | {b!r}" for a, b in zip(one, other, strict=False) if not _same_line(a, b, rtol)]
-    if len(one) != len(other):
-        found.append(f"{len(one)} lines | {len(other)} lines")
-    return found
+def text_gap(expected: str, actual: str) -> float:
+    """The largest relative difference of two numbers that were printed; infinite where the texts differ."""
+    lines = zip_longest(CLOCK.sub("", expected).splitlines(), CLOCK.sub("", actual).splitlines(), fillvalue="")
+    return max((_line_gap(one, other) for one, other in lines), default=0.0)
 
 
-def _same_line(one: str, other: str, rtol: float) -> bool:
+def _line_gap(one: str, other: str) -> float:
     if NUMBER.sub("#", one) != NUMBER.sub("#", other):
-        return False
-    pairs = zip(NUMBER.findall(one), NUMBER.findall(other), strict=True)
-    return all(_same_number(a, b, rtol) for a, b in pairs)
-
-
-def _same_number(one: str, other: str, rtol: float) -> bool:
-    digits = len(one.partition(".")[2].partition("e")[0])
-    last_place = 1.01 * 10**-digits if digits and "e" not in one else 0
-    return math.isclose(float(one), float(other), rel_tol=rtol, abs_tol=last_place)
-
-
-def differing_files(expected: Path, actual: Path, pattern: str, rtol: float) -> list[str]:
-    """Files that only one run has, and how far apart the weights in them are where they are further than `rtol`."""
-    names, others = (
-        sorted(str(p.relative_to(folder)) for p in folder.glob(pattern)) for folder in (expected, actual)
-    )
-    if names != others:
-        return [f"files {names} | {others}"]
-    found = []
-    for name in names:
-        apart = distance(expected / name, actual / name)
-        if apart > rtol:
-            found.append(f"{name}: {apart:.1e}")
-    return found
-
-
-def distance(one: Path, other: Path) -> float:
-    """The largest difference of two files' tensors, in units of each tensor's largest entry; of other files, 0 or inf."""
-    if ".pt" not in one.suffix:
-        return 0.0 if one.stat().st_size == other.stat().st_size else math.inf
-    before, after = (_tensors(path) for path in (one, other))
-    if [t.shape for t in before] != [t.shape for t in after]:
         return math.inf
-    gaps = [
-        float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1e-3))
-        for a, b in zip(after, before, strict=True)
-        if a.numel()
-    ]
-    return max(gaps, default=0.0)
+    return max(map(_number_gap, NUMBER.findall(one), NUMBER.findall(other)), default=0.0)
 
 
-def _tensors(path: Path) -> list[Tensor]:
-    saved = torch.load(path, weights_only=False, pickle_module=_Anything)
-    return list(_found(saved, set()))
+def _number_gap(one: str, other: str) -> float:
+    """Relative, beyond one unit in the last place that was printed."""
+    digits = len(one.partition("e")[0].partition(".")[2])
+    last_place = 1.01 * 10**-digits if digits and "e" not in one else 0.0
+    a, b = float(one), float(other)
+    return max(abs(a - b) - last_place, 0.0) / max(abs(a), abs(b), 1e-9)
 
 
-def _found(value: Any, seen: set[int]) -> Iterator[Tensor]:
+def files_gap(expected: Path, actual: Path, pattern: str) -> float:
+    """The largest difference of weights that were saved, in units of each tensor's largest entry; of other files, the
+    size must be the same. Infinite where one run has a file that the other has not.
+    """
+    names, others = ({path.relative_to(folder) for path in folder.glob(pattern)} for folder in (expected, actual))
+    if names != others:
+        return math.inf
+    return max((_file_gap(expected / name, actual / name) for name in names), default=0.0)
+
+
+def _file_gap(one: Path, other: Path) -> float:
+    if ".pt" not in one.name:
+        return 0.0 if one.stat().st_size == other.stat().st_size else math.inf
+    before, after = (list(_tensors(_loaded(path), set())) for path in (one, other))
+    if [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
+        return math.inf
+    return max((_tensor_gap(a, b) for a, b in zip(before, after, strict=True) if a.numel()), default=0.0)
+
+
+def _tensor_gap(one: Tensor, other: Tensor) -> float:
+    one, other = one.detach().double(), other.detach().double()
+    return float((one - other).abs().max() / one.abs().max().clamp(min=1e-3))
+
+
+def _loaded(path: Path) -> Any:
+    return torch.load(path, weights_only=False, pickle_module=_Anything)
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -82,9 +75,9 @@ def _found(value: Any, seen: set[int]) -> Iterator[Tensor]:
         yield value
     elif isinstance(value, (dict, list, tuple)):
         for entry in value.values() if isinstance(value, dict) else value:
-            yield from _found(entry, seen)
+            yield from _tensors(entry, seen)
     elif hasattr(value, "__dict__"):
-        yield from _found(vars(value), seen)
+        yield from _tensors(vars(value), seen)
 
 
 class _Stranger:
@@ -98,14 +91,6 @@ class _Anything:
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
-            known = module.partition(".")[0] in (
-                "torch",
-                "collections",
-                "builtins",
-                "numpy",
-                "functools",
-                "_operator",
-            )
-            return super().find_class(module, name) if known else _Stranger
+            return super().find_class(module, name) if module.partition(".")[0] in KNOWN else _Stranger
 
     load = pickle.load

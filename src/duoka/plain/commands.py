@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from duoka.plain.session import Session
@@ -21,7 +22,7 @@ VALUES = ("returncode", "pid", "args", "encoding", "errors", "closed", "name", "
 
 
 def install(session: Session) -> None:
-    """Intercept the commands listed above, `subprocess.Popen`, and standard input."""
+    """Intercept the commands listed above, `subprocess.Popen`, `os.popen`, and standard input."""
     caller = session.caller
 
     def make_once(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,6 +39,7 @@ def install(session: Session) -> None:
         for name in names.split():
             session.patches.replace(space, name, make_once)
     session.patches.put(subprocess, "Popen", _popen(session))
+    session.patches.replace(os, "popen", partial(_begun_once, session))
     if sys.stdin is not None:
         session.patches.put(sys, "stdin", Told(session, sys.stdin))
 
@@ -84,9 +86,25 @@ class Told:
             return self._session.first(question)
 
 
+def _begun_once(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Begins a process, or a stream from one, on rank 0, to be asked by all."""
+
+    def begin(*args: Any, **kwargs: Any) -> Any:
+        if not session.caller.is_script():
+            return original(*args, **kwargs)
+        begun: list[Any] = []
+        with session.caller.busy():
+            session.ranks.barrier()
+            session.first(lambda: begun.append(original(*args, **kwargs)))
+        return Told(session, begun[0] if begun else None)
+
+    return begin
+
+
 def _popen(session: Session) -> type:
     """`subprocess.Popen`: the script's own processes are rank 0's."""
     original = subprocess.Popen
+    begin = _begun_once(session, original)
 
     class Made(type):
         def __instancecheck__(cls, value: Any) -> bool:
@@ -95,11 +113,7 @@ def _popen(session: Session) -> type:
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             if cls is not Popen or not session.caller.is_script():
                 return original(*args, **kwargs) if cls is Popen else super().__call__(*args, **kwargs)
-            begun: list[Any] = []
-            with session.caller.busy():
-                session.ranks.barrier()
-                session.first(lambda: begun.append(original(*args, **kwargs)))
-            return Told(session, begun[0] if begun else None)
+            return begin(*args, **kwargs)
 
     class Popen(subprocess.Popen, metaclass=Made):  # type: ignore[type-arg]
         pass

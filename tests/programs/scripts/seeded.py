@@ -3,6 +3,7 @@
 import random
 import runpy
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,5 +12,5 @@ random.seed(0)
 np.random.seed(0)
 torch.manual_seed(0)
 del sys.argv[0]
-sys.path[0] = str(__import__("pathlib").Path(sys.argv[0]).resolve().parent)
+sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -2,6 +2,7 @@
 
 import runpy
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,5 +22,5 @@ def call_moved(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 nn.Module.__call__ = call_moved  # type: ignore[method-assign]
 del sys.argv[0]
-sys.path[0] = str(__import__("pathlib").Path(sys.argv[0]).resolve().parent)
+sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
 runpy.run_path(sys.argv[0], run_name="__main__")
