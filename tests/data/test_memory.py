@@ -87,7 +87,7 @@ REMEMBERS: dict[str, Callable[[int], Any]] = {
     "a default": default,
     "a partial": functools.partial(Slots(rng=random.Random(3)).__call__),
     "a count": functools.partial(next, itertools.count()),  # type: ignore[dict-item]
-    "torch": lambda index, own=torch.Generator(): torch.rand(1, generator=own),  # type: ignore[misc]
+    "torch": lambda index, own=torch.Generator(): torch.rand(1, generator=own),  # type: ignore[misc]  # noqa: B008
 }
 
 

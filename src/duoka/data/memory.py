@@ -24,6 +24,7 @@ from duoka.view.site import is_users
 
 _DEPTH = 6  # how far what is held is followed
 _LONG = 1000  # entries of a list or dict that are looked at one by one
+_MOST = 20_000  # objects that are looked into
 _LARGE = 1 << 24  # bytes of an array that is looked at
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None), range)
 
@@ -56,13 +57,16 @@ class Memory:
             yield name, repr(value)
         elif isinstance(value, (Tensor, np.ndarray)):
             yield name, _of_array(value)
-        elif depth and id(value) not in self._seen and not isinstance(value, types.ModuleType):
+        elif depth and self._is_new(value):
             self._seen[id(value)] = value
             for part, held in _held(value):
                 if part == "":
                     yield name, held
                 else:
                     yield from self._found(f"{name}.{part}" if name != "dataset" else part, held, depth - 1)
+
+    def _is_new(self, value: Any) -> bool:
+        return id(value) not in self._seen and len(self._seen) < _MOST and not isinstance(value, types.ModuleType)
 
 
 def state_of(value: Any) -> Any:
