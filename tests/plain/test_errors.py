@@ -145,7 +145,7 @@ def test_what_a_script_sees_of_its_own_errors(flow: Flow) -> None:
                 print(kind, value is error, error.__context__, [f.name for f in traceback.extract_tb(trace)])
                 print(traceback.format_exc().splitlines()[-1])
             model.bad = False
-        for action in (lambda: open("none"), lambda: torch.load("none"), lambda: model(torch.zeros(4, 7))):
+        for action in (lambda: open("none"), lambda: torch.load("none"), lambda: torch.zeros(2, 3) @ torch.zeros(4, 5)):
             try:
                 action()
             except Exception as error:
@@ -196,8 +196,8 @@ def test_the_surroundings_of_a_script(flow: Flow) -> None:
             print(pickle.loads(pickle.dumps(Own(3))).value, Own.__module__, sys.modules["__main__"].Own is Own)
             torch.save(Own(4), "own.pt")
             print(torch.load("own.pt", weights_only=False).value)
-            for method in ("fork", "spawn"):
-                with multiprocessing.get_context(method).Pool(2) as pool:
+            for method, count in (("fork", 2), ("spawn", 1)):
+                with multiprocessing.get_context(method).Pool(count) as pool:
                     print(method, pool.map(square, range(5)))
             with concurrent.futures.ProcessPoolExecutor(2) as pool:
                 print(list(pool.map(square, range(4))))
