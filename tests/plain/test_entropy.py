@@ -85,3 +85,21 @@ def test_decisions_by_the_clock_are_rank_0_s(flow: Flow) -> None:
         """
     first, other = said(flow, source)
     assert first == other
+
+
+def test_a_model_that_looks_at_the_clock_is_cut_all_the_same(flow: Flow) -> None:
+    source = """
+        import os, time, torch
+
+        class Timed(torch.nn.Linear):
+            def forward(self, x):
+                assert time.time() > 0 and os.path.exists(__file__)
+                self.rows = type(x).__name__
+                return super().forward(x)
+
+        torch.manual_seed(0)
+        model = Timed(3, 2)
+        for x in torch.utils.data.DataLoader(torch.randn(8, 3), 4):
+            print(round(model(x).sum().item(), 4), model.rows)
+        """
+    as_python(flow, source)

@@ -145,7 +145,8 @@ def test_what_a_script_sees_of_its_own_errors(flow: Flow) -> None:
                 print(kind, value is error, error.__context__, [f.name for f in traceback.extract_tb(trace)])
                 print(traceback.format_exc().splitlines()[-1])
             model.bad = False
-        for action in (lambda: open("none"), lambda: torch.load("none"), lambda: torch.zeros(2, 3) @ torch.zeros(4, 5)):
+        one, other = torch.zeros(2, 3), torch.zeros(4, 5)
+        for action in (lambda: open("none"), lambda: torch.load("none"), lambda: one @ other):
             try:
                 action()
             except Exception as error:

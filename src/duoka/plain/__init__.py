@@ -93,7 +93,7 @@ def run_plain(
     own_stream = OwnStream(entropy + rank) if plan.randomness == "worker" else None
     boundary = Boundary(view, own_stream, whole_norm=plan.batch_norm == "whole")
     patches = Patches()
-    session = Session(plan, ranks, view, boundary, strategy, patches, Caller(patches), entropy, say)
+    session = Session(plan, ranks, view, boundary, strategy, patches, Caller(patches, ranks), entropy, say)
     for interception in INTERCEPTIONS:
         interception.install(session)
     run_target(plan.target)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from duoka.plain.patching import Patches
+from duoka.view.collectives import Collectives
 from duoka.view.site import is_standard, is_users
 
 _OURS = os.path.join(os.path.dirname(__file__), "")
@@ -23,8 +24,8 @@ class Caller:
     To be made in the thread that runs the script. written: files that rank 0 has opened for writing.
     """
 
-    def __init__(self, patches: Patches) -> None:
-        self._patches = patches
+    def __init__(self, patches: Patches, ranks: Collectives) -> None:
+        self._patches, self._ranks = patches, ranks
         self._thread = threading.get_ident()
         self._busy = False
         self.written: set[str] = set()
@@ -36,8 +37,10 @@ class Caller:
         return path.startswith(tuple(self.private)) and (path.startswith("/dev/") or is_librarys(_calling()))
 
     def is_free(self) -> bool:
-        """Whether this is the main thread of the rank, and not inside of such a call already."""
-        return self._patches.active and not self._busy and threading.get_ident() == self._thread
+        """Whether this is the main thread of the rank, not inside of such a call already, and all ranks are here."""
+        if not self._patches.active or self._busy or self._ranks.alone:
+            return False
+        return threading.get_ident() == self._thread
 
     def is_inside(self) -> bool:
         """Whether this is the inside of an interception's own work, which each rank does for itself."""

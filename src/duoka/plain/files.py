@@ -15,9 +15,10 @@ import shutil
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -75,9 +76,15 @@ def install(session: Session) -> None:
     session.patches.replace(io, "open", make_open)
 
 
+def _still_open(files: Iterable[ref[Any]]) -> list[ref[Any]]:
+    found = ((file, file()) for file in files)
+    return [file for file, there in found if there is not None and not there.closed]
+
+
 def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     written = caller.written
     read: set[str] = set()  # since they were written
+    writers: dict[str, list[ref[Any]]] = {}  # the files as they were opened for writing
     rank = session.ranks.rank
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,6 +100,16 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
                     copy.write(file.read())
                 copy.seek(0, os.SEEK_END if "a" in mode else os.SEEK_SET)
             return copy
+
+        def read_together(file: Any, path: str, mode: str, *args: Any, **kwargs: Any) -> Any:
+            """The file as it is now; a copy where rank 0 still writes it."""
+            try:
+                if _still_open(writers.get(path, ())):
+                    with caller.busy():
+                        return written_by_another(path, mode + "+", *args, **kwargs)
+                return original(file, mode, *args, **kwargs)
+            finally:
+                session.ranks.barrier()
 
         def opened(file: Any, path: str, mode: str, *args: Any, **kwargs: Any) -> Any:
             """The file, or what rank 0 was told when it opened it."""
@@ -118,6 +135,8 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
             if path in written and caller.is_free():  # rank 0 has written what it writes before it comes here
                 read.add(path)
                 session.ranks.barrier()
+                if not set(mode) & set("wax+"):
+                    return read_together(file, path, mode, *args, **kwargs)
             if not set(mode) & set("wax+") or caller.is_private(path) or kwargs.get("opener"):
                 return original(file, mode, *args, **kwargs)
             if path in read and caller.is_free():  # all have come here, and so have read it
@@ -126,8 +145,13 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
             written.add(path)
             if caller.is_script():
                 with caller.busy():
-                    return opened(file, path, mode, *args, **kwargs)
-            return written_by_another(path, mode, *args, **kwargs) if rank else original(file, mode, *args, **kwargs)
+                    made = opened(file, path, mode, *args, **kwargs)
+            elif rank:
+                made = written_by_another(path, mode, *args, **kwargs)
+            else:
+                made = original(file, mode, *args, **kwargs)
+            writers[path] = [*_still_open(writers.get(path, ())), ref(made)]
+            return made
 
         return open
 

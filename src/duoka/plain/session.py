@@ -31,7 +31,7 @@ class Session:
 
     def first(self, action: Callable[[], Any]) -> Any:
         """Rank 0 does it; every rank has its result, or its exception. Where one rank is by itself, it does it."""
-        if not self.patches.active:
+        if not self.patches.active or self.ranks.alone:
             return action()
         result, error = None, None
         if self.ranks.rank == 0:
