@@ -11,7 +11,7 @@ PYTHON ?= $(shell for python in $(PYTHONS); do \
 help:
 	@echo "make demo       an ordinary script under python and under duoka run, side by side"
 	@echo "make test       lint, types, import layers, all tests but the long ones"
-	@echo "make test-long  the tests that take minutes"
+	@echo "make test-long  the tests that take minutes; with PROGRAMS=folder other people's programs, too"
 	@echo "make bench      duoka beside its peers, measured in one run"
 	@echo "make lint       what make test checks before the tests"
 	@echo "make clean      remove .venv and what the tools leave"
@@ -23,7 +23,7 @@ test: lint
 	$(BIN)/pytest -q -n 2
 
 test-long: $(READY)
-	$(BIN)/pytest -q -m "long and not gpu" --timeout 1800
+	$(BIN)/pytest -q -m "long and not gpu" --timeout 1800 $(if $(PROGRAMS),--programs "$(PROGRAMS)")
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -15,6 +15,10 @@ settings.register_profile("duoka", deadline=None)  # tests measure no time
 settings.load_profile("duoka")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--programs", metavar="FOLDER", help="where other people's programs lie (tests/programs)")
+
+
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Warm]:
     """The one process of this session that has imported torch for all runs."""

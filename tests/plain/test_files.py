@@ -94,6 +94,94 @@ def test_a_file_that_is_read_and_written_at_once(flow: Flow) -> None:
     as_python(flow, source)
 
 
+def test_writers_of_all_kinds(flow: Flow) -> None:
+    """Every file is written once, and read back by all, also while it is still open, or written by a thread."""
+    source = """
+        import atexit, csv, gzip, json, logging, os, pickle, shutil, sqlite3, tarfile, threading, zipfile
+        from pathlib import Path
+        import numpy as np
+
+        shutil.rmtree("out", ignore_errors=True)
+        Path("out/sub").mkdir(parents=True)
+        os.chdir("out")
+        logging.basicConfig(filename="log", format="%(message)s", level=logging.INFO)
+        log = open("open.txt", "w")
+        for step in range(3):
+            logging.info("step %d", step)
+            log.write(f"{step}\\n")
+            log.flush()
+            print(open("open.txt").read().split(), open("log").read().split())
+        log.close()
+        np.save("x.npy", np.arange(5)); np.savez("x.npz", a=np.ones(3)); pickle.dump([1], open("p", "wb"))
+        mapped = np.memmap("mapped", mode="w+", shape=(4,), dtype="int64")
+        mapped[:] = 7
+        mapped.flush()
+        print(np.load("x.npy").sum(), np.load("x.npz")["a"], pickle.load(open("p", "rb")))
+        print(np.fromfile("mapped", "int64"))
+        shutil.copy("p", "q")
+        print(open("q", "rb").read())
+        with gzip.open("g.gz", "wt") as file:
+            file.write("zipped")
+        with zipfile.ZipFile("z.zip", "w") as archive:
+            archive.write("x.npy")
+        with tarfile.open("t.tar", "w") as archive:
+            archive.add("x.npy")
+        print(gzip.open("g.gz", "rt").read(), zipfile.ZipFile("z.zip").namelist(), tarfile.open("t.tar").getnames())
+        for mode in ("w", "a", "a", "r+"):
+            with open("modes", mode) as file:
+                file.write("abc")
+        print(open("modes").read())
+
+        base = sqlite3.connect("base.db")
+        base.execute("create table steps (loss real)")
+        for loss in (0.5, 0.25):
+            base.execute("insert into steps values (?)", (loss,))
+        base.commit()
+        print(base.execute("select * from steps").fetchall())
+        other = sqlite3.connect("base.db")
+        other.execute("insert into steps values (1)")
+        other.commit()
+        print(other.execute("select count(*), sum(loss) from steps").fetchall())
+        base.close(), other.close()
+        print(sqlite3.connect("base.db").execute("select count(*) from steps").fetchall())
+
+        def write():
+            with open("events", "ab") as file:
+                for number in range(5):
+                    file.write(b"event ")
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join()
+        print(open("events").read())
+
+        lock = os.open("lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        os.write(lock, b"held")
+        os.close(lock)
+        try:
+            os.open("lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError as error:
+            print(error, open("lock").read())
+        for path in ("none/x", "open.txt"):
+            try:
+                open(path, "x")
+            except OSError as error:
+                print(type(error).__name__, error)
+
+        Path("b.txt").write_text("b"), Path("sub/a.txt").write_text("a"), Path("sub/c.bin").touch()
+        print(sorted(p.name for p in Path().iterdir()), [str(p) for p in Path().rglob("*.txt")].sort())
+        print([(top, sorted(dirs), sorted(files)) for top, dirs, files in os.walk(".")])
+        with os.scandir("sub") as entries:
+            print(sorted((entry.name, entry.is_file(), entry.stat().st_size) for entry in entries))
+        print(sorted(Path("sub").glob("*")), Path("b.txt").stat().st_size, os.path.islink("b.txt"))
+        atexit.register(lambda: print(Path("b.txt").write_text("at the end")))
+        """
+    as_python(flow, source)
+    assert (flow.folder / "out" / "b.txt").read_text() == "at the end"
+    assert (flow.folder / "out" / "log").read_text() == "step 0\nstep 1\nstep 2\n"
+    assert (flow.folder / "out" / "events").read_text() == "event " * 5
+
+
 def test_input_is_asked_once(flow: Flow) -> None:
     script = flow.write("script.py", "print(input())")
     logs = flow.folder / "logs"

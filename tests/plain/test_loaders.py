@@ -4,17 +4,17 @@ from tests.flows.flow import Flow
 from tests.plain.said import as_python, said
 
 SOURCE = """
-    import os, sys, torch
+    import queue, torch
     from torch.utils.data import DataLoader, Dataset
 
     class Samples(Dataset):
-        read = 0
+        read = queue.SimpleQueue()  # which nobody looks into, as into a counter
 
         def __len__(self):
             return 20
 
         def __getitem__(self, index):
-            Samples.read += 1
+            self.read.put(index)
             return torch.arange(3.0) + index, index
 
     torch.manual_seed(0)
@@ -32,7 +32,7 @@ def test_batches_are_python_s(flow: Flow) -> None:
 
 def test_each_rank_reads_its_own_rows_or_all(flow: Flow) -> None:
     def read(*options: str) -> list[int]:
-        return [int(text.split()[-1]) for text in said(flow, SOURCE + "    print(Samples.read)\n", *options)]
+        return [int(text.split()[-1]) for text in said(flow, SOURCE + "    print(Samples.read.qsize())\n", *options)]
 
     assert read() == [5 + 7 * 2, 5 + 7 * 3]
     assert read("--loading", "whole") == [40, 40]
@@ -49,5 +49,99 @@ def test_a_worker_init_function_of_the_script_s_own(flow: Flow) -> None:
         torch.manual_seed(0)
         for (x,) in DataLoader(TensorDataset(torch.arange(8.0)), 4, num_workers=1, worker_init_fn=init):
             print(x.tolist())
+        """
+    as_python(flow, source)
+
+
+def test_datasets_that_remember_are_read_whole(flow: Flow) -> None:
+    """Generators and counters of their own, in attributes, transforms, closures and variables outside."""
+    source = """
+        import random, torch
+        import numpy as np
+        from torch.utils.data import DataLoader, Dataset, Subset
+
+        outside, count = np.random.default_rng(1), 0
+
+        class Noise:
+            def __init__(self):
+                self.rng = random.Random(5)
+
+            def __call__(self, x):
+                return x + self.rng.random()
+
+        class Samples(Dataset):
+            def __init__(self, kind):
+                self.kind, self.read, self.transform = kind, 0, Noise()
+                self.rngs = {"numpy": np.random.RandomState(3), "torch": torch.Generator().manual_seed(4)}
+
+            def __len__(self):
+                return 16
+
+            def __getitem__(self, index):
+                global count
+                x = torch.arange(3.0) + index
+                if self.kind == "counter":
+                    self.read += 1
+                    return x + self.read
+                if self.kind == "transform":
+                    return self.transform(x)
+                if self.kind == "numpy":
+                    return x + self.rngs["numpy"].rand()
+                if self.kind == "torch":
+                    return x + torch.rand(3, generator=self.rngs["torch"])
+                if self.kind == "count":
+                    count += 1
+                    return x + count
+                return x + outside.random()
+
+        torch.manual_seed(0)
+        for kind in ("counter", "transform", "numpy", "torch", "count", "outside"):
+            for workers in (0, 1) if kind == "numpy" else (0,):
+                for x in DataLoader(Subset(Samples(kind), range(15)), 4, shuffle=True, num_workers=workers):
+                    print(kind, x.tolist())
+        print(count, outside.random())
+        """
+    as_python(flow, source)
+
+
+def test_what_reading_does_to_the_world_is_each_rank_s_own(flow: Flow) -> None:
+    """Seeds by index, caches in files, questions and models: only some ranks read a sample."""
+    source = """
+        import os, random, shutil, time, torch
+        import numpy as np
+        from torch.utils.data import DataLoader, Dataset
+
+        shutil.rmtree("cache", ignore_errors=True)
+        os.mkdir("cache")
+        torch.manual_seed(1)
+        model = torch.nn.Linear(3, 3)
+
+        class Samples(Dataset):
+            handle = None
+
+            def __len__(self):
+                return 17
+
+            def __getitem__(self, index):
+                if self.handle is None:
+                    self.handle = open(__file__)
+                states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+                torch.manual_seed(index), random.seed(index), np.random.seed(index)
+                x = torch.rand(3) + random.random() + np.random.rand() + np.random.default_rng(index).random()
+                torch.set_rng_state(states[0]), random.setstate(states[1]), np.random.set_state(states[2])
+                path = f"cache/{index}.pt"
+                if not os.path.exists(path):
+                    torch.save(x, path)
+                    with open(path + ".txt", "w") as file:
+                        file.write(str(time.time()))
+                assert os.path.isfile(path + ".txt")
+                with torch.no_grad():
+                    return torch.load(path) + model(x[None].expand(4, 3))[0]
+
+        torch.manual_seed(0)
+        for _ in range(2):
+            for x in DataLoader(Samples(), 4, shuffle=True):
+                print(x.shape, [round(v, 4) for v in x.sum(1).tolist()])
+        print(len(os.listdir("cache")), random.Random(3).random())
         """
     as_python(flow, source)

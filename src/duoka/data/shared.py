@@ -3,9 +3,9 @@
 The loader's own samplers, generator and workers stay as they are, so batches come in the order and with the
 content that one device would see; only the reading and collating of a batch is cut.
 
-That collating is mere stacking, and that reading draws no random number, is seen on the first batch, which is
-read whole (by every loader worker that reads one first). Where it is not so, the loader is left whole: right,
-but not faster.
+That collating is mere stacking, that reading draws no random number, and that the dataset remembers nothing from
+one sample to the next, is seen on the first batch, which is read whole (by every loader worker that reads one
+first). Where it is not so, the loader is left whole: right, but not faster.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ import copy
 import random
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._utils import ExceptionWrapper
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
+from duoka import traces
+from duoka.data.memory import Memory, state_of
 from duoka.errors import Refused
 from duoka.options import Loading
 from duoka.view.batch import BatchTensor, Spec
@@ -30,6 +34,8 @@ from duoka.view.cut import Cut
 from duoka.view.draws import random_states, same_states, set_random_states
 from duoka.view.site import user_line
 from duoka.view.view import View
+
+CHANGES = 2  # batches that change a dataset: the first may open a file, or fill in what is not there yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +66,46 @@ class Reader:
     It travels into loader workers, so it holds numbers and the dataset, no process group. With loading "auto"
     it looks whether reading a batch draws random numbers. With "shared" it lets every
     sample draw from a stream of its own, seeded by (seed, epoch, index): the same on any number of ranks.
+
+    by_itself: a context for reading rows that the other ranks do not read.
     """
 
-    def __init__(self, dataset: Any, rank: int, world_size: int, loading: Loading) -> None:
-        self.dataset, self.rank, self.world_size = dataset, rank, world_size
+    def __init__(
+        self,
+        dataset: Any,
+        rank: int,
+        world_size: int,
+        loading: Loading,
+        by_itself: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.dataset, self.rank, self.world_size, self._by_itself = dataset, rank, world_size, by_itself
         self.seeded = loading == "shared"
         self.shared: bool | None = None  # None: not known yet
         self.why = ""  # it is read whole
         self.epochs = 0  # begun so far
+        self._changes = 0  # of the dataset, seen so far
+        self._generators: list[Any] = []  # of the dataset's own
         self._seed = torch.initial_seed()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_by_itself": nullcontext}  # in a loader worker a rank is by itself anyway
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, asked: Asked) -> dict[str, Any]:
+    def __getitems__(self, asked: Asked) -> Any:
+        """The batch of these indices, or an error of the script's as torch's workers send it, told without duoka."""
+        info = get_worker_info()
+        if info is None:
+            return self._labelled(asked)
+        try:
+            return self._labelled(asked)
+        except Exception as error:
+            traces.trim(error)
+            where = f"in DataLoader worker process {info.id}"
+            return ExceptionWrapper((type(error), error, error.__traceback__), where)
+
+    def _labelled(self, asked: Asked) -> dict[str, Any]:
         """The batch of these indices: of all, or where it may be cut of this rank's own."""
         n = len(asked.indices)
         if n >= self.world_size and self.shared:
@@ -86,22 +118,35 @@ class Reader:
 
     def _find_out(self, asked: Asked) -> Any:
         """Read a whole batch, and see whether the next ones may be cut."""
-        before = random_states()
+        before, memory = random_states(), self._remembered()
         batch = self._read(asked)
+        now = self._remembered()
+        changed = memory and now and memory.changed(now)
         if not is_stacked(batch, len(asked.indices)):
             self.why = "its batches are not stacked tensors"
         elif not same_states(before, random_states()):
             self.why = "reading its samples draws random numbers (--loading shared lets each rank draw its own)"
+        elif changed:
+            self._changes += 1
+            if self._changes < CHANGES:
+                return batch
+            self.why = f"reading its samples changes `{changed}` (--loading shared lets each rank have its own)"
         self.shared = not self.why
+        self._generators = now.generators if now else []
         return batch
+
+    def _remembered(self) -> Memory | None:
+        return None if self.seeded else Memory(self.dataset)
 
     def _read_on(self, asked: Asked) -> Any:
         """Read own rows, and see that reading still draws nothing."""
         if self.seeded:
-            return self._read(asked)
-        before = random_states()
-        batch = self._read(asked)
-        if not same_states(before, random_states()):
+            with self._by_itself():
+                return self._read(asked)
+        before, own = random_states(), [state_of(generator) for generator in self._generators]
+        with self._by_itself():
+            batch = self._read(asked)
+        if not same_states(before, random_states()) or own != [state_of(generator) for generator in self._generators]:
             raise Refused(
                 f"reading samples of {type(self.dataset).__name__} has begun to draw random numbers, which a rank "
                 "that reads only its own rows cannot draw as one device would; use --loading whole"

@@ -1,6 +1,7 @@
 """Running a script that knows nothing of several devices: one interception per file, all of them listed here.
 
-modules     module calls and their hooks; BatchNorm     -> view/boundary.py, view/norm.py
+modules     module calls and their hooks                -> view/boundary.py
+norm        BatchNorm                                   -> view/norm.py
 autograd    backward passes, torch.autograd.grad        -> strategies
 loaders     DataLoader iterators                        -> data/shared.py
 transforms  torch.compile, vmap, cond, torch.func        -> view/batch.py
@@ -8,7 +9,9 @@ optimizers  what optimizers update is kept in step      -> strategies
 parallel    nn.DataParallel passes through
 saving      torch.save: once
 files       writing, making and looking for files: once
-entropy     seeds that the system would give
+openings    files that are opened past `open`: once
+commands    other programs: once
+entropy     seeds and clocks that the system would give
 foreign     what is refused
 """
 
@@ -23,6 +26,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from duoka.errors import Refused
 from duoka.plain import (
     autograd,
+    commands,
     constructors,
     entropy,
     files,
@@ -30,11 +34,14 @@ from duoka.plain import (
     hooks,
     loaders,
     modules,
+    norm,
+    openings,
     optimizers,
     parallel,
     saving,
     transforms,
 )
+from duoka.plain.caller import Caller
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session
 from duoka.plan import Plan
@@ -48,6 +55,7 @@ from duoka.view.view import View
 
 INTERCEPTIONS = (
     modules,
+    norm,
     autograd,
     hooks,
     constructors,
@@ -57,6 +65,8 @@ INTERCEPTIONS = (
     parallel,
     saving,
     files,
+    openings,
+    commands,
     entropy,
     foreign,
 )
@@ -86,7 +96,8 @@ def run_plain(
     view = View(ranks, strategy.adopt, say)
     own_stream = OwnStream(entropy + rank) if plan.randomness == "worker" else None
     boundary = Boundary(view, own_stream, whole_norm=plan.batch_norm == "whole")
-    session = Session(plan, ranks, view, boundary, strategy, Patches(), entropy, say)
+    patches = Patches()
+    session = Session(plan, ranks, view, boundary, strategy, patches, Caller(patches, ranks), entropy, say)
     for interception in INTERCEPTIONS:
         interception.install(session)
     try:

@@ -12,20 +12,18 @@ import glob
 import io
 import os
 import shutil
-import sys
 import tarfile
 import tempfile
-import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import FrameType
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
+from duoka.plain.caller import Caller
 from duoka.plain.session import Session
-from duoka.view.site import is_standard, is_users
 
 # (where, names): done by rank 0, the others wait and get the same outcome.
 ACTIONS: tuple[tuple[Any, str], ...] = (
@@ -38,10 +36,11 @@ ACTIONS: tuple[tuple[Any, str], ...] = (
 )
 # (where, names): answered by rank 0.
 QUESTIONS: tuple[tuple[Any, str], ...] = (
-    (os.path, "exists isfile isdir getsize getmtime"),
-    (os, "listdir"),
+    (os.path, "exists isfile isdir islink lexists getsize getmtime getatime getctime"),
+    (os, "listdir access"),
+    (shutil, "which disk_usage"),
     (glob, "glob"),
-    (Path, "exists is_file is_dir"),
+    (Path, "exists is_file is_dir is_symlink stat"),
     (tempfile, "mkdtemp"),
     (builtins, "input"),
 )
@@ -49,7 +48,7 @@ QUESTIONS: tuple[tuple[Any, str], ...] = (
 
 def install(session: Session) -> None:
     """Intercept `open` for writing, and the actions and questions listed above."""
-    caller = _Caller(session)
+    caller = session.caller
 
     def make_action(original: Callable[..., Any]) -> Callable[..., Any]:
         return make_once(original, changes=True)
@@ -77,54 +76,15 @@ def install(session: Session) -> None:
     session.patches.replace(io, "open", make_open)
 
 
-class _Caller:
-    """Tells the script's own calls from those of libraries, threads and duoka itself."""
-
-    def __init__(self, session: Session) -> None:
-        self._patches = session.patches
-        self._thread = threading.get_ident()
-        self._busy = False
-        inductor = os.path.join(tempfile.gettempdir(), "torchinductor")
-        self.private = ["/dev/", str(Path.home() / ".cache"), inductor]  # what is each process's own, of libraries
-
-    def is_private(self, path: str) -> bool:
-        """Whether a file is written by a library where it keeps what is this process's own."""
-        return path.startswith(tuple(self.private)) and (path.startswith("/dev/") or is_librarys(sys._getframe(2)))
-
-    def is_free(self) -> bool:
-        """Whether this is the main thread of the rank, and not inside of such a call already."""
-        return self._patches.active and not self._busy and threading.get_ident() == self._thread
-
-    def is_script(self) -> bool:
-        """Whether the script itself calls, be it through the standard library (`TemporaryDirectory`)."""
-        return self.is_free() and not is_librarys(sys._getframe(2))
-
-    def busy(self) -> _Busy:
-        """While this lasts, nested calls are left alone."""
-        return _Busy(self)
+def _still_open(files: Iterable[ref[Any]]) -> list[ref[Any]]:
+    found = ((file, file()) for file in files)
+    return [file for file, there in found if there is not None and not there.closed]
 
 
-def is_librarys(frame: FrameType | None) -> bool:
-    """Whether a library's code calls, looking past the standard library."""
-    while frame is not None and is_standard(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame is None or not is_users(frame.f_code.co_filename)
-
-
-class _Busy:
-    def __init__(self, caller: _Caller) -> None:
-        self._caller = caller
-
-    def __enter__(self) -> None:
-        self._caller._busy = True
-
-    def __exit__(self, *error: object) -> None:
-        self._caller._busy = False
-
-
-def _opener(session: Session, caller: _Caller) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    written: set[str] = set()
+def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    written = caller.written
     read: set[str] = set()  # since they were written
+    writers: dict[str, list[ref[Any]]] = {}  # the files as they were opened for writing
     rank = session.ranks.rank
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,27 +101,57 @@ def _opener(session: Session, caller: _Caller) -> Callable[[Callable[..., Any]],
                 copy.seek(0, os.SEEK_END if "a" in mode else os.SEEK_SET)
             return copy
 
+        def read_together(file: Any, path: str, mode: str, *args: Any, **kwargs: Any) -> Any:
+            """The file as it is now; a copy where rank 0 still writes it."""
+            try:
+                if _still_open(writers.get(path, ())):
+                    with caller.busy():
+                        return written_by_another(path, mode + "+", *args, **kwargs)
+                return original(file, mode, *args, **kwargs)
+            finally:
+                session.ranks.barrier()
+
+        def opened(file: Any, path: str, mode: str, *args: Any, **kwargs: Any) -> Any:
+            """The file, or what rank 0 was told when it opened it."""
+            error: Exception | None = None
+            made = None
+            try:
+                made = original(file, mode, *args, **kwargs) if rank == 0 else None
+            except OSError as caught:
+                error = caught
+            failed = session.ranks.broadcast_object(error, 0)
+            if failed is not None:
+                raise error or failed
+            if rank:
+                made = written_by_another(path, mode, *args, **kwargs)
+            if "r+" in mode.replace("b", "").replace("t", ""):
+                session.ranks.barrier()  # nobody writes before all have their copies
+            return made
+
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:  # noqa: A001
-            if not isinstance(file, (str, os.PathLike)) or not session.patches.active:
+            if not isinstance(file, (str, os.PathLike)) or not session.patches.active or caller.is_inside():
                 return original(file, mode, *args, **kwargs)
             path = os.path.abspath(os.fsdecode(file))
-            if path in written and caller.is_free():  # rank 0 has closed it when it comes here
-                written.discard(path)
+            if path in written and caller.is_free():  # rank 0 has written what it writes before it comes here
                 read.add(path)
                 session.ranks.barrier()
-            if not set(mode) & set("wax+") or caller.is_private(path):
+                if not set(mode) & set("wax+"):
+                    return read_together(file, path, mode, *args, **kwargs)
+            if not set(mode) & set("wax+") or caller.is_private(path) or kwargs.get("opener"):
                 return original(file, mode, *args, **kwargs)
             if path in read and caller.is_free():  # all have come here, and so have read it
                 read.discard(path)
                 session.ranks.barrier()
             written.add(path)
-            try:
-                if rank:
-                    return written_by_another(path, mode, *args, **kwargs)
-                return original(file, mode, *args, **kwargs)
-            finally:
-                if "r+" in mode.replace("b", "").replace("t", "") and caller.is_free():
-                    session.ranks.barrier()  # nobody writes before all have their copies
+            if caller.is_script():
+                with caller.busy():
+                    made = opened(file, path, mode, *args, **kwargs)
+            elif rank:
+                made = written_by_another(path, mode, *args, **kwargs)
+            else:
+                made = original(file, mode, *args, **kwargs)
+            writers[path] = [*_still_open(writers.get(path, ())), ref(made)]
+            return made
 
         return open
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,6 +15,13 @@ from duoka.plain.session import Session
 
 def install(session: Session) -> None:
     """Intercept the making of a DataLoader's iterator."""
+
+    @contextmanager
+    def by_itself() -> Iterator[None]:
+        """While a rank reads rows that the others do not: its seeds, files and models are its own."""
+        with session.patches.aside(), session.boundary.computed_whole():
+            yield
+
     readers: WeakKeyDictionary[DataLoader[Any], Reader] = WeakKeyDictionary()
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -22,8 +30,8 @@ def install(session: Session) -> None:
                 return original(self)
             reader = readers.get(self)
             if reader is None:
-                ranks = session.ranks
-                reader = readers[self] = Reader(self.dataset, ranks.rank, ranks.world_size, session.plan.loading)
+                ranks, loading = session.ranks, session.plan.loading
+                reader = readers[self] = Reader(self.dataset, ranks.rank, ranks.world_size, loading, by_itself)
             return SharedIterator(self, reader, session.view)
 
         return get_iterator

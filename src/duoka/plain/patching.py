@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from duoka.view.batch import BatchTensor
@@ -31,6 +32,15 @@ class Patches:
         """Put `value` where `space.name` is."""
         self._undo.append((space, name, getattr(space, name)))
         setattr(space, name, value)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Meanwhile this rank does what the others do not: nothing is shared with them, nothing waits for them."""
+        before, self.active = self.active, False
+        try:
+            yield
+        finally:
+            self.active = before
 
     def undo(self) -> None:
         """Put the originals back."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from duoka.plain.caller import Caller
 from duoka.plain.patching import Patches
 from duoka.plan import Plan
 from duoka.strategies import Strategy
@@ -24,11 +25,14 @@ class Session:
     boundary: Boundary
     strategy: Strategy
     patches: Patches
+    caller: Caller
     entropy: int
     say: Callable[[str], None]
 
     def first(self, action: Callable[[], Any]) -> Any:
-        """Rank 0 does it; every rank has its result, or its exception."""
+        """Rank 0 does it; every rank has its result, or its exception. Where one rank is by itself, it does it."""
+        if not self.patches.active or self.ranks.alone:
+            return action()
         result, error = None, None
         if self.ranks.rank == 0:
             try:

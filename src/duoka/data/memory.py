@@ -1,0 +1,145 @@
+"""What a dataset remembers from one sample to the next: generators, counters and lists of its own.
+
+A rank that reads only its own rows would remember less than one device does. It is looked for in the dataset's
+attributes, in what they hold (transforms, other datasets), and in the variables outside that its code names.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import random
+import types
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from duoka.view.site import is_users
+
+_DEPTH = 6  # how far what is held is followed
+_LONG = 1000  # entries of a list or dict that are looked at one by one
+_MOST = 20_000  # objects that are looked into
+_LARGE = 1 << 24  # bytes of an array that is looked at
+_CONSTANTS = (int, float, complex, str, bytes, bool, type(None), range)
+
+
+class Memory:
+    """All that a dataset remembers, by the names under which it is found.
+
+    generators: the random generators among it.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.generators: list[Any] = []
+        self._seen: dict[int, Any] = {}  # keeps what it has seen, so that no number is given twice
+        self._values = dict(self._found("dataset", dataset, _DEPTH))
+
+    def changed(self, now: Memory) -> str | None:
+        """The name of something that `now`, looked at later, is no longer what it was; None if all is."""
+        names = (*now._values, *self._values)
+        return next((name for name in names if self._values.get(name, self) != now._values.get(name, self)), None)
+
+    def _found(self, name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, _CONSTANTS):
+            yield name, repr(value) if isinstance(value, float) else value  # nan is not itself
+            return
+        state = state_of(value)
+        if state is not None:
+            self.generators.append(value)
+            yield name, state
+        elif isinstance(value, itertools.count):
+            yield name, repr(value)
+        elif isinstance(value, (Tensor, np.ndarray)):
+            yield name, _of_array(value)
+        elif depth and self._is_new(value):
+            self._seen[id(value)] = value
+            for part, held in _held(value):
+                if part == "":
+                    yield name, held
+                else:
+                    yield from self._found(f"{name}.{part}" if name != "dataset" else part, held, depth - 1)
+
+    def _is_new(self, value: Any) -> bool:
+        return id(value) not in self._seen and len(self._seen) < _MOST and not isinstance(value, types.ModuleType)
+
+
+def state_of(value: Any) -> Any:
+    """What a random generator will draw next, in a form that can be compared; None if `value` is none."""
+    if isinstance(value, random.Random):
+        return None if isinstance(value, random.SystemRandom) else value.getstate()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return repr(value.get_state(legacy=False)["state"])
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    return None
+
+
+def _held(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds, by name; under an empty name something of it that can be compared."""
+    if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+        yield "", len(value)
+        if len(value) <= _LONG:
+            entries = value.values() if isinstance(value, dict) else value
+            yield from ((str(number), entry) for number, entry in enumerate(entries))
+    elif isinstance(value, types.MethodType):
+        yield "of", value.__self__
+        yield "by", value.__func__
+    elif isinstance(value, types.FunctionType):
+        yield from _named_in(value)
+    elif isinstance(value, functools.partial):
+        yield from (("of", value.func), ("with", value.args), ("and", value.keywords))
+    elif not isinstance(value, type):
+        yield "", id(type(value))
+        yield from list(getattr(value, "__dict__", {}).items())
+        for part in type(value).__mro__:
+            if part.__module__ != "builtins":
+                yield from _of_class(part)
+
+
+def _of_class(part: type) -> Iterator[tuple[str, Any]]:
+    """The methods of a class of the script's own, and what it counts itself."""
+    for name, value in list(vars(part).items()):
+        if isinstance(value, types.FunctionType) and is_users(value.__code__.co_filename):
+            yield name, value
+        elif isinstance(value, (staticmethod, classmethod)):
+            yield name, value.__func__
+        elif not name.startswith("__") and (isinstance(value, _CONSTANTS) or state_of(value) is not None):
+            yield name, value
+
+
+def _named_in(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The variables outside of a function that its code names."""
+    if not is_users(function.__code__.co_filename):
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with_value: Callable[[], Any] = functools.partial(getattr, cell, "cell_contents", None)
+        yield name, with_value()
+    yield from (("defaults", function.__defaults__), ("defaults by name", function.__kwdefaults__))
+    for code in _codes(function.__code__):
+        for name in code.co_names:
+            if name in function.__globals__ and not isinstance(function.__globals__[name], type):
+                yield name, function.__globals__[name]
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of the functions written inside of it."""
+    yield code
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            yield from _codes(constant)
+
+
+def _of_array(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return tuple(value.shape), 0 if value.is_inference() else value._version
+    if value.dtype == object or value.nbytes > _LARGE:
+        return value.shape
+    return value.shape, zlib.crc32(value.tobytes())

@@ -1,0 +1,74 @@
+"""BatchNorm uses the whole batch's statistics, but for TorchScript, which reads the source of what is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from duoka.plain.session import Session
+from duoka.view.batch import BatchTensor
+from duoka.view.cut import Cut
+from duoka.view.norm import whole_batch_norm
+
+
+def install(session: Session) -> None:
+    """Intercept `F.batch_norm`, and `torch.jit.script` and `trace`, for which it is torch's own."""
+    one_device = F.batch_norm
+
+    def make_script(original: Callable[..., Any]) -> Callable[..., Any]:
+        def script(*args: Any, **kwargs: Any) -> Any:
+            ours, F.batch_norm = F.batch_norm, one_device
+            try:
+                with session.boundary.computed_whole():
+                    return original(*args, **kwargs)
+            finally:
+                F.batch_norm = ours
+
+        return script
+
+    if session.plan.batch_norm == "whole":
+        session.patches.replace(F, "batch_norm", lambda original: _batch_norm(original, session))
+    for name in ("script", "trace"):
+        session.patches.replace(torch.jit, name, make_script)
+
+
+def _batch_norm(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    def batch_norm(
+        input: Tensor,  # noqa: A002
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        found = _rows_of(input, session) if training else None
+        if found is None:
+            return original(input, running_mean, running_var, weight, bias, training, momentum, eps)  # type: ignore[no-any-return]
+        rows, cut = found
+        counts = _counts(cut.sizes, rows.numel() // rows.shape[1] // cut.rows, rows.device)
+        out = whole_batch_norm(rows, running_mean, running_var, weight, bias, momentum, eps, counts, session.ranks)
+        return BatchTensor(out, input._spec) if isinstance(input, BatchTensor) else out
+
+    return batch_norm
+
+
+def _rows_of(values: Tensor, session: Session) -> tuple[Tensor, Cut] | None:
+    """This rank's rows and their cut, inside of a boundary or of a batch tensor; None where all rows are here."""
+    if isinstance(values, BatchTensor):
+        spec = values._spec
+        return (values._local, spec.cut) if (spec.dim, spec.outer) == (0, 1) else None
+    inside = session.boundary.inside
+    return None if inside is None or inside.cut is None else (values, inside.cut)
+
+
+@lru_cache(maxsize=256)
+def _counts(sizes: tuple[int, ...], each: int, device: torch.device) -> Tensor:
+    """How many values a channel has on each rank."""
+    return torch.tensor(sizes, device=device) * each

@@ -1,0 +1,143 @@
+"""Files that are opened past `open`: temporary ones by name, databases, descriptors, and the reading of folders."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from duoka.plain.session import Session
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def install(session: Session) -> None:
+    """Rank 0 opens them; the others write into something of their own that nobody sees."""
+    for space, name, make in (
+        (os, "open", _descriptors),
+        (os, "scandir", _folders),
+        (tempfile, "mkstemp", _temporary),
+        (tempfile, "NamedTemporaryFile", _named),
+        (sqlite3, "connect", _databases),
+        (sqlite3.dbapi2, "connect", _databases),
+    ):
+        session.patches.replace(space, name, partial(make, session))
+
+
+def _descriptors(session: Session, original: Callable[..., int]) -> Callable[..., int]:
+    def open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:  # noqa: A001
+        if not flags & _WRITING or not session.caller.is_script():
+            return original(path, flags, *args, **kwargs)
+        opened: list[int] = []
+        with session.caller.busy():
+            session.ranks.barrier()
+            session.first(lambda: opened.append(original(path, flags, *args, **kwargs)))
+            session.caller.written.add(os.path.abspath(os.fsdecode(path)))
+        return opened[0] if opened else original(os.devnull, os.O_RDWR)
+
+    return open
+
+
+def _temporary(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    def mkstemp(*args: Any, **kwargs: Any) -> tuple[int, str]:
+        if not session.caller.is_script():
+            return original(*args, **kwargs)  # type: ignore[no-any-return]
+        opened: list[int] = []
+
+        def make() -> str:
+            descriptor, name = original(*args, **kwargs)
+            opened.append(descriptor)
+            return name  # type: ignore[no-any-return]
+
+        with session.caller.busy():
+            name = session.first(make)
+            session.caller.written.add(name)
+            return opened[0] if opened else os.open(os.devnull, os.O_RDWR), name
+
+    return mkstemp
+
+
+def _named(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    def named_temporary_file(mode: str = "w+b", *args: Any, **kwargs: Any) -> Any:
+        caller, made = session.caller, []
+        if not caller.is_script():
+            return original(mode, *args, **kwargs)
+
+        def make() -> str:
+            made.append(original(mode, *args, **kwargs))
+            return str(made[0].name)
+
+        with caller.busy():
+            name = session.first(make)
+            caller.written.add(name)
+            file = made[0] if made else original(mode, *args, **kwargs)
+        file.name, close = name, file.close
+
+        def close_together() -> None:
+            if caller.is_free():  # the others may still be reading it by its name
+                session.ranks.barrier()
+            close()
+
+        file.close = close_together
+        return file
+
+    return named_temporary_file
+
+
+def _databases(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
+        if not session.caller.is_free() or kwargs.get("uri") or os.fsdecode(database) in ("", ":memory:"):
+            return original(database, *args, **kwargs)
+        with session.caller.busy():
+            session.ranks.barrier()  # what was written until now is there
+            connection = None
+            if session.ranks.rank:
+                connection = original(":memory:", *args, **kwargs)
+                if os.path.exists(database):
+                    whole = original(database)
+                    whole.backup(connection)
+                    whole.close()
+            session.ranks.barrier()
+            return connection or original(database, *args, **kwargs)
+
+    return connect
+
+
+class _Entries:
+    """What `os.scandir` gives, in rank 0's order."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is open."""
+        self._entries = iter([])
+
+
+def _folders(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    def scandir(path: Any = ".") -> Any:
+        if not session.caller.is_script():
+            return original(path)
+        with session.caller.busy():
+            names = session.first(lambda: [entry.name for entry in original(path)])
+            with original(path) as found:
+                entries = {entry.name: entry for entry in found}
+            session.ranks.barrier()  # nobody changes the folder before all have looked
+        return _Entries([entries[name] for name in names if name in entries])
+
+    return scandir

@@ -1,0 +1,1 @@
+"""Pictures from files that numpy wrote."""

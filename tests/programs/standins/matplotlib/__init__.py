@@ -1,0 +1,5 @@
+"""Draws nothing."""
+
+
+def use(backend: str) -> None:
+    pass

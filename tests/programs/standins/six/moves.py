@@ -1,0 +1,5 @@
+"""What is left of it."""
+
+import urllib.request
+
+__all__ = ["urllib"]

@@ -1,0 +1,1 @@
+"""As much of torchtext's old interface as one program needs."""
