@@ -7,6 +7,7 @@ loaders     DataLoader iterators                        -> data/shared.py
 transforms  torch.compile, vmap, cond, torch.func        -> view/batch.py
 optimizers  what optimizers update is kept in step      -> strategies
 parallel    nn.DataParallel passes through
+reads       values of tensors, read into Python        -> view/boundary.py
 saving      torch.save: once
 files       writing, making and looking for files: once
 openings    files that are opened past `open`: once
@@ -38,6 +39,7 @@ from duoka.plain import (
     openings,
     optimizers,
     parallel,
+    reads,
     saving,
     transforms,
 )
@@ -63,6 +65,7 @@ INTERCEPTIONS = (
     loaders,
     optimizers,
     parallel,
+    reads,
     saving,
     files,
     openings,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from duoka.errors import Refused
+from duoka.errors import DuokaError, Refused
 from duoka.view.collectives import Gathered
 from duoka.view.cut import Cut
 from duoka.view.lent import holders
@@ -128,7 +128,12 @@ class BatchTensor(Tensor):
     def _compute(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = cls.rules.get(func)
         if rule is not None and kwargs.get("out") is None:
-            out = rule(func, args, kwargs)
+            try:
+                out = rule(func, args, kwargs)
+            except Exception as error:
+                view = batches_in((args, kwargs))[0]._spec.view
+                again = tree_map_only(BatchTensor, alike, (args, kwargs))
+                raise of_the_whole(error, view, lambda: func(*again[0], **again[1])) from None
             if out is not NotImplemented:
                 return out
         return compute_whole(func, args, kwargs)
@@ -140,6 +145,34 @@ class BatchTensor(Tensor):
         error = Refused(f"{func} came to a batch past duoka's rules ({user_line()}), so it cannot be shared out")
         batches_in((args, kwargs))[0]._spec.view.refused(error)
         raise error
+
+
+def alike(batch: BatchTensor) -> Tensor:
+    """A whole tensor of the batch's shape, of this rank's rows over and over: nobody else is asked."""
+    spec = batch._spec
+    apart = batch._rows.detach().unflatten(spec.dim, (spec.outer, spec.cut.rows, spec.inner))
+    places = torch.arange(spec.cut.n, device=batch.device) % spec.cut.rows
+    whole: Tensor = apart.index_select(spec.dim + 1, places).flatten(spec.dim, spec.dim + 2)
+    return whole
+
+
+def of_the_whole(error: Exception, view: View, again: Callable[[], object]) -> Exception:
+    """What one device would raise in place of an error that names the shapes of some rows.
+
+    again: does the same with a whole batch of other rows. If that raises nothing of the kind, it was these rows.
+    """
+    if not isinstance(error, (RuntimeError, ValueError)) or isinstance(error, (DuokaError, torch.OutOfMemoryError)):
+        return error
+    before, view.ranks.alone = view.ranks.alone, True
+    try:
+        again()
+    except type(error) as whole:
+        return whole.with_traceback(error.__traceback__)
+    except Exception:
+        return error
+    finally:
+        view.ranks.alone = before
+    return error
 
 
 def gather_all(tree: Any) -> Any:

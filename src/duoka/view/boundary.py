@@ -7,9 +7,12 @@ and what stands between them follows the rules.
 
 from __future__ import annotations
 
+import io
+import pickle
 import threading
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,13 +23,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from duoka.errors import Refused
-from duoka.view.batch import BatchTensor, Spec
+from duoka.view.batch import BatchTensor, Spec, alike, of_the_whole
 from duoka.view.contents import Contents
 from duoka.view.cut import Cut
 from duoka.view.draws import OwnStream, SeededMode, draw_own_rows, random_digest, shape_drawn
 from duoka.view.learning import Learned, Learning, Place
 from duoka.view.seams import Call, Opened, Seam, Seams, leads_in, uncompiled
-from duoka.view.site import user_line
+from duoka.view.site import calling_line, user_line
+from duoka.view.traceless import traceless
 from duoka.view.view import View
 from duoka.view.witness import graph
 
@@ -56,6 +60,7 @@ class _Inside:
     learning: Learning | None = None
     recomputing: bool = False
     redrawing: bool = False
+    reading: bool = False
 
 
 class Boundary:
@@ -109,7 +114,7 @@ class Boundary:
         rows = call.rows(self.view, cut, seam.inputs)
         draws = seam.learned.draws
         inside = _Inside(cut, learned=seam.learned)
-        with self._during(inside), uncompiled() if seam.uncompiled else nullcontext():
+        with self._during(inside), self._raising_as_whole(call), uncompiled() if seam.uncompiled else nullcontext():
             if not draws and not seam.learned.unmet:
                 before = torch.get_rng_state()
                 out = call.run(rows)
@@ -129,6 +134,42 @@ class Boundary:
         if seam.learned.leaves:
             self._adopt_leaves(out)
         return self._wrapped(out, seam.learned.outputs, cut)
+
+    @contextmanager
+    def _raising_as_whole(self, call: Call) -> Iterator[None]:
+        """What the model raises names the shapes of a whole batch."""
+
+        def again() -> None:
+            leaves = [alike(leaf) if isinstance(leaf, BatchTensor) else leaf for leaf in call.leaves]
+            with traceless(call.module), self.computed_whole(), redirect_stdout(io.StringIO()):
+                call.run(leaves)
+
+        try:
+            yield
+        except Exception as error:
+            raise of_the_whole(error, self.view, again) from None
+
+    def read(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A tensor is read into Python: inside of a boundary it must be what it is on every rank.
+
+        Raises:
+            Refused: it is not, on a line that did not read when the module was learned.
+        """
+        found = method(*args, **kwargs)
+        inside, line = self.inside, None
+        if inside is not None and inside.learned is not None and not inside.reading:
+            line = calling_line()
+        if line is None or inside is None or inside.learned is None or line in inside.learned.reads:
+            return found
+        inside.reading = True
+        try:
+            mine = zlib.crc32(pickle.dumps(found))
+            differs = mine != self.view.ranks.broadcast_object(mine, 0)
+        finally:
+            inside.reading = False
+        if differs:
+            raise Refused(f"the model reads a value of its rows at {line}, as it did not in its first calls")
+        return found
 
     def _adopt_leaves(self, out: Any) -> None:
         """Tensors that need gradients and came in by attributes or closures: kept in step like parameters."""

@@ -9,7 +9,9 @@ cannot tell. Nothing of it is left behind.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -27,7 +29,7 @@ from duoka.view.draws import (
     state_drawn_from,
 )
 from duoka.view.traceless import traceless
-from duoka.view.witness import Mixed, Witness
+from duoka.view.witness import Mixed, Raised, Witness
 
 Call = Callable[[int, int], Any]  # run the module over own rows [start, stop), made by `Learning.given`
 
@@ -49,13 +51,14 @@ class Learned:
     """How to cut one kind of call: the place of the batch in each output and in each draw of each module.
 
     leaves: it has to do with tensors that need gradients and are not the module's parameters. unmet: the parts that
-    were not called.
+    were not called. reads: the script's lines in it that read into Python what has nothing to do with the batch.
     """
 
     outputs: tuple[Place | None, ...]
     draws: dict[str, tuple[Place | None, ...]]
     leaves: bool = False
     unmet: frozenset[str] = frozenset()
+    reads: frozenset[str] = frozenset()
 
     def met(self, name: str, part: Learned) -> None:
         """A part was called for the first time."""
@@ -63,6 +66,7 @@ class Learned:
         self.draws.update({(path + below).removesuffix("."): places for below, places in part.draws.items()})
         called = {other for other in self.unmet if other == name or other.startswith(path)}
         self.unmet = self.unmet - called | {path + below for below in part.unmet}
+        self.reads |= part.reads
 
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # are not called themselves
@@ -143,6 +147,7 @@ class _Run:
     values: list[Any]
     written: list[Tensor]
     leaves: bool
+    reads: set[str]
 
 
 class Learning:
@@ -200,20 +205,21 @@ class Learning:
             raise Mixed("it counts the rows of the batch")
         outputs = _compare(whole, some, tape.rows, part)
         draws = {name: tuple(places) for name, places in tape.places.items()}
-        return Learned(outputs, draws, whole.leaves or some.leaves, frozenset(self._unmet))
+        reads = frozenset(whole.reads | some.reads)
+        return Learned(outputs, draws, whole.leaves or some.leaves, frozenset(self._unmet), reads)
 
     def _run(self, run: Call, part: tuple[int, int], replaying: bool) -> _Run:
         self._replaying = replaying
         self._witness = witness = Witness(self._draw)
         with traceless(self.module) as remains:
             try:
-                with witness:
+                with witness, redirect_stdout(_Printing(self)):
                     outputs = Contents(run(*part)).leaves
                 leaves = witness.foreign(outputs, self.module)
             except (Mixed, Unclear, KeyboardInterrupt):
                 raise
             except Exception as error:
-                raise Mixed(f"it raised {type(error).__name__}: {error}") from error
+                raise Raised(f"it raised {type(error).__name__}: {error}") from error
             finally:
                 values, kept = remains.values(), remains.holds(witness.rows)
                 written = witness.put_back()
@@ -225,7 +231,7 @@ class Learning:
         outputs = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in outputs]
         if witness.forget_rows():
             raise Mixed("it keeps something of the batch elsewhere")
-        return _Run(outputs, of_rows, values, written, leaves)
+        return _Run(outputs, of_rows, values, written, leaves, witness.reads)
 
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tape = self._tape
@@ -253,6 +259,17 @@ class Learning:
         out = draw_own_rows(func, args, kwargs, some, place.order)
         tree_map_only(Tensor, self._witness.rows.add, out)
         return out
+
+
+class _Printing(io.StringIO):
+    """Standard output meanwhile: what is printed must be the whole batch's."""
+
+    def __init__(self, learning: Learning) -> None:
+        super().__init__()
+        self._learning = learning
+
+    def write(self, text: str) -> int:
+        self._learning.mixes("prints")
 
 
 def _parts(rows: int) -> list[tuple[int, int]]:

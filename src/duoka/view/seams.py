@@ -21,7 +21,7 @@ from duoka.view.cut import Cut
 from duoka.view.learning import Learned, Learning, Unclear
 from duoka.view.site import user_line
 from duoka.view.view import View
-from duoka.view.witness import Mixed
+from duoka.view.witness import Mixed, Raised
 
 _DIMS = 3  # dimensions in which rows are looked for
 ATTEMPTS = 8  # calls that may leave it unclear how a kind of call is cut
@@ -193,7 +193,7 @@ class Seams:
                 return How.LATER
             known.seam = found
         elif isinstance(known.seam, Seam) and not known.calls & (known.calls - 1):
-            known.seam = _confirmed(known, self._find(call), call.module)
+            known.seam = _confirmed(known, self._find(call, again=True), call.module)
         return known.seam
 
     def _adopt(self, module: nn.Module) -> None:
@@ -203,7 +203,7 @@ class Seams:
         for buffer in module.buffers():
             self._view.ranks.broadcast_into(buffer, 0)
 
-    def _find(self, call: Call) -> Found:
+    def _find(self, call: Call, again: bool = False) -> Found:
         """What the rank with the largest share finds out, for all ranks."""
         if any(map(_is_opaque, call.leaves)) or (call.module.training and _is_scripted(call.module)):
             return How.WHOLE
@@ -211,7 +211,7 @@ class Seams:
         told: Any = None
         found: Found
         if ranks.rank == ranks.world_size - 1:
-            told = (Opened(), "it has hooks") if _has_hooks(call.module) else self._look(call)
+            told = (Opened(), "it has hooks") if _has_hooks(call.module) else self._look(call, again)
         found, reason = ranks.broadcast_object(told, ranks.world_size - 1)
         if isinstance(found, Opened):
             self._view.opened[type(call.module).__name__, user_line()] = reason
@@ -225,8 +225,11 @@ class Seams:
         )
         return replace(found, uncompiled=True)
 
-    def _look(self, call: Call) -> tuple[Found, str]:
-        """Try what may be cut, until the values agree; if none does, why the first did not."""
+    def _look(self, call: Call, again: bool) -> tuple[Found, str]:
+        """Try what may be cut, until the values agree; if none does, why the first did not.
+
+        again: it is known how, so what raises is the script's own error, to be raised by the call itself.
+        """
         unclear, reason, opened = False, "", Opened()
         for lead, inputs in self._candidates(call):
             cut = call.cut(self._view, lead)
@@ -242,6 +245,7 @@ class Seams:
             try:
                 return Seam(lead, inputs, self._tried(call, rows_of, of_rows, cut.rows)), ""
             except Mixed as mixed:
+                unclear = unclear or (again and isinstance(mixed, Raised))
                 if not reason and not isinstance(mixed, Writing) and _is_batch_first(call):
                     opened = Opened(lead, inputs)
                 reason = reason or str(mixed)
@@ -354,7 +358,8 @@ def _confirmed(known: _Known, found: Found, module: nn.Module) -> Found:
     if isinstance(found, Seam) and found.learned.outputs == before.learned.outputs:
         draws = {**found.learned.draws, **before.learned.draws}
         unmet = before.learned.unmet & found.learned.unmet
-        return replace(before, learned=replace(before.learned, draws=draws, unmet=unmet))
+        reads = before.learned.reads | found.learned.reads
+        return replace(before, learned=replace(before.learned, draws=draws, unmet=unmet, reads=reads))
     raise Refused(
         f"{type(module).__name__} at {user_line()} computed each sample by itself at first, but no longer does "
         f"(seen at its call {known.calls}), so its last results may be wrong; run this script on one device"

@@ -32,6 +32,10 @@ class Mixed(Exception):
     """Rows are not independent of each other, or it cannot be told that they are. Its text says why."""
 
 
+class Raised(Mixed):
+    """The module raised an exception of its own."""
+
+
 class Storages:
     """A set of tensors' memory. What is freed is not taken for what comes to lie there later."""
 
@@ -55,29 +59,30 @@ class Storages:
 class Witness(TorchDispatchMode):
     """A context that sees one run.
 
-    draw: is handed every operator that draws. rows: what comes of rows. Raises Mixed out of the operator that mixes;
-    `reason` tells it also where the module has caught that.
+    draw: is handed every operator that draws. rows: what comes of rows. reads: the script's lines that read into
+    Python what does not. Raises Mixed out of the operator that mixes; `reason` tells it also where the module has
+    caught that.
     """
 
     def __init__(self, draw: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         super().__init__()
-        self.rows, self.reason = Storages(), ""
+        self.rows, self.reads, self.reason = Storages(), set[str](), ""
         self._draw, self._made = draw, Storages()
         self._before: list[tuple[Tensor, Tensor]] = []  # what was written, and the values it had
         self._data: list[tuple[Tensor, Tensor]] = []  # the same for `tensor.data = other`
         self._given: set[Tensor] = set()
-        self._reads = _Reads(self)
+        self._functions = _Functions(self)
         with torch.enable_grad():
             self._start = _node(torch.zeros((), requires_grad=True).clone())._sequence_nr()
 
     def __enter__(self) -> Witness:
-        self._reads.__enter__()
+        self._functions.__enter__()
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._reads.__exit__(*error)
+        self._functions.__exit__(*error)
 
     def given(self, tensor: Tensor, of_rows: bool, requires_grad: bool) -> Tensor:
         """A copy to run with, cut off from what it was computed from."""
@@ -110,8 +115,8 @@ class Witness(TorchDispatchMode):
         out = self._draw(func, args, kwargs) if is_drawing(func, args, kwargs) else func(*args, **kwargs)
         for leaf in _flat((out,)):
             if not isinstance(leaf, Tensor):
-                if of_rows and leaf is not None:
-                    self.read()
+                if leaf is not None and tensors:
+                    self.read(of_rows)
                 continue
             if name in _MAKING or _key(leaf) not in keys:
                 self._made.add(leaf)
@@ -119,10 +124,13 @@ class Witness(TorchDispatchMode):
                 self.rows.add(leaf)
         return out
 
-    def read(self) -> None:
-        """Something of rows is read into Python: harmless in torch's and other libraries' own code."""
-        if calling_line() is not None:
+    def read(self, of_rows: bool) -> None:
+        """Something is read into Python: harmless in torch's and other libraries' own code."""
+        line = calling_line()
+        if line is not None and of_rows:
             self.mixes("reads a value of the batch")
+        if line is not None:
+            self.reads.add(line)
 
     def _write(self, tensor: Tensor, of_rows: bool) -> None:
         if tensor not in self._made:
@@ -182,7 +190,7 @@ class Witness(TorchDispatchMode):
         return bool(kept)
 
 
-class _Reads(TorchFunctionMode):
+class _Functions(TorchFunctionMode):
     """Sees the functions that read a tensor without an operator."""
 
     def __init__(self, witness: Witness) -> None:
@@ -192,8 +200,8 @@ class _Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if args and isinstance(args[0], Tensor):
             name = getattr(func, "__name__", "")
-            if name in _READING and args[0] in self._witness.rows:
-                self._witness.read()
+            if name in _READING:
+                self._witness.read(args[0] in self._witness.rows)
             elif name == "register_hook" and not args[0].is_leaf:
                 self._witness.mixes("registers a hook on a tensor inside of it")
             elif func == _set_data:
