@@ -72,7 +72,7 @@ class Witness(TorchDispatchMode):
         self._data: list[tuple[Tensor, Tensor]] = []  # the same for `tensor.data = other`
         self._given: set[Tensor] = set()
         self._functions = _Functions(self)
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             self._start = _node(torch.zeros((), requires_grad=True).clone())._sequence_nr()
 
     def __enter__(self) -> Witness:

@@ -47,15 +47,15 @@ def class_loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     given.update(input=scores, target=target)
     if reduction == "none":
         return BatchTensor(func(**given, reduction="none"), spec)
-    numerator = _sum_of(func, given)
+    numerator, dtype = _sum_of(func, given)
     if reduction == "sum":
-        return spec.view.all_sum(numerator).to(scores.dtype)
+        return spec.view.all_sum(numerator).to(dtype)
     if target.is_floating_point():  # soft targets: torch divides by the number of places
         places = spec.size * prod(scores.shape[2:])
-        return (spec.view.all_sum(numerator) / places).to(scores.dtype)
+        return (spec.view.all_sum(numerator) / places).to(dtype)
     both = torch.stack([numerator, _weight_of(target, given).to(numerator.dtype)])
     total, weight = spec.view.all_sum(both)
-    return (total / weight).to(scores.dtype)
+    return (total / weight).to(dtype)
 
 
 def _rows(side: Tensor, spec: Spec) -> Tensor | None:
@@ -64,11 +64,13 @@ def _rows(side: Tensor, spec: Spec) -> Tensor | None:
     return spec.own(side, 0) if side.dim() and side.shape[0] == spec.size else None
 
 
-def _sum_of(func: Function, given: dict[str, Any]) -> Tensor:
-    """The summed loss, in at least 32 bits: a sum may not fit where a mean does."""
+def _sum_of(func: Function, given: dict[str, Any]) -> tuple[Tensor, torch.dtype]:
+    """The summed loss, in at least 32 bits (a sum may not fit where a mean does), and the type it should have."""
     if given["input"].dtype in (torch.float16, torch.bfloat16):
-        return func(**given, reduction="none").float().sum()  # type: ignore[no-any-return]
-    return func(**given, reduction="sum")  # type: ignore[no-any-return]
+        each = func(**given, reduction="none")
+        return each.float().sum(), each.dtype
+    total = func(**given, reduction="sum")
+    return total, total.dtype
 
 
 def _weight_of(target: Tensor, given: dict[str, Any]) -> Tensor:
