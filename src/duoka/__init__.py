@@ -11,6 +11,7 @@
 #   view/         the global view: tensors that stand for a whole global batch
 #   board.py      what workers show the process that watches them
 #   environment.py, rendezvous.py, target.py, ending.py, traces.py    what a worker lives in, one subject each
+#   picking.py    devices for a program that picks its own
 #   plan.py       what was decided; made out of options.py (what was asked for), devices/ and script/
 #   errors.py     the tree of errors
 #
@@ -24,7 +25,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from duoka.errors import (
         AskedError,
+        BatchFailed,
         DeviceError,
+        DevicesBusy,
         DuokaError,
         OptionError,
         PeerLost,
@@ -35,12 +38,15 @@ if TYPE_CHECKING:
         TimedOut,
         WorkerFailed,
     )
+    from duoka.picking import devices as devices
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AskedError",
+    "BatchFailed",
     "DeviceError",
+    "DevicesBusy",
     "DuokaError",
     "OptionError",
     "PeerLost",
@@ -51,9 +57,10 @@ __all__ = [
     "TimedOut",
     "WorkerFailed",
     "__version__",
+    "devices",
 ]
 
-_HOMES = {name: "duoka.errors" for name in __all__ if name != "__version__"}
+_HOMES = {name: "duoka.errors" for name in __all__ if name != "__version__"} | {"devices": "duoka.picking"}
 
 
 def __getattr__(name: str) -> Any:

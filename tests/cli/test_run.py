@@ -10,7 +10,7 @@ from duoka.cli.run import command
 # A new option is a decision: it is worth a line here, and a note in docs/decisions/.
 OPTIONS = """
     -h/--help -m -q/--quiet -v/--verbose --batch-norm --devices --dry-run --kind --loading --log-dir
-    --randomness --strategy --threads --timeout
+    --randomness --strategy --threads --timeout --wait
 """
 
 
@@ -50,6 +50,9 @@ def test_help_has_every_option_and_the_three_forms(capsys: pytest.CaptureFixture
         ("--devices cpu:2 --dry-run train.py --epochs 5", "train.py --epochs 5"),
         ("train.py --devices cpu:2 --dry-run -- --epochs 5", "train.py --epochs 5"),
         ("train.py --devices cpu:2 --dry-run", "train.py"),
+        ("--wait --devices cpu:2 --dry-run train.py", "train.py"),
+        ("--devices cpu:2 --dry-run --wait=5m train.py --wait", "train.py --wait"),
+        ("train.py --devices cpu:2 --wait --dry-run -- --wait x", "train.py --wait x"),
         ("--dry-run --devices cpu:2 -m pack.train x --dry-run", "-m pack.train x --dry-run"),
     ],
 )
@@ -113,6 +116,8 @@ def test_all_options_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
             "--timeout soon train.py",
             "--timeout must be more than 0 seconds and at most 30 days, like 90, 90s, 10m or 1h",
         ),
+        ("--wait=soon train.py", "--wait must be more than 0 seconds and at most 30 days"),
+        ("--devices free train.py", "--devices must be auto, cpu, "),
         ("--log-dir train.py train.py", "--log-dir must be a directory"),
         ("--quiet --verbose train.py", "--quiet and --verbose exclude each other"),
         ("--quiet=yes train.py", "option '--quiet' does not take a value"),

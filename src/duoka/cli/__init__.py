@@ -15,6 +15,7 @@ from duoka.errors import AskedError, DuokaError
 
 # name -> (the module with its `command`, its line in `duoka --help`)
 COMMANDS = {
+    "gpus": ("duoka.cli.gpus", "Show the GPUs of this machine, and who uses them."),
     "run": ("duoka.cli.run", "Run a training script on the devices you have."),
 }
 

@@ -49,6 +49,12 @@ def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
     return [*words[:before], *ours, target, *rest]
 
 
+def with_values(words: list[str], options: Mapping[str, bool], defaults: Mapping[str, str]) -> list[str]:
+    """Give the options before the script that stand without a value the one that they mean then."""
+    before = _leading(words, options)
+    return [f"{word}={defaults[word]}" if word in defaults else word for word in words[:before]] + words[before:]
+
+
 def _leading(words: Sequence[str], options: Mapping[str, bool]) -> int:
     """How many words at the beginning are options and their values; one more if the last value is missing."""
     count = 0
