@@ -47,7 +47,8 @@ def test_picked_cards_are_kept_until_they_are_released() -> None:
 @pytest.mark.usefixtures("eight")
 def test_numbers_are_physical_and_answers_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,0,3")
-    assert [device.index for device in duoka.devices("3,6")] == [2, 0]
+    with duoka.devices("3,6") as named:
+        assert [device.index for device in named] == [2, 0]
     assert [device.index for device in duoka.devices("free:1,mem>=79G")] == [2]
 
 

@@ -23,11 +23,8 @@ def library(**answers: object) -> ModuleType:
         raise SmiError("not supported")
 
     for name in ("gpu_vram_usage", "power_info", "gpu_asic_info", "gpu_activity", "gpu_device_uuid"):
-        setattr(
-            smi,
-            f"amdsmi_get_{name}",
-            (lambda answer: lambda handle: answer)(answers[name]) if name in answers else fails,
-        )
+        answer = answers.get(name)
+        setattr(smi, f"amdsmi_get_{name}", fails if answer is None else lambda handle, answer=answer: answer)
     return smi
 
 
@@ -55,7 +52,7 @@ def test_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_card_that_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", library())
-    (gpu,), why = amd.ask()
+    (gpu,), _ = amd.ask()
     assert (gpu.name, gpu.memory, gpu.used, gpu.uuid) == ("AMD GPU", 0, None, "")
 
 

@@ -26,11 +26,8 @@ def picked(text: str, *gpus: Gpu, visible: str | None = None) -> list[int | None
     return [device.index for device in choose(parse(text), Inventory(gpus, 16, ""), visible).devices]
 
 
-COMPUTING = {
-    "processes": (Process(7, "compute", 9 * GIB, "bob", "python x.py"),),
-    "used": 10 * GIB,
-    "utilisation": 90,
-}
+BOB = Process(7, "compute", 9 * GIB, "bob", "python x.py")
+COMPUTING = {"processes": (BOB,), "used": 10 * GIB, "utilisation": 90}
 DRAWING = {"processes": (Process(8, "graphics", 20 << 20, "ann", "Xorg"),)}
 TAKEN = {"holder": Holder(9, "duoka run a.py", 0.0)}
 
@@ -113,10 +110,7 @@ def test_names_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, "eight")
     inventory = read_inventory()
     assert [device.index for device in choose(parse("GPU-55c05a1b,GPU-22"), inventory, None).devices] == [5, 2]
-    for text, said in (
-        ("GPU-9", "GPU-9 cannot be used; this machine has GPUs 0, 1"),
-        ("GPU-5,GPU-55", "more of its"),
-    ):
+    for text, said in (("GPU-9", "GPU-9 cannot be used; this machine has"), ("GPU-5,GPU-55", "more of its UUID")):
         with pytest.raises(DeviceError, match=said):
             choose(parse(text), inventory, None)
 
@@ -126,10 +120,7 @@ facts = st.fixed_dictionaries({}, optional={"used": st.integers(0, 80 * GIB), "u
 
 @given(st.lists(st.tuples(facts, st.sampled_from([{}, COMPUTING, DRAWING, TAKEN])), min_size=1, max_size=8))
 def test_what_is_picked_is_always_free(drawn: list[tuple[dict[str, object], dict[str, object]]]) -> None:
-    cards = [
-        card(index, **some, **more)
-        for index, (some, more) in enumerate((s, m) for s, m in drawn if not s.keys() & m.keys())
-    ]
+    cards = [card(index, **(some | more)) for index, (some, more) in enumerate(drawn)]
     free = [one.index for one in cards if one.holder is None and not user_of(one)]
     for count in range(1, len(cards) + 1):
         if count <= len(free):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import click
@@ -54,7 +54,7 @@ def _watch(processes: bool) -> int:
     def shown() -> Text:
         return Text("\n".join([*_lines(processes), "", "q quits"]), no_wrap=True, overflow="ellipsis")
 
-    with _keys() as pressed, Live(shown(), screen=True, auto_refresh=False) as live:
+    with suppress(KeyboardInterrupt), _keys() as pressed, Live(shown(), screen=True, auto_refresh=False) as live:
         while "q" not in pressed(STEP).lower():
             live.update(shown(), refresh=True)
     return 0
@@ -62,7 +62,7 @@ def _watch(processes: bool) -> int:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Read keys as they are pressed: what is given waits for one for so many seconds. Ctrl-C quits, too."""
+    """Read keys as they are pressed: what is given waits for one for so many seconds."""
     import select
     import termios
     import tty
@@ -70,11 +70,8 @@ def _keys() -> Iterator[Callable[[float], str]]:
     before = termios.tcgetattr(sys.stdin)
 
     def pressed(seconds: float) -> str:
-        try:
-            ready, _, _ = select.select([sys.stdin], [], [], seconds)
-            return (sys.stdin.read(1) or "q") if ready else ""  # the end of the input is an end, too
-        except KeyboardInterrupt:
-            return "q"
+        ready, _, _ = select.select([sys.stdin], [], [], seconds)
+        return (sys.stdin.read(1) or "q") if ready else ""  # the end of the input is an end, too
 
     try:
         tty.setcbreak(sys.stdin)
