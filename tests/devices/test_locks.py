@@ -19,10 +19,10 @@ from duoka.devices.locks import Locks
 with Locks(Path(sys.argv[1])) as locks:
     free = [uuid for uuid in sys.argv[3:] if locks.holder(uuid) is None][: int(sys.argv[2])]
     held, others = locks.hold(free, f"test {os.getpid()}")
-print(*free, flush=True)
 if os.fork() == 0:  # a worker, which holds the locks, too
     sys.stdin.read()
     os._exit(0)
+print(*free, flush=True)
 sys.stdin.read()
 """
 

@@ -38,10 +38,10 @@ def until_free(
         try:
             return take()
         except DevicesBusy as busy:
+            if limit > 0 and busy.users != told:
+                told = busy.users
+                say(f"waiting for devices: {told}")
             left = deadline - clock()
             if left <= 0:
                 raise
-            if busy.users != told:
-                told = busy.users
-                say(f"waiting for devices: {told}")
         sleep(min(STEP, left))
