@@ -3,6 +3,7 @@
 # The house, from the door inwards. A file imports downwards only.
 #
 #   cli/          one file per command, and a table of them
+#   inference/    a model's outputs for all items of some data, over every device
 #   launchers/    how workers come to life
 #   worker.py     one worker's life, to be read top to bottom
 #   plain/        running a script that knows nothing of all this
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         TimedOut,
         WorkerFailed,
     )
+    from duoka.inference.predict import predict
     from duoka.picking import devices as devices
 
 __version__ = "0.1.0"
@@ -58,9 +60,13 @@ __all__ = [
     "WorkerFailed",
     "__version__",
     "devices",
+    "predict",
 ]
 
-_HOMES = {name: "duoka.errors" for name in __all__ if name != "__version__"} | {"devices": "duoka.picking"}
+_HOMES = {name: "duoka.errors" for name in __all__ if name != "__version__"} | {
+    "devices": "duoka.picking",
+    "predict": "duoka.inference.predict",
+}
 
 
 def __getattr__(name: str) -> Any:
