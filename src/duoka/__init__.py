@@ -3,6 +3,7 @@
 # The house, from the door inwards. A file imports downwards only.
 #
 #   cli/          one file per command, and a table of them
+#   doctor/       whether this machine will train well
 #   inference/    a model's outputs for all items of some data, over every device
 #   launchers/    how workers come to life
 #   worker.py     one worker's life, to be read top to bottom

@@ -68,6 +68,11 @@ def threads() -> str | None:
     return os.environ.get("OMP_NUM_THREADS")
 
 
+def network_device() -> str | None:
+    """The network device that gloo was told to use; None where it was not."""
+    return os.environ.get("GLOO_SOCKET_IFNAME")
+
+
 def hide_ranks() -> None:
     """A plain script sees no rank and no rendezvous, not even one that duoka itself was started with."""
     for name in RANKS:

@@ -8,6 +8,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+TIME_ERROR = 5  # of adjtimex: the clock is not synchronised
 
 
 def die_with(parent: int) -> None:
@@ -18,6 +19,15 @@ def die_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it died before the kernel was told
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def clock_is_synchronised() -> bool | None:
+    """Whether the kernel says that its clock is kept in step with the world's; None where it does not say."""
+    try:
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # all zero: asks, and sets nothing
+    except AttributeError:
+        return None
+    return None if state < 0 else state != TIME_ERROR
 
 
 def flush_c_streams() -> None:

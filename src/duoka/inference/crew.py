@@ -120,11 +120,10 @@ class Threads:
         try:
             return self._outbox.get(timeout=self._timeout)
         except queue.Empty:
-            had = ", ".join(
-                f"{worker.replica.device} computes the batch that begins with item {worker.batches[0].indices.start:,}"
-                for worker in self._workers
-                if worker.batches
-            )
+            at = [
+                (worker.replica.device, worker.batches[0].indices.start) for worker in self._workers if worker.batches
+            ]
+            had = ", ".join(f"{device} computes the batch that begins with item {item:,}" for device, item in at)
             raise TimedOut(f"no batch was finished in {self._timeout:g} s; {had}") from None
 
     def _bury(self, worker: _Worker, result: Result) -> None:
@@ -159,6 +158,11 @@ class _Worker(threading.Thread):
         self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._outbox, self._threads = outbox, threads
         self._leaving = threading.Event()
+
+    @property
+    def item(self) -> str:
+        """The first item of what it computes."""
+        return f"item {self.batches[0].indices.start:,}"
 
     def has_room(self) -> bool:
         return len(self.batches) < AT_HAND
