@@ -39,10 +39,10 @@ def _show(as_json: bool) -> int:
 
 def lines(finding: Finding) -> list[str]:
     """One line for what is well, three for what is not."""
-    head = f"{finding.level:<8}{finding.subject:<16}{finding.what}"
+    head = f"{finding.level:<8}{finding.subject:<20}{finding.what}"
     if finding.level == "ok":
         return [head]
-    return [head, f"{'':<24}why: {finding.why}", f"{'':<24}do:  {finding.todo}"]
+    return [head, f"{'':<28}why: {finding.why}", f"{'':<28}do:  {finding.todo}"]
 
 
 def summary(findings: Iterable[Finding]) -> str:

@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Any
 
 from duoka.devices import inventory, nvml
 from duoka.doctor.finding import Finding
+from duoka.libc import die_with
 
 LIMIT = 120.0  # seconds for all of it
 LARGE = 16 << 20  # bytes of the tensor that shows bandwidth
 NVLINK = 25.0  # GB/s of one link in one direction
 PCI = 12.0  # GB/s that cards on PCI of the fourth generation reach well
 PART = 0.3  # of what a link should give is well enough: an all-reduce also adds
-COPIES = 20  # gloo copies and adds what goes around; it reaches well a 20th of what memory copies
+COPIES = 50  # gloo copies and adds what goes around; it reaches well a 50th of what memory copies
 SLOW_ANSWER = 5e-3  # seconds
 
 
@@ -85,18 +90,29 @@ def _broken(backend: str, what: str) -> Finding:
 
 def measure(backend: str, ranks: int) -> int:
     """Fork the ranks, and wait for them; the first prints what it measured. Returns an exit code."""
-    store = f"/tmp/duoka-doctor-{os.getpid()}"
-    pids = []
-    for rank in range(ranks):
-        pid = os.fork()
-        if pid == 0:
-            os._exit(_rank(backend, rank, ranks, store))
-        pids.append(pid)
-    try:
-        return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in pids)
-    finally:
-        if os.path.exists(store):
-            os.unlink(store)
+    parent = os.getpid()
+    with tempfile.TemporaryDirectory() as folder:
+        pids = []
+        for rank in range(ranks):
+            pid = os.fork()
+            if pid == 0:
+                die_with(parent)
+                os._exit(_rank(backend, rank, ranks, f"{folder}/store"))
+            pids.append(pid)
+        return _wait(pids)
+
+
+def _wait(pids: list[int]) -> int:
+    """Wait for all; one that fails takes the others, who would wait for it, along."""
+    code = 0
+    for _ in pids:
+        _, status = os.wait()
+        if status != 0 and code == 0:
+            code = 1
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    return code
 
 
 def _rank(backend: str, rank: int, ranks: int, store: str) -> int:
@@ -125,7 +141,7 @@ def _rank(backend: str, rank: int, ranks: int, store: str) -> int:
         return 1
 
 
-def _seconds(tensor: object, rounds: int) -> float:
+def _seconds(tensor: Any, rounds: int) -> float:
     """The median time of one all-reduce of a tensor."""
     import torch
     from torch import distributed
@@ -134,15 +150,10 @@ def _seconds(tensor: object, rounds: int) -> float:
     for _ in range(rounds + 3):
         begin = time.perf_counter()
         distributed.all_reduce(tensor)
-        if backend_is_asynchronous(tensor):
+        if tensor.is_cuda:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
     return statistics.median(times[3:])
-
-
-def backend_is_asynchronous(tensor: object) -> bool:
-    """Whether a collective of this tensor returns before it is done."""
-    return bool(getattr(tensor, "is_cuda", False))
 
 
 def _copying() -> float:

@@ -47,9 +47,8 @@ def of_cuda(built: str | None, machine: Inventory, hip: str | None = None) -> Fi
     if not machine.gpus:
         return Finding("ok", "CUDA", f"not needed: {machine.no_gpus}")
     if built is None:
-        what = (
-            f"torch was built {'for ROCm' if hip else 'without CUDA'}, and there are {len(machine.gpus)} NVIDIA GPUs"
-        )
+        build = "for ROCm" if hip else "without CUDA"
+        what = f"torch was built {build}, and there are {len(machine.gpus)} NVIDIA GPUs"
         return Finding(
             "fault", "CUDA", what, "nothing will run on them", "install the build of torch for CUDA: pytorch.org"
         )
