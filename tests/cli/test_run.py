@@ -146,6 +146,7 @@ def test_picked_cards_are_held_shown_and_not_picked_again(
             "--timeout must be more than 0 seconds and at most 30 days, like 90, 90s, 10m or 1h",
         ),
         ("--wait=soon train.py", "--wait must be more than 0 seconds and at most 30 days"),
+        ("--wait 30m train.py", "--wait takes a time after an =: --wait=30m"),
         ("--devices free train.py", "--devices must be auto, cpu, "),
         ("--log-dir train.py train.py", "--log-dir must be a directory"),
         ("--quiet --verbose train.py", "--quiet and --verbose exclude each other"),

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from duoka import environment, options
-from duoka.cli.words import arrange, with_values
+from duoka.cli.words import arrange, check_times, with_values
 from duoka.devices import inventory
 from duoka.devices.locks import Held, Locks
 from duoka.devices.waiting import until_free
@@ -138,6 +138,7 @@ class RunCommand(click.Command):
             for name in param.opts
             if name.startswith("-")
         }
+        check_times(args, takes_value, VALUE_OPTIONAL)
         return super().parse_args(ctx, with_values(arrange(args, takes_value), takes_value, VALUE_OPTIONAL))
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any, Literal, get_args
 
 import torch
@@ -125,11 +126,13 @@ class Predictions(Iterator[Any]):
     def _in_order(
         self, source: Iterator[Batch], make_crew: Callable[[], Crew], window: int, release: Callable[[], None]
     ) -> Iterator[Any]:
-        crew = make_crew()
         finished: dict[int, list[Any]] = {}
         given = handed_out = 0
         more = True
-        try:
+        with ExitStack() as ending:
+            ending.callback(release)
+            crew = make_crew()
+            ending.callback(crew.close)
             while True:
                 while more and given - handed_out < window and crew.has_room():
                     batch = next(source, None)
@@ -150,9 +153,6 @@ class Predictions(Iterator[Any]):
                     finished[result.batch.number] = self._failed(result) if failed else result.outputs
                 else:
                     return
-        finally:
-            crew.close()
-            release()
 
     def _failed(self, result: Result) -> list[Any]:
         """What is handed out for a batch that failed, if anything is."""

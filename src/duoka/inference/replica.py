@@ -16,7 +16,7 @@ from duoka.inference import rows
 from duoka.inference.calling import Calling
 from duoka.inference.sources import Batch
 
-NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 
 
 class Replica:
@@ -44,14 +44,14 @@ class Replica:
                 done += self._outputs(rows.cut(batch.content, start, stop, batch.rows), stop - start)
                 continue
             except (RuntimeError, MemoryError) as error:
-                if not _is_out_of_memory(error) or stop - start == 1:
+                if not is_out_of_memory(error) or stop - start == 1:
                     raise
             self.most = (stop - start + 1) // 2
             self._tidy()  # out here, where the error and with it the frames that hold memory are gone
         return done
 
     def _outputs(self, content: Any, count: int | None) -> list[Any]:
-        with torch.inference_mode(), evaluating(self.model), self._autocast():
+        with torch.inference_mode(), evaluating(self.model), self._autocast(), self._at_home():
             output = self.calling(self.model, rows.each_leaf(self._bring, content))
             if not self.keep:
                 output = rows.each_leaf(_to_cpu, output)
@@ -62,6 +62,10 @@ class Replica:
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.precision is None else torch.autocast(self.device.type, self.precision)
+
+    def _at_home(self) -> AbstractContextManager[Any]:
+        """Kernels that are not torch's own run on the current device, whatever their arguments are on."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _tidy(self) -> None:
         gc.collect()
@@ -110,14 +114,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def is_fatal(error: BaseException) -> bool:
     """Whether a device computes nothing more after this error, in this process."""
-    if isinstance(error, torch.OutOfMemoryError):
+    if is_out_of_memory(error):
         return False
-    return isinstance(error, torch.AcceleratorError) or (
-        isinstance(error, RuntimeError) and "CUDA error" in str(error)
-    )
+    told = isinstance(error, RuntimeError) and "CUDA error" in str(error)
+    return told or isinstance(error, torch.AcceleratorError)
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a smaller batch may do what this one could not."""
     text = str(error).lower()
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(words in text for words in NO_MEMORY)
 
