@@ -1,4 +1,4 @@
-"""The calls of the C library that python has no words for."""
+"""The calls of the C library, and of python's own, that python has no words for."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ def clock_is_synchronised() -> bool | None:
     except AttributeError:
         return None
     return None if state < 0 else state != TIME_ERROR
+
+
+def raise_in_thread(thread: int, kind: type[BaseException]) -> None:
+    """Raise an exception in another thread of Python as soon as it is back from what it calls now."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
 
 
 def flush_c_streams() -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import duoka
 from duoka.errors import AskedError, BatchFailed, OptionError, RunError, TimedOut
+from duoka.inference import crew
 from duoka.inference.predict import WINDOW
 from tests.flows.flow import Flow
 from tests.inference.models import Double, Failing, Mortal, Slow
@@ -200,7 +204,8 @@ def test_a_batch_that_kills_devices_is_not_given_to_all_of_them() -> None:
     assert sum(not isinstance(output, BatchFailed) for output in outputs) == 98
 
 
-def test_a_device_that_hangs_is_named() -> None:
+def test_a_device_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "TO_LEAVE", 0.1)
     over = threading.Event()
 
     def hangs(x: torch.Tensor) -> bool:
@@ -286,6 +291,32 @@ def test_a_model_that_gives_no_row_for_each_item_is_refused() -> None:
 
     with pytest.raises(AskedError, match=r"one row for each of 3 items, but a part is a tensor of shape \(\)"):
         list(duoka.predict(Sums(), torch.arange(9.0), batch_size=3))
+
+
+@pytest.mark.parametrize("end", ["return", "raise SystemExit(3)"])
+def test_a_program_can_end_in_the_middle(tmp_path: Path, end: str) -> None:
+    """In an interpreter of its own, as it is the interpreter's end that threads inside of torch could break."""
+    source = f"""
+import torch, duoka
+
+class Long(torch.nn.Module):
+    def forward(self, x):
+        weights = torch.randn(400, 400)
+        for _ in range(int(x) * 100_000):
+            weights = torch.tanh(weights @ weights)
+        return x
+
+def short(outputs):
+    for output in outputs:
+        {end}
+
+outputs = duoka.predict(Long(), torch.arange(50), devices="cpu:3", batch_size=1)
+short(outputs)
+print("over")
+"""
+    (tmp_path / "script.py").write_text(source)
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (3 if "Exit" in end else 0, "")
 
 
 @pytest.mark.parametrize("devices", ["cpu", "cpu:2"])

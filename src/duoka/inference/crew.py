@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,9 +20,10 @@ import torch
 from duoka.errors import RunError, TimedOut
 from duoka.inference.replica import Replica, is_fatal
 from duoka.inference.sources import Batch
+from duoka.libc import raise_in_thread
 
 AT_HAND = 2  # batches that a device has: one to compute, and the next
-TO_LEAVE = 1.0  # seconds that threads have to finish; they die with the process in any case
+TO_LEAVE = 2.0  # seconds that threads have to come back from the operation that they are in
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +141,11 @@ class Threads:
             self.give(self._again.popleft())
 
     def close(self) -> None:
+        deadline = time.monotonic() + TO_LEAVE
         for worker in self._workers:
             worker.leave()
-        for worker in self._workers:
-            worker.join(TO_LEAVE / len(self._workers))
+        for worker in self._workers:  # python must not end while they are inside of torch
+            worker.join(max(0.0, deadline - time.monotonic()))
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)  # a worker's own setting also counts for new threads
 
@@ -157,7 +161,6 @@ class _Worker(threading.Thread):
         self.batches: list[Batch] = []
         self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._outbox, self._threads = outbox, threads
-        self._leaving = threading.Event()
 
     @property
     def item(self) -> str:
@@ -172,17 +175,24 @@ class _Worker(threading.Thread):
         self._inbox.put(batch)
 
     def leave(self) -> None:
-        self._leaving.set()
+        """End it, also in the middle of a batch."""
         self._inbox.put(None)
+        if self.ident is not None and self.batches:
+            raise_in_thread(self.ident, _Leave)
 
     def run(self) -> None:
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
-        while (batch := self._inbox.get()) is not None and not self._leaving.is_set():
-            result = _computed(self.replica, batch)
-            self._outbox.put((self, result))
-            if result.error is not None and is_fatal(result.error):
-                return
+        with suppress(_Leave):
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)
+            while (batch := self._inbox.get()) is not None:
+                result = _computed(self.replica, batch)
+                self._outbox.put((self, result))
+                if result.error is not None and is_fatal(result.error):
+                    return
+
+
+class _Leave(SystemExit):
+    """Raised in a thread that is to end."""
 
 
 def _computed(replica: Replica, batch: Batch) -> Result:

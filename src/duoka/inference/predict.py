@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -98,8 +100,9 @@ class Predictions(Iterator[Any]):
         release: Callable[[], None],
     ) -> None:
         self.failures: list[BatchFailed] = []
-        self._on_error = on_error
-        self._outputs = self._in_order(source, crew, window, release)
+        handle = partial(_failed, self.failures if on_error == "collect" else None)
+        self._outputs = _in_order(source, crew, window, handle, release)
+        self._end = weakref.finalize(self, self._outputs.close)  # also at the end of the program
 
     def __next__(self) -> Any:
         return next(self._outputs)
@@ -121,50 +124,59 @@ class Predictions(Iterator[Any]):
 
     def close(self) -> None:
         """End the work."""
-        self._outputs.close()  # type: ignore[attr-defined]  # it is a generator
+        self._end()
 
-    def _in_order(
-        self, source: Iterator[Batch], make_crew: Callable[[], Crew], window: int, release: Callable[[], None]
-    ) -> Iterator[Any]:
-        finished: dict[int, list[Any]] = {}
-        given = handed_out = 0
-        more = True
-        with ExitStack() as ending:
-            ending.callback(release)
-            crew = make_crew()
-            ending.callback(crew.close)
-            while True:
-                while more and given - handed_out < window and crew.has_room():
-                    batch = next(source, None)
-                    if batch is None:
-                        more = False
-                        break
-                    given += 1
-                    if batch.error is not None:
-                        finished[batch.number] = self._failed(Result(batch, "the data", error=batch.error))
-                    else:
-                        crew.give(batch)
-                if handed_out in finished:
-                    yield from finished.pop(handed_out)
-                    handed_out += 1
-                elif handed_out < given:
-                    result = crew.take()
-                    failed = result.error is not None
-                    finished[result.batch.number] = self._failed(result) if failed else result.outputs
+
+def _in_order(
+    source: Iterator[Batch],
+    make_crew: Callable[[], Crew],
+    window: int,
+    failed: Callable[[Result], list[Any]],
+    release: Callable[[], None],
+) -> Generator[Any, None, None]:
+    """Keep the crew at work, and hand its outputs out in the order of the batches.
+
+    failed: what is handed out for a batch that failed, if anything is. release: called at the end.
+    """
+    finished: dict[int, list[Any]] = {}
+    given = handed_out = 0
+    more = True
+    with ExitStack() as ending:
+        ending.callback(release)
+        crew = make_crew()
+        ending.callback(crew.close)
+        while True:
+            while more and given - handed_out < window and crew.has_room():
+                batch = next(source, None)
+                if batch is None:
+                    more = False
+                    break
+                given += 1
+                if batch.error is not None:
+                    finished[batch.number] = failed(Result(batch, "the data", error=batch.error))
                 else:
-                    return
+                    crew.give(batch)
+            if handed_out in finished:
+                yield from finished.pop(handed_out)
+                handed_out += 1
+            elif handed_out < given:
+                result = crew.take()
+                finished[result.batch.number] = result.outputs if result.error is None else failed(result)
+            else:
+                return
 
-    def _failed(self, result: Result) -> list[Any]:
-        """What is handed out for a batch that failed, if anything is."""
-        assert result.error is not None
-        if isinstance(result.error, AskedError):  # no batch could go through
-            raise result.error
-        failure = BatchFailed(result.batch.indices, result.device, result.error)
-        failure.__cause__ = result.error
-        if self._on_error == "raise":
-            raise failure
-        self.failures.append(failure)
-        return [failure] * len(result.batch.indices)
+
+def _failed(collected: list[BatchFailed] | None, result: Result) -> list[Any]:
+    """What stands in the places of a batch's items where failures are collected; elsewhere it is raised."""
+    assert result.error is not None
+    if isinstance(result.error, AskedError):  # no batch could go through
+        raise result.error
+    failure = BatchFailed(result.batch.indices, result.device, result.error)
+    if collected is None:
+        raise failure from result.error
+    failure.__cause__ = result.error
+    collected.append(failure)
+    return [failure] * len(result.batch.indices)
 
 
 def _crew(

@@ -50,6 +50,7 @@ def batches(data: Any, size: Any) -> Iterator[Batch]:
     if isinstance(data, numpy.ndarray):
         return _of_rows(lambda start, stop: torch.from_numpy(numpy.array(data[start:stop])), len(data), size)
     if isinstance(data, (torch.Tensor, Mapping)):
+        data = rows.each_leaf(_whole, data)
         total = rows.count(data)
         if total is None:
             raise OptionError("data", type(data).__name__, KINDS, "this one has no rows")
@@ -93,8 +94,14 @@ def _collated(items: Iterator[Any], size: int) -> Iterator[Any]:
 def _numbered(contents: Iterator[Any]) -> Iterator[Batch]:
     """Batches as they come. One whose rows cannot be counted stands for one item."""
     start = 0
-    for number, content in enumerate(contents):
+    for number, given in enumerate(contents):
+        content = rows.each_leaf(_whole, given)
         found = rows.count(content)
         stop = start + (1 if found is None else found)
         yield Batch(number, range(start, stop), content, found)
         start = stop
+
+
+def _whole(leaf: Any) -> Any:
+    """All of a tensor that is spread over ranks, such as a batch tensor."""
+    return leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf
