@@ -64,13 +64,17 @@ class RunError(DuokaError):
 class BatchFailed(RunError):
     """A batch of a prediction could not be computed; what was raised is its `__cause__`.
 
-    indices: the places of its items in the data, from 0.
+    indices: the places of its items in the data, from 0. reason: what was raised, in words.
     """
 
-    def __init__(self, indices: range, device: str, error: BaseException) -> None:
-        self.indices, self.device = indices, device
+    def __init__(self, indices: range, device: str, reason: str) -> None:
+        self.indices, self.device, self.reason = indices, device, reason
         items = f"item {indices[0]:,}" if len(indices) == 1 else f"items {indices[0]:,} to {indices[-1]:,}"
-        super().__init__(f"{items} on {device}: {type(error).__name__}: {error}")
+        super().__init__(f"{items} on {device}: {reason}")
+
+    def __reduce__(self) -> tuple[type[BatchFailed], tuple[range, str, str]]:
+        """To go from rank to rank, where its cause may not be able to."""
+        return BatchFailed, (self.indices, self.device, self.reason)
 
 
 class PeerLost(RunError):

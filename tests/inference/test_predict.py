@@ -181,7 +181,7 @@ def test_out_of_memory_halves_the_batch_and_goes_on(devices: str, error: type[Ex
 
 def test_one_item_that_does_not_fit_fails() -> None:
     model = Failing(lambda x: True, lambda: torch.OutOfMemoryError("CUDA out of memory"))
-    with pytest.raises(BatchFailed, match="items 0 to 3 on cpu: OutOfMemoryError"):
+    with pytest.raises(BatchFailed, match=r"items 0 to 3 on cpu: torch\.OutOfMemoryError"):
         list(duoka.predict(model, torch.arange(8.0), batch_size=4))
 
 

@@ -76,7 +76,7 @@ def _fill(output: Writer, predictions: Predictions, batch_size: int) -> int:
         print(traces.shown(error.__cause__ or error), end="", file=sys.stderr)
         print(f"duoka: {_left(output)}", file=sys.stderr)
         indices = range(begin + error.indices.start, begin + error.indices.stop)
-        raise BatchFailed(indices, error.device, error.__cause__ or error) from error
+        raise BatchFailed(indices, error.device, error.reason) from error
     output.finish()
     return 0
 

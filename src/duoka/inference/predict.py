@@ -6,17 +6,20 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
+from duoka import traces
 from duoka.devices.inventory import cores
 from duoka.errors import AskedError, BatchFailed, OptionError
 from duoka.inference import rows
 from duoka.inference.calling import Calling
 from duoka.inference.crew import Alone, Crew, Result, Threads
 from duoka.inference.replica import Replica, replicate
+from duoka.inference.sharing import Ranks, shared
 from duoka.inference.sources import Batch, batches
 from duoka.options import one_of
 from duoka.picking import Picked
@@ -38,6 +41,7 @@ def predict(
     outputs: Literal["cpu", "device"] = "cpu",
     on_error: OnError = "raise",
     timeout: float = 600.0,
+    ranks: Ranks | None = None,
 ) -> Predictions:
     """Compute a model's outputs over every device, in the order of the data: one for each item.
 
@@ -60,6 +64,8 @@ def predict(
         on_error: raise ends it at the first batch that fails; collect hands out a BatchFailed for each of its
             items.
         timeout: seconds without any result after which a device is taken to hang.
+        ranks: those of a job, which share the batches out; all of them call this with the same data, and take as
+            many outputs. Every one of them has all outputs.
 
     Raises:
         BatchFailed: a batch could not be computed or read, and which.
@@ -73,7 +79,7 @@ def predict(
     one_of("precision", precision, PRECISIONS)
     one_of("outputs", outputs, ("cpu", "device"))
     one_of("on_error", on_error, get_args(OnError))
-    source = batches(data, batch_size)
+    source = batches(data, batch_size, (0, 1) if ranks is None else (ranks.rank, ranks.world_size))
     if not devices:
         raise OptionError("devices", devices, "at least one device")
     picked = pick_devices(devices) if isinstance(devices, str) else Picked(torch.device(device) for device in devices)
@@ -82,7 +88,7 @@ def predict(
     def crew() -> Crew:
         return _crew(model, picked, calling, PRECISIONS[precision], outputs == "device", timeout)
 
-    return Predictions(source, crew, WINDOW * len(picked), on_error, picked.release)
+    return Predictions(source, crew, WINDOW * len(picked), on_error, picked.release, ranks)
 
 
 class Predictions(Iterator[Any]):
@@ -98,11 +104,13 @@ class Predictions(Iterator[Any]):
         window: int,
         on_error: OnError,
         release: Callable[[], None],
+        ranks: Ranks | None,
     ) -> None:
         self.failures: list[BatchFailed] = []
         handle = partial(_failed, self.failures if on_error == "collect" else None)
-        self._outputs = _in_order(source, crew, window, handle, release)
-        self._end = weakref.finalize(self, self._outputs.close)  # also at the end of the program
+        mine = _in_order(source, crew, window, handle, release)
+        self._outputs = chain.from_iterable(mine if ranks is None else shared(mine, ranks))
+        self._end = weakref.finalize(self, mine.close)  # also at the end of the program
 
     def __next__(self) -> Any:
         return next(self._outputs)
@@ -133,8 +141,8 @@ def _in_order(
     window: int,
     failed: Callable[[Result], list[Any]],
     release: Callable[[], None],
-) -> Generator[Any, None, None]:
-    """Keep the crew at work, and hand its outputs out in the order of the batches.
+) -> Generator[list[Any], None, None]:
+    """Keep the crew at work, and hand its outputs out, batch by batch, in their order.
 
     failed: what is handed out for a batch that failed, if anything is. release: called at the end.
     """
@@ -157,7 +165,7 @@ def _in_order(
                 else:
                     crew.give(batch)
             if handed_out in finished:
-                yield from finished.pop(handed_out)
+                yield finished.pop(handed_out)
                 handed_out += 1
             elif handed_out < given:
                 result = crew.take()
@@ -171,7 +179,7 @@ def _failed(collected: list[BatchFailed] | None, result: Result) -> list[Any]:
     assert result.error is not None
     if isinstance(result.error, AskedError):  # no batch could go through
         raise result.error
-    failure = BatchFailed(result.batch.indices, result.device, result.error)
+    failure = BatchFailed(result.batch.indices, result.device, traces.headline(result.error))
     if collected is None:
         raise failure from result.error
     failure.__cause__ = result.error
