@@ -4,10 +4,10 @@
 #
 #   cli/          one file per command, and a table of them
 #   doctor/       whether this machine will train well
-#   inference/    a model's outputs for all items of some data, over every device
 #   launchers/    how workers come to life
 #   worker.py     one worker's life, to be read top to bottom
 #   plain/        running a script that knows nothing of all this
+#   inference/    a model's outputs for all items of some data, over every device
 #   data/         a rank's rows of every batch
 #   strategies/   how parameters are kept in step, one file per strategy
 #   view/         the global view: tensors that stand for a whole global batch
