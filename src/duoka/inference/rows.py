@@ -94,8 +94,9 @@ def _rows(output: Any, rows: int) -> list[Any]:
 
 
 def _is_leaf(values: Sequence[Any]) -> bool:
-    """Whether a list holds one single value for each row, as default_collate leaves strings."""
-    return bool(values) and all(isinstance(value, SINGLE) for value in values)
+    """Whether this is one single value for each row, as default_collate leaves strings. No tuple of numbers is."""
+    kinds = SINGLE if isinstance(values, list) else (str, bytes)
+    return bool(values) and all(isinstance(value, kinds) for value in values)
 
 
 def _like(original: Any, values: list[Any]) -> Any:
