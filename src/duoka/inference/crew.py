@@ -123,10 +123,8 @@ class Threads:
         try:
             return self._outbox.get(timeout=self._timeout)
         except queue.Empty:
-            at = [
-                (worker.replica.device, worker.batches[0].indices.start) for worker in self._workers if worker.batches
-            ]
-            had = ", ".join(f"{device} computes the batch that begins with item {item:,}" for device, item in at)
+            busy = [worker for worker in self._workers if worker.batches]
+            had = ", ".join(f"{one.replica.device} computes the batch that begins with {one.item}" for one in busy)
             raise TimedOut(f"no batch was finished in {self._timeout:g} s; {had}") from None
 
     def _bury(self, worker: _Worker, result: Result) -> None:

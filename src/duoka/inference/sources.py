@@ -17,7 +17,7 @@ from duoka.inference import rows
 KINDS = "a dataset, a DataLoader, an iterable, a tensor, an array, or a dict of tensors"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # one batch is another's equal only if it is the same
 class Batch:
     """Some items that go through the model together.
 
