@@ -24,6 +24,7 @@ from duoka.libc import raise_in_thread
 
 AT_HAND = 2  # batches that a device has: one to compute, and the next
 TO_LEAVE = 2.0  # seconds that threads have to come back from the operation that they are in
+STEP = 0.1  # seconds that they have by themselves, and between two calls to leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +140,23 @@ class Threads:
             self.give(self._again.popleft())
 
     def close(self) -> None:
-        deadline = time.monotonic() + TO_LEAVE
         for worker in self._workers:
             worker.leave()
-        for worker in self._workers:  # python must not end while they are inside of torch
-            worker.join(max(0.0, deadline - time.monotonic()))
+        deadline = time.monotonic() + TO_LEAVE
+        while (
+            self._any_left(STEP) and time.monotonic() < deadline
+        ):  # python must not end while one is inside of torch
+            for worker in self._workers:
+                worker.interrupt()  # again and again: there are places where python drops an exception
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)  # a worker's own setting also counts for new threads
+
+    def _any_left(self, seconds: float) -> bool:
+        """Give the threads some time to end; whether one has not."""
+        deadline = time.monotonic() + seconds
+        for worker in self._workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+        return any(worker.is_alive() for worker in self._workers)
 
 
 class _Worker(threading.Thread):
@@ -159,6 +170,7 @@ class _Worker(threading.Thread):
         self.batches: list[Batch] = []
         self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._outbox, self._threads = outbox, threads
+        self._leaving = False
 
     @property
     def item(self) -> str:
@@ -173,16 +185,20 @@ class _Worker(threading.Thread):
         self._inbox.put(batch)
 
     def leave(self) -> None:
-        """End it, also in the middle of a batch."""
+        """Have it end after the batch under way."""
+        self._leaving = True
         self._inbox.put(None)
-        if self.ident is not None and self.batches:
+
+    def interrupt(self) -> None:
+        """Have it end as soon as it is back from the operation of torch that it is in."""
+        if self.is_alive() and self.ident is not None:
             raise_in_thread(self.ident, _Leave)
 
     def run(self) -> None:
         with suppress(_Leave):
             if self._threads is not None:
                 torch.set_num_threads(self._threads)
-            while (batch := self._inbox.get()) is not None:
+            while (batch := self._inbox.get()) is not None and not self._leaving:
                 result = _computed(self.replica, batch)
                 self._outbox.put((self, result))
                 if result.error is not None and is_fatal(result.error):
