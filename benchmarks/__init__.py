@@ -7,13 +7,17 @@ and on its mood, ratios hardly do.
     memory    what the processes of a run hold together
     step      what a step of a plain script costs on one device, against python
     training  what a step costs on two workers, against DistributedDataParallel by hand
+    predict   duoka.predict over two CPU devices, against two processes that do not talk; its peak memory
+    gpus      how soon `duoka gpus` answers
 
 Each is a file with `measure(quick) -> Iterator[Row]` and a line in `BENCHMARKS`.
 """
 
 BENCHMARKS = {
+    "gpus": "benchmarks.gpus",
     "launch": "benchmarks.launch",
     "memory": "benchmarks.memory",
+    "predict": "benchmarks.predict",
     "step": "benchmarks.step",
     "training": "benchmarks.training",
 }

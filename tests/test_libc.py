@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import threading
+
+from duoka.libc import raise_in_thread
 from tests.flows.flow import Flow
 from tests.flows.group import until
 
@@ -48,3 +51,22 @@ def test_what_c_printed_is_written(flow: Flow) -> None:
     running = flow.start([flow.write("script.py", source)], program="python")
     until(lambda: running.stdout() == "from C")
     running.wait().ok()
+
+
+def test_an_exception_is_raised_in_another_thread() -> None:
+    begun, seen = threading.Event(), []
+
+    def busy() -> None:
+        try:
+            while True:
+                begun.set()
+        except KeyError as error:
+            seen.append(error)
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    begun.wait()
+    assert thread.ident is not None
+    raise_in_thread(thread.ident, KeyError)
+    thread.join(30)
+    assert len(seen) == 1

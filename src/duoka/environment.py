@@ -53,9 +53,24 @@ def visible_cards() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
+def order_cards_by_bus() -> None:
+    """Have CUDA, which has not looked yet, count cards as duoka and nvidia-smi do."""
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+
+
+def cards_are_ordered_by_bus() -> bool:
+    """Whether CUDA was told to count cards as duoka and nvidia-smi do."""
+    return os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+
+
 def threads() -> str | None:
     """OMP_NUM_THREADS as it is set; None where it is not."""
     return os.environ.get("OMP_NUM_THREADS")
+
+
+def network_device() -> str | None:
+    """The network device that gloo was told to use; None where it was not."""
+    return os.environ.get("GLOO_SOCKET_IFNAME")
 
 
 def hide_ranks() -> None:

@@ -4,9 +4,11 @@
     ├── AskedError              what was asked for cannot be: the caller's turn
     │   ├── OptionError         a value that an option does not take
     │   ├── DeviceError         a device that is not there, or may not be used
+    │   │   └── DevicesBusy     as many as are asked for are there, and others use them now
     │   └── ScriptError         a script that cannot be found, read or compiled
     ├── Refused                 a script does something that duoka cannot do faithfully
     └── RunError                the world failed while a run was going on
+        ├── BatchFailed         a batch of a prediction could not be computed
         ├── PeerLost            another rank went away in the middle of a collective
         ├── TimedOut            another rank did not come to a collective in time
         ├── RanksApart          ranks came to different collectives
@@ -39,6 +41,14 @@ class DeviceError(AskedError):
     """A device that this machine does not have, or that may not be used."""
 
 
+class DevicesBusy(DeviceError):
+    """As many devices as are asked for are there, and others use them now. `users`: who uses which, in words."""
+
+    def __init__(self, message: str, users: str) -> None:
+        self.users = users
+        super().__init__(f"{message}; --wait queues until they are free")
+
+
 class ScriptError(AskedError):
     """A script that cannot be found, read or compiled."""
 
@@ -49,6 +59,22 @@ class Refused(DuokaError):
 
 class RunError(DuokaError):
     """The world failed while a run was going on."""
+
+
+class BatchFailed(RunError):
+    """A batch of a prediction could not be computed; what was raised is its `__cause__`.
+
+    indices: the places of its items in the data, from 0. reason: what was raised, in words.
+    """
+
+    def __init__(self, indices: range, device: str, reason: str) -> None:
+        self.indices, self.device, self.reason = indices, device, reason
+        items = f"item {indices[0]:,}" if len(indices) == 1 else f"items {indices[0]:,} to {indices[-1]:,}"
+        super().__init__(f"{items} on {device}: {reason}")
+
+    def __reduce__(self) -> tuple[type[BatchFailed], tuple[range, str, str]]:
+        """To go from rank to rank, where its cause may not be able to."""
+        return BatchFailed, (self.indices, self.device, self.reason)
 
 
 class PeerLost(RunError):

@@ -1,4 +1,4 @@
-"""The calls of the C library that python has no words for."""
+"""The calls of the C library, and of python's own, that python has no words for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+TIME_ERROR = 5  # of adjtimex: the clock is not synchronised
 
 
 def die_with(parent: int) -> None:
@@ -18,6 +19,20 @@ def die_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it died before the kernel was told
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def clock_is_synchronised() -> bool | None:
+    """Whether the kernel says that its clock is kept in step with the world's; None where it does not say."""
+    try:
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # all zero: asks, and sets nothing
+    except AttributeError:
+        return None
+    return None if state < 0 else state != TIME_ERROR
+
+
+def raise_in_thread(thread: int, kind: type[BaseException]) -> None:
+    """Raise an exception in another thread of Python as soon as it is back from what it calls now."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
 
 
 def flush_c_streams() -> None:

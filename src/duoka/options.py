@@ -93,7 +93,7 @@ def threads(text: str) -> int:
     return int(text)
 
 
-def seconds(text: str) -> float:
+def seconds(text: str, option: str = "--timeout") -> float:
     """The seconds that a duration means: `90`, `90s`, `1.5m`, `10m` or `1h`.
 
     Raises:
@@ -102,5 +102,5 @@ def seconds(text: str) -> float:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(s|m|h)?", text.strip())
     value = float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2] or "s"] if match else math.nan
     if not 0 < value <= LONGEST:
-        raise OptionError("--timeout", text, "more than 0 seconds and at most 30 days, like 90, 90s, 10m or 1h")
+        raise OptionError(option, text, "more than 0 seconds and at most 30 days, like 90, 90s, 10m or 1h")
     return value

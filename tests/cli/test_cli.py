@@ -27,6 +27,7 @@ def test_help_and_version_come_from_the_installed_command(command: Command) -> N
         (["--help"], ["torch", "numpy", "pynvml", "duoka.cli.run", "duoka.plan"]),
         (["--version"], ["torch", "numpy", "pynvml", "duoka.cli.run", "duoka.plan"]),
         (["run", "--help"], ["torch", "numpy", "pynvml", "duoka.launchers"]),
+        (["gpus"], ["torch", "numpy", "rich", "duoka.plan"]),
         (["run", "--dry-run", __file__], ["torch", "numpy", "duoka.launchers"]),
     ],
 )
@@ -47,9 +48,12 @@ def test_every_command_in_the_table_is_there() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["rum"], "there is no command 'rum'; there is: run; did you mean `duoka run`?"),
-        (["train.py"], "there is no command 'train.py'; there is: run; did you mean `duoka run train.py`?"),
-        (["xyz"], "there is no command 'xyz'; there is: run\n"),
+        (["rum"], "there is no command 'rum'; there is: doctor, gpus, predict, run; did you mean `duoka run`?"),
+        (
+            ["train.py"],
+            "there is no command 'train.py'; there is: doctor, gpus, predict, run; did you mean `duoka run train.py`",
+        ),
+        (["xyz"], "there is no command 'xyz'; there is: doctor, gpus, predict, run\n"),
         (["--hepl"], "no such option '--hepl'. Did you mean '--help'?"),
     ],
 )

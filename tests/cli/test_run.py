@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from duoka.cli import main
+from duoka.cli import main, run
 from duoka.cli.run import command
+from duoka.devices import locks
+from duoka.options import Options, Target
+from tests.devices.driver import play
 
 # A new option is a decision: it is worth a line here, and a note in docs/decisions/.
 OPTIONS = """
     -h/--help -m -q/--quiet -v/--verbose --batch-norm --devices --dry-run --kind --loading --log-dir
-    --randomness --strategy --threads --timeout
+    --randomness --strategy --threads --timeout --wait
 """
 
 
@@ -50,6 +54,9 @@ def test_help_has_every_option_and_the_three_forms(capsys: pytest.CaptureFixture
         ("--devices cpu:2 --dry-run train.py --epochs 5", "train.py --epochs 5"),
         ("train.py --devices cpu:2 --dry-run -- --epochs 5", "train.py --epochs 5"),
         ("train.py --devices cpu:2 --dry-run", "train.py"),
+        ("--wait --devices cpu:2 --dry-run train.py", "train.py"),
+        ("--devices cpu:2 --dry-run --wait=5m train.py --wait", "train.py --wait"),
+        ("train.py --devices cpu:2 --wait --dry-run -- --wait x", "train.py --wait x"),
         ("--dry-run --devices cpu:2 -m pack.train x --dry-run", "-m pack.train x --dry-run"),
     ],
 )
@@ -84,6 +91,31 @@ def test_all_options_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n{line}" in out
 
 
+def test_picked_cards_are_held_shown_and_not_picked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(monkeypatch, "eight")
+    monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path / "locks")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    plan, held = run._decide_and_take(Options(Target("train.py"), devices="free:2"))
+    assert [device.index for device in plan.devices] == [1, 3]
+    assert main(["run", "--dry-run", "--devices", "free:2", "train.py"]) == 0
+    assert "device      rank 1: GPU 6 (" in capsys.readouterr().out
+    assert main(["gpus"]) == 0
+    assert f"duoka run train.py (pid {os.getpid()})" in capsys.readouterr().out.splitlines()[3]
+    plan, shared = run._decide_and_take(Options(Target("train.py"), devices="3,4"))
+    assert plan.notes == (f"GPU 3 is also used by duoka run train.py (pid {os.getpid()})",)
+    assert main(["run", "--devices", "free:3", "--wait=0.01", "train.py"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("duoka: waiting for devices: GPU 0: pid 4194301; GPU 1: duoka run train.py (pid ")
+    assert "duoka: error: --devices free:3: 2 GPUs are to be had now" in said
+    shared.release()
+    held.release()
+    plan, held = run._decide_and_take(Options(Target("train.py"), devices="free:1"))
+    assert [device.index for device in plan.devices] == [1]
+    held.release()
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
@@ -113,6 +145,9 @@ def test_all_options_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
             "--timeout soon train.py",
             "--timeout must be more than 0 seconds and at most 30 days, like 90, 90s, 10m or 1h",
         ),
+        ("--wait=soon train.py", "--wait must be more than 0 seconds and at most 30 days"),
+        ("--wait 30m train.py", "--wait takes a time after an =: --wait=30m"),
+        ("--devices free train.py", "--devices must be auto, cpu, "),
         ("--log-dir train.py train.py", "--log-dir must be a directory"),
         ("--quiet --verbose train.py", "--quiet and --verbose exclude each other"),
         ("--quiet=yes train.py", "option '--quiet' does not take a value"),

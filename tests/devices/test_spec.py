@@ -29,6 +29,14 @@ from duoka.errors import OptionError
         ("cuda:1", Request("cuda", indices=(1,))),
         ("cuda:0,2", Request("cuda", indices=(0, 2))),
         ("cuda:0-2", Request("cuda", indices=(0, 1, 2))),
+        ("free:2", Request("cuda", count=2, pick="free")),
+        ("best:1", Request("cuda", count=1, pick="best")),
+        ("free:2,mem>=10G", Request("cuda", count=2, pick="free", memory=10 << 30)),
+        ("FREE:2, mem >= 10 GiB", Request("cuda", count=2, pick="free", memory=10 << 30)),
+        ("best:1,mem>=1.5g", Request("cuda", count=1, pick="best", memory=3 << 29)),
+        ("free:1,mem>=500MB", Request("cuda", count=1, pick="free", memory=500 << 20)),
+        ("GPU-3c1a6d0e", Request("cuda", uuids=("GPU-3c1a6d0e",))),
+        ("gpu-3C1A6D0E-7f2b,GPU-8", Request("cuda", uuids=("GPU-3c1a6d0e-7f2b", "GPU-8"))),
         ("mps", Request("mps")),
         ("xpu", Request("xpu")),
         ("xpu:1", Request("xpu", indices=(1,))),
@@ -43,6 +51,17 @@ def test_grammar(text: str, request_: Request) -> None:
     [
         ("", ""),
         ("gpu", "write cuda"),
+        ("free", "write how many, for example free:1"),
+        ("free:", "write how many"),
+        ("best:x", "write how many, for example best:1"),
+        ("free:0", "no worker at all"),
+        ("free:2,mem", "'free:2,mem>=10G'; a shell takes `>` for itself: quote it"),
+        ("free:2,mem>10G", "the one condition is free memory"),
+        ("free:2,mem>=10X", "the one condition is free memory"),
+        ("GPU-xyz", "'gpu-xyz' is not the beginning of a UUID"),
+        ("GPU-3c,1", "numbers and UUIDs do not mix"),
+        ("GPU-3c,GPU-3c", "there twice"),
+        ("MIG-3c1a6d0e", "a part of a GPU (MIG) cannot be shared out"),
         ("gpu:1", "write cuda:1"),
         ("gpus:0,1", "write cuda:0,1"),
         ("tpu", ""),
@@ -91,6 +110,14 @@ requests = st.one_of(
     st.sampled_from([Request("auto"), Request("cuda"), Request("mps"), Request("xpu")]),
     st.builds(Request, st.sampled_from(["auto", "cpu"]), count=st.integers(1, MOST_WORKERS)),
     st.builds(Request, st.just("cuda"), indices=numbers),
+    st.builds(
+        Request,
+        st.just("cuda"),
+        count=st.integers(1, MOST_WORKERS),
+        pick=st.sampled_from(["free", "best"]),
+        memory=st.integers(0, 1 << 45),
+    ),
+    st.builds(Request, st.just("cuda"), uuids=st.just(("GPU-1", "GPU-2c"))),
     st.builds(Request, st.sampled_from(["mps", "xpu"]), indices=st.tuples(st.integers(0, 9))),
 )
 
@@ -107,7 +134,7 @@ def test_a_range_is_its_list(first: int, length: int) -> None:
     assert parse(f"{first}-{last}") == parse(listed)
 
 
-@given(st.text("0123456789,-: cpudam", max_size=12))
+@given(st.text("0123456789,-: cpudamfre>=G", max_size=12))
 def test_anything_is_a_request_or_an_option_error(text: str) -> None:
     with contextlib.suppress(OptionError):
         assert parse(str(parse(text))) == parse(text)

@@ -15,6 +15,9 @@ from duoka.errors import AskedError, DuokaError
 
 # name -> (the module with its `command`, its line in `duoka --help`)
 COMMANDS = {
+    "doctor": ("duoka.cli.doctor", "Say whether this machine will train well, and what to do where not."),
+    "gpus": ("duoka.cli.gpus", "Show the GPUs of this machine, and who uses them."),
+    "predict": ("duoka.cli.predict", "Compute a model's outputs for all of some data, on all devices."),
     "run": ("duoka.cli.run", "Run a training script on the devices you have."),
 }
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import click
 
 from duoka import environment, options
-from duoka.cli.words import arrange
+from duoka.cli.words import arrange, check_times, with_values
 from duoka.devices import inventory
+from duoka.devices.locks import Held, Locks
+from duoka.devices.waiting import until_free
 from duoka.options import Options, Target
 from duoka.plan import Plan, decide, details, header
 
@@ -42,8 +45,11 @@ them. A `--` for the script itself is written twice.
 
 DEVICES = (
     "auto: all GPUs, else one CPU worker. 2: that many GPUs, else that many CPU workers. 0,3 or 0-3: GPUs by "
-    "their number in nvidia-smi (`1,` is GPU 1 alone). cuda, cuda:1, cpu, cpu:4, mps, xpu. [default: auto]"
+    "their number in nvidia-smi (`1,` is GPU 1 alone). GPU-3c1a6d0e: by UUID. free:2: on which nobody computes; "
+    "'free:2,mem>=10G'; best:1. cuda, cuda:1, cpu, cpu:4, mps, xpu. [default: auto]"
 )
+
+VALUE_OPTIONAL = {"--wait": "720h"}  # option -> what it means without a value, which only `=` can give it
 
 GROUPS: tuple[tuple[str, tuple[click.Option, ...]], ...] = (
     (
@@ -51,6 +57,11 @@ GROUPS: tuple[tuple[str, tuple[click.Option, ...]], ...] = (
         (
             click.Option(["-m", "is_module"], is_flag=True, help="SCRIPT is a module's name, as for `python -m`."),
             click.Option(["--devices"], default="auto", metavar="DEVICES", help=DEVICES),
+            click.Option(
+                ["--wait"],
+                metavar="[=TIME]",
+                help="Queue until devices are free, for at most TIME: --wait=30m. Without TIME, up to 30 days.",
+            ),
             click.Option(
                 ["--kind"],
                 default="auto",
@@ -122,12 +133,13 @@ class RunCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Sort the words out before click sees them."""
         takes_value = {
-            name: not (isinstance(param, click.Option) and param.is_flag)
+            name: not (isinstance(param, click.Option) and (param.is_flag or name in VALUE_OPTIONAL))
             for param in self.get_params(ctx)
             for name in param.opts
             if name.startswith("-")
         }
-        return super().parse_args(ctx, arrange(args, takes_value))
+        check_times(args, takes_value, VALUE_OPTIONAL)
+        return super().parse_args(ctx, with_values(arrange(args, takes_value), takes_value, VALUE_OPTIONAL))
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the three forms."""
@@ -146,17 +158,48 @@ class RunCommand(click.Command):
         formatter.write_text(ORDER)
 
 
-def run(words: tuple[str, ...], is_module: bool, dry_run: bool, **asked: Any) -> Callable[[], int] | int:
+def run(
+    words: tuple[str, ...], is_module: bool, dry_run: bool, wait: str | None, **asked: Any
+) -> Callable[[], int] | int:
     """Decide, show what was decided, and return what starts it."""
     if not words:
         raise click.UsageError("a script is missing; for example: duoka run train.py", click.get_current_context())
     target = Target(words[0], words[1:], is_module)
-    plan = decide(_options(target, **asked), inventory.read(), environment.visible_cards(), environment.threads())
+    opts = _options(target, **asked)
+    limit = 0.0 if wait is None else options.seconds(wait, "--wait")
     if dry_run:
-        click.echo(details(plan))
+        click.echo(details(_decide_and_take(opts, dry=True)[0]))
         return 0
-    _show(plan)
-    return partial(_launch, plan)
+    return partial(_run, opts, limit)
+
+
+def _run(opts: Options, limit: float) -> int:
+    """Take the devices, queueing where that is asked for, and run on them until the end."""
+    try:
+        plan, held = until_free(partial(_decide_and_take, opts), limit, _say)
+    except KeyboardInterrupt:
+        _say("interrupted while waiting for devices")
+        return 130
+    with held:
+        _show(plan)
+        return _launch(plan)
+
+
+def _decide_and_take(opts: Options, dry: bool = False) -> tuple[Plan, Held]:
+    """Decide, and take the cards before another run of duoka can."""
+    visible, threads = environment.visible_cards(), environment.threads()
+    with Locks() as locks:
+        plan = decide(opts, inventory.read(locks), visible, threads)
+        uuids = [device.uuid for device in plan.devices if device.uuid]
+        if dry or not uuids:
+            return plan, Held()
+        held, others = locks.hold(uuids, f"duoka run {'-m ' * opts.target.is_module}{opts.target.name}")
+    shared = [
+        f"{device} is also used by {others[device.uuid].command} (pid {others[device.uuid].pid})"
+        for device in plan.devices
+        if device.uuid in others
+    ]
+    return replace(plan, notes=(*plan.notes, *shared, *filter(None, [locks.problem]))), held
 
 
 def _options(
@@ -184,6 +227,10 @@ def _show(plan: Plan) -> None:
     elif plan.verbosity == "verbose":
         lines = details(plan).splitlines()
         print("\n".join(f"duoka: {line}" for line in lines), file=sys.stderr, flush=True)
+
+
+def _say(text: str) -> None:
+    print(f"duoka: {text}", file=sys.stderr, flush=True)
 
 
 def _launch(plan: Plan) -> int:

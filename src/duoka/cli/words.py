@@ -12,6 +12,7 @@ them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from click import UsageError
@@ -47,6 +48,23 @@ def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
         ours, rest = rest[:end], rest[end:]
         _check_value(ours, end)
     return [*words[:before], *ours, target, *rest]
+
+
+def check_times(words: list[str], options: Mapping[str, bool], defaults: Mapping[str, str]) -> None:
+    """Find a time that stands behind an option that takes it only after an `=`, where the script is expected.
+
+    Raises:
+        click.UsageError: it does.
+    """
+    before = _leading(words, options)
+    if 0 < before < len(words) and words[before - 1] in defaults and re.fullmatch(r"[0-9.]+[smh]?", words[before]):
+        raise UsageError(f"{words[before - 1]} takes a time after an =: {words[before - 1]}={words[before]}")
+
+
+def with_values(words: list[str], options: Mapping[str, bool], defaults: Mapping[str, str]) -> list[str]:
+    """Give the options before the script that stand without a value the one that they mean then."""
+    before = _leading(words, options)
+    return [f"{word}={defaults[word]}" if word in defaults else word for word in words[:before]] + words[before:]
 
 
 def _leading(words: Sequence[str], options: Mapping[str, bool]) -> int:

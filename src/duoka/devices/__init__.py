@@ -1,29 +1,45 @@
 """What this machine has, what is asked for, and which devices that makes.
 
 spec.py         the grammar of --devices
-inventory.py    what this machine has
+gpu.py          one GPU and who uses it, as found at one moment
+nvml.py, amd.py, processes.py    the probes: what the drivers and the kernel answer
+locks.py        one lock for each card, so that two runs never take the same
+inventory.py    the snapshot: what this machine has, at one moment
+table.py        the view: a snapshot in words
+pick.py         which cards are free, and which are the best
+waiting.py      queueing until they are
 choose()        the devices, one for each worker
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
-from duoka.devices.inventory import Gpu, Inventory, count_of
+from duoka.devices.gpu import Gpu
+from duoka.devices.inventory import Inventory, count_of
+from duoka.devices.pick import pick
 from duoka.devices.spec import Request
 from duoka.errors import DeviceError
 
-__all__ = ["Choice", "Device", "choose"]
+__all__ = ["Choice", "Device", "allowed_gpus", "choose"]
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of this machine. `index` is physical, in PCI bus order; None for a CPU worker."""
+    """One device of this machine.
+
+    index: physical, in PCI bus order; None for a CPU worker. uuid: of a GPU.
+    """
 
     type: str  # cpu, cuda, mps, xpu
     index: int | None = None
     name: str = ""
+    uuid: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         """As people call it: `GPU 3`, `CPU`, `xpu 0`."""
@@ -49,19 +65,21 @@ def choose(request: Request, inventory: Inventory, visible: str | None) -> Choic
 
     Raises:
         DeviceError: a device is not there or is hidden, or there are not as many.
+        DevicesBusy: there are as many as are to be picked, and others use them.
     """
     if request.type == "cpu":
         return Choice(_cpus(request.count))
     if request.type in ("mps", "xpu"):
         return Choice(_other(request, count_of(request.type)))
-    allowed, notes = _allowed(inventory.gpus, visible)
+    allowed, notes = allowed_gpus(inventory.gpus, visible)
     if request.type == "auto" and not allowed:
         return Choice(_cpus(request.count), notes)
-    gpus = _pick(request, allowed, inventory, visible)
+    gpus, why = _chosen(request, allowed, inventory, visible)
+    notes += why
     if visible is not None:
         mapping = ", ".join(f"cuda:{place} = GPU {gpu.index}" for place, gpu in enumerate(gpus))
         notes = (*notes, f"{_setting(visible)} respected: {mapping}")
-    return Choice(tuple(Device("cuda", gpu.index, gpu.name) for gpu in gpus), notes)
+    return Choice(tuple(Device("cuda", gpu.index, gpu.name, gpu.uuid) for gpu in gpus), notes)
 
 
 def _cpus(count: int | None) -> tuple[Device, ...]:
@@ -77,25 +95,49 @@ def _other(request: Request, count: int) -> tuple[Device, ...]:
     return (Device(request.type, index),)
 
 
-def _pick(request: Request, allowed: tuple[Gpu, ...], inventory: Inventory, visible: str | None) -> list[Gpu]:
-    """The GPUs asked for, out of those that may be used."""
-    numbers = [gpu.index for gpu in allowed]
+def _chosen(
+    request: Request, allowed: tuple[Gpu, ...], inventory: Inventory, visible: str | None
+) -> tuple[list[Gpu], tuple[str, ...]]:
+    """The GPUs asked for, out of those that may be used, and why these where they were picked."""
     if not allowed:
         why = f"{_setting(visible)} hides all GPUs" if inventory.gpus else inventory.no_gpus
         raise DeviceError(f"--devices {request}: {why}; use auto or cpu")
+    if request.pick:
+        gpus, why = pick(request, [gpu for gpu in allowed if not (gpu.problem or gpu.is_split)])
+        return gpus, (why,)
+    if request.indices or request.uuids:
+        return _named_ones(request, allowed, visible), ()
+    able = [gpu for gpu in allowed if not gpu.problem]
+    left_out = tuple(f"GPU {gpu.index} is left out: {gpu.problem}" for gpu in allowed if gpu.problem)
+    if (request.count is not None and request.count > len(able)) or not able:
+        asked = "GPUs are" if request.count is None else f"{request.count} GPUs are"
+        ill = f"; {'; '.join(left_out)}" if left_out else ""
+        raise DeviceError(f"--devices {request}: {asked} asked for; {_may(allowed, visible)}{ill}")
+    return able[: request.count], left_out
+
+
+def _named_ones(request: Request, allowed: tuple[Gpu, ...], visible: str | None) -> list[Gpu]:
+    """The GPUs of a list of numbers or of UUIDs."""
+    gpus: list[Gpu] = []
+    for name in request.indices or request.uuids:
+        called = f"GPU {name}" if isinstance(name, int) else name
+        found = [gpu for gpu in allowed if name == gpu.index or (isinstance(name, str) and gpu.uuid.startswith(name))]
+        if not found:
+            raise DeviceError(f"--devices {request}: {called} cannot be used; {_may(allowed, visible)}")
+        if len(found) > 1 or found[0] in gpus:
+            raise DeviceError(f"--devices {request}: {called} does not name one GPU; write more of its UUID")
+        if found[0].problem:
+            raise DeviceError(f"--devices {request}: {called} cannot be used: {found[0].problem}")
+        gpus += found
+    return gpus
+
+
+def _may(allowed: tuple[Gpu, ...], visible: str | None) -> str:
     may = f"{_setting(visible)} allows" if visible is not None else "this machine has"
-    may = f"{may} {_listed(sorted(numbers))} (numbers as in nvidia-smi)"
-    if request.count is not None and request.count > len(allowed):
-        raise DeviceError(f"--devices {request}: {request.count} GPUs are asked for; {may}")
-    for index in request.indices:
-        if index not in numbers:
-            raise DeviceError(f"--devices {request}: GPU {index} cannot be used; {may}")
-    if request.indices:
-        return [allowed[numbers.index(index)] for index in request.indices]
-    return list(allowed[: request.count])
+    return f"{may} {_listed(sorted(gpu.index for gpu in allowed))} (numbers as in nvidia-smi)"
 
 
-def _allowed(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+def allowed_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order, and a note where it names what is not there.
 
     As in CUDA, the first entry that is no GPU of this machine ends the list.
@@ -135,3 +177,13 @@ def _setting(visible: str | None) -> str:
 def _listed(numbers: Iterable[int]) -> str:
     words = [str(number) for number in numbers]
     return f"GPU {words[0]}" if len(words) == 1 else f"GPUs {', '.join(words[:-1])} and {words[-1]}"
+
+
+class _Picks(ModuleType):
+    """Lets `duoka.devices("free:2")` pick devices, although `duoka.devices` is this package, too."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return import_module("duoka.picking").devices(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Picks

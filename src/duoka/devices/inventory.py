@@ -1,4 +1,4 @@
-"""What this machine has: its GPUs as the driver counts them, and its processor cores.
+"""What this machine has, at one moment: its GPUs and who uses them, and its processor cores.
 
 Does not import torch, and does not start CUDA: the workers do that, each on its own card.
 """
@@ -7,22 +7,14 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from duoka.devices import amd, nvml
+from duoka.devices.gpu import Gpu
+from duoka.devices.locks import Locks
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One NVIDIA GPU.
-
-    index: its number in PCI bus order, which is nvidia-smi's. memory: in bytes.
-    """
-
-    index: int
-    uuid: str
-    name: str
-    memory: int
+__all__ = ["Gpu", "Inventory", "cores", "count_of", "read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,45 +22,29 @@ class Inventory:
     """What a machine has.
 
     gpus: in PCI bus order. cores: how many this process may use. no_gpus: why there are no GPUs, in words.
+    driver, cuda: the version of the NVIDIA driver, and the newest CUDA that it runs.
+    amd: AMD cards, which are shown and not yet chosen.
     """
 
     gpus: tuple[Gpu, ...] = ()
     cores: int = 1
     no_gpus: str = "this machine has no NVIDIA GPU"
+    driver: str = ""
+    cuda: str = ""
+    amd: tuple[Gpu, ...] = ()
 
 
-def read() -> Inventory:
-    """Look at this machine. Takes milliseconds."""
-    gpus, why_none = _gpus()
-    return Inventory(gpus, cores(), why_none)
+def read(locks: Locks | None = None) -> Inventory:
+    """Look at this machine. Takes milliseconds for each GPU.
 
-
-def _gpus() -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs, or why there are none."""
-    try:
-        import pynvml
-    except ImportError:
-        return (), "GPUs are found through the package nvidia-ml-py, which is missing"
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return (), f"no NVIDIA driver answers here ({error})"
-    try:
-        found = tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
-        return found, "" if found else "the NVIDIA driver sees no GPU"
-    except pynvml.NVMLError as error:
-        return (), f"the NVIDIA driver reports an error ({error})"
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _gpu(nvml: Any, index: int) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    try:
-        memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except nvml.NVMLError:  # a GPU that shares the processor's memory has no figure of its own
-        memory = 0
-    return Gpu(index, nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), memory)
+    Args:
+        locks: where the runs of duoka that hold cards are found; None leaves them out.
+    """
+    found = nvml.ask()
+    gpus = tuple(replace(gpu, holder=locks.holder(gpu.uuid)) for gpu in found.gpus) if locks else found.gpus
+    others, why_not = amd.ask()
+    no_gpus = "; ".join(filter(None, (found.why_none, why_not)))
+    return Inventory(gpus, cores(), no_gpus, found.driver, found.cuda, others)
 
 
 def cores() -> int:

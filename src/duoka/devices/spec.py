@@ -4,6 +4,9 @@ auto        all GPUs; without any, one CPU worker
 2           a count: of GPUs if there are any, else of CPU workers
 0,3   0-3   GPUs by number, as nvidia-smi numbers them; also 0-1,4, and `1,` for GPU 1 alone
 cuda        all GPUs; also cuda:1, cuda:0,3, cuda:0-3
+GPU-3c1a…   a GPU by its UUID, or the beginning of it; several with commas
+free:2      two GPUs on which nobody else computes; free:2,mem>=10G: with so much free memory
+best:1      the GPU with the least work and the most free memory; also with mem>=
 cpu         one CPU worker; cpu:4 is four of them
 mps, xpu    the one device of that type; xpu:1 is the second one
 """
@@ -17,26 +20,39 @@ from typing import Literal
 from duoka.errors import OptionError
 
 Type = Literal["auto", "cpu", "cuda", "mps", "xpu"]
+Pick = Literal["free", "best"]
 
 MOST_WORKERS = 1024
-FORMS = "auto, cpu, cpu:4, a count like 2, GPU numbers like 0,3 or 0-3, cuda, cuda:1, mps or xpu"
+FORMS = (
+    "auto, cpu, cpu:4, a count like 2, GPU numbers like 0,3 or 0-3, cuda, cuda:1, a UUID like GPU-3c1a6d0e, "
+    "free:2, free:2,mem>=10G, best:1, mps or xpu"
+)
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Which devices are asked for: a count of some type, or numbers of some type, or all of it.
+    """Which devices are asked for: a count of some type, or numbers or UUIDs of some type, or all of it.
 
     type: `auto` means GPUs if there are any, else the CPU.
     count: how many, or None where numbers or all are asked for. Always given for the CPU.
-    indices: physical numbers in the order asked for, or none.
+    indices: physical numbers in the order asked for, or none. uuids: their UUIDs, or the beginnings of them.
+    pick: by what `count` GPUs are picked; None takes the first. memory: bytes that must be free on each.
     """
 
     type: Type
     count: int | None = None
     indices: tuple[int, ...] = ()
+    uuids: tuple[str, ...] = ()
+    pick: Pick | None = None
+    memory: int = 0
 
     def __str__(self) -> str:
         """The request as it is typed."""
+        if self.pick:
+            return f"{self.pick}:{self.count}{f',mem>={_size(self.memory)}' if self.memory else ''}"
+        if self.uuids:
+            return ",".join(self.uuids)
         if self.indices:
             numbers = ",".join(map(str, self.indices))
             return f"{self.type}:{numbers}"
@@ -52,9 +68,13 @@ def parse(text: str) -> Request:
         OptionError: it is not in the grammar, or asks for no worker, too many, or one device twice.
     """
     word = re.sub(r"\s*([,:-])\s*", r"\1", text.strip().lower())
+    if word.startswith(("gpu-", "mig-")):
+        return Request("cuda", uuids=_uuids(text, word))
     if advice := _advice(word):
         raise _wrong(text, advice)
     kind, colon, rest = word.partition(":")
+    if kind in ("free", "best"):
+        return _picked(text, kind, rest)  # type: ignore[arg-type]  # narrowed by the test
     if kind in ("auto", "cuda", "mps", "xpu") and not colon:
         return Request(kind)  # type: ignore[arg-type]  # narrowed by the test
     if kind == "cpu":
@@ -68,6 +88,42 @@ def parse(text: str) -> Request:
     if not colon and re.fullmatch(r"[0-9,-]+", word):
         return Request("cuda", indices=_numbers(text, word))
     raise _wrong(text)
+
+
+def _picked(text: str, pick: Pick, rest: str) -> Request:
+    """`2`, or `2,mem>=10G`, after `free:` or `best:`."""
+    count, *conditions = rest.split(",")
+    if re.fullmatch(r"[0-9]+", count) is None:
+        raise _wrong(text, f"write how many, for example {pick}:1")
+    memory = 0
+    for condition in conditions:
+        match = re.fullmatch(r"mem ?>= ?([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(?:i?b)?", condition)
+        if match is None:
+            quoted = "; a shell takes `>` for itself: quote it" if condition == "mem" else ""
+            raise _wrong(text, f"the one condition is free memory: '{pick}:{count},mem>=10G'{quoted}")
+        memory = max(memory, int(float(match[1]) * UNITS[match[2]]))
+    return Request("cuda", count=_count(text, count), pick=pick, memory=memory)
+
+
+def _uuids(text: str, word: str) -> tuple[str, ...]:
+    """The UUIDs of `GPU-3c1a6d0e,GPU-8932f937`, as the driver spells them."""
+    items = word.split(",")
+    for item in items:
+        if item.startswith("mig-"):
+            raise _wrong(text, "a part of a GPU (MIG) cannot be shared out; name whole GPUs")
+        if re.fullmatch(r"gpu-[0-9a-f][0-9a-f-]*", item) is None:
+            raise _wrong(text, f"{item!r} is not the beginning of a UUID; numbers and UUIDs do not mix")
+    uuids = tuple(f"GPU-{item[4:]}" for item in items)
+    if len(set(uuids)) < len(uuids):
+        raise _wrong(text, "a UUID is there twice, and a device has one worker")
+    return uuids
+
+
+def _size(memory: int) -> str:
+    """Bytes in the largest unit that divides them: `10G`."""
+    units = [(unit, size) for unit, size in UNITS.items() if memory % size == 0]
+    unit, size = units[-1]
+    return f"{memory // size}{unit.upper()}"
 
 
 def _count(text: str, digits: str) -> int:
@@ -112,6 +168,8 @@ def _only(text: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _advice(word: str) -> str:
+    if word in ("free", "best"):
+        return f"write how many, for example {word}:1"
     if word.startswith("gpu"):
         return f"write {word.replace('gpus', 'gpu').replace('gpu', 'cuda', 1)}"
     if "cuda:" in word.partition(",")[2]:

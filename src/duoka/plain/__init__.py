@@ -13,6 +13,7 @@ files       writing, making and looking for files: once
 openings    files that are opened past `open`: once
 commands    other programs: once
 entropy     seeds and clocks that the system would give
+inference   duoka.predict: by every rank for itself
 foreign     what is refused
 """
 
@@ -33,6 +34,7 @@ from duoka.plain import (
     files,
     foreign,
     hooks,
+    inference,
     loaders,
     modules,
     norm,
@@ -71,6 +73,7 @@ INTERCEPTIONS = (
     openings,
     commands,
     entropy,
+    inference,
     foreign,
 )
 

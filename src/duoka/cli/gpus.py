@@ -1,0 +1,93 @@
+"""`duoka gpus`: the cards of this machine, and who uses them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import click
+
+from duoka.devices import inventory, machine, table
+from duoka.devices.locks import Locks
+from duoka.errors import DeviceError
+
+STEP = 1.0  # seconds between two looks
+
+HELP = """\
+Show each GPU: its number, name, UUID, memory, utilisation, temperature and power; who computes on it, and which
+run of duoka it belongs to. Numbers are those of nvidia-smi. On a machine without a GPU, show its processor.
+"""
+
+
+def gpus(watch: bool, as_json: bool, processes: bool) -> Callable[[], int] | int:
+    """Print one look at the cards, or go on looking."""
+    if watch and as_json:
+        raise click.UsageError("--watch and --json exclude each other", click.get_current_context())
+    if watch:
+        return partial(_watch, processes)
+    if as_json:
+        click.echo(json.dumps(table.as_json(_look(), machine.read()), indent=2))
+    else:
+        click.echo("\n".join(_lines(processes)))
+    return 0
+
+
+def _look() -> inventory.Inventory:
+    with Locks() as locks:
+        return inventory.read(locks)
+
+
+def _lines(processes: bool) -> list[str]:
+    return table.lines(_look(), machine.read(), processes)
+
+
+def _watch(processes: bool) -> int:
+    """Draw in place until q is pressed. Without a terminal to draw on, one look is all."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise DeviceError("--watch needs a terminal; leave it out, or use --json")
+    from rich.live import Live
+    from rich.text import Text
+
+    def shown() -> Text:
+        return Text("\n".join([*_lines(processes), "", "q quits"]), no_wrap=True, overflow="ellipsis")
+
+    with suppress(KeyboardInterrupt), _keys() as pressed, Live(shown(), screen=True, auto_refresh=False) as live:
+        while "q" not in pressed(STEP).lower():
+            live.update(shown(), refresh=True)
+    return 0
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Read keys as they are pressed: what is given waits for one for so many seconds."""
+    import select
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+
+    def pressed(seconds: float) -> str:
+        ready, _, _ = select.select([sys.stdin], [], [], seconds)
+        return (sys.stdin.read(1) or "q") if ready else ""  # the end of the input is an end, too
+
+    try:
+        tty.setcbreak(sys.stdin)
+        yield pressed
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+command = click.Command(
+    "gpus",
+    callback=gpus,
+    help=HELP,
+    params=[
+        click.Option(["-w", "--watch"], is_flag=True, help="Look every second and draw in place; q quits."),
+        click.Option(["--json", "as_json"], is_flag=True, help="As data: bytes, percent, °C and watts."),
+        click.Option(["-p", "--processes"], is_flag=True, help="A line for each process, with its whole command."),
+    ],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)

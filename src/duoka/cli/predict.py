@@ -1,0 +1,128 @@
+"""`duoka predict`: a model's outputs for all of some data, into a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from duoka import traces
+from duoka.errors import BatchFailed, OptionError
+
+if TYPE_CHECKING:
+    from duoka.inference.predict import Predictions
+    from duoka.inference.writing import Writer
+
+HELP = """\
+Compute the outputs of MODEL for every row of a .npy file, or every file of a folder in the order of their names,
+on all devices at a time; write them in that order.
+
+MODEL is module:name, a function that returns a torch.nn.Module, or one itself.
+
+The file is there only when it is whole. What is interrupted is gone on with by --resume.
+"""
+EXAMPLE = "Example:  duoka predict nets:make --weights net.pt --data images.npy --out predictions.npy --devices 0,3"
+FILE = click.Path(path_type=Path)
+
+
+def predict(**asked: Any) -> Callable[[], int]:
+    """Return what predicts: outside of click, as a model's own errors are its own."""
+    return partial(_predict, **asked)
+
+
+def _predict(
+    model: str,
+    weights: Path | None,
+    data: Path,
+    out: Path,
+    devices: str,
+    batch_size: int,
+    precision: str,
+    read: str | None,
+    resume: bool,
+) -> int:
+    from duoka.inference.loading import load_weights, model_named, named, open_data
+    from duoka.inference.predict import predict as start
+    from duoka.inference.writing import writer
+
+    if batch_size < 1:
+        raise OptionError("--batch-size", batch_size, "a whole number from 1")
+    items = open_data(data, None if read is None else named("--read", read))
+    facts = {"model": model, "weights": _stamp(weights), "data": str(data.absolute()), "precision": precision}
+    output = writer(out, len(items), facts, resume)
+    net = model_named(model)
+    if weights is not None:
+        load_weights(net, weights)
+    with closing(output):
+        rest = items[output.done :]
+        predictions = start(net, rest, devices=devices, batch_size=batch_size, precision=precision)
+        return _fill(output, predictions, batch_size)
+
+
+def _fill(output: Writer, predictions: Predictions, batch_size: int) -> int:
+    """Write all predictions, and keep what there is of them where they break off."""
+    begin = output.done
+    try:
+        _write(predictions, output, batch_size)
+    except KeyboardInterrupt:
+        print(f"\nduoka: interrupted; {_left(output)}", file=sys.stderr)
+        return 130
+    except BatchFailed as error:
+        print(traces.shown(error.__cause__ or error), end="", file=sys.stderr)
+        print(f"duoka: {_left(output)}", file=sys.stderr)
+        indices = range(begin + error.indices.start, begin + error.indices.stop)
+        raise BatchFailed(indices, error.device, error.reason) from error
+    output.finish()
+    return 0
+
+
+def _left(output: Writer) -> str:
+    """Keep what there is to go on with, and say how much."""
+    output.keep()
+    return f"{output.done:,} of {output.total:,} outputs are in {output.part}; --resume goes on"
+
+
+def _write(predictions: Predictions, output: Writer, batch_size: int) -> None:
+    with click.progressbar(length=output.total, file=sys.stderr, show_pos=True) as bar:
+        bar.update(output.done)
+        waiting: list[Any] = []
+        for one in predictions:
+            waiting.append(one)
+            if len(waiting) == batch_size:
+                output.write(waiting)
+                bar.update(len(waiting))
+                waiting = []
+        output.write(waiting)
+        bar.update(len(waiting))
+
+
+def _stamp(weights: Path | None) -> list[Any] | None:
+    """What tells one file of weights from another: it is too large to be read twice."""
+    if weights is None or not weights.exists():
+        return None
+    return [str(weights.absolute()), weights.stat().st_size, weights.stat().st_mtime_ns]
+
+
+command = click.Command(
+    "predict",
+    callback=predict,
+    help=HELP,
+    epilog=EXAMPLE,
+    params=[
+        click.Argument(["model"]),
+        click.Option(["--weights"], type=FILE, metavar="FILE", help="A file of torch.save. [default: none]"),
+        click.Option(["--data"], type=FILE, required=True, metavar="PATH", help="Each row or file is an item."),
+        click.Option(["--out"], type=FILE, required=True, metavar="FILE", help="predictions.npy or .jsonl"),
+        click.Option(["--devices"], default="auto", metavar="DEVICES", help="As for `duoka run`. [default: auto]"),
+        click.Option(["--batch-size"], type=int, default=32, metavar="N", help="[default: 32]"),
+        click.Option(["--precision"], default="fp32", metavar="fp32|bf16|fp16", help="[default: fp32]"),
+        click.Option(["--read"], metavar="MODULE:NAME", help="A function from the path of a file to an item."),
+        click.Option(["--resume"], is_flag=True, help="Go on after the last batch that was written."),
+    ],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)

@@ -1,0 +1,67 @@
+"""What amdsmi answers, which comes with ROCm: AMD cards are shown where it is there.
+
+Written from its documentation and tested against a stand-in; not tried on a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from duoka.devices.gpu import Gpu
+
+DRIVER = Path("/dev/kfd")  # there where the AMD driver is
+NO_LIBRARY = "there is an AMD GPU (/dev/kfd), and the package amdsmi, which comes with ROCm, is missing"
+MIB = 1 << 20
+
+
+def ask() -> tuple[tuple[Gpu, ...], str]:
+    """The AMD cards; and where the driver is there without an answer, why. Both empty elsewhere."""
+    if not DRIVER.exists():
+        return (), ""
+    try:
+        import amdsmi  # type: ignore[import-not-found]  # it comes with ROCm, not from the package index
+    except (ImportError, KeyError, OSError):  # it looks for its library while it is imported
+        return (), NO_LIBRARY
+    try:
+        amdsmi.amdsmi_init()
+    except amdsmi.AmdSmiException as error:
+        return (), f"the AMD driver does not answer ({error})"
+    try:
+        handles = amdsmi.amdsmi_get_processor_handles()
+        return tuple(_gpu(amdsmi, handle, index) for index, handle in enumerate(handles)), ""
+    except amdsmi.AmdSmiException as error:
+        return (), f"the AMD driver reports an error ({error})"
+    finally:
+        amdsmi.amdsmi_shut_down()
+
+
+def _gpu(smi: Any, handle: Any, index: int) -> Gpu:
+    def ask(name: str) -> Mapping[str, Any]:
+        try:
+            answer: Mapping[str, Any] = getattr(smi, f"amdsmi_get_{name}")(handle)
+            return answer
+        except (smi.AmdSmiException, AttributeError):
+            return {}
+
+    memory, power = ask("gpu_vram_usage"), ask("power_info")
+    try:
+        uuid = str(smi.amdsmi_get_gpu_device_uuid(handle))
+    except smi.AmdSmiException:
+        uuid = ""
+    used = memory.get("vram_used")
+    return Gpu(
+        index=index,
+        uuid=uuid,
+        name=str(ask("gpu_asic_info").get("market_name", "AMD GPU")),
+        memory=int(memory.get("vram_total", 0)) * MIB,
+        used=None if used is None else int(used) * MIB,
+        utilisation=_whole(ask("gpu_activity").get("gfx_activity")),
+        power=_whole(power.get("current_socket_power") or power.get("average_socket_power")),
+    )
+
+
+def _whole(answer: Any) -> int | None:
+    """A number, where the library does not say "N/A"."""
+    return answer if isinstance(answer, int) else None

@@ -1,0 +1,61 @@
+"""The machine that the devices are in: its processor and its memory, as the kernel tells them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from duoka.devices.inventory import cores
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One machine. cores: how many this process may use. load: over 1, 5 and 15 minutes. memory, used: bytes."""
+
+    host: str
+    processor: str
+    cores: int
+    load: tuple[float, float, float]
+    memory: int
+    used: int
+
+
+def read() -> Machine:
+    """Look at this machine. A container's limit of memory counts as the machine's memory."""
+    facts = _meminfo()
+    total, used = facts.get("MemTotal", 0), facts.get("MemTotal", 0) - facts.get("MemAvailable", 0)
+    limit, inside = memory_limit()
+    if limit is not None and 0 < limit < total:
+        total, used = limit, inside
+    return Machine(socket.gethostname(), _processor(), cores(), os.getloadavg(), total, used)
+
+
+def memory_limit(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int | None, int]:
+    """The container's limit of memory and what it uses, in bytes; None where there is none. cgroup v2 and v1."""
+    pairs = (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    )
+    for limit, usage in pairs:
+        with suppress(OSError, ValueError):
+            return int((cgroup / limit).read_text()), int((cgroup / usage).read_text())
+    return None, 0
+
+
+def _meminfo() -> dict[str, int]:
+    """/proc/meminfo in bytes; empty where there is none."""
+    with suppress(OSError), open("/proc/meminfo") as file:
+        return {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in file)}
+    return {}
+
+
+def _processor() -> str:
+    with suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()

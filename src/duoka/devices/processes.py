@@ -1,0 +1,25 @@
+"""Who a process is, as the kernel tells it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+
+def describe(pid: int) -> tuple[str, str]:
+    """The user and the command line of a process; empty where it cannot be seen, as from inside a container."""
+    with suppress(OSError):
+        owner = os.stat(f"/proc/{pid}").st_uid
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+        return _name(owner), command
+    return "", ""
+
+
+def _name(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,113 @@
+"""A snapshot in words: what `duoka gpus` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from duoka.devices.gpu import Gpu, Process
+from duoka.devices.inventory import Inventory
+from duoka.devices.machine import Machine
+from duoka.devices.pick import user_of
+
+GIB = 1 << 30
+HEAD = ("GPU", "name", "UUID", "memory GiB", "util", "temp", "power W", "who")
+LONGEST_COMMAND = 60  # characters of a command in one line of the table
+
+
+def lines(inventory: Inventory, machine: Machine, processes: bool = False) -> list[str]:
+    """One line for each card, and with `processes` one for each process below it. Without a GPU, the CPU.
+
+    A card that is split (MIG) has a line for each part, numbered 0:1.
+    """
+    cards = (*inventory.gpus, *inventory.amd)
+    if not cards:
+        return [f"{machine.host}: no GPU ({inventory.no_gpus})", _processor(machine)]
+    told = {"driver": inventory.driver, "CUDA": inventory.cuda}
+    versions = [f"{what} {version}" for what, version in told.items() if version]
+    rows: list[tuple[str, ...] | str] = [HEAD]
+    for card in cards:
+        rows += _card(card, str(card.index), processes)
+    return [f"{machine.host}: {', '.join(versions) or 'AMD'}", *_aligned(rows)]
+
+
+def as_json(inventory: Inventory, machine: Machine) -> dict[str, Any]:
+    """The snapshot as plain data: bytes, percent, °C and watts; null where the driver does not tell."""
+    return {"machine": asdict(machine), **asdict(inventory)}
+
+
+def _card(card: Gpu, number: str, processes: bool) -> Iterator[tuple[str, ...] | str]:
+    yield _row(card, number, processes)
+    if processes:
+        yield from (f"      {_process(process, whole=True)}" for process in _ordered(card.processes or ()))
+    for part in card.parts:
+        yield from _card(part, f"{number}:{part.index}", processes)
+
+
+def _row(card: Gpu, number: str, processes: bool) -> tuple[str, ...]:
+    power = f"{_figure(card.power)}/{_figure(card.power_limit)}"
+    return (
+        number,
+        card.name,
+        card.uuid[:12] or "-",
+        f"{_gib(card.used)}/{_gib(card.memory or None)}",
+        _figure(card.utilisation, "%"),
+        _figure(card.temperature, "C"),
+        "-" if power == "-/-" else power,
+        _who(card, processes),
+    )
+
+
+def _who(card: Gpu, processes: bool) -> str:
+    if card.problem:
+        return f"not usable: {card.problem}"
+    words = []
+    if card.holder is not None:
+        words.append(f"{card.holder.command} (pid {card.holder.pid})")
+    if card.processes is None:
+        words.append("the driver does not tell who uses it")
+    elif not processes:
+        words += [_process(process) for process in _ordered(card.processes)]
+    if not words and card.is_split:
+        return f"split into {len(card.parts)} parts (MIG)"
+    return "; ".join(words) or ("" if card.processes else user_of(card) or "free")
+
+
+def _process(process: Process, whole: bool = False) -> str:
+    command = process.command or "(not to be seen from here)"
+    if not whole and len(command) > LONGEST_COMMAND:
+        command = command[: LONGEST_COMMAND - 1] + "…"
+    memory = "" if process.memory is None else f", {process.memory / GIB:.1f} GiB"
+    kind = ", graphics" if process.kind == "graphics" else ""
+    return f"{process.user or '?'}: {command} (pid {process.pid}{memory}{kind})"
+
+
+def _ordered(processes: Iterable[Process]) -> list[Process]:
+    return sorted(processes, key=lambda process: (process.kind, -(process.memory or 0), process.pid))
+
+
+def _processor(machine: Machine) -> str:
+    load = " ".join(f"{figure:.2f}" for figure in machine.load)
+    memory = f"{machine.used / GIB:.1f}/{machine.memory / GIB:.1f} GiB"
+    cores = f"{machine.cores} core{'s' * (machine.cores > 1)}"
+    return f"CPU  {machine.processor}  {cores}  load {load}  memory {memory}"
+
+
+def _aligned(rows: Sequence[tuple[str, ...] | str]) -> list[str]:
+    """Columns as wide as what is in them; a row that is one text stays as it is."""
+    columns = zip(*(row for row in rows if not isinstance(row, str)), strict=True)
+    widths = [max(map(len, column)) for column in columns]
+
+    def line(row: tuple[str, ...]) -> str:
+        return "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+    return [row if isinstance(row, str) else line(row) for row in rows]
+
+
+def _gib(size: int | None) -> str:
+    return "-" if size is None else f"{size / GIB:.1f}"
+
+
+def _figure(figure: float | None, unit: str = "") -> str:
+    return "-" if figure is None else f"{figure:.0f}{unit}"

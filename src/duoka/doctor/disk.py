@@ -1,0 +1,35 @@
+"""Free disk where a run writes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+from duoka.doctor.finding import Finding
+
+GIB = 1 << 30
+NONE, LITTLE = GIB // 10, 10 * GIB  # bytes
+
+
+def examine() -> Iterator[Finding]:
+    """The folder one is in, and the one for temporary files, where it is another disk."""
+    seen: set[int] = set()
+    for subject, folder in (("disk here", os.getcwd()), ("disk for temporary files", tempfile.gettempdir())):
+        device = os.stat(folder).st_dev
+        if device not in seen:
+            seen.add(device)
+            yield of_folder(subject, folder, shutil.disk_usage(folder).free, os.access(folder, os.W_OK))
+
+
+def of_folder(subject: str, folder: str, free: int, writable: bool) -> Finding:
+    """Whether checkpoints and logs have room."""
+    what = f"{folder}: {free / GIB:.1f} GiB are free"
+    if not writable:
+        return Finding("fault", subject, f"{folder} cannot be written to", "nothing can be saved", "run elsewhere")
+    if free < NONE:
+        return Finding("fault", subject, what, "checkpoints and logs will not fit", "make room")
+    if free < LITTLE:
+        return Finding("advice", subject, what, "checkpoints of a large model will not fit", "make room")
+    return Finding("ok", subject, what)

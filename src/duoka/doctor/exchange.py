@@ -1,0 +1,174 @@
+"""What an all-reduce between the devices takes, measured, against what their link should give.
+
+Measured by processes of its own (`python -m duoka.doctor.exchange`), which can hang or die and harm nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+from duoka.devices import inventory, nvml
+from duoka.doctor.finding import Finding
+from duoka.libc import die_with
+
+LIMIT = 120.0  # seconds for all of it
+LARGE = 16 << 20  # bytes of the tensor that shows bandwidth
+NVLINK = 25.0  # GB/s of one link in one direction
+PCI = 12.0  # GB/s that cards on PCI of the fourth generation reach well
+PART = 0.3  # of what a link should give is well enough: an all-reduce also adds
+COPIES = 50  # gloo copies and adds what goes around; it reaches well a 50th of what memory copies
+SLOW_ANSWER = 5e-3  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """An all-reduce. latency: seconds for one number. bandwidth: GB/s that pass through a device.
+
+    copying: GB/s that one process copies in memory.
+    """
+
+    backend: str
+    ranks: int
+    latency: float
+    bandwidth: float
+    copying: float
+
+
+def examine() -> Iterator[Finding]:
+    """One measurement: between all GPUs, or between two processes on the processor."""
+    gpus = [gpu for gpu in inventory.read().gpus if not gpu.problem and not gpu.is_split]
+    backend, ranks = ("nccl", len(gpus)) if len(gpus) > 1 else ("gloo", 2)
+    words = [sys.executable, "-m", "duoka.doctor.exchange", backend, str(ranks)]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        yield _broken(backend, f"not finished in {LIMIT:g} s")
+        return
+    if done.returncode != 0:
+        yield _broken(backend, (done.stderr.strip().splitlines() or ["no word"])[-1])
+        return
+    measured = Measured(**json.loads(done.stdout.splitlines()[-1]))
+    yield judge(measured, min((link.nvlinks for link in nvml.links()), default=0))
+
+
+def judge(measured: Measured, nvlinks: int) -> Finding:
+    """Whether an all-reduce is as fast as it should be."""
+    if measured.backend == "gloo":
+        should, link = measured.copying / COPIES, f"memory copies {measured.copying:.1f} GB/s"
+    else:
+        should = PART * (nvlinks * NVLINK or PCI)
+        link = f"{nvlinks} NVLinks" if nvlinks else "PCI"
+    subject = f"all-reduce ({measured.backend})"
+    what = (
+        f"{measured.ranks} ranks: {measured.latency * 1e6:.0f} µs for one number, {measured.bandwidth:.2f} GB/s for "
+        f"{LARGE >> 20} MiB; {link}, which should give {should:.2f} GB/s"
+    )
+    if measured.bandwidth < should or measured.latency > SLOW_ANSWER:
+        todo = "end what else is running here, and look again; in containers look at the limit of cores"
+        if measured.backend == "nccl":
+            todo = "NCCL_DEBUG=INFO says which way it takes; look at the P2P findings above"
+        return Finding("advice", subject, what, "gradients are exchanged at every step", todo)
+    return Finding("ok", subject, what)
+
+
+def _broken(backend: str, what: str) -> Finding:
+    todo = "try --devices with one device; NCCL_DEBUG=INFO or TORCH_CPP_LOG_LEVEL=INFO say more"
+    return Finding("fault", f"all-reduce ({backend})", what, "runs on several devices will not work", todo)
+
+
+def measure(backend: str, ranks: int) -> int:
+    """Fork the ranks, and wait for them; the first prints what it measured. Returns an exit code."""
+    parent = os.getpid()
+    with tempfile.TemporaryDirectory() as folder:
+        pids = []
+        for rank in range(ranks):
+            pid = os.fork()
+            if pid == 0:
+                die_with(parent)
+                os._exit(_rank(backend, rank, ranks, f"{folder}/store"))
+            pids.append(pid)
+        return _wait(pids)
+
+
+def _wait(pids: list[int]) -> int:
+    """Wait for all; one that fails takes the others, who would wait for it, along."""
+    code = 0
+    for _ in pids:
+        _, status = os.wait()
+        if status != 0 and code == 0:
+            code = 1
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    return code
+
+
+def _rank(backend: str, rank: int, ranks: int, store: str) -> int:
+    import torch
+    from torch import distributed
+
+    from duoka import environment
+
+    environment.keep_gloo_here()
+    torch.set_num_threads(1)
+    where = torch.device("cpu") if backend == "gloo" else torch.device("cuda", rank)
+    try:
+        limit = timedelta(seconds=LIMIT)
+        distributed.init_process_group(
+            backend, init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=limit
+        )
+        latency = _seconds(torch.zeros(1, device=where), 100)
+        seconds = _seconds(torch.zeros(LARGE // 4, device=where), 5)
+        if rank == 0:
+            bandwidth = 2 * (ranks - 1) / ranks * LARGE / seconds / 1e9
+            print(json.dumps(asdict(Measured(backend, ranks, latency, bandwidth, _copying()))), flush=True)
+        distributed.barrier()
+        return 0
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def _seconds(tensor: Any, rounds: int) -> float:
+    """The median time of one all-reduce of a tensor."""
+    import torch
+    from torch import distributed
+
+    times = []
+    for _ in range(rounds + 3):
+        begin = time.perf_counter()
+        distributed.all_reduce(tensor)
+        if tensor.is_cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[3:])
+
+
+def _copying() -> float:
+    """GB/s of one copy in memory."""
+    import torch
+
+    source = torch.zeros(LARGE, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        target.copy_(source)
+        times.append(time.perf_counter() - begin)
+    return LARGE / min(times) / 1e9
+
+
+if __name__ == "__main__":
+    sys.exit(measure(sys.argv[1], int(sys.argv[2])))

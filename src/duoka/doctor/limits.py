@@ -1,0 +1,79 @@
+"""What this process may use: cores, threads, memory, shared memory, open files."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from duoka import environment
+from duoka.devices import machine
+from duoka.doctor.finding import Finding
+
+GIB = 1 << 30
+SHARED_MEMORY = Path("/dev/shm")
+LITTLE_SHARED, LITTLE_MEMORY = GIB, 2 * GIB  # bytes
+FEW_FILES = 4096
+
+
+def examine() -> Iterator[Finding]:
+    """Every limit."""
+    here = machine.read()
+    yield of_cores(here.cores, os.cpu_count() or 1)
+    yield of_threads(environment.threads(), here.cores)
+    yield of_memory(here.memory, here.used)
+    yield of_shared_memory(SHARED_MEMORY)
+    yield of_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def of_cores(mine: int, all_of_them: int) -> Finding:
+    """How many of the machine's cores may be used."""
+    limited = f" of {all_of_them}; a container or an affinity holds back the others" if mine < all_of_them else ""
+    return Finding("ok", "cores", f"{mine}{limited}")
+
+
+def of_threads(omp: str | None, cores: int) -> Finding:
+    """Whether OMP_NUM_THREADS fits the cores."""
+    if omp is None:
+        return Finding("ok", "threads", "OMP_NUM_THREADS is not set: `duoka run` shares the cores out")
+    if omp.isdigit() and int(omp) > cores:
+        return Finding(
+            "advice",
+            "threads",
+            f"OMP_NUM_THREADS={omp} on {cores} cores",
+            "threads wait for each other",
+            "unset it: `duoka run` shares the cores out",
+        )
+    return Finding("ok", "threads", f"OMP_NUM_THREADS={omp} is respected")
+
+
+def of_memory(total: int, used: int) -> Finding:
+    """Whether there is memory to work in."""
+    what = f"{(total - used) / GIB:.1f} of {total / GIB:.1f} GiB are free"
+    if total - used < LITTLE_MEMORY:
+        return Finding("advice", "memory", what, "workers may be killed without a word", "end what is not needed")
+    return Finding("ok", "memory", what)
+
+
+def of_shared_memory(folder: Path) -> Finding:
+    """Whether processes can hand each other batches."""
+    try:
+        size = os.statvfs(folder).f_frsize * os.statvfs(folder).f_blocks
+    except OSError as error:
+        what = f"{folder}: {error.strerror}"
+        why = "workers of a DataLoader and NCCL need it"
+        return Finding("fault", "shared memory", what, why, "mount a tmpfs there; docker: --shm-size=8g")
+    if size < LITTLE_SHARED:
+        what = f"{folder} has {size / (1 << 20):.0f} MiB"
+        why = "workers of a DataLoader die with a bus error when it is full"
+        return Finding("advice", "shared memory", what, why, "docker: --shm-size=8g, or --ipc=host")
+    return Finding("ok", "shared memory", f"{folder} has {size / GIB:.1f} GiB")
+
+
+def of_files(limit: int) -> Finding:
+    """Whether enough files can be open at a time."""
+    if limit != resource.RLIM_INFINITY and limit < FEW_FILES:
+        why = "each rank, each worker of a DataLoader and each tensor sent between them needs some"
+        return Finding("advice", "open files", f"at most {limit}", why, "ulimit -n 65536")
+    return Finding("ok", "open files", "no limit" if limit == resource.RLIM_INFINITY else f"at most {limit:,}")

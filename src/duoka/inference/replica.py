@@ -1,0 +1,130 @@
+"""One device's copy of a model, and how it computes a batch."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from duoka.errors import AskedError
+from duoka.inference import rows
+from duoka.inference.calling import Calling
+from duoka.inference.sources import Batch
+
+NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
+
+
+class Replica:
+    """A model on one device. Computes batches in eval and inference mode, and leaves no trace of either.
+
+    precision: of what autocast covers; None leaves the model as it is. keep: outputs stay on the device.
+    """
+
+    def __init__(
+        self, model: nn.Module, device: torch.device, calling: Calling, precision: torch.dtype | None, keep: bool
+    ) -> None:
+        self.model, self.device, self.calling = model, device, calling
+        self.precision, self.keep = precision, keep
+        self.most: int | None = None  # rows that fit into memory at once, once it has run out
+
+    def compute(self, batch: Batch) -> list[Any]:
+        """The output for each item of a batch; where memory runs out, by halves, and by halves from then on."""
+        if batch.rows is None:
+            return self._outputs(batch.content, None)
+        done: list[Any] = []
+        while len(done) < batch.rows:
+            start = len(done)
+            stop = min(batch.rows, start + (self.most or batch.rows))
+            try:
+                done += self._outputs(rows.cut(batch.content, start, stop, batch.rows), stop - start)
+                continue
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error) or stop - start == 1:
+                    raise
+            self.most = (stop - start + 1) // 2
+            self._tidy()  # out here, where the error and with it the frames that hold memory are gone
+        return done
+
+    def _outputs(self, content: Any, count: int | None) -> list[Any]:
+        with torch.inference_mode(), evaluating(self.model), self._autocast(), self._at_home():
+            output = self.calling(self.model, rows.each_leaf(self._bring, content))
+            if not self.keep:
+                output = rows.each_leaf(_to_cpu, output)
+            return rows.split(output, count)
+
+    def _bring(self, leaf: Any) -> Any:
+        return leaf.to(self.device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.precision is None else torch.autocast(self.device.type, self.precision)
+
+    def _at_home(self) -> AbstractContextManager[Any]:
+        """Kernels that are not torch's own run on the current device, whatever their arguments are on."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def _tidy(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def replicate(model: nn.Module, device: torch.device, share_buffers: bool) -> nn.Module:
+    """A copy of a model on `device`. Parameters that are there already are shared, not copied.
+
+    Args:
+        model: stays as it is.
+        device: where the copy is to be.
+        share_buffers: whether the copy may use the same buffers; not where several compute at a time.
+
+    Raises:
+        AskedError: the model cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        if parameter.device != device:
+            memo[id(parameter)] = nn.Parameter(parameter.detach().to(device), requires_grad=False)
+        else:
+            memo[id(parameter)] = parameter
+    for buffer in model.buffers():
+        if buffer.device != device or share_buffers:
+            memo[id(buffer)] = buffer.detach().to(device)
+    try:
+        return copy.deepcopy(model, memo).to(device)
+    except (RuntimeError, TypeError) as error:
+        raise AskedError(f"predict on several devices needs a model that copy.deepcopy can copy: {error}") from error
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode within; afterwards each module is in the mode that it was in."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether a device computes nothing more after this error, in this process."""
+    if is_out_of_memory(error):
+        return False
+    told = isinstance(error, RuntimeError) and "CUDA error" in str(error)
+    return told or isinstance(error, torch.AcceleratorError)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a smaller batch may do what this one could not."""
+    text = str(error).lower()
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(words in text for words in NO_MEMORY)
+
+
+def _to_cpu(leaf: Any) -> Any:
+    return leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import numpy
+import pytest
+
+from duoka.cli import main
+from tests.flows.flow import Flow
+
+NETS = """
+import os, sys, time, torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        if os.path.exists("slow"):
+            time.sleep(0.3)
+        if os.path.exists("broken") and (x == 6).any():
+            raise ValueError("no sixes")
+        return x * self.weight
+
+def make():
+    return Net()
+
+def size(path):
+    return torch.tensor(float(path.stat().st_size))
+"""
+
+
+@pytest.fixture
+def folder(flow: Flow) -> Path:
+    flow.write("nets.py", NETS)
+    numpy.save(flow.folder / "data.npy", numpy.arange(20, dtype=numpy.float32))
+    return flow.folder
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_array_to_an_array(flow: Flow) -> None:
+    words = "predict nets:make --data data.npy --out out.npy --devices cpu:2 --batch-size 3"
+    result = flow.run(words.split()).ok()
+    assert numpy.load(flow.folder / "out.npy").tolist() == [2.0 * item for item in range(20)]
+    assert not (flow.folder / "out.npy.part").exists()
+    assert result.stdout == ""
+    assert "already" not in result.stderr
+    assert "not there yet" in flow.run(words.split()).stderr
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_folder_to_lines(flow: Flow) -> None:
+    for name in "abc":
+        flow.write(f"files/{name}.txt", name * ord(name))
+    flow.run(["predict", "nets:make", "--data", "files", "--read", "nets:size", "--out", "out.jsonl"]).ok()
+    lines = [json.loads(line) for line in (flow.folder / "out.jsonl").read_text().splitlines()]
+    assert lines == [{"index": place, "output": 2.0 * ord(name)} for place, name in enumerate("abc")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("ending", ["npy", "jsonl"])
+@pytest.mark.usefixtures("folder")
+def test_what_is_interrupted_is_gone_on_with(flow: Flow, number: signal.Signals, ending: str) -> None:
+    words = f"predict nets:make --data data.npy --out out.{ending} --batch-size 2".split()
+    slow = flow.write("slow", "")
+    running = flow.start(words)
+    note = flow.folder / f"out.{ending}.part.json"
+    while not note.exists():
+        time.sleep(0.01)
+    running.send(number)
+    result = running.wait()
+    assert result.returncode == 128 + number
+    done = json.loads(note.read_text())["done"]
+    assert 0 < done < 20
+    slow.unlink()
+    assert f"{done} of 20 are in" in flow.run(words).stderr
+    flow.run([*words, "--resume"]).ok()
+    path = flow.folder / f"out.{ending}"
+    lines = path.read_text().splitlines() if ending == "jsonl" else []
+    rows = [json.loads(line)["output"] for line in lines] if lines else numpy.load(path).tolist()
+    assert rows == [2.0 * item for item in range(20)]
+    assert not note.exists()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_batch_that_fails_is_named_by_its_place_in_the_data(flow: Flow) -> None:
+    words = ["predict", "nets:make", "--data", "data.npy", "--out", "out.jsonl", "--batch-size", "2"]
+    flow.write("broken", "")
+    for args in (words, [*words, "--resume"]):
+        result = flow.run(args)
+        assert result.returncode == 1
+        assert "duoka: error: items 6 to 7 on cpu: ValueError: no sixes" in result.stderr
+        assert 'raise ValueError("no sixes")' in result.stderr
+        assert "6 of 20 outputs are in out.jsonl.part; --resume goes on" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("", "missing argument 'MODEL'"),
+        ("nets:make", "missing option '--data'"),
+        ("nets:make --data data.npy --out out.npy --batch-size 0", "--batch-size must be a whole number from 1"),
+        ("nets:make --data none.npy --out out.npy", "--data must be a .npy file, or a folder"),
+        ("nets:make --data data.npy --out out.txt", "--out must be a name that ends in .jsonl or .npy"),
+        ("nets:mak --data data.npy --out out.npy", "MODEL must be the name of something in it; nets has no mak"),
+        ("nets:make --data data.npy --out out.npy --weights x.pt", "--weights must be a file that is there"),
+        ("nets:make --data data.npy --out out.npy --devices cuda:99", "--devices cuda:99"),
+    ],
+)
+def test_what_cannot_be(
+    folder: Path, typed: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    assert main(["predict", *typed.split()]) == 2
+    assert f"duoka: error: {said}" in capsys.readouterr().err
+    assert not (folder / "out.npy.part.json").exists()

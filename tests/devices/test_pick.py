@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duoka.devices import choose
+from duoka.devices.gpu import Gpu, Holder, Process
+from duoka.devices.inventory import Inventory
+from duoka.devices.inventory import read as read_inventory
+from duoka.devices.pick import user_of
+from duoka.devices.spec import parse
+from duoka.errors import DeviceError, DevicesBusy
+from tests.devices.driver import play
+
+GIB = 1 << 30
+
+
+def card(index: int, **facts: object) -> Gpu:
+    return replace(Gpu(index, f"GPU-{index}", "A100", 80 * GIB, 600 << 20, 0, processes=()), **facts)
+
+
+def picked(text: str, *gpus: Gpu, visible: str | None = None) -> list[int | None]:
+    return [device.index for device in choose(parse(text), Inventory(gpus, 16, ""), visible).devices]
+
+
+BOB = Process(7, "compute", 9 * GIB, "bob", "python x.py")
+COMPUTING = {"processes": (BOB,), "used": 10 * GIB, "utilisation": 90}
+DRAWING = {"processes": (Process(8, "graphics", 20 << 20, "ann", "Xorg"),)}
+TAKEN = {"holder": Holder(9, "duoka run a.py", 0.0)}
+
+
+def test_free_is_where_nobody_computes() -> None:
+    cards = card(0, **COMPUTING), card(1, **DRAWING), card(2, **TAKEN), card(3)
+    assert picked("free:2", *cards) == [1, 3]
+    with pytest.raises(DevicesBusy) as error:
+        picked("free:3", *cards)
+    assert str(error.value) == (
+        "--devices free:3: 2 GPUs are to be had now; GPU 0: bob pid 7 python x.py; "
+        "GPU 2: duoka run a.py (pid 9) has it; --wait queues until they are free"
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"used": 5 * GIB}, "5.0 GiB are in use by processes that cannot be seen from here"),
+        ({"used": int(1.5 * GIB)}, ""),  # the driver's own, on a large card
+        ({"utilisation": 40}, "40% busy by processes that cannot be seen from here"),
+        ({"processes": None, "used": None, "utilisation": None}, ""),
+        (DRAWING, ""),
+        (COMPUTING, "bob pid 7 python x.py"),
+    ],
+)
+def test_who_computes_on_a_card(facts: dict[str, object], said: str) -> None:
+    assert user_of(card(0, **facts)) == said
+
+
+def test_best_is_the_least_work_then_the_most_memory_and_never_another_runs() -> None:
+    cards = card(0, **COMPUTING), card(1, used=20 * GIB), card(2, used=10 * GIB), card(3, **TAKEN)
+    assert picked("best:1", *cards) == [2]
+    assert picked("best:3", *cards) == [0, 1, 2]
+    with pytest.raises(DevicesBusy, match=r"GPU 3: duoka run a.py"):
+        picked("best:4", *cards)
+
+
+def test_memory_is_a_condition() -> None:
+    cards = card(0), card(1, memory=24 * GIB), card(2, used=75 * GIB, processes=())
+    assert picked("best:1,mem>=40G", *cards) == [0]
+    with pytest.raises(DevicesBusy, match=r"GPU 2: 5.0 GiB are free"):
+        picked("best:2,mem>=40G", *cards)
+    with pytest.raises(DeviceError, match=r"2 GPUs are asked for; they have GPU 0 80.0 GiB, GPU 1 24.0 GiB") as error:
+        picked("best:2,mem>=79G", card(0), card(1, memory=24 * GIB))
+    assert not isinstance(error.value, DevicesBusy)
+
+
+def test_more_than_there_are_is_not_worth_waiting_for() -> None:
+    with pytest.raises(DeviceError) as error:
+        picked("free:2", card(0))
+    assert not isinstance(error.value, DevicesBusy)
+
+
+def test_broken_and_split_cards_are_not_picked(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, "lost")
+    inventory = read_inventory()
+    choice = choose(parse("free:1"), inventory, None)
+    assert [device.index for device in choice.devices] == [0]
+    with pytest.raises(DeviceError, match="can be used here"):
+        choose(parse("free:2"), inventory, None)
+    assert "left out: GPU is lost" in choose(parse("auto"), inventory, None).notes[0]
+    with pytest.raises(DeviceError, match="GPU 1 cannot be used: GPU is lost"):
+        choose(parse("0,1"), inventory, None)
+    play(monkeypatch, "mig")
+    with pytest.raises(DeviceError, match="no GPUs can be used here"):
+        choose(parse("best:1"), read_inventory(), None)
+
+
+def test_the_choice_and_its_reason_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, "eight")
+    choice = choose(parse("free:2"), read_inventory(), "0,1,2,5,6")
+    assert [device.index for device in choice.devices] == [1, 6]
+    assert choice.notes[0].startswith("--devices free:2 picked GPU 1 (0% busy, 79.4 GiB free), GPU 6 (0% busy")
+    assert "not GPU 0: pid 4194301; GPU 2: pid 4194302, pid 4194303; GPU 5: 40.0 GiB are in use" in choice.notes[0]
+    assert "cuda:0 = GPU 1, cuda:1 = GPU 6" in choice.notes[1]
+
+
+def test_names_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, "eight")
+    inventory = read_inventory()
+    assert [device.index for device in choose(parse("GPU-55c05a1b,GPU-22"), inventory, None).devices] == [5, 2]
+    for text, said in (("GPU-9", "GPU-9 cannot be used; this machine has"), ("GPU-5,GPU-55", "more of its UUID")):
+        with pytest.raises(DeviceError, match=said):
+            choose(parse(text), inventory, None)
+
+
+facts = st.fixed_dictionaries({}, optional={"used": st.integers(0, 80 * GIB), "utilisation": st.integers(0, 100)})
+
+
+@given(st.lists(st.tuples(facts, st.sampled_from([{}, COMPUTING, DRAWING, TAKEN])), min_size=1, max_size=8))
+def test_what_is_picked_is_always_free(drawn: list[tuple[dict[str, object], dict[str, object]]]) -> None:
+    cards = [card(index, **(some | more)) for index, (some, more) in enumerate(drawn)]
+    free = [one.index for one in cards if one.holder is None and not user_of(one)]
+    for count in range(1, len(cards) + 1):
+        if count <= len(free):
+            assert set(picked(f"free:{count}", *cards)) <= set(free)
+        else:
+            with pytest.raises(DevicesBusy):
+                picked(f"free:{count}", *cards)

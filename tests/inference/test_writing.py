@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from duoka.errors import OptionError
+from duoka.inference import writing
+from duoka.inference.writing import writer
+
+
+@pytest.mark.parametrize("ending", [".npy", ".jsonl"])
+def test_the_file_is_there_when_it_is_whole(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"out{ending}"
+    one = writer(path, 4, {"model": "a"}, resume=False)
+    one.write([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])])
+    one.keep()
+    assert not path.exists()
+    with pytest.raises(OptionError, match="go on with --resume, or remove both"):
+        writer(path, 4, {"model": "a"}, resume=False)
+    with pytest.raises(OptionError, match="--resume must be made of the same model"):
+        writer(path, 4, {"model": "b"}, resume=True)
+    one.write([torch.tensor([9.0, 9.0])])  # written, and not noted when the process is killed
+    one.close()
+    again = writer(path, 4, {"model": "a"}, resume=True)
+    assert again.done == 2
+    again.write([torch.tensor([5.0, 6.0]), torch.tensor([7.0, 8.0])])
+    again.finish()
+    again.close()
+    assert sorted(one.name for one in tmp_path.iterdir()) == [path.name]
+    with pytest.raises(OptionError, match="not there yet"):
+        writer(path, 4, {"model": "a"}, resume=True)
+    if ending == ".npy":
+        rows = numpy.load(path).tolist()
+    else:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [line["index"] for line in lines] == [0, 1, 2, 3]
+        rows = [line["output"] for line in lines]
+    assert rows == [[1, 2], [3, 4], [5, 6], [7, 8]]
+
+
+def test_what_is_written_is_noted_from_time_to_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "BETWEEN_NOTES", -1.0)
+    one = writer(tmp_path / "out.jsonl", 2, {}, resume=False)
+    one.write([{"label": "cat", "scores": torch.tensor([0.5, 0.5])}])
+    assert json.loads(one.note.read_text())["done"] == 1
+    one.close()
+    again = writer(tmp_path / "out.jsonl", 2, {}, resume=True)
+    assert again.done == 1
+    again.close()
+
+
+def test_nothing_written_is_nothing_to_go_on_with(tmp_path: Path) -> None:
+    one = writer(tmp_path / "out.jsonl", 2, {}, resume=False)
+    one.keep()
+    assert list(tmp_path.iterdir()) == []
+    assert writer(tmp_path / "out.jsonl", 2, {}, resume=True).done == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "said"),
+    [
+        ("out.csv", [], "a name that ends in .jsonl or .npy"),
+        ("no/out.npy", [], "in a folder that is there"),
+        ("out.npy", [torch.zeros(2), torch.zeros(3)], "item 1 gives"),
+        ("out.npy", [{"a": torch.zeros(2)}], "a .jsonl file, as an output is a dict"),
+    ],
+)
+def test_what_cannot_be(tmp_path: Path, name: str, outputs: list[object], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        writer(tmp_path / name, 2, {}, resume=False).write(outputs)

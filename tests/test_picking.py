@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import duoka
+from duoka.devices import locks
+from duoka.errors import DevicesBusy, OptionError
+from tests.devices.driver import play
+
+
+@pytest.fixture
+def eight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight cards of which 0, 2 and 5 are in use."""
+    play(monkeypatch, "eight")
+    monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+
+
+def test_cpus() -> None:
+    assert duoka.devices("cpu:2") == (torch.device("cpu"), torch.device("cpu"))
+
+
+def test_the_package_of_that_name_is_still_there() -> None:
+    import duoka.devices.spec
+
+    assert duoka.devices.spec.parse("cpu").count == 1
+    assert len(duoka.devices("cpu")) == 1
+
+
+@pytest.mark.usefixtures("eight")
+def test_picked_cards_are_kept_until_they_are_released() -> None:
+    with duoka.devices("free:2") as first:
+        assert first == (torch.device("cuda", 1), torch.device("cuda", 3))
+        assert "picked GPU 1" in first.why[0]
+        second = duoka.devices("free:3")
+        assert [device.index for device in second] == [4, 6, 7]
+        with pytest.raises(DevicesBusy, match="no GPUs are to be had now"):
+            duoka.devices("free:1")
+        second.release()
+    assert duoka.devices("free:1")[0].index == 1
+
+
+@pytest.mark.usefixtures("eight")
+def test_numbers_are_physical_and_answers_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,0,3")
+    with duoka.devices("3,6") as named:
+        assert [device.index for device in named] == [2, 0]
+    assert [device.index for device in duoka.devices("free:1,mem>=79G")] == [2]
+
+
+@pytest.mark.parametrize("wait", ["soon", "-1"])
+def test_what_cannot_be(wait: str) -> None:
+    with pytest.raises(OptionError, match="wait must be more than 0 seconds"):
+        duoka.devices("cpu", wait=wait)
+    with pytest.raises(OptionError, match="must be auto, cpu"):
+        duoka.devices("frei:2")
