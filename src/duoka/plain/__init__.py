@@ -78,7 +78,7 @@ INTERCEPTIONS = (
 )
 
 
-SHOWN = 20  # operations that were computed whole
+SHOWN = 20  # lines of a kind in the report
 
 
 def run_plain(
@@ -120,6 +120,7 @@ def _finish(view: View, verbose: bool) -> None:
     """The script has ended well: say what cost time, and do not let it pass that it caught a refusal."""
     if view.refusal is not None:
         raise Refused(f"the script caught this, and went on: {view.refusal}") from view.refusal
-    for line in view.gathered.lines()[:SHOWN] if verbose else [view.gathered.warning()]:
-        if line is not None:
-            view.say(line)
+    warning = view.gathered.warning()
+    opened = [f"opened: {module} at {line}, as {reason}" for (module, line), reason in view.opened.items()]
+    for line in (*opened[:SHOWN], *view.gathered.lines()[:SHOWN]) if verbose else filter(None, [warning]):
+        view.say(line)

@@ -23,7 +23,11 @@ from duoka.view.site import calling_line, user_line
 # What they give depends on a tensor's shape alone.
 _BY_SHAPE = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
 _MAKING = ("lift_fresh", "lift_fresh_copy")  # what `torch.tensor` gives, or numpy holds
-_READING = ("tolist", "numpy", "__array__", "__dlpack__", "__repr__", "data_ptr")
+_READERS = """
+item tolist numpy equal allclose is_nonzero data_ptr __bool__ __int__ __float__ __complex__ __index__ __array__
+__dlpack__ __repr__ __format__ __contains__
+"""
+_READING = frozenset(_READERS.split())
 _LEAF = "torch::autograd::AccumulateGrad"
 _set_data: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 
@@ -115,9 +119,7 @@ class Witness(TorchDispatchMode):
         out = self._draw(func, args, kwargs) if is_drawing(func, args, kwargs) else func(*args, **kwargs)
         for leaf in _flat((out,)):
             if not isinstance(leaf, Tensor):
-                if leaf is not None and tensors:
-                    self.read(of_rows)
-                continue
+                continue  # read by torch itself (`one_hot` looks for the largest), or by a function seen above
             if name in _MAKING or _key(leaf) not in keys:
                 self._made.add(leaf)
             if of_rows:
