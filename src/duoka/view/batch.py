@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -16,6 +17,8 @@ from duoka.view.cut import Cut
 from duoka.view.lent import holders
 from duoka.view.site import user_line
 from duoka.view.view import View
+
+_NUMBER = re.compile(r"\d+")
 
 Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
@@ -166,10 +169,9 @@ def of_the_whole(error: Exception, view: View, again: Callable[[], object]) -> E
     before, view.ranks.alone = view.ranks.alone, True
     try:
         again()
-    except type(error) as whole:
-        return whole.with_traceback(error.__traceback__)
-    except Exception:
-        return error
+    except Exception as whole:
+        alike_but_for_numbers = _NUMBER.sub("#", repr(whole)) == _NUMBER.sub("#", repr(error))
+        return whole.with_traceback(error.__traceback__) if alike_but_for_numbers else error
     finally:
         view.ranks.alone = before
     return error
