@@ -5,9 +5,12 @@
 #   cli/          one file per command, and a table of them
 #   launchers/    how workers come to life
 #   worker.py     one worker's life, to be read top to bottom
+#   run/          the API: what a script that knows of ranks holds in its hand
 #   plain/        running a script that knows nothing of all this
 #   data/         a rank's rows of every batch
 #   strategies/   how parameters are kept in step, one file per strategy
+#   process.py    the one thing that belongs to a process as a whole
+#   origins/      how this process was started, and so which rank it is
 #   view/         the global view: tensors that stand for a whole global batch
 #   board.py      what workers show the process that watches them
 #   environment.py, rendezvous.py, target.py, ending.py, traces.py    what a worker lives in, one subject each
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
         TimedOut,
         WorkerFailed,
     )
+    from duoka.run import Run, start
 
 __version__ = "0.1.0"
 
@@ -46,14 +50,17 @@ __all__ = [
     "PeerLost",
     "RanksApart",
     "Refused",
+    "Run",
     "RunError",
     "ScriptError",
     "TimedOut",
     "WorkerFailed",
     "__version__",
+    "start",
 ]
 
-_HOMES = {name: "duoka.errors" for name in __all__ if name != "__version__"}
+_OF_RUN = ("Run", "start")
+_HOMES = {name: "duoka.run" if name in _OF_RUN else "duoka.errors" for name in __all__ if name != "__version__"}
 
 
 def __getattr__(name: str) -> Any:

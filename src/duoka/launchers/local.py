@@ -131,7 +131,7 @@ def _stop(crew: Crew, asked: signal.Signals) -> None:
 
 def _ranks_with_a_log(plan: Plan) -> range:
     """All but the first, which has the terminal. A script that is left alone prints there from every rank."""
-    left_alone = plan.kind is not Kind.PLAIN and plan.log_dir is None
+    left_alone = plan.kind is Kind.DISTRIBUTED and plan.log_dir is None
     return range(0) if left_alone else range(1, plan.world_size)
 
 
@@ -145,17 +145,19 @@ def _import_once(plan: Plan) -> None:
     gc.disable()
     import torch.distributed
 
-    if plan.kind is Kind.PLAIN:
+    if plan.kind is not Kind.DISTRIBUTED:
         import torch._dynamo  # noqa: F401  # the first optimizer of every worker would
 
-        import duoka.plain  # noqa: F401
+        import duoka.plain
+    if plan.kind is Kind.API:
+        import duoka.run  # noqa: F401
     gc.freeze()
     gc.enable()
 
 
 def _exchange(plan: Plan) -> mmap.mmap | None:
-    """Memory for small tensors that the ranks of a plain script exchange on CPUs."""
-    if plan.kind is not Kind.PLAIN:
+    """Memory for small tensors that the ranks exchange on CPUs, if it is duoka that lets them."""
+    if plan.kind is Kind.DISTRIBUTED:
         return None
     from duoka.view import nearby
 

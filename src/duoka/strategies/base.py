@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
 from torch import Tensor
 
 
 class Strategy(ABC):
-    """Keeps the parameters of all ranks in step. Every call is made by all ranks, in the same order."""
+    """Keeps the parameters of all ranks in step. Every call is made by all ranks, in the same order.
+
+    weight: how much this rank's gradient counts; over all ranks these add up to 1. It is 1 / ranks where losses are
+    the whole batch's, and this rank's part of the samples where each rank has a mean over its own.
+    """
+
+    weight: float = 1.0
 
     @abstractmethod
     def adopt(self, parameter: Tensor) -> None:
@@ -18,3 +25,15 @@ class Strategy(ABC):
     @abstractmethod
     def backward(self, site: str) -> AbstractContextManager[None]:
         """Around one backward pass, started at line `site`: when it ends, gradients are the whole batch's."""
+
+    @abstractmethod
+    def held(self, parameters: Iterable[Tensor] | None = None) -> AbstractContextManager[None]:
+        """Backward passes within leave these parameters' (or all) gradients as they are; the next sees to them."""
+
+    @abstractmethod
+    def has_held(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether a gradient of these is this rank's own, as it was held."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of all parameters."""

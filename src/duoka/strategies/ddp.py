@@ -10,9 +10,10 @@ Each pass ends with all ranks agreeing on it: a parameter that only some ranks r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
@@ -80,6 +81,10 @@ class Ddp(Strategy):
         self._frozen: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._plans: dict[str, list[list[int]]] = {}
         self._pass: _Pass | None = None
+        self._hooks: list[Any] = []
+        self._held: set[int] = set()  # parameters that are left alone now
+        self._behind: set[int] = set()  # those that were, and have been reached meanwhile
+        self.weight = 1 / ranks.world_size
 
     def adopt(self, parameter: Tensor) -> None:
         if parameter in self._index or not parameter.is_leaf:
@@ -95,7 +100,27 @@ class Ddp(Strategy):
         self._index[parameter] = index = len(self._watched)
         self._watched.append(_Watched(ref(parameter), parameter.shape, parameter.dtype, parameter.device))
         self._ranks.broadcast_into(parameter, 0)
-        _when_accumulated(parameter, lambda _: self._reach(index))
+        self._hooks.append(_when_accumulated(parameter, lambda _: self._reach(index)))
+
+    def _known(self, parameters: Iterable[Tensor]) -> set[int]:
+        return {self._index[parameter] for parameter in parameters if parameter in self._index}
+
+    @contextmanager
+    def held(self, parameters: Iterable[Tensor] | None = None) -> Iterator[None]:
+        before = self._held
+        self._held = before | (set(range(len(self._watched))) if parameters is None else self._known(parameters))
+        try:
+            yield
+        finally:
+            self._held = before
+
+    def has_held(self, parameters: Iterable[Tensor]) -> bool:
+        return not self._behind.isdisjoint(self._known(parameters))
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     @contextmanager
     def backward(self, site: str) -> Iterator[None]:
@@ -104,10 +129,13 @@ class Ddp(Strategy):
             return
         for parameter in [p for p in self._frozen if p.requires_grad]:
             self.adopt(parameter)
-        self._pass = self._begin(self._plans.get(site, []))
+        whole = not self._held
+        self._pass = self._begin(self._plans.get(site, []) if whole else [])
         try:
             yield
-            self._plans[site] = self._finish(self._pass)
+            plan = self._finish(self._pass)
+            if whole:
+                self._plans[site] = plan
         finally:
             self._pass = None
 
@@ -122,6 +150,9 @@ class Ddp(Strategy):
         now = self._pass
         if now is None:
             raise Refused("a backward pass began outside of torch.autograd.backward")
+        if index in self._held:
+            self._behind.add(index)
+            return
         again = index in now.reached
         now.reached.setdefault(index, len(now.reached))
         number = now.bucket_of.get(index)
@@ -135,6 +166,12 @@ class Ddp(Strategy):
 
     def _finish(self, now: _Pass) -> list[list[int]]:
         """Complete what is under way; the buckets to expect next time."""
+        for index in sorted(self._behind - self._held):  # the gradient that it had before goes with the others
+            self._behind.discard(index)
+            if index not in now.reached:
+                now.reached[index] = len(now.reached)
+                if index not in now.bucket_of:
+                    now.surprises.add(index)
         buckets = now.buckets or [[]]
         while len(now.flights) < len(buckets) - 1:
             now.flights.append(self._send(buckets[len(now.flights)]))
@@ -183,7 +220,7 @@ class Ddp(Strategy):
         dtype, device = (first.dtype, first.device) if first else (torch.float32, torch.device("cpu"))
         pieces = [self._gradient(index).reshape(-1) for index in members]
         flat = torch.cat([*pieces, torch.tensor(report or [], dtype=dtype, device=device)])
-        flat[: flat.numel() - len(report or [])].div_(self._ranks.world_size)
+        flat[: flat.numel() - len(report or [])].mul_(self.weight)
         return _Flight(members, flat, self._ranks.start_all_reduce(flat))
 
     def _gradient(self, index: int) -> Tensor:

@@ -1,0 +1,12 @@
+"""The API: what a script that knows of ranks holds in its hand.
+
+starting   who am I; which interceptions are installed (session, boundary)
+run        Run
+models     run.model
+collect    numbers of ranks that work by themselves; agreement: what ranks tell each other
+"""
+
+from duoka.run.run import Run
+from duoka.run.starting import start
+
+__all__ = ["Run", "start"]
