@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         TimedOut,
         WorkerFailed,
     )
+    from duoka.launchers.function import launch
     from duoka.run import Run, start
 
 __version__ = "0.1.0"
@@ -56,11 +57,12 @@ __all__ = [
     "TimedOut",
     "WorkerFailed",
     "__version__",
+    "launch",
     "start",
 ]
 
-_OF_RUN = ("Run", "start")
-_HOMES = {name: "duoka.run" if name in _OF_RUN else "duoka.errors" for name in __all__ if name != "__version__"}
+_HOMES = dict.fromkeys((name for name in __all__ if name != "__version__"), "duoka.errors")
+_HOMES |= {"Run": "duoka.run", "launch": "duoka.launchers.function", "start": "duoka.run"}
 
 
 def __getattr__(name: str) -> Any:

@@ -101,6 +101,40 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
     )
 
 
+def decide_function(
+    name: str,
+    options: Options,
+    inventory: Inventory,
+    visible: str | None,
+    omp_threads: str | None,
+) -> Plan:
+    """The plan of a function that is run in place of a script. Takes what `decide` takes, and its name.
+
+    Raises:
+        DeviceError: a device is not there, or may not be used.
+        OptionError: an option has a value that it does not take.
+    """
+    chosen = choose(spec.parse(options.devices), inventory, visible)
+    workers = len(chosen.devices)
+    threads, notes = _threads(options.threads, workers, inventory.cores, omp_threads)
+    return Plan(
+        target=Target(name),
+        kind=Kind.API,
+        kind_reason="duoka.launch",
+        kind_can_be_either=False,
+        devices=chosen.devices,
+        strategy="single" if workers == 1 else "ddp",
+        batch_norm=options.batch_norm,
+        randomness=options.randomness,
+        loading=options.loading,
+        threads=threads,
+        timeout=options.timeout,
+        log_dir=options.log_dir,
+        verbosity=options.verbosity,
+        notes=chosen.notes + notes,
+    )
+
+
 def _kind(options: Options, told: Script, devices: int) -> tuple[Kind, str]:
     """The kind to run a script as. One that can be either has one device to itself as under `python`."""
     if options.kind != "auto":

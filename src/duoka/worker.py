@@ -38,6 +38,7 @@ class Attempt:
     number: 0 at first, and one more each time the run is started again.
     entropy: a random number of 64 bits.
     exchange: memory through which the ranks hand each other small tensors; None: they have gloo only.
+    function: what they run instead of the plan's script.
     """
 
     number: int
@@ -45,6 +46,7 @@ class Attempt:
     entropy: int
     board: Board
     exchange: mmap.mmap | None
+    function: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,11 @@ class Post:
     """What the command process hands to a worker by forking it.
 
     own_log: standard output and error are this rank's log file, not the terminal.
-    function: what it runs instead of the plan's script.
     """
 
     rank: int
     attempt: Attempt
     own_log: bool
-    function: Callable[[], object] | None = None
 
 
 def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
@@ -71,6 +71,8 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
         stacks: a file for the stacks of all threads, written when STACKS_SIGNAL comes, or in a crash.
     """
     _tell_stacks(stacks)
+    if post.attempt.function is not None:
+        atexit._clear()  # of the program that it was forked from, whose end this is not
     environment.show_cards([plan.devices[post.rank]] if plan.kind is not Kind.DISTRIBUTED else plan.devices)
     environment.keep_gloo_here()
     _set_threads(plan.threads)
@@ -120,7 +122,7 @@ def _run_api(plan: Plan, place: Place, post: Post) -> None:
 
     environment.give_ranks(place)
     take_place(plan, place, post.attempt.board.seat(place.rank), post.attempt.exchange)
-    (post.function or partial(run_target, plan.target))()
+    (post.attempt.function or partial(run_target, plan.target))()
     if (run := this_process().run) is not None:
         run.close()
 
@@ -181,7 +183,8 @@ def _watched(run: Callable[[Plan, Place, Post], None], plan: Plan, place: Place,
             print(end.said, file=sys.stderr)
         return end
     except BaseException as error:
-        return _show(error, ending.raised(place.rank, error), post.own_log)
+        end = ending.raised(place.rank, error)
+        return end if post.attempt.function is not None else _show(error, end, post.own_log)
     return ending.returned(place.rank)
 
 

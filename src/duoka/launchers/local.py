@@ -13,7 +13,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,12 +36,14 @@ TO_STOP = {signal.SIGINT: 10.0, signal.SIGTERM: 30.0, signal.SIGHUP: 30.0}  # se
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is the same for all attempts of a run."""
+    """What is the same for all attempts of a run. tell: shows what ended it. function: what is run, if no script."""
 
     plan: Plan
     run_id: str
     outputs: Outputs
     signals: Signals
+    tell: Callable[[str], None]
+    function: Callable[[], object] | None = None
 
 
 def run_local(plan: Plan) -> int:
@@ -55,7 +57,7 @@ def run_local(plan: Plan) -> int:
     try:
         _import_once(plan)
         with Signals() as signals:
-            return attempt(Run(plan, secrets.token_hex(8), outputs, signals), 0).code
+            return attempt(Run(plan, secrets.token_hex(8), outputs, signals, _tell), 0).code
     except KeyboardInterrupt:  # before there was a worker
         print("duoka: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -71,7 +73,8 @@ def attempt(run: Run, number: int) -> Verdict:
     board = Board.create(run.plan.world_size)
     crew = Crew(run.signals)
     try:
-        shared = Attempt(number, run.run_id, secrets.randbits(64), board, _exchange(run.plan))
+        exchange = _exchange(run.plan)
+        shared = Attempt(number, run.run_id, secrets.randbits(64), board, exchange, run.function)
         crew.start(run.plan, shared, run.outputs)
         with _store() as port:  # after the forks, since it brings a thread
             crew.go(port)
@@ -81,11 +84,14 @@ def attempt(run: Run, number: int) -> Verdict:
             elif crew.failed() or not crew.gone():
                 crew.end()
         verdict = judge(crew.workers, stuck, asked)
-        told = report(verdict, Scene(run.plan, board, crew.workers, run.outputs))
-        print(told, end="", file=sys.stderr, flush=True)
+        run.tell(report(verdict, Scene(run.plan, board, crew.workers, run.outputs)))
         return verdict
     finally:
         crew.close()
+
+
+def _tell(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)
 
 
 def _watch(plan: Plan, crew: Crew, board: Board) -> tuple[Stuck | None, signal.Signals | None]:
