@@ -63,6 +63,7 @@ class Loader:
             self._seen += 1
             yield batch
         self.epoch, self._seen = self.epoch + 1, 0
+        self._on_share(None)
 
     def _begin(self) -> Iterator[Any]:
         """The batches of this epoch that were not seen yet, on this rank's device."""

@@ -53,4 +53,4 @@ def _of_all_ranks(found: Tensor | None, of: Any, session: Session) -> Tensor | N
     """A leaf met rows as it is, so each rank found a part of its gradient."""
     if found is None or not isinstance(of, Tensor) or not of.is_leaf:
         return found
-    return session.view.all_sum(found * session.strategy.weight)
+    return session.view.all_sum(found) / session.ranks.world_size

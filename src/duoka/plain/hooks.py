@@ -28,7 +28,7 @@ def install(session: Session) -> None:
 
             def whole_hook(grad: Tensor) -> Tensor:
                 # Averaging it here makes the average at the end of the pass change nothing.
-                whole = session.view.all_sum(grad * session.strategy.weight)
+                whole = session.view.all_sum(grad) / session.ranks.world_size
                 changed = hook(whole)
                 return whole if changed is None else changed
 

@@ -89,7 +89,6 @@ class Run:
 
         def on_share(cut: Cut | None) -> None:
             session.boundary.own_rows = cut
-            session.strategy.weight = 1 / self.world_size if cut is None else cut.rows / cut.n
 
         return make_loader(
             data,

@@ -9,13 +9,14 @@ from duoka.options import BatchNorm, Loading, Randomness
 from duoka.plain import autograd, constructors, hooks, modules, optimizers
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session
+from duoka.run import weights
 from duoka.run.boundary import ApiBoundary
 from duoka.strategies import create
 from duoka.view.collectives import Collectives
 from duoka.view.draws import OwnStream
 from duoka.view.view import View
 
-INTERCEPTIONS = (modules, autograd, hooks, constructors, optimizers)
+INTERCEPTIONS = (modules, autograd, hooks, constructors, optimizers)  # as in a plain script
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,4 +45,5 @@ def open_session(ranks: Collectives, settings: Settings, entropy: int, say: Call
     if ranks.world_size > 1:
         for interception in INTERCEPTIONS:
             interception.install(session)
+        weights.install(session.patches, boundary)
     return session

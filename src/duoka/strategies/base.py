@@ -10,13 +10,7 @@ from torch import Tensor
 
 
 class Strategy(ABC):
-    """Keeps the parameters of all ranks in step. Every call is made by all ranks, in the same order.
-
-    weight: how much this rank's gradient counts; over all ranks these add up to 1. It is 1 / ranks where losses are
-    the whole batch's, and this rank's part of the samples where each rank has a mean over its own.
-    """
-
-    weight: float = 1.0
+    """Keeps the parameters of all ranks in step. Every call is made by all ranks, in the same order."""
 
     @abstractmethod
     def adopt(self, parameter: Tensor) -> None:

@@ -84,7 +84,6 @@ class Ddp(Strategy):
         self._hooks: list[Any] = []
         self._held: set[int] = set()  # parameters that are left alone now
         self._behind: set[int] = set()  # those that were, and have been reached meanwhile
-        self.weight = 1 / ranks.world_size
 
     def adopt(self, parameter: Tensor) -> None:
         if parameter in self._index or not parameter.is_leaf:
@@ -220,7 +219,7 @@ class Ddp(Strategy):
         dtype, device = (first.dtype, first.device) if first else (torch.float32, torch.device("cpu"))
         pieces = [self._gradient(index).reshape(-1) for index in members]
         flat = torch.cat([*pieces, torch.tensor(report or [], dtype=dtype, device=device)])
-        flat[: flat.numel() - len(report or [])].mul_(self.weight)
+        flat[: flat.numel() - len(report or [])].div_(self._ranks.world_size)
         return _Flight(members, flat, self._ranks.start_all_reduce(flat))
 
     def _gradient(self, index: int) -> Tensor:
