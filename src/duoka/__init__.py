@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         WorkerFailed,
     )
     from duoka.launchers.function import launch
-    from duoka.run import Run, start
+    from duoka.run import Run, clip_grad_norm_, scale_lr, start, warmup
 
 __version__ = "0.1.0"
 
@@ -57,12 +57,16 @@ __all__ = [
     "TimedOut",
     "WorkerFailed",
     "__version__",
+    "clip_grad_norm_",
     "launch",
+    "scale_lr",
     "start",
+    "warmup",
 ]
 
 _HOMES = dict.fromkeys((name for name in __all__ if name != "__version__"), "duoka.errors")
-_HOMES |= {"Run": "duoka.run", "launch": "duoka.launchers.function", "start": "duoka.run"}
+_HOMES |= dict.fromkeys(("Run", "clip_grad_norm_", "scale_lr", "start", "warmup"), "duoka.run")
+_HOMES |= {"launch": "duoka.launchers.function"}
 
 
 def __getattr__(name: str) -> Any:

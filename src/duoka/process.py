@@ -6,9 +6,12 @@ by whoever forked it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
+
+from torch import Tensor
 
 from duoka.origins import Origin
 from duoka.origins.meeting import Meeting
@@ -19,6 +22,9 @@ class Open(Protocol):
 
     def close(self) -> None:
         """End it."""
+
+    def has_held(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether a gradient of these is this rank's own."""
 
 
 @dataclass(slots=True)

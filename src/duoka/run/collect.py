@@ -18,7 +18,11 @@ from duoka.view.collectives import Collectives
 
 def all_sum(value: Any, ranks: Collectives) -> Any:
     """The sum over ranks, of the type that `value` has."""
-    return _each(value, ranks, "all_sum", lambda tensor: ranks.all_reduce(tensor.clone()), keeps_numbers=True)
+
+    def total(tensor: Tensor) -> Tensor:
+        return ranks.all_reduce(tensor.long() if tensor.dtype == torch.bool else tensor.clone())
+
+    return _each(value, ranks, "all_sum", total, keeps_numbers=True)
 
 
 def all_mean(value: Any, ranks: Collectives) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
@@ -189,6 +189,10 @@ class Run:
         parameters = [parameter for model in models for parameter in model.parameters()]
         with self._session.strategy.held(parameters):
             yield
+
+    def has_held(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether a gradient of these is this rank's own, by `no_sync` or within the pieces of a batch."""
+        return self._session.strategy.has_held(parameters)
 
     # --- its end
 
