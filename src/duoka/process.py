@@ -6,7 +6,8 @@ by whoever forked it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -20,8 +21,8 @@ from duoka.origins.meeting import Meeting
 class Open(Protocol):
     """A run that is going on (`duoka.run.Run`)."""
 
-    def close(self) -> None:
-        """End it."""
+    def close(self, wait: bool = True) -> None:
+        """End it; the others are waited for, if `wait`."""
 
     def has_held(self, parameters: Iterable[Tensor]) -> bool:
         """Whether a gradient of these is this rank's own."""
@@ -35,6 +36,20 @@ class Process:
     meeting: Meeting | None = None
     run: Open | None = None
     runs: int = 0  # opened so far
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Around a script or a function: the run that it leaves open is closed; an error waits for nobody."""
+        well = False
+        try:
+            yield
+            well = True
+        except SystemExit as error:
+            well = not error.code
+            raise
+        finally:
+            if self.run is not None:
+                self.run.close(wait=well)
 
 
 @cache

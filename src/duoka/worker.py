@@ -122,9 +122,8 @@ def _run_api(plan: Plan, place: Place, post: Post) -> None:
 
     environment.give_ranks(place)
     take_place(plan, place, post.attempt.board.seat(place.rank), post.attempt.exchange)
-    (post.attempt.function or partial(run_target, plan.target))()
-    if (run := this_process().run) is not None:
-        run.close()
+    with this_process().ending():
+        (post.attempt.function or partial(run_target, plan.target))()
 
 
 def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None) -> None:

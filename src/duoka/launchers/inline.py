@@ -53,10 +53,8 @@ def run_alone(plan: Plan, function: Callable[[], T]) -> T:
 
     place = Place(0, 1, 0, 0, secrets.token_hex(8))
     take_place(plan, place, NoSeat(), None)
-    found = function()
-    if (run := this_process().run) is not None:
-        run.close()
-    return found
+    with this_process().ending():
+        return function()
 
 
 def _show_as_python_would() -> None:

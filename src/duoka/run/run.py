@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from duoka.data.loader import Loader, ViewWord, make_loader
 from duoka.errors import OptionError, PeerLost
+from duoka.logs import Logs
 from duoka.origins import Origin
 from duoka.process import this_process
-from duoka.run import collect
+from duoka.run.collect import OwnNumbers
 from duoka.run.models import prepare
+from duoka.run.progress import Progress
 from duoka.run.session import ApiSession
 from duoka.traces import headline
 from duoka.view.batch import BatchTensor, Spec
@@ -33,12 +35,14 @@ class Run:
     machine: its host name. is_first: whether this is rank 0, the one that prints and writes.
     """
 
-    def __init__(self, origin: Origin, device: torch.device, session: ApiSession) -> None:
+    def __init__(self, origin: Origin, device: torch.device, session: ApiSession, logs: Logs) -> None:
         self.rank, self.world_size = origin.rank, origin.world_size
         self.local_rank = origin.local_rank
         self.device = device
         self.machine = socket.gethostname()
         self._opened: ApiSession | None = session
+        self._logs = logs
+        self._own_numbers = OwnNumbers(session.ranks)
 
     @property
     def is_first(self) -> bool:
@@ -131,18 +135,18 @@ class Run:
             OptionError: it is a batch tensor, which is the whole batch's already.
             RanksApart: it has another shape or type on another rank.
         """
-        return collect.all_sum(value, self._session.ranks)
+        return self._numbers.all_sum(value)
 
     def all_mean(self, value: Any) -> Any:
         """The mean over ranks; floating-point. As `all_sum`."""
-        return collect.all_mean(value, self._session.ranks)
+        return self._numbers.all_mean(value)
 
     def all_gather(self, value: Any) -> Any:
         """The rows of all ranks, in the order of ranks, which is that of the samples in a batch. As `all_sum`.
 
         The first dimension may differ between ranks. A number becomes a tensor of shape (world_size,).
         """
-        return collect.all_gather(value, self._session.ranks)
+        return self._numbers.all_gather(value)
 
     # --- what happens once
 
@@ -151,6 +155,20 @@ class Run:
         self._session  # noqa: B018  # is it open?
         if self.is_first:
             print(*values, **how)
+
+    def log(self, step: int | None = None, **values: Any) -> None:
+        """Write numbers to the logs that `duoka.start(log=...)` named; rank 0 does, so call it anywhere.
+
+        Raises:
+            OptionError: a value is no number, text, or tensor of one element.
+        """
+        self._session  # noqa: B018  # is it open?
+        self._logs.write(step, values)
+
+    def progress(self, batches: Iterable[Any], name: str = "batches") -> Progress:
+        """The same batches, with a progress bar (rank 0); plain lines where standard output is no terminal."""
+        self._session  # noqa: B018  # is it open?
+        return Progress(batches, name, self.is_first, sys.stdout)
 
     @contextmanager
     def first(self) -> Iterator[bool]:
@@ -208,6 +226,7 @@ class Run:
         finally:
             session.strategy.close()
             session.patches.undo()
+            self._logs.close(failed=not wait)
 
     def __enter__(self) -> Run:
         return self
@@ -222,8 +241,16 @@ class Run:
         return f"Run(rank {self.rank} of {self.world_size}, {self.device}, {self.machine}{state})"
 
     @property
+    def _numbers(self) -> OwnNumbers:
+        self._session  # noqa: B018  # is it open?
+        return self._own_numbers
+
+    @property
     def _session(self) -> ApiSession:
         if self._opened is None:
-            frame = sys._getframe(1).f_code.co_name
-            raise OptionError(f"run.{frame}", "used after run.close()", "used before", "duoka.start() begins another")
+            frame = sys._getframe(1)
+            while frame.f_code.co_name.startswith("_") and frame.f_back is not None:
+                frame = frame.f_back
+            called = f"run.{frame.f_code.co_name}"
+            raise OptionError(called, "used after run.close()", "used before", "duoka.start() begins another")
         return self._opened

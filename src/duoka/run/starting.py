@@ -7,7 +7,7 @@ import os
 import random
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, get_args
 
@@ -16,6 +16,7 @@ import torch
 
 from duoka import environment
 from duoka.errors import DeviceError, OptionError
+from duoka.logs import check_logs, open_logs
 from duoka.options import LONGEST, BatchNorm, Loading, Randomness, one_of
 from duoka.origins import Origin, find
 from duoka.origins.forked import Forked
@@ -36,6 +37,7 @@ def start(
     batch_norm: BatchNorm | None = None,
     randomness: Randomness | None = None,
     timeout: float | None = None,
+    log: str | Sequence[str] = "console",
 ) -> Run:
     """Find out which rank this process is, and begin a run. One is open at a time; `run.close()` ends it.
 
@@ -48,6 +50,8 @@ def start(
         batch_norm: "whole": statistics of the whole batch, as on one device; "local": of each share.
         randomness: "whole": draws inside of models are one device's; "worker": each rank's own.
         timeout: seconds that a rank waits for the others.
+        log: where `run.log` writes: "console", "csv:PATH", "jsonl:PATH", "tensorboard:DIR", "wandb", "wandb:PROJECT",
+            "mlflow", "mlflow:EXPERIMENT", or several of them.
 
     What is left out is as `duoka run` was told, else whole, whole and 600.
 
@@ -63,6 +67,7 @@ def start(
     origin = process.origin or find()
     settings, timeout = _settings(origin, batch_norm, randomness, timeout)
     _check_seed(seed)
+    logs = check_logs(log)
     chosen = choose_device(device, origin)
     ranks = _meet(origin, timeout)
     options = {"seed": seed, "device": chosen.type, **asdict(settings)}
@@ -70,7 +75,8 @@ def start(
     entropy = ranks.broadcast_object(secrets.randbits(63), 0) if seed is None else seed
     if seed is not None or ranks.world_size > 1:
         _seed_all(entropy)
-    run = Run(origin, chosen, open_session(ranks, settings, entropy, _sayer(origin)))
+    opened = open_logs(logs if origin.rank == 0 else [])
+    run = Run(origin, chosen, open_session(ranks, settings, entropy, _sayer(origin)), opened)
     process.run = run
     process.runs += 1
     atexit.register(_close_at_exit, run)
