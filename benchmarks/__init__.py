@@ -3,6 +3,7 @@
 A figure is a ratio of medians that were measured alternately in one run: absolute times depend on the machine
 and on its mood, ratios hardly do.
 
+    api       the API: a step on two workers, batches from memory
     launch    from the command to the first finished all-reduce, against torchrun
     memory    what the processes of a run hold together
     step      what a step of a plain script costs on one device, against python
@@ -12,6 +13,7 @@ Each is a file with `measure(quick) -> Iterator[Row]` and a line in `BENCHMARKS`
 """
 
 BENCHMARKS = {
+    "api": "benchmarks.api",
     "launch": "benchmarks.launch",
     "memory": "benchmarks.memory",
     "step": "benchmarks.step",
