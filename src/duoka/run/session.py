@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
+
+import torch
 
 from duoka.options import BatchNorm, Loading, Randomness
 from duoka.plain import autograd, constructors, hooks, modules, optimizers
@@ -18,14 +21,21 @@ from duoka.view.view import View
 
 INTERCEPTIONS = (modules, autograd, hooks, constructors, optimizers)  # as in a plain script
 
+Compress = Literal["none", "bf16", "fp16"]
+SENT_AS = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What may give other numbers than one device: the options of `duoka run` of the same names."""
+    """What may give other numbers than one device: the options of `duoka run` of the same names.
+
+    compress: the type in which gradients go between ranks.
+    """
 
     batch_norm: BatchNorm = "whole"
     randomness: Randomness = "whole"
     loading: Loading = "auto"
+    compress: Compress = "none"
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class ApiSession(Session):
 
 def open_session(ranks: Collectives, settings: Settings, entropy: int, say: Callable[[str], None]) -> ApiSession:
     """Install the interceptions, which `session.patches.undo()` puts back. With one rank there is none."""
-    strategy = create("single" if ranks.world_size == 1 else "ddp", ranks)
+    strategy = create("single" if ranks.world_size == 1 else "ddp", ranks, SENT_AS[settings.compress])
     view = View(ranks, strategy.adopt, say)
     own_stream = OwnStream(entropy + ranks.rank)
     boundary = ApiBoundary(view, own_stream, settings.randomness == "whole", settings.batch_norm == "whole")

@@ -23,7 +23,7 @@ from duoka.origins.forked import Forked
 from duoka.process import this_process
 from duoka.run.agreement import check_same
 from duoka.run.run import Run
-from duoka.run.session import Settings, open_session
+from duoka.run.session import SENT_AS, Compress, Settings, open_session
 from duoka.view.alone import OneRank
 from duoka.view.collectives import Collectives
 
@@ -38,6 +38,7 @@ def start(
     randomness: Randomness | None = None,
     timeout: float | None = None,
     log: str | Sequence[str] = "console",
+    compress: Compress = "none",
 ) -> Run:
     """Find out which rank this process is, and begin a run. One is open at a time; `run.close()` ends it.
 
@@ -52,6 +53,7 @@ def start(
         timeout: seconds that a rank waits for the others.
         log: where `run.log` writes: "console", "csv:PATH", "jsonl:PATH", "tensorboard:DIR", "wandb", "wandb:PROJECT",
             "mlflow", "mlflow:EXPERIMENT", or several of them.
+        compress: "bf16" or "fp16": gradients go between ranks in 16 bits, which halves the traffic and rounds them.
 
     What is left out is as `duoka run` was told, else whole, whole and 600.
 
@@ -65,7 +67,7 @@ def start(
     if process.run is not None:
         raise OptionError("duoka.start()", "called again", "called once", "close the run before: run.close()")
     origin = process.origin or find()
-    settings, timeout = _settings(origin, batch_norm, randomness, timeout)
+    settings, timeout = _settings(origin, batch_norm, randomness, compress, timeout)
     _check_seed(seed)
     logs = check_logs(log)
     chosen = choose_device(device, origin)
@@ -84,14 +86,20 @@ def start(
 
 
 def _settings(
-    origin: Origin, batch_norm: BatchNorm | None, randomness: Randomness | None, timeout: float | None
+    origin: Origin,
+    batch_norm: BatchNorm | None,
+    randomness: Randomness | None,
+    compress: Compress,
+    timeout: float | None,
 ) -> tuple[Settings, float]:
     asked = origin.asked if isinstance(origin, Forked) else None
     settings = Settings(
         batch_norm or (asked.batch_norm if asked else "whole"),
         randomness or (asked.randomness if asked else "whole"),
         asked.loading if asked else "auto",
+        compress,
     )
+    one_of("compress", settings.compress, SENT_AS)
     one_of("batch_norm", settings.batch_norm, get_args(BatchNorm))
     one_of("randomness", settings.randomness, get_args(Randomness))
     one_of("loading", settings.loading, get_args(Loading))
