@@ -261,3 +261,38 @@ def test_a_sampler_that_shares_out_is_refused() -> None:
             run.loader(DataLoader(Squares(8), sampler=sampler))
 
     on_ranks(2, work)
+
+
+def test_own_rows_of_a_stream_need_enough_samples() -> None:
+    def work(run: duoka.Run) -> Any:
+        batches = iter(run.loader(DataLoader(Stream(7), 3), view="local"))
+        found = [len(next(batches)[0]) for _ in range(2)]
+        with pytest.raises(duoka.Refused, match="drop_last=True"):
+            next(batches)
+        return found
+
+    assert on_ranks(2, work) == [[1, 1], [2, 2]]
+
+
+def test_hooks_are_called_when_a_batch_is_done_with() -> None:
+    def work(run: duoka.Run) -> Any:
+        loader, seen = run.loader(torch.arange(7), batch_size=3), []
+        loader.register_step_hook(lambda: seen.append(("hook", loader.state_dict()["batch"])))
+        for batch in loader:
+            seen.append(("batch", len(batch[0])))
+        return seen
+
+    expected = [("batch", 3), ("hook", 1), ("batch", 3), ("hook", 2), ("batch", 1), ("hook", 3)]
+    assert on_ranks(2, work) == [expected] * 2
+
+
+def test_a_state_at_the_end_of_an_epoch() -> None:
+    def work(run: duoka.Run) -> Any:
+        first, again = (run.loader(torch.arange(7), batch_size=3, shuffle=True) for _ in range(2))
+        states: list[Any] = []
+        first.register_step_hook(lambda: states.append(first.state_dict()))
+        list(first)
+        again.load_state_dict(states[-1])
+        return len(list(again)), again.epoch, len(list(again)), again.epoch
+
+    assert on_ranks(2, work) == [(0, 1, 3, 2)] * 2

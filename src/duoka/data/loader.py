@@ -16,7 +16,7 @@ from duoka.data.ahead import moved
 from duoka.data.order import Cutting, drawing_from, generator_states
 from duoka.data.pieces import Pieces
 from duoka.data.sources import Source, choose
-from duoka.errors import OptionError
+from duoka.errors import OptionError, Refused
 from duoka.options import Loading, one_of
 from duoka.view.batch import BatchTensor, batches_in
 from duoka.view.cut import Cut
@@ -42,14 +42,16 @@ class Loader:
         on_share: Callable[[Cut | None], None],
         held: Held,
         view: ViewWord,
+        ranks: int,
     ) -> None:
         self.dataset, self.batch_size = loader.dataset, loader.batch_size
         self.epoch = 0
         self._loader, self._source, self._cutting = loader, source, cutting
-        self._device, self._on_share, self._held, self._view = device, on_share, held, view
+        self._device, self._on_share, self._held, self._view, self._ranks = device, on_share, held, view, ranks
         self._seen = 0  # batches of the epoch that the loop has been given
         self._order: dict[str, Any] = {}  # what the epoch's order was drawn from
         self._resumed = False
+        self._step_hooks: list[Callable[[], object]] = []
 
     def __len__(self) -> int:
         """Batches of an epoch, the same on every rank."""
@@ -62,6 +64,8 @@ class Loader:
         for batch in source:
             self._seen += 1
             yield batch
+            for hook in self._step_hooks:
+                hook()
         self.epoch, self._seen = self.epoch + 1, 0
         self._on_share(None)
 
@@ -109,8 +113,17 @@ class Loader:
         if self._view == "global":
             self._on_share(None)
             return batch
+        if cut is None and self._ranks > 1:
+            raise Refused(
+                "a loader with view='local' has come to a batch that cannot be shared out by rows (it has too few "
+                "samples, or is not stacked); use drop_last=True, or the view of the whole batch"
+            )
         self._on_share(cut)
         return tree_map_only(BatchTensor, BatchTensor.to_local, batch)
+
+    def register_step_hook(self, hook: Callable[[], object]) -> None:
+        """`hook()` is called whenever the loop is done with a batch; the position is then behind it."""
+        self._step_hooks.append(hook)
 
     def state_dict(self) -> dict[str, Any]:
         """The position: fit for any number of ranks and loader workers, and for the middle of an epoch."""
@@ -161,7 +174,7 @@ def make_loader(
     source = choose(loader, cutting, view, loading)
     if words == "local":
         _check_last(loader, view)
-    return Loader(loader, source, cutting, device, on_share, held, words)
+    return Loader(loader, source, cutting, device, on_share, held, words, view.ranks.world_size)
 
 
 def _made(data: Any, batch_size: int | None, shuffle: bool, device: torch.device, how: dict[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import suppress
 from typing import Any, TextIO, cast
 
 from torch import Tensor
@@ -36,7 +37,9 @@ class Progress:
         if not self._shown:
             yield from self._batches
             return
-        total = len(self._batches) if isinstance(self._batches, Sized) else None
+        total = None
+        with suppress(TypeError):  # a stream has no length
+            total = len(self)
         stream = self._stream or sys.stdout
         kind = _Bar if stream.isatty() else _Lines
         with kind(self._name, total, stream) as display:

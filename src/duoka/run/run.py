@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from duoka.data.loader import Loader, ViewWord, make_loader
 from duoka.errors import OptionError, PeerLost
-from duoka.logs import Logs
+from duoka.logs import Logs, check_values
 from duoka.origins import Origin
 from duoka.process import this_process
 from duoka.run.collect import OwnNumbers
@@ -22,7 +22,7 @@ from duoka.run.models import prepare
 from duoka.run.progress import Progress
 from duoka.run.session import ApiSession
 from duoka.traces import headline
-from duoka.view.batch import BatchTensor, Spec
+from duoka.view.batch import BatchTensor, Spec, batches_in, gather_all
 from duoka.view.cut import Cut
 
 M = TypeVar("M", bound=nn.Module)
@@ -151,8 +151,9 @@ class Run:
     # --- what happens once
 
     def print(self, *values: Any, **how: Any) -> None:
-        """Print on rank 0 only."""
+        """Print on rank 0 only; a batch is gathered for it, so all ranks have to come here."""
         self._session  # noqa: B018  # is it open?
+        values = gather_all(values) if batches_in(values) else values
         if self.is_first:
             print(*values, **how)
 
@@ -163,6 +164,7 @@ class Run:
             OptionError: a value is no number, text, or tensor of one element.
         """
         self._session  # noqa: B018  # is it open?
+        check_values(values)
         self._logs.write(step, values)
 
     def progress(self, batches: Iterable[Any], name: str = "batches") -> Progress:
