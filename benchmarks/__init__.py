@@ -9,6 +9,8 @@ and on its mood, ratios hardly do.
     step      what a step of a plain script costs on one device, against python
     training  what a step costs on two workers, against DistributedDataParallel by hand
 
+`python -m benchmarks.same_result` is about numbers, not time: what duoka and its peers train on 1 to 4 processes.
+
 Each is a file with `measure(quick) -> Iterator[Row]` and a line in `BENCHMARKS`.
 """
 
