@@ -230,3 +230,12 @@ def test_what_rank_0_does_first(tmp_path: Path) -> None:
         return found
 
     assert on_ranks(3, work) == ["there"] * 3
+
+
+def test_a_rank_that_ends_before_the_others() -> None:
+    def work(run: duoka.Run) -> None:
+        if run.is_first:
+            run.all_sum(1)
+
+    with pytest.raises(duoka.RanksApart):
+        on_ranks(2, work)

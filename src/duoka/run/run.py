@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from duoka.data.loader import Loader, ViewWord, make_loader
-from duoka.errors import OptionError, PeerLost
+from duoka.errors import OptionError, PeerLost, RanksApart
 from duoka.logs import Logs, check_values
 from duoka.origins import Origin
 from duoka.process import this_process
@@ -23,6 +23,7 @@ from duoka.run.progress import Progress
 from duoka.run.session import ApiSession
 from duoka.traces import headline
 from duoka.view.batch import BatchTensor, Spec, batches_in, gather_all
+from duoka.view.collectives import Collectives
 from duoka.view.cut import Cut
 
 M = TypeVar("M", bound=nn.Module)
@@ -224,11 +225,17 @@ class Run:
         this_process().run = None
         try:
             if wait:
-                session.ranks.barrier()
+                self._wait_for_all(session.ranks)
         finally:
             session.strategy.close()
             session.patches.undo()
             self._logs.close(failed=not wait)
+
+    def _wait_for_all(self, ranks: Collectives) -> None:
+        try:
+            ranks.barrier()
+        except RanksApart as error:
+            raise RanksApart(f"rank {self.rank} has ended its run, while another went on: {error}") from None
 
     def __enter__(self) -> Run:
         return self
