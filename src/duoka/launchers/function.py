@@ -6,7 +6,6 @@ nothing has to be imported again, and a script needs no `if __name__ == "__main_
 
 from __future__ import annotations
 
-import os
 import pickle
 import secrets
 import signal
@@ -14,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +25,7 @@ from duoka.launchers.local import Run, attempt
 from duoka.launchers.output import Outputs
 from duoka.launchers.signals import Signals
 from duoka.launchers.verdict import Verdict
+from duoka.libc import end_thread_pools
 from duoka.options import Options, Target
 from duoka.plan import Plan, decide_function
 from duoka.process import this_process
@@ -47,8 +48,7 @@ def launch(
         function: any callable, a closure or a lambda too.
         *args: what it is called with.
         devices: as `duoka run --devices`: "auto", 2, "0,3", [0, 3], "cpu:2", ...
-        threads: processor threads of each worker; None: its part of the cores, or 1 where this process has used
-            torch's threads already, as they do not survive a fork.
+        threads: processor threads of each worker; None: its part of the cores.
         timeout: seconds that one rank waits for the others.
         log_dir: where the output of ranks 1, 2, ... is kept.
         **kwargs: what it is called with, too.
@@ -64,7 +64,7 @@ def launch(
     options = Options(
         Target(getattr(function, "__name__", type(function).__name__)),
         devices=str(words),
-        threads=1 if threads is None and _has_threads() else threads,
+        threads=threads,
         timeout=timeout,
         log_dir=None if log_dir is None else Path(log_dir),
     )
@@ -75,6 +75,8 @@ def launch(
             "duoka.launch: this process has used CUDA already, which cannot be used after a fork; "
             "move that into the function, or restart the notebook's kernel"
         )
+    if not end_thread_pools():
+        plan = replace(plan, threads=1)  # a worker that asked for the threads of this process would wait for ever
     return _run(plan, partial(function, *args, **kwargs))
 
 
@@ -86,11 +88,6 @@ def _check(function: Any) -> None:
         raise OptionError("duoka.launch", "called in one of its workers", "called outside of them", hint)
     if threading.current_thread() is not threading.main_thread():
         raise OptionError("duoka.launch", threading.current_thread().name, "called in the main thread")
-
-
-def _has_threads() -> bool:
-    """Whether there are threads that python has not started: those of torch's pool, most of all."""
-    return len(os.listdir("/proc/self/task")) > 1
 
 
 def _has_used_cuda() -> bool:
