@@ -103,6 +103,30 @@ def test_made_of_tensors_and_arrays() -> None:
     assert on_ranks(2, work) == [(4, 2, batches)] * 2
 
 
+class Noisy(Dataset[Any]):
+    """Reading a sample draws."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.rand(1) + index
+
+
+def test_augmentation() -> None:
+    torch.manual_seed(0)
+    expected = [plain(DataLoader(Noisy(), 4)) for _ in range(2)]
+
+    def work(run: duoka.Run) -> Any:
+        loader = run.loader(Noisy(), batch_size=4)
+        return [plain(loader) for _ in range(2)]
+
+    assert on_ranks(2, work) == [expected] * 2  # every rank reads all of it
+    two, three = on_ranks(2, work, loading="shared"), on_ranks(3, work, loading="shared")
+    assert two[0] == two[1]
+    assert two[0][1][1] == three[0][1][1] != expected[1][1]
+
+
 # --- pieces
 
 X, Y = torch.randn(23, 4, generator=torch.Generator().manual_seed(1)), torch.arange(23.0)

@@ -133,7 +133,6 @@ def _is_in_memory(loader: DataLoader[Any]) -> bool:
         and loader.collate_fn is default_collate
         and type(loader.batch_sampler) is BatchSampler
         and (once or type(sampler) is SequentialSampler)
-        and not loader.pin_memory
     )
 
 

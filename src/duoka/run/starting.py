@@ -36,6 +36,7 @@ def start(
     device: str | torch.device = "auto",
     batch_norm: BatchNorm | None = None,
     randomness: Randomness | None = None,
+    loading: Loading | None = None,
     timeout: float | None = None,
     log: str | Sequence[str] = "console",
     compress: Compress = "none",
@@ -50,12 +51,14 @@ def start(
         device: "auto" (the device that this rank was given, else its GPU, else the CPU), or what torch calls it.
         batch_norm: "whole": statistics of the whole batch, as on one device; "local": of each share.
         randomness: "whole": draws inside of models are one device's; "worker": each rank's own.
+        loading: "auto": each rank reads its own rows where reading draws no random number, else all; "shared": its
+            own rows, and every sample draws from a stream of its own; "whole": all rows.
         timeout: seconds that a rank waits for the others.
         log: where `run.log` writes: "console", "csv:PATH", "jsonl:PATH", "tensorboard:DIR", "wandb", "wandb:PROJECT",
             "mlflow", "mlflow:EXPERIMENT", or several of them.
         compress: "bf16" or "fp16": gradients go between ranks in 16 bits, which halves the traffic and rounds them.
 
-    What is left out is as `duoka run` was told, else whole, whole and 600.
+    What is left out is as `duoka run` was told, else whole, whole, auto and 600.
 
     Raises:
         OptionError: a value that is not allowed, or a run is open already.
@@ -67,7 +70,7 @@ def start(
     if process.run is not None:
         raise OptionError("duoka.start()", "called again", "called once", "close the run before: run.close()")
     origin = process.origin or find()
-    settings, timeout = _settings(origin, batch_norm, randomness, compress, timeout)
+    settings, timeout = _settings(origin, batch_norm, randomness, loading, compress, timeout)
     _check_seed(seed)
     logs = check_logs(log)
     chosen = choose_device(device, origin)
@@ -89,6 +92,7 @@ def _settings(
     origin: Origin,
     batch_norm: BatchNorm | None,
     randomness: Randomness | None,
+    loading: Loading | None,
     compress: Compress,
     timeout: float | None,
 ) -> tuple[Settings, float]:
@@ -96,7 +100,7 @@ def _settings(
     settings = Settings(
         batch_norm or (asked.batch_norm if asked else "whole"),
         randomness or (asked.randomness if asked else "whole"),
-        asked.loading if asked else "auto",
+        loading or (asked.loading if asked else "auto"),
         compress,
     )
     one_of("compress", settings.compress, SENT_AS)
