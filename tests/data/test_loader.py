@@ -62,6 +62,7 @@ LOADERS: dict[str, Any] = {
     ),
     "a dataset": lambda: DataLoader(Squares(23), 5, shuffle=True),
     "workers": lambda: DataLoader(Squares(23), 5, shuffle=True, num_workers=2),
+    "workers that stay": lambda: DataLoader(Squares(23), 5, shuffle=True, num_workers=1, persistent_workers=True),
     "a generator": lambda: DataLoader(Squares(23), 5, shuffle=True, generator=torch.Generator().manual_seed(5)),
     "batch sampler": lambda: DataLoader(Squares(23), batch_sampler=[[3, 4, 5], [9, 1], [7], list(range(8))]),
     "collated": lambda: DataLoader(Squares(23), 5, shuffle=True, collate_fn=padded),

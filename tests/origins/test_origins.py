@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import threading
 from typing import Any
@@ -123,7 +124,8 @@ def test_a_rank_that_does_not_come() -> None:
         meet(HashStore(), 0, 2, 0.2)
 
 
-def test_ranks_of_one_machine_share_memory() -> None:
+def met() -> dict[int, Any]:
+    """What two ranks, as threads, have in common, and the sum of what they send."""
     import torch
     from torch.distributed import HashStore
 
@@ -136,11 +138,28 @@ def test_ranks_of_one_machine_share_memory() -> None:
         ranks = meeting.collectives(number, 2, 20.0, 0)
         found[number] = meeting.here, meeting.nearby is not None, ranks.all_reduce(torch.ones(2) + number).tolist()
 
-    before = set(os.listdir("/dev/shm"))
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {0: (2, True, [3, 3]), 1: (2, True, [3, 3])}
+    return found
+
+
+def test_ranks_of_one_machine_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # put back afterwards
+    before = set(os.listdir("/dev/shm"))
+    assert met() == {0: (2, True, [3, 3]), 1: (2, True, [3, 3])}
     assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("duoka-")]
+
+
+def test_ranks_of_several_machines_have_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr("duoka.origins.meeting._machine", lambda: secrets.token_hex(8))
+    assert met() == {0: (1, False, [3, 3]), 1: (1, False, [3, 3])}
+
+
+def test_no_room_for_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr("duoka.origins.meeting._make", lambda size: "")
+    assert met() == {0: (2, False, [3, 3]), 1: (2, False, [3, 3])}

@@ -144,8 +144,10 @@ def test_ranks_with_other_options_are_told() -> None:
         rank = this_process().origin.rank
         with pytest.raises(duoka.RanksApart, match=r"'seed': 0.*'seed': 1"):
             duoka.start(seed=rank)
+        with duoka.start(seed=0) as run:
+            return run.all_sum(1)
 
-    duoka.launch(begin, devices="cpu:2")
+    assert duoka.launch(begin, devices="cpu:2") == [2, 2]
 
 
 def test_model() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from duoka import environment
 from duoka.board import SEAT, Board
 from duoka.errors import TimedOut
 from duoka.view import nearby
@@ -74,6 +75,8 @@ def meet(store: Store, rank: int, world_size: int, timeout: float) -> Meeting:
     machines = _told(store, "machine", rank, world_size, _machine(), timeout)
     here = machines.count(machines[rank])
     memory = None
+    if here == world_size:
+        environment.keep_gloo_here()
     if here == world_size and nearby.is_possible():
         memory = _memory(store, rank, world_size, timeout)
     if memory is None:

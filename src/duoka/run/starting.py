@@ -83,7 +83,6 @@ def start(
     opened = open_logs(logs if origin.rank == 0 else [])
     run = Run(origin, chosen, open_session(ranks, settings, entropy, _sayer(origin)), opened)
     process.run = run
-    process.runs += 1
     atexit.register(_close_at_exit, run)
     return run
 
@@ -157,6 +156,7 @@ def _meet(origin: Origin, timeout: float) -> Collectives:
         process.meeting = origin.meet(timeout)
         if not isinstance(origin, Forked) and environment.threads() is None:  # a forked worker has its share
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // process.meeting.here))
+    process.runs += 1  # also where it does not come to a run: the next one begins with keys of its own
     return process.meeting.collectives(origin.rank, origin.world_size, timeout, process.runs)
 
 
