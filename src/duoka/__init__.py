@@ -64,9 +64,14 @@ __all__ = [
     "warmup",
 ]
 
-_HOMES = dict.fromkeys((name for name in __all__ if name != "__version__"), "duoka.errors")
-_HOMES |= dict.fromkeys(("Run", "clip_grad_norm_", "scale_lr", "start", "warmup"), "duoka.run")
-_HOMES |= {"launch": "duoka.launchers.function"}
+_HOMES = dict.fromkeys(__all__, "duoka.errors") | {
+    "Run": "duoka.run",
+    "clip_grad_norm_": "duoka.run",
+    "launch": "duoka.launchers.function",
+    "scale_lr": "duoka.run",
+    "start": "duoka.run",
+    "warmup": "duoka.run",
+}
 
 
 def __getattr__(name: str) -> Any:
