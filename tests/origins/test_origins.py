@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import sys
 import threading
 from typing import Any
 
@@ -14,6 +15,7 @@ from duoka.errors import OptionError, TimedOut
 from duoka.origins import find
 from duoka.origins.base import tcp_store
 from duoka.origins.slurm import first_node
+from tests.flows.flow import Flow
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +82,23 @@ def test_nobody_says_where_to_meet(monkeypatch: pytest.MonkeyPatch, variables: d
         monkeypatch.setenv(name, str(value))
     with pytest.raises(OptionError, match="MASTER_ADDR and MASTER_PORT must be set"):
         find().store(5.0)
+
+
+def test_ranks_of_one_machine_know_who_started_them(flow: Flow) -> None:
+    """A process of MPI's, with a shell between it and one of the ranks."""
+    rank = flow.write("rank.py", "from duoka.origins.mpi import _starter\nprint(_starter())\n")
+    starter = flow.write(
+        "hydra_pmi_proxy.py",
+        f"""
+        import ctypes, subprocess, sys
+        ctypes.CDLL(None).prctl(15, b"hydra_pmi_proxy", 0, 0, 0)  # PR_SET_NAME
+        for command in ([sys.executable, "{rank}"], ["sh", "-c", "{sys.executable} {rank}; true"]):
+            subprocess.run(command, check=True)
+        """,
+    )
+    one, other = flow.python([starter]).ok().stdout.splitlines()
+    assert one == other
+    assert one.startswith("hydra_pmi_proxy ")
 
 
 @pytest.mark.parametrize(
