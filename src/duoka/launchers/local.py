@@ -34,6 +34,10 @@ GRACE = 0.5  # seconds that the other ranks have after the first bad end, to end
 TO_STOP = {signal.SIGINT: 10.0, signal.SIGTERM: 30.0, signal.SIGHUP: 30.0}  # seconds to answer a signal
 
 
+def _tell(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What is the same for all attempts of a run. tell: shows what ended it. function: what is run, if no script."""
@@ -42,7 +46,7 @@ class Run:
     run_id: str
     outputs: Outputs
     signals: Signals
-    tell: Callable[[str], None]
+    tell: Callable[[str], None] = _tell
     function: Callable[[], object] | None = None
 
 
@@ -57,7 +61,7 @@ def run_local(plan: Plan) -> int:
     try:
         _import_once(plan)
         with Signals() as signals:
-            return attempt(Run(plan, secrets.token_hex(8), outputs, signals, _tell), 0).code
+            return attempt(Run(plan, secrets.token_hex(8), outputs, signals), 0).code
     except KeyboardInterrupt:  # before there was a worker
         print("duoka: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -88,10 +92,6 @@ def attempt(run: Run, number: int) -> Verdict:
         return verdict
     finally:
         crew.close()
-
-
-def _tell(text: str) -> None:
-    print(text, end="", file=sys.stderr, flush=True)
 
 
 def _watch(plan: Plan, crew: Crew, board: Board) -> tuple[Stuck | None, signal.Signals | None]:
