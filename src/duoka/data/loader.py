@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from duoka.data.ahead import moved
 from duoka.data.order import Cutting, drawing_from, generator_states
 from duoka.data.pieces import Pieces
-from duoka.data.sources import Source, choose
+from duoka.data.sources import Around, Source, choose
 from duoka.errors import OptionError, Refused
 from duoka.options import Loading, one_of
 from duoka.view.batch import BatchTensor, batches_in
@@ -23,7 +22,6 @@ from duoka.view.cut import Cut
 from duoka.view.view import View
 
 ViewWord = Literal["global", "local"]
-Held = Callable[[], AbstractContextManager[None]]
 
 
 class Loader:
@@ -40,7 +38,7 @@ class Loader:
         cutting: Cutting | None,
         device: torch.device,
         on_share: Callable[[Cut | None], None],
-        held: Held,
+        held: Around,
         view: ViewWord,
         ranks: int,
     ) -> None:
@@ -151,7 +149,8 @@ def make_loader(
     device: torch.device,
     loading: Loading,
     on_share: Callable[[Cut | None], None],
-    held: Held,
+    held: Around,
+    by_itself: Around,
     *,
     shuffle: bool = False,
     accumulate: int | None = None,
@@ -159,7 +158,11 @@ def make_loader(
     how: dict[str, Any],
     words: ViewWord = "global",
 ) -> Loader:
-    """See `duoka.run.Run.loader`. on_share: told of every batch which share of it this rank works on by itself."""
+    """See `duoka.run.Run.loader`.
+
+    on_share: told of every batch which share of it this rank works on by itself. held: a context in which gradients
+    stay this rank's. by_itself: one in which this rank reads what the others do not.
+    """
     one_of("view", words, get_args(ViewWord))
     loader = data if isinstance(data, DataLoader) else _made(data, batch_size, shuffle, device, how)
     if loader is data and (batch_size is not None or shuffle or how):
@@ -171,7 +174,7 @@ def make_loader(
         hint = "leave it out: duoka shares every batch out by itself"
         raise OptionError("run.loader", "a DistributedSampler", "given samplers of one device", hint)
     cutting = _cutting(loader, accumulate, micro_batch)
-    source = choose(loader, cutting, view, loading)
+    source = choose(loader, cutting, view, loading, by_itself)
     if words == "local":
         _check_last(loader, view)
     return Loader(loader, source, cutting, device, on_share, held, words, view.ranks.world_size)

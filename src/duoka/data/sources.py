@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ from duoka.view.batch import BatchTensor, Spec
 from duoka.view.cut import Cut
 from duoka.view.view import View
 
+Around = Callable[[], AbstractContextManager[None]]
+
 
 class Source(ABC):
     """The batches of one loader, epoch after epoch."""
@@ -50,8 +53,10 @@ class Source(ABC):
         """Let the epoch that has begun draw its order now."""
 
 
-def choose(loader: DataLoader[Any], cutting: Cutting | None, view: View, loading: Loading) -> Source:
-    """The quickest source that gives this loader's batches."""
+def choose(
+    loader: DataLoader[Any], cutting: Cutting | None, view: View, loading: Loading, by_itself: Around
+) -> Source:
+    """The quickest source that gives this loader's batches. by_itself: around reading what the others do not."""
     if _is_in_memory(loader):
         return InMemory(loader, cutting, view)
     batches = None
@@ -63,7 +68,7 @@ def choose(loader: DataLoader[Any], cutting: Cutting | None, view: View, loading
     if view.ranks.world_size == 1:
         return _Whole(through, batches)
     if can_share(loader, loading):
-        return _Shared(through, batches, view, loading)
+        return _Shared(through, batches, view, loading, by_itself)
     return _Counting(through, batches, view)
 
 
@@ -158,10 +163,12 @@ class _Whole(Source):
 class _Shared(_Whole):
     """Each rank reads its own rows."""
 
-    def __init__(self, through: DataLoader[Any], batches: Batches | None, view: View, loading: Loading) -> None:
+    def __init__(
+        self, through: DataLoader[Any], batches: Batches | None, view: View, loading: Loading, by_itself: Around
+    ) -> None:
         super().__init__(through, batches)
         ranks = view.ranks
-        reader = Reader(through.dataset, ranks.rank, ranks.world_size, loading)
+        reader = Reader(through.dataset, ranks.rank, ranks.world_size, loading, by_itself)
         plain = copy.copy(through)
         through.__dict__["_get_iterator"] = lambda: SharedIterator(plain, reader, view)
 

@@ -33,7 +33,8 @@ class ApiBoundary(Boundary):
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """`module(*args, **kwargs)` as the script wrote it; `original` is torch's own call."""
-        if self.inside is not None or any(isinstance(leaf, BatchTensor) for leaf in tree_leaves((args, kwargs))):
+        in_model = self.inside is not None or self._around is not None
+        if in_model or any(isinstance(leaf, BatchTensor) for leaf in tree_leaves((args, kwargs))):
             return super().call(original, module, args, kwargs)
         if self.own_rows is None or self.open_all:
             return original(module, *args, **kwargs)

@@ -103,6 +103,7 @@ class Run:
             session.plan.loading,
             on_share,
             session.strategy.held,
+            session.boundary.computed_whole,
             shuffle=shuffle,
             accumulate=accumulate,
             micro_batch=micro_batch,

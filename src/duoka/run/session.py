@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 
 from duoka.options import BatchNorm, Loading, Randomness
-from duoka.plain import autograd, constructors, hooks, modules, optimizers
+from duoka.plain import autograd, constructors, hooks, modules, norm, optimizers, transforms
+from duoka.plain.caller import Caller
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session
 from duoka.run import weights
@@ -19,7 +20,7 @@ from duoka.view.collectives import Collectives
 from duoka.view.draws import OwnStream
 from duoka.view.view import View
 
-INTERCEPTIONS = (modules, autograd, hooks, constructors, optimizers)  # as in a plain script
+INTERCEPTIONS = (modules, norm, autograd, hooks, constructors, transforms, optimizers)  # as in a plain script
 
 Compress = Literal["none", "bf16", "fp16"]
 SENT_AS = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -51,7 +52,8 @@ def open_session(ranks: Collectives, settings: Settings, entropy: int, say: Call
     view = View(ranks, strategy.adopt, say)
     own_stream = OwnStream(entropy + ranks.rank)
     boundary = ApiBoundary(view, own_stream, settings.randomness == "whole", settings.batch_norm == "whole")
-    session = ApiSession(settings, ranks, view, boundary, strategy, Patches(), entropy, say)
+    patches = Patches()
+    session = ApiSession(settings, ranks, view, boundary, strategy, patches, Caller(patches, ranks), entropy, say)
     if ranks.world_size > 1:
         for interception in INTERCEPTIONS:
             interception.install(session)
