@@ -3,6 +3,7 @@
 A figure is a ratio of medians that were measured alternately in one run: absolute times depend on the machine
 and on its mood, ratios hardly do.
 
+    api       the API: a step on two workers, batches from memory
     launch    from the command to the first finished all-reduce, against torchrun
     memory    what the processes of a run hold together
     step      what a step of a plain script costs on one device, against python
@@ -10,11 +11,14 @@ and on its mood, ratios hardly do.
     predict   duoka.predict over two CPU devices, against two processes that do not talk; its peak memory
     gpus      how soon `duoka gpus` answers
 
+`python -m benchmarks.same_result` is about numbers, not time: what duoka and its peers train on 1 to 4 processes.
+
 Each is a file with `measure(quick) -> Iterator[Row]` and a line in `BENCHMARKS`.
 """
 
 BENCHMARKS = {
     "gpus": "benchmarks.gpus",
+    "api": "benchmarks.api",
     "launch": "benchmarks.launch",
     "memory": "benchmarks.memory",
     "predict": "benchmarks.predict",

@@ -70,3 +70,24 @@ def test_an_exception_is_raised_in_another_thread() -> None:
     raise_in_thread(thread.ident, KeyError)
     thread.join(30)
     assert len(seen) == 1
+
+
+def test_torchs_threads_are_ended_before_a_fork_and_start_anew(flow: Flow) -> None:
+    source = """
+        import os
+        import torch
+        from duoka.libc import end_thread_pools
+        torch.set_num_threads(3)
+        torch.ones(500, 500) @ torch.ones(500, 500)
+        (torch.ones(300_000) + 1).sum()
+        before = len(os.listdir("/proc/self/task"))
+        ended = end_thread_pools()
+        print(ended, len(os.listdir("/proc/self/task")) <= before - 2)
+        child = os.fork()
+        total = (torch.ones(300_000) + 1).sum().item()
+        if child == 0:
+            os._exit(total == 600_000)
+        print(os.waitpid(child, 0)[1] >> 8, total)
+        """
+    running = flow.start([flow.write("script.py", source)], program="python")
+    assert running.wait().ok().stdout == "True True\n1 600000.0\n"

@@ -59,7 +59,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (BY_ARGUMENTS, {"devices": "2", "kind": "distributed"}, Kind.DISTRIBUTED, "", 2),
         (OWN_RANKS, {"devices": "2"}, Kind.DISTRIBUTED, "", 1),
         (OWN_RANKS, {"devices": "2", "kind": "plain"}, Kind.PLAIN, "ddp", 2),
-        (API, {"devices": "2"}, Kind.API, "", 2),
+        (API, {"devices": "2"}, Kind.API, "ddp", 2),
     ],
 )
 def test_kind_and_strategy(
@@ -179,7 +179,7 @@ HEADERS = [
     (
         API,
         {"devices": "2"},
-        "duoka: 2 CPU workers of 2 threads, script that uses duoka's API (train.py:2 calls start)",
+        "duoka: 2 CPU workers of 2 threads, strategy ddp, script that uses duoka's API (train.py:2 calls start)",
     ),
 ]
 

@@ -6,10 +6,13 @@
 #   doctor/       whether this machine will train well
 #   launchers/    how workers come to life
 #   worker.py     one worker's life, to be read top to bottom
+#   run/          the API: what a script that knows of ranks holds in its hand
 #   plain/        running a script that knows nothing of all this
 #   inference/    a model's outputs for all items of some data, over every device
 #   data/         a rank's rows of every batch
 #   strategies/   how parameters are kept in step, one file per strategy
+#   process.py    the one thing that belongs to a process as a whole
+#   origins/      how this process was started, and so which rank it is
 #   view/         the global view: tensors that stand for a whole global batch
 #   board.py      what workers show the process that watches them
 #   environment.py, rendezvous.py, target.py, ending.py, traces.py    what a worker lives in, one subject each
@@ -41,7 +44,9 @@ if TYPE_CHECKING:
         WorkerFailed,
     )
     from duoka.inference.predict import predict
+    from duoka.launchers.function import launch
     from duoka.picking import devices as devices
+    from duoka.run import Run, clip_grad_norm_, scale_lr, start, warmup
 
 __version__ = "0.1.0"
 
@@ -55,18 +60,30 @@ __all__ = [
     "PeerLost",
     "RanksApart",
     "Refused",
+    "Run",
     "RunError",
     "ScriptError",
     "TimedOut",
     "WorkerFailed",
     "__version__",
+    "clip_grad_norm_",
     "devices",
+    "launch",
     "predict",
+    "scale_lr",
+    "start",
+    "warmup",
 ]
 
-_HOMES = {name: "duoka.errors" for name in __all__ if name != "__version__"} | {
+_HOMES = dict.fromkeys(__all__, "duoka.errors") | {
+    "Run": "duoka.run",
+    "clip_grad_norm_": "duoka.run",
     "devices": "duoka.picking",
+    "launch": "duoka.launchers.function",
     "predict": "duoka.inference.predict",
+    "scale_lr": "duoka.run",
+    "start": "duoka.run",
+    "warmup": "duoka.run",
 }
 
 

@@ -73,6 +73,17 @@ def network_device() -> str | None:
     return os.environ.get("GLOO_SOCKET_IFNAME")
 
 
+def variable(name: str) -> str | None:
+    """A variable by which a launcher or a scheduler tells a process who it is; None where it is not set."""
+    return os.environ.get(name) or None
+
+
+def number(name: str) -> int | None:
+    """The same, as a whole number; None where it is not set, or is none."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else None
+
+
 def hide_ranks() -> None:
     """A plain script sees no rank and no rendezvous, not even one that duoka itself was started with."""
     for name in RANKS:

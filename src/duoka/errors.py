@@ -19,6 +19,8 @@ One grammar for all messages: what was given, what is allowed, what to do.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class DuokaError(Exception):
     """Anything that duoka raises on purpose."""
@@ -35,6 +37,10 @@ class OptionError(AskedError):
         self.option, self.given, self.allowed, self.hint = option, given, allowed, hint
         text = f"{option} must be {allowed}, but is {given!r}"
         super().__init__(f"{text}; {hint}" if hint else text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors travel between processes."""
+        return type(self), (self.option, self.given, self.allowed, self.hint)
 
 
 class DeviceError(AskedError):

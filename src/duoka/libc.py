@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
 TIME_ERROR = 5  # of adjtimex: the clock is not synchronised
+HARD_PAUSE = 2  # of omp_pause_resource_all
 
 
 def die_with(parent: int) -> None:
@@ -38,3 +40,20 @@ def raise_in_thread(thread: int, kind: type[BaseException]) -> None:
 def flush_c_streams() -> None:
     """Write out what extension modules printed through C's stdio: os._exit does not."""
     ctypes.CDLL(None).fflush(None)
+
+
+def end_thread_pools() -> bool:
+    """End the OpenMP threads that this thread keeps for its parallel loops; the next loop starts new ones.
+
+    After a fork such a pool is there without its threads, and GNU's OpenMP waits for them for ever. Returns whether
+    none is left.
+    """
+    if sys.platform != "linux":
+        return False
+    with open("/proc/self/maps") as maps:
+        found = set(re.findall(r"/.*/lib(?:gomp|iomp5|omp)\b\S*", maps.read()))
+    ended = True
+    for path in found:
+        pause = getattr(ctypes.CDLL(path), "omp_pause_resource_all", None)  # of OpenMP 5.0
+        ended = ended and pause is not None and pause(HARD_PAUSE) == 0
+    return ended

@@ -101,6 +101,40 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
     )
 
 
+def decide_function(
+    name: str,
+    options: Options,
+    inventory: Inventory,
+    visible: str | None,
+    omp_threads: str | None,
+) -> Plan:
+    """The plan of a function that is run in place of a script. Takes what `decide` takes, and its name.
+
+    Raises:
+        DeviceError: a device is not there, or may not be used.
+        OptionError: an option has a value that it does not take.
+    """
+    chosen = choose(spec.parse(options.devices), inventory, visible)
+    workers = len(chosen.devices)
+    threads, notes = _threads(options.threads, workers, inventory.cores, omp_threads)
+    return Plan(
+        target=Target(name),
+        kind=Kind.API,
+        kind_reason="duoka.launch",
+        kind_can_be_either=False,
+        devices=chosen.devices,
+        strategy="single" if workers == 1 else "ddp",
+        batch_norm=options.batch_norm,
+        randomness=options.randomness,
+        loading=options.loading,
+        threads=threads,
+        timeout=options.timeout,
+        log_dir=options.log_dir,
+        verbosity=options.verbosity,
+        notes=chosen.notes + notes,
+    )
+
+
 def _kind(options: Options, told: Script, devices: int) -> tuple[Kind, str]:
     """The kind to run a script as. One that can be either has one device to itself as under `python`."""
     if options.kind != "auto":
@@ -111,7 +145,7 @@ def _kind(options: Options, told: Script, devices: int) -> tuple[Kind, str]:
 
 
 def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[str, ...]]:
-    if kind is not Kind.PLAIN:
+    if kind is Kind.DISTRIBUTED:
         asked = Options(options.target)
         names = ("strategy", "batch_norm", "randomness", "loading")
         unused = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)]
@@ -134,9 +168,9 @@ def _threads(asked: int | None, workers: int, cores: int, omp: str | None) -> tu
 
 def header(plan: Plan) -> str:
     """What was decided, in one to three lines, and a line for each note."""
-    how = f"strategy {plan.strategy}, plain script" if plan.kind is Kind.PLAIN else _left_alone(plan)
+    how = _left_alone(plan) if plan.kind is Kind.DISTRIBUTED else f"strategy {plan.strategy}, {_script(plan)}"
     lines = [f"{_devices(plan)}, {how}"]
-    if plan.kind is Kind.PLAIN and plan.world_size > 1 and (local := _not_as_one(plan)):
+    if plan.kind is not Kind.DISTRIBUTED and plan.world_size > 1 and (local := _not_as_one(plan)):
         lines.append(f"not the numbers of one device: {', '.join(local)}")
     if plan.kind_can_be_either and len(plan.devices) > 1:
         lines.append(_other_kind(plan))
@@ -153,11 +187,13 @@ def _not_as_one(plan: Plan) -> list[str]:
     return [words for words, holds in chosen.items() if holds]
 
 
+def _script(plan: Plan) -> str:
+    return "plain script" if plan.kind is Kind.PLAIN else f"script that uses duoka's API ({plan.kind_reason})"
+
+
 def _left_alone(plan: Plan) -> str:
     if plan.self_launching:
         return f"run once, as it has ranks of its own ({plan.kind_reason})"
-    if plan.kind is Kind.API:
-        return f"script that uses duoka's API ({plan.kind_reason})"
     return f"launched as torchrun would and left alone ({plan.kind_reason})"
 
 
@@ -189,8 +225,8 @@ def details(plan: Plan) -> str:
     """The whole plan in words, as `--dry-run` prints it."""
     target = plan.target
     rows = [("run", shlex.join([*["-m"] * target.is_module, target.name, *target.args]))]
-    if plan.kind is Kind.PLAIN:
-        rows.append(("script", "plain"))
+    if plan.kind is not Kind.DISTRIBUTED:
+        rows.append(("script", _script(plan).replace("plain script", "plain")))
         rows.append(("strategy", f"{plan.strategy}: {STRATEGIES[plan.strategy]}"))
         rows += [("batch norm", plan.batch_norm), ("randomness", plan.randomness), ("loading", plan.loading)]
     else:
@@ -200,7 +236,7 @@ def details(plan: Plan) -> str:
     rows += [("device", text) for text in _device_rows(plan)]
     rows.append(("threads", f"{plan.threads} per worker" if plan.threads else "left to torch"))
     rows.append(("timeout", f"{plan.timeout:g} s for a collective"))
-    if plan.kind is Kind.PLAIN and plan.world_size > 1:
+    if plan.kind is not Kind.DISTRIBUTED and plan.world_size > 1:
         rows.append(("output", f"of rank 0 here, of the others in {plan.log_dir or 'a temporary directory'}"))
     rows += [("note", note) for note in plan.notes]
     return "\n".join(f"{name:<12}{text}" for name, text in rows)

@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from duoka import ending, environment, traces
 from duoka.board import Board
@@ -22,6 +23,9 @@ from duoka.environment import Place
 from duoka.libc import flush_c_streams
 from duoka.plan import Kind, Plan
 from duoka.target import run_target
+
+if TYPE_CHECKING:
+    from duoka.view.collectives import Seat
 
 UNWRITTEN = 120  # python's exit code where standard output cannot be written out at the end
 STACKS_SIGNAL = signal.SIGRTMAX - 3  # none of those that scripts, schedulers and profilers use
@@ -34,6 +38,7 @@ class Attempt:
     number: 0 at first, and one more each time the run is started again.
     entropy: a random number of 64 bits.
     exchange: memory through which the ranks hand each other small tensors; None: they have gloo only.
+    function: what they run instead of the plan's script.
     """
 
     number: int
@@ -41,6 +46,7 @@ class Attempt:
     entropy: int
     board: Board
     exchange: mmap.mmap | None
+    function: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +71,14 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
         stacks: a file for the stacks of all threads, written when STACKS_SIGNAL comes, or in a crash.
     """
     _tell_stacks(stacks)
-    environment.show_cards([plan.devices[post.rank]] if plan.kind is Kind.PLAIN else plan.devices)
+    if post.attempt.function is not None:
+        atexit._clear()  # of the program that it was forked from, whose end this is not
+    environment.show_cards([plan.devices[post.rank]] if plan.kind is not Kind.DISTRIBUTED else plan.devices)
     environment.keep_gloo_here()
     _set_threads(plan.threads)
     place = Place(post.rank, plan.world_size, post.attempt.number, _port(wire), post.attempt.run_id)
 
-    run = _run_plain if plan.kind is Kind.PLAIN else _run_distributed
+    run = LIVES[plan.kind]
     end = _watched(run, plan, place, post)
 
     with suppress(OSError):  # there is nobody left to be told
@@ -109,6 +117,29 @@ def _run_plain(plan: Plan, place: Place, post: Post) -> None:
     run_plain(plan, place.rank, store, seat, shared.exchange, shared.entropy, say)
 
 
+def _run_api(plan: Plan, place: Place, post: Post) -> None:
+    from duoka.process import this_process
+
+    environment.give_ranks(place)
+    take_place(plan, place, post.attempt.board.seat(place.rank), post.attempt.exchange)
+    with this_process().ending():
+        (post.attempt.function or partial(run_target, plan.target))()
+
+
+def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None) -> None:
+    """Let `duoka.start` in this process find who it is."""
+    from duoka.origins.forked import Asked, Forked
+    from duoka.process import this_process
+
+    device = plan.devices[place.rank]
+    index = 0 if device.type == "cuda" else device.index  # the only one that this process sees
+    given = device.type if index is None else f"{device.type}:{index}"
+    asked = Asked(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
+    rank, size = place.rank, place.world_size
+    this_process.cache_clear()  # a parent that called `duoka.launch` had one of its own
+    this_process().origin = Forked(rank, size, rank, place, seat, exchange, given, asked)
+
+
 def _run_distributed(plan: Plan, place: Place, post: Post) -> None:
     import torch
 
@@ -120,6 +151,9 @@ def _run_distributed(plan: Plan, place: Place, post: Post) -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     run_target(plan.target, local_rank_args(plan, place.rank))
+
+
+LIVES = {Kind.PLAIN: _run_plain, Kind.API: _run_api, Kind.DISTRIBUTED: _run_distributed}
 
 
 def local_rank_args(plan: Plan, rank: int) -> list[str]:
@@ -148,7 +182,8 @@ def _watched(run: Callable[[Plan, Place, Post], None], plan: Plan, place: Place,
             print(end.said, file=sys.stderr)
         return end
     except BaseException as error:
-        return _show(error, ending.raised(place.rank, error), post.own_log)
+        end = ending.raised(place.rank, error)
+        return end if post.attempt.function is not None else _show(error, end, post.own_log)
     return ending.returned(place.rank)
 
 

@@ -19,7 +19,7 @@ from tests.launchers.made import plan
         ({"kind": Kind.PLAIN}, [1]),
         ({"kind": Kind.PLAIN, "log_dir": Path("logs")}, [1]),
         ({"kind": Kind.DISTRIBUTED}, []),
-        ({"kind": Kind.API}, []),
+        ({"kind": Kind.API}, [1]),
         ({"kind": Kind.DISTRIBUTED, "log_dir": Path("logs")}, [1]),
     ],
 )

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
+from typing import TypeVar
 
 from duoka import environment, traces
 from duoka.environment import Place
 from duoka.errors import ScriptError
 from duoka.plan import Kind, Plan
 from duoka.target import run_target
-from duoka.worker import local_rank_args
+from duoka.worker import local_rank_args, take_place
+
+T = TypeVar("T")
 
 
 def run_inline(plan: Plan) -> int:
@@ -28,6 +33,8 @@ def run_inline(plan: Plan) -> int:
     try:
         if plan.kind is Kind.PLAIN or plan.self_launching:
             run_target(plan.target)
+        elif plan.kind is Kind.API:
+            run_alone(plan, partial(run_target, plan.target))
         else:
             environment.give_ranks(Place(0, 1, 0, 0, secrets.token_hex(8)))
             run_target(plan.target, local_rank_args(plan, 0))
@@ -37,6 +44,17 @@ def run_inline(plan: Plan) -> int:
         _show_as_python_would()
         raise
     return 0
+
+
+def run_alone(plan: Plan, function: Callable[[], T]) -> T:
+    """Call what uses duoka's API in this process, as the only worker of `plan`."""
+    from duoka.origins.meeting import NoSeat
+    from duoka.process import this_process
+
+    place = Place(0, 1, 0, 0, secrets.token_hex(8))
+    take_place(plan, place, NoSeat(), None)
+    with this_process().ending():
+        return function()
 
 
 def _show_as_python_would() -> None:

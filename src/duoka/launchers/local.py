@@ -13,7 +13,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -34,14 +34,20 @@ GRACE = 0.5  # seconds that the other ranks have after the first bad end, to end
 TO_STOP = {signal.SIGINT: 10.0, signal.SIGTERM: 30.0, signal.SIGHUP: 30.0}  # seconds to answer a signal
 
 
+def _tell(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is the same for all attempts of a run."""
+    """What is the same for all attempts of a run. tell: shows what ended it. function: what is run, if no script."""
 
     plan: Plan
     run_id: str
     outputs: Outputs
     signals: Signals
+    tell: Callable[[str], None] = _tell
+    function: Callable[[], object] | None = None
 
 
 def run_local(plan: Plan) -> int:
@@ -71,7 +77,8 @@ def attempt(run: Run, number: int) -> Verdict:
     board = Board.create(run.plan.world_size)
     crew = Crew(run.signals)
     try:
-        shared = Attempt(number, run.run_id, secrets.randbits(64), board, _exchange(run.plan))
+        exchange = _exchange(run.plan)
+        shared = Attempt(number, run.run_id, secrets.randbits(64), board, exchange, run.function)
         crew.start(run.plan, shared, run.outputs)
         with _store() as port:  # after the forks, since it brings a thread
             crew.go(port)
@@ -81,8 +88,7 @@ def attempt(run: Run, number: int) -> Verdict:
             elif crew.failed() or not crew.gone():
                 crew.end()
         verdict = judge(crew.workers, stuck, asked)
-        told = report(verdict, Scene(run.plan, board, crew.workers, run.outputs))
-        print(told, end="", file=sys.stderr, flush=True)
+        run.tell(report(verdict, Scene(run.plan, board, crew.workers, run.outputs)))
         return verdict
     finally:
         crew.close()
@@ -131,7 +137,7 @@ def _stop(crew: Crew, asked: signal.Signals) -> None:
 
 def _ranks_with_a_log(plan: Plan) -> range:
     """All but the first, which has the terminal. A script that is left alone prints there from every rank."""
-    left_alone = plan.kind is not Kind.PLAIN and plan.log_dir is None
+    left_alone = plan.kind is Kind.DISTRIBUTED and plan.log_dir is None
     return range(0) if left_alone else range(1, plan.world_size)
 
 
@@ -145,17 +151,19 @@ def _import_once(plan: Plan) -> None:
     gc.disable()
     import torch.distributed
 
-    if plan.kind is Kind.PLAIN:
+    if plan.kind is not Kind.DISTRIBUTED:
         import torch._dynamo  # noqa: F401  # the first optimizer of every worker would
 
-        import duoka.plain  # noqa: F401
+        import duoka.plain
+    if plan.kind is Kind.API:
+        import duoka.run  # noqa: F401
     gc.freeze()
     gc.enable()
 
 
 def _exchange(plan: Plan) -> mmap.mmap | None:
-    """Memory for small tensors that the ranks of a plain script exchange on CPUs."""
-    if plan.kind is not Kind.PLAIN:
+    """Memory for small tensors that the ranks exchange on CPUs, if it is duoka that lets them."""
+    if plan.kind is Kind.DISTRIBUTED:
         return None
     from duoka.view import nearby
 

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from duoka.options import BatchNorm, Loading
 from duoka.plain.caller import Caller
 from duoka.plain.patching import Patches
-from duoka.plan import Plan
 from duoka.strategies import Strategy
 from duoka.view.boundary import Boundary
 from duoka.view.collectives import Collectives
 from duoka.view.view import View
 
 
+class Settings(Protocol):
+    """What was decided of the numbers (`duoka.plan.Plan`)."""
+
+    @property
+    def batch_norm(self) -> BatchNorm:
+        """Of the whole batch, or of each share."""
+
+    @property
+    def loading(self) -> Loading:
+        """How a loader is shared out."""
+
+
 @dataclass(frozen=True)
 class Session:
-    """One worker's run of a plain script. say: shows a line once, on rank 0. entropy: agreed by all ranks."""
+    """What one worker's interceptions need. say: shows a line once, on rank 0. entropy: agreed by all ranks."""
 
-    plan: Plan
+    plan: Settings
     ranks: Collectives
     view: View
     boundary: Boundary

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from duoka.strategies.base import Strategy
 from duoka.strategies.ddp import Ddp
 from duoka.strategies.single import Single
@@ -11,6 +13,10 @@ from duoka.view.draws import random_digest
 __all__ = ["Ddp", "Single", "Strategy", "create"]
 
 
-def create(name: str, ranks: Collectives) -> Strategy:
-    """The strategy `name` for this rank."""
-    return {"single": lambda: Single(), "ddp": lambda: Ddp(ranks, stream=lambda: random_digest() & 0xFFFF)}[name]()
+def create(name: str, ranks: Collectives, sent_as: torch.dtype = torch.float32) -> Strategy:
+    """The strategy `name` for this rank. sent_as: the type in which gradients go between ranks."""
+
+    def ddp() -> Strategy:
+        return Ddp(ranks, stream=lambda: random_digest() & 0xFFFF, sent_as=sent_as)
+
+    return {"single": Single, "ddp": ddp}[name]()

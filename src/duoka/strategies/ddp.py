@@ -10,9 +10,10 @@ Each pass ends with all ranks agreeing on it: a parameter that only some ranks r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
@@ -66,20 +67,28 @@ class _Pass:
 class Ddp(Strategy):
     """Parameters replicated on every rank, gradients averaged.
 
-    bucket_bytes: gradients that travel together. stream: 16 bits that tell this rank's random state; at the end of
+    bucket_bytes: gradients that travel together. sent_as: the type in which float32 gradients travel, if another:
+    half the bytes, and fewer digits. stream: 16 bits that tell this rank's random state; at the end of
     every pass all ranks must have the same.
     """
 
     def __init__(
-        self, ranks: Collectives, bucket_bytes: int = BUCKET_BYTES, stream: Callable[[], int] = lambda: 0
+        self,
+        ranks: Collectives,
+        bucket_bytes: int = BUCKET_BYTES,
+        stream: Callable[[], int] = lambda: 0,
+        sent_as: torch.dtype = torch.float32,
     ) -> None:
-        self._ranks, self._stream = ranks, stream
+        self._ranks, self._stream, self._sent_as = ranks, stream, sent_as
         self._bucket_bytes = bucket_bytes
         self._watched: list[_Watched] = []
         self._index: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._frozen: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._plans: dict[str, list[list[int]]] = {}
         self._pass: _Pass | None = None
+        self._hooks: list[Any] = []
+        self._held: set[int] = set()  # parameters that are left alone now
+        self._behind: set[int] = set()  # those that were, and have been reached meanwhile
 
     def adopt(self, parameter: Tensor) -> None:
         if parameter in self._index or not parameter.is_leaf:
@@ -95,7 +104,27 @@ class Ddp(Strategy):
         self._index[parameter] = index = len(self._watched)
         self._watched.append(_Watched(ref(parameter), parameter.shape, parameter.dtype, parameter.device))
         self._ranks.broadcast_into(parameter, 0)
-        _when_accumulated(parameter, lambda _: self._reach(index))
+        self._hooks.append(_when_accumulated(parameter, lambda _: self._reach(index)))
+
+    def _known(self, parameters: Iterable[Tensor]) -> set[int]:
+        return {self._index[parameter] for parameter in parameters if parameter in self._index}
+
+    @contextmanager
+    def held(self, parameters: Iterable[Tensor] | None = None) -> Iterator[None]:
+        before = self._held
+        self._held = before | (set(range(len(self._watched))) if parameters is None else self._known(parameters))
+        try:
+            yield
+        finally:
+            self._held = before
+
+    def has_held(self, parameters: Iterable[Tensor]) -> bool:
+        return not self._behind.isdisjoint(self._known(parameters))
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     @contextmanager
     def backward(self, site: str) -> Iterator[None]:
@@ -104,10 +133,13 @@ class Ddp(Strategy):
             return
         for parameter in [p for p in self._frozen if p.requires_grad]:
             self.adopt(parameter)
-        self._pass = self._begin(self._plans.get(site, []))
+        whole = not self._held
+        self._pass = self._begin(self._plans.get(site, []) if whole else [])
         try:
             yield
-            self._plans[site] = self._finish(self._pass)
+            plan = self._finish(self._pass)
+            if whole:
+                self._plans[site] = plan
         finally:
             self._pass = None
 
@@ -122,6 +154,9 @@ class Ddp(Strategy):
         now = self._pass
         if now is None:
             raise Refused("a backward pass began outside of torch.autograd.backward")
+        if index in self._held:
+            self._behind.add(index)
+            return
         again = index in now.reached
         now.reached.setdefault(index, len(now.reached))
         number = now.bucket_of.get(index)
@@ -135,6 +170,12 @@ class Ddp(Strategy):
 
     def _finish(self, now: _Pass) -> list[list[int]]:
         """Complete what is under way; the buckets to expect next time."""
+        for index in sorted(self._behind - self._held):  # the gradient that it had before goes with the others
+            self._behind.discard(index)
+            if index not in now.reached:
+                now.reached[index] = len(now.reached)
+                if index not in now.bucket_of:
+                    now.surprises.add(index)
         buckets = now.buckets or [[]]
         while len(now.flights) < len(buckets) - 1:
             now.flights.append(self._send(buckets[len(now.flights)]))
@@ -163,7 +204,7 @@ class Ddp(Strategy):
         The report rides on the last bucket, unless reading it would make the script wait for its GPU, or the
         bucket's type has no room for its numbers.
         """
-        rides = not last or (self._watched[last[0]].device.type, self._watched[last[0]].dtype) == _EXACT
+        rides = not last or self._holds_numbers(last[0])
         now.flights.append(self._send(last, report if rides else []))
         told = now.flights[-1].flat[-len(report) :] if rides else self._ranks.all_reduce(torch.tensor(report))
         for flight in now.flights:
@@ -177,6 +218,11 @@ class Ddp(Strategy):
         planned = [index for flight in now.flights for index in flight.members]
         return {index for index, flag in zip(planned, reached, strict=True) if flag}, bool(surprises)
 
+    def _holds_numbers(self, index: int) -> bool:
+        """Whether the bucket of this parameter travels in a type that the report's numbers fit into."""
+        watched = self._watched[index]
+        return (watched.device.type, watched.dtype) == _EXACT and self._sent_as == torch.float32
+
     def _send(self, members: list[int], report: list[float] | None = None) -> _Flight:
         """Begin to average the gradients of one bucket."""
         first = self._watched[members[0]] if members else None
@@ -184,7 +230,20 @@ class Ddp(Strategy):
         pieces = [self._gradient(index).reshape(-1) for index in members]
         flat = torch.cat([*pieces, torch.tensor(report or [], dtype=dtype, device=device)])
         flat[: flat.numel() - len(report or [])].div_(self._ranks.world_size)
-        return _Flight(members, flat, self._ranks.start_all_reduce(flat))
+        return _Flight(members, flat, self._ranks.start_all_reduce(flat) if report else self._sum(flat))
+
+    def _sum(self, flat: Tensor) -> Callable[[], None]:
+        """Begin to add up gradients over ranks, in place."""
+        if flat.dtype != torch.float32 or self._sent_as == torch.float32:
+            return self._ranks.start_all_reduce(flat)
+        sent = flat.to(self._sent_as)
+        wait_for_sent = self._ranks.start_all_reduce(sent)
+
+        def wait() -> None:
+            wait_for_sent()
+            flat.copy_(sent)
+
+        return wait
 
     def _gradient(self, index: int) -> Tensor:
         """What this rank has of a parameter's gradient: its own part, or what was there before the pass."""

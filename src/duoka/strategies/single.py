@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
@@ -18,3 +19,14 @@ class Single(Strategy):
     def backward(self, site: str) -> AbstractContextManager[None]:
         """Nothing to do."""
         return nullcontext()
+
+    def held(self, parameters: Iterable[Tensor] | None = None) -> AbstractContextManager[None]:
+        """Nothing to do."""
+        return nullcontext()
+
+    def has_held(self, parameters: Iterable[Tensor]) -> bool:
+        """Never."""
+        return False
+
+    def close(self) -> None:
+        """Nothing to do."""

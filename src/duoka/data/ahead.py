@@ -1,0 +1,46 @@
+"""Batches on their way to the device while the one before is computed on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from duoka.view.batch import BatchTensor
+
+
+def moved(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    """The batches on `device`: on a GPU the next one is copied, on a stream of its own, while one is used."""
+    if device.type == "cpu":
+        return batches
+    if device.type != "cuda":
+        return (_to(batch, device) for batch in batches)
+    return _ahead(batches, device)
+
+
+def _to(batch: Any, device: torch.device) -> Any:
+    return tree_map_only(Tensor, lambda leaf: leaf.to(device, non_blocking=True), batch)
+
+
+def _ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    stream = torch.cuda.Stream(device)
+
+    def copied() -> Any:
+        with torch.cuda.stream(stream):
+            for batch in batches:
+                return _to(batch, device), stream.record_event()
+        return None
+
+    coming = copied()
+    while coming is not None:
+        batch, there = coming
+        torch.cuda.current_stream(device).wait_event(there)
+        for leaf in tree_leaves(batch):
+            if isinstance(leaf, Tensor):
+                rows = leaf.to_local() if isinstance(leaf, BatchTensor) else leaf
+                rows.record_stream(torch.cuda.current_stream(device))  # its memory is free when that one is done
+        coming = copied()
+        yield batch

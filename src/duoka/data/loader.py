@@ -1,0 +1,256 @@
+"""`run.loader`: global batches, of which each rank loads and holds its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+
+from duoka.data.ahead import moved
+from duoka.data.order import Cutting, drawing_from, generator_states
+from duoka.data.pieces import Pieces
+from duoka.data.sources import Around, Source, choose
+from duoka.errors import OptionError, Refused
+from duoka.options import Loading, one_of
+from duoka.view.batch import BatchTensor, batches_in
+from duoka.view.cut import Cut
+from duoka.view.view import View
+
+ViewWord = Literal["global", "local"]
+
+
+class Loader:
+    """Yields global batches, epoch after epoch; made by `run.loader`.
+
+    batch_size: of the global batch; None where a batch sampler decides. dataset: what it reads. epoch: how many
+    have been read to their end.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        source: Source,
+        cutting: Cutting | None,
+        device: torch.device,
+        on_share: Callable[[Cut | None], None],
+        held: Around,
+        view: ViewWord,
+        ranks: int,
+    ) -> None:
+        self.dataset, self.batch_size = loader.dataset, loader.batch_size
+        self.epoch = 0
+        self._loader, self._source, self._cutting = loader, source, cutting
+        self._device, self._on_share, self._held, self._view, self._ranks = device, on_share, held, view, ranks
+        self._seen = 0  # batches of the epoch that the loop has been given
+        self._order: dict[str, Any] = {}  # what the epoch's order was drawn from
+        self._resumed = False
+        self._step_hooks: list[Callable[[], object]] = []
+
+    def __len__(self) -> int:
+        """Batches of an epoch, the same on every rank."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        source = self._begin()
+        if self._cutting is not None:
+            source = self._in_pieces(source, self._cutting)
+        for batch in source:
+            self._seen += 1
+            yield batch
+            for hook in self._step_hooks:
+                hook()
+        self.epoch, self._seen = self.epoch + 1, 0
+        self._on_share(None)
+
+    def _begin(self) -> Iterator[Any]:
+        """The batches of this epoch that were not seen yet, on this rank's device."""
+        set_epoch = getattr(self._loader.sampler, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(self.epoch)
+        if self._resumed and self._seen:
+            self._resumed = False
+            with drawing_from(self._order, self._loader):
+                batches = self._source.begin(self._skipped())
+                self._source.draw()
+        else:
+            self._resumed, self._seen = False, 0
+            self._order = generator_states(self._loader)
+            if self._cutting is not None:
+                self._cutting.groups.clear()
+            batches = self._source.begin(0)
+        return map(self._handed_out, moved(batches, self._device))
+
+    def _skipped(self) -> int:
+        """How many pieces, or batches, the epoch's first `_seen` batches are."""
+        if self._cutting is None:
+            return self._seen
+        sizes = [len(self._cutting.sizes(n)) for n in _sizes(self._loader)[: self._seen]]
+        return sum(sizes)
+
+    def _in_pieces(self, pieces: Iterator[Any], cutting: Cutting) -> Iterator[Pieces]:
+        skipped = self._seen
+        while True:
+            first = next(pieces, None)
+            if first is None:
+                return
+            for _ in range(skipped):
+                cutting.groups.popleft()
+            skipped = 0
+            group = Pieces(first, pieces, cutting.groups.popleft(), self._held)
+            yield group
+            group.finish()
+
+    def _handed_out(self, batch: Any) -> Any:
+        shared = batches_in(batch)
+        cut = shared[0]._spec.cut if shared else None
+        if self._view == "global":
+            self._on_share(None)
+            return batch
+        if cut is None and self._ranks > 1:
+            raise Refused(
+                "a loader with view='local' has come to a batch that cannot be shared out by rows (it has too few "
+                "samples, or is not stacked); use drop_last=True, or the view of the whole batch"
+            )
+        self._on_share(cut)
+        return tree_map_only(BatchTensor, BatchTensor.to_local, batch)
+
+    def register_step_hook(self, hook: Callable[[], object]) -> None:
+        """`hook()` is called whenever the loop is done with a batch; the position is then behind it."""
+        self._step_hooks.append(hook)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position: fit for any number of ranks and loader workers, and for the middle of an epoch."""
+        order = self._order if self._seen else generator_states(self._loader)
+        return {"epoch": self.epoch, "batch": self._seen, "order": order}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on at the next batch that was not seen.
+
+        Raises:
+            OptionError: it is no loader's state.
+        """
+        if not isinstance(state, dict) or state.keys() != {"epoch", "batch", "order"}:
+            raise OptionError("load_state_dict", sorted(state), "what a loader's state_dict() gave")
+        self.epoch, self._seen, self._order = state["epoch"], state["batch"], state["order"]
+        self._resumed = True
+        with drawing_from(self._order, self._loader):
+            pass  # the loader's own generators are as they were; the script's are the script's
+
+
+def make_loader(
+    data: Any,
+    batch_size: int | None,
+    view: View,
+    device: torch.device,
+    loading: Loading,
+    on_share: Callable[[Cut | None], None],
+    held: Around,
+    by_itself: Around,
+    *,
+    shuffle: bool = False,
+    accumulate: int | None = None,
+    micro_batch: int | None = None,
+    how: dict[str, Any],
+    words: ViewWord = "global",
+) -> Loader:
+    """See `duoka.run.Run.loader`.
+
+    on_share: told of every batch which share of it this rank works on by itself. held: a context in which gradients
+    stay this rank's. by_itself: one in which this rank reads what the others do not.
+    """
+    one_of("view", words, get_args(ViewWord))
+    loader = data if isinstance(data, DataLoader) else _made(data, batch_size, shuffle, device, how)
+    if loader is data and (batch_size is not None or shuffle or how):
+        raise OptionError(
+            "run.loader", "a DataLoader and options", "given one or the other", "set them in the DataLoader"
+        )
+    samplers: tuple[Any, ...] = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+        hint = "leave it out: duoka shares every batch out by itself"
+        raise OptionError("run.loader", "a DistributedSampler", "given samplers of one device", hint)
+    cutting = _cutting(loader, accumulate, micro_batch)
+    source = choose(loader, cutting, view, loading, by_itself)
+    if words == "local":
+        _check_last(loader, view)
+    return Loader(loader, source, cutting, device, on_share, held, words, view.ranks.world_size)
+
+
+def _made(data: Any, batch_size: int | None, shuffle: bool, device: torch.device, how: dict[str, Any]) -> Any:
+    dataset = _dataset(data)
+    _check_batch_size(batch_size, how)
+    if shuffle and (how.get("sampler") is not None or how.get("batch_sampler") is not None):
+        hint = "a sampler decides the order: leave shuffle out"
+        raise OptionError("run.loader", "shuffle=True and a sampler", "given one of both", hint)
+    if shuffle and isinstance(dataset, IterableDataset):
+        raise OptionError("shuffle", True, "left out for a dataset without indices", "let the dataset shuffle")
+    if device.type == "cuda":
+        how = {"pin_memory": True} | how
+    if batch_size is not None:
+        how = {"batch_size": batch_size} | how
+    try:
+        return DataLoader(dataset, shuffle=shuffle or None, **how)
+    except (TypeError, ValueError) as error:
+        raise OptionError("run.loader", sorted(how), "given options of DataLoader", str(error)) from None
+
+
+def _dataset(data: Any) -> Dataset[Any]:
+    """A dataset; tensors and arrays of as many rows become one."""
+    if isinstance(data, (Tensor, np.ndarray)):
+        data = (data,)
+    if isinstance(data, (tuple, list)) and data and all(isinstance(one, (Tensor, np.ndarray)) for one in data):
+        tensors = [torch.as_tensor(one) for one in data]
+        rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
+        if len(set(rows)) > 1 or rows[0] == 0:
+            raise OptionError("run.loader", f"tensors of {rows} rows", "given tensors of as many rows, at least one")
+        return TensorDataset(*tensors)
+    if not hasattr(data, "__getitem__") and not isinstance(data, IterableDataset):
+        hint = "for example: run.loader((images, labels), batch_size=256)"
+        raise OptionError("run.loader", type(data).__name__, "given a dataset, a DataLoader, tensors or arrays", hint)
+    return data  # type: ignore[no-any-return]
+
+
+def _check_batch_size(batch_size: object, how: dict[str, Any]) -> None:
+    if how.get("batch_sampler") is not None:
+        if batch_size is not None:
+            raise OptionError("batch_size", batch_size, "left out where a batch_sampler is given")
+        return
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        raise OptionError("batch_size", batch_size, "a whole number of samples, at least 1: of all ranks together")
+
+
+def _cutting(loader: DataLoader[Any], accumulate: Any, micro_batch: Any) -> Cutting | None:
+    if accumulate is None and micro_batch is None:
+        return None
+    name, given = ("accumulate", accumulate) if micro_batch is None else ("micro_batch", micro_batch)
+    if accumulate is not None and micro_batch is not None:
+        raise OptionError("run.loader", "accumulate and micro_batch", "given one of both")
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise OptionError(name, given, "a whole number, at least 1")
+    if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
+        raise OptionError(name, given, "left out for a dataset without indices", "use a smaller batch_size")
+    return Cutting(loader.batch_sampler, accumulate, micro_batch)
+
+
+def _sizes(loader: DataLoader[Any]) -> Sequence[int]:
+    """The sizes of an epoch's batches, where they are known without drawing."""
+    if loader.batch_size is None:
+        raise OptionError("load_state_dict", "in mid-epoch", "used without pieces where a batch_sampler is given")
+    total = len(loader.sampler)  # type: ignore[arg-type]
+    full, rest = divmod(total, loader.batch_size)
+    return [loader.batch_size] * full + [rest] * (rest > 0 and not loader.drop_last)
+
+
+def _check_last(loader: DataLoader[Any], view: View) -> None:
+    """Every rank needs a row of every batch, where it works by itself."""
+    if loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
+        return
+    short = [n for n in _sizes(loader) if not view.shares(n)]
+    if short:
+        hint = "use drop_last=True, or another batch_size"
+        ranks = view.ranks.world_size
+        raise OptionError("view", "local", f"used where each of {ranks} ranks gets a row of every batch", hint)

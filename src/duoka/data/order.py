@@ -1,0 +1,128 @@
+"""The order in which a loader reads: skipped into after a resume, and cut into pieces."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from duoka.view.cut import Cut
+from duoka.view.draws import random_states, set_random_states
+
+
+class Batches:
+    """A loader's batch sampler that can begin at a later batch. skip: how many the next epoch leaves out."""
+
+    def __init__(self, batches: Iterable[Sequence[Any]]) -> None:
+        self._batches, self.skip = batches, 0
+        self._begun: _Begun | None = None
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        self._begun = _Begun(iter(self._batches), self.skip)
+        return self._begun
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def draw(self) -> None:
+        """Let the epoch that has begun draw its order now, not with its first batch."""
+        if self._begun is not None:
+            self._begun.look()
+
+
+class _Begun:
+    """One epoch's batches."""
+
+    def __init__(self, batches: Iterator[Sequence[Any]], skip: int) -> None:
+        self._batches, self._skip = batches, skip
+        self._next: deque[list[Any]] = deque()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self
+
+    def __next__(self) -> list[Any]:
+        self.look()
+        if not self._next:
+            raise StopIteration
+        return self._next.popleft()
+
+    def look(self) -> None:
+        """Have the next batch at hand, if there is one."""
+        while not self._next:
+            batch = next(self._batches, None)
+            if batch is None:
+                return
+            if self._skip:
+                self._skip -= 1
+            else:
+                self._next.append(list(batch))
+
+
+class Cutting:
+    """A batch sampler whose batches come in pieces. groups: the sizes of the pieces of each batch, in their order.
+
+    accumulate: how many pieces; micro_batch: of how many samples at most. One of both.
+    """
+
+    def __init__(self, batches: Iterable[Sequence[Any]], accumulate: int | None, micro_batch: int | None) -> None:
+        self._batches, self._accumulate, self._micro_batch = batches, accumulate, micro_batch
+        self.groups: deque[tuple[int, ...]] = deque()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        self.groups.clear()
+        for batch in self._batches:
+            indices = list(batch)
+            sizes = self.sizes(len(indices))
+            self.groups.append(sizes)
+            start = 0
+            for size in sizes:
+                yield indices[start : start + size]
+                start += size
+
+    def sizes(self, n: int) -> tuple[int, ...]:
+        """How a batch of n samples is cut: as evenly as can be, no piece empty."""
+        count = self._accumulate or -(-n // (self._micro_batch or n))
+        return Cut(n, 0, min(count, n)).sizes
+
+
+def generator_states(loader: DataLoader[Any]) -> dict[str, Any]:
+    """All that the order of an epoch may be drawn from, as tensors and plain lists."""
+    of_torch, of_python, of_numpy = random_states()
+    states: dict[str, Any] = {
+        "torch": of_torch["cpu"],
+        "python": [of_python[0], list(of_python[1]), of_python[2]],
+        "numpy": [of_numpy[0], torch.from_numpy(of_numpy[1].astype(np.int64)), *of_numpy[2:]],
+    }
+    own = _own_generators(loader)
+    return states | {name: generator.get_state() for name, generator in own.items()}
+
+
+@contextmanager
+def drawing_from(states: dict[str, Any], loader: DataLoader[Any]) -> Iterator[None]:
+    """The generators as they were; afterwards, those that the script draws from are put back."""
+    before = random_states()
+    torch.set_rng_state(states["torch"])
+    version, state, gauss = states["python"]
+    random.setstate((version, tuple(state), gauss))
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    for name, generator in _own_generators(loader).items():
+        if isinstance(states.get(name), Tensor):
+            generator.set_state(states[name])
+    try:
+        yield
+    finally:
+        set_random_states(before)
+
+
+def _own_generators(loader: DataLoader[Any]) -> dict[str, torch.Generator]:
+    """Generators that are this loader's own."""
+    found = {"loader": loader.generator, "sampler": getattr(loader.sampler, "generator", None)}
+    return {name: one for name, one in found.items() if isinstance(one, torch.Generator)}

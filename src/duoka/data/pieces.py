@@ -1,0 +1,46 @@
+"""A global batch in pieces, for gradients that are added up before one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+
+class Pieces:
+    """The pieces of one global batch, in order; each is a batch by itself.
+
+    n: samples in the whole batch. weight: how much the present piece counts, its samples / n: multiply a loss that is
+    a mean by it, and the gradients add up to those of the whole batch. Gradients go between ranks with the last
+    piece only.
+    """
+
+    def __init__(
+        self,
+        first: Any,
+        others: Iterator[Any],
+        sizes: tuple[int, ...],
+        held: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.n, self.weight = sum(sizes), sizes[0] / sum(sizes)
+        self._first, self._others, self._sizes, self._held = first, others, sizes, held
+        self._given = 0
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, size in enumerate(self._sizes):
+            if number < self._given:
+                raise RuntimeError("the pieces of a batch can be gone through once")
+            piece = self._first if number == 0 else next(self._others)
+            self._given += 1
+            self.weight = size / self.n
+            with nullcontext() if self._given == len(self._sizes) else self._held():
+                yield piece
+
+    def finish(self) -> None:
+        """Leave out the pieces that nobody asked for."""
+        for _ in range(max(1, self._given), len(self._sizes)):
+            next(self._others)
+        self._given = len(self._sizes)

@@ -1,0 +1,246 @@
+"""Where a loader's batches come from: one class for each way of reading them.
+
+in memory   tensors, indexed at once: no sample is ever looked at by itself
+shared      any dataset with indices, stacked: each rank reads its own rows (`shared.py`)
+counted     everything else: an own `collate_fn`, a stream without indices. Every rank reads all of it; of a stream
+            that is merely stacked each stacks its own rows only.
+
+Each gives the batches of the global view: batch tensors, or plain ones where the batch is not shared out.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+
+from duoka.data.order import Batches, Cutting
+from duoka.data.shared import Reader, SharedIterator, can_share, is_stacked
+from duoka.errors import Refused
+from duoka.options import Loading
+from duoka.view.batch import BatchTensor, Spec
+from duoka.view.cut import Cut
+from duoka.view.view import View
+
+Around = Callable[[], AbstractContextManager[None]]
+
+
+class Source(ABC):
+    """The batches of one loader, epoch after epoch."""
+
+    @abstractmethod
+    def begin(self, skip: int) -> Iterator[Any]:
+        """An epoch without its first `skip` batches (or pieces)."""
+
+    @abstractmethod
+    def draw(self) -> None:
+        """Let the epoch that has begun draw its order now."""
+
+
+def choose(
+    loader: DataLoader[Any], cutting: Cutting | None, view: View, loading: Loading, by_itself: Around
+) -> Source:
+    """The quickest source that gives this loader's batches. by_itself: around reading what the others do not."""
+    if _is_in_memory(loader):
+        return InMemory(loader, cutting, view)
+    batches = None
+    through = copy.copy(loader)
+    if loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
+        batches = Batches(cutting or loader.batch_sampler)
+        through.__dict__["batch_sampler"] = batches  # the loader's own __setattr__ refuses
+    through.__dict__["_iterator"] = None
+    if view.ranks.world_size == 1:
+        return _Whole(through, batches)
+    if can_share(loader, loading):
+        return _Shared(through, batches, view, loading, by_itself)
+    return _Counting(through, batches, view)
+
+
+class InMemory(Source):
+    """A TensorDataset, or a subset of one, in its own order or a shuffled one."""
+
+    def __init__(self, loader: DataLoader[Any], cutting: Cutting | None, view: View) -> None:
+        self._loader, self._cutting, self._view = loader, cutting, view
+        dataset = loader.dataset
+        self._subset: Tensor | None = None
+        while isinstance(dataset, Subset):
+            places = torch.as_tensor(dataset.indices)
+            self._subset = places if self._subset is None else places[self._subset]
+            dataset = dataset.dataset
+        self._tensors: tuple[Tensor, ...] = dataset.tensors  # type: ignore[attr-defined]
+        self._order: Tensor | None = None
+
+    def begin(self, skip: int) -> Iterator[Any]:
+        torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)  # as the loader draws its seed
+        self._order = None
+        return self._batches(skip)
+
+    def draw(self) -> None:
+        if self._order is None:
+            order = torch.tensor(list(self._loader.sampler), dtype=torch.long)
+            self._order = order if self._subset is None else self._subset[order]
+
+    def _batches(self, skip: int) -> Iterator[Any]:
+        self.draw()
+        assert self._order is not None
+        view, world_size = self._view, self._view.ranks.world_size
+        start = 0
+        for number, n in enumerate(self._sizes(len(self._order))):
+            if number >= skip:
+                if world_size == 1 or not view.shares(n):
+                    indices = self._order[start : start + n]
+                    yield [tensor.index_select(0, indices) for tensor in self._tensors]
+                else:
+                    cut = view.cut(n)
+                    spec, first = Spec(view, cut), start + cut.start
+                    indices = self._order[first : first + cut.rows]
+                    yield [BatchTensor(tensor.index_select(0, indices), spec) for tensor in self._tensors]
+            start += n
+
+    def _sizes(self, total: int) -> Iterator[int]:
+        batch_size, drop_last = self._loader.batch_size, self._loader.drop_last
+        assert batch_size is not None
+        for start in range(0, total, batch_size):
+            n = min(batch_size, total - start)
+            if n < batch_size and drop_last:
+                return
+            sizes = (n,) if self._cutting is None else self._cutting.sizes(n)
+            if self._cutting is not None:
+                self._cutting.groups.append(sizes)
+            yield from sizes
+
+
+def _is_in_memory(loader: DataLoader[Any]) -> bool:
+    dataset: Any = loader.dataset
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    sampler: Any = loader.sampler
+    once = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    return (
+        type(dataset) is TensorDataset
+        and loader.num_workers == 0
+        and loader.collate_fn is default_collate
+        and type(loader.batch_sampler) is BatchSampler
+        and (once or type(sampler) is SequentialSampler)
+    )
+
+
+class _Whole(Source):
+    """The loader itself. batches: its batch sampler; None: what is skipped has to be read."""
+
+    def __init__(self, through: DataLoader[Any], batches: Batches | None) -> None:
+        self._through, self._order = through, batches
+
+    def begin(self, skip: int) -> Iterator[Any]:
+        if self._order is not None:
+            self._order.skip = skip
+        batches = iter(self._through)
+        for _ in range(skip if self._order is None else 0):
+            next(batches, None)
+        return batches
+
+    def draw(self) -> None:
+        if self._order is not None:
+            self._order.draw()
+
+
+class _Shared(_Whole):
+    """Each rank reads its own rows."""
+
+    def __init__(
+        self, through: DataLoader[Any], batches: Batches | None, view: View, loading: Loading, by_itself: Around
+    ) -> None:
+        super().__init__(through, batches)
+        ranks = view.ranks
+        reader = Reader(through.dataset, ranks.rank, ranks.world_size, loading, by_itself)
+        plain = copy.copy(through)
+        through.__dict__["_get_iterator"] = lambda: SharedIterator(plain, reader, view)
+
+
+class _Counting(_Whole):
+    """Every rank reads the whole batch, and says how many samples are in it."""
+
+    def __init__(self, through: DataLoader[Any], batches: Batches | None, view: View) -> None:
+        ranks, stacks = view.ranks, through.collate_fn is default_collate
+        stream = isinstance(through.dataset, IterableDataset)
+        if through.batch_size is not None or through.batch_sampler is not None:
+            own = stream and stacks
+            through.__dict__["collate_fn"] = Counted(through.collate_fn, ranks.rank, ranks.world_size, own)
+        super().__init__(through, batches)
+        self._view = view
+
+    def begin(self, skip: int) -> Iterator[Any]:
+        return map(self._as_batch, super().begin(skip))
+
+    def _as_batch(self, counted: Any) -> Any:
+        if not isinstance(counted, Labelled):
+            counted = Labelled(counted, _rows(counted), False)
+        batch, n = counted.batch, counted.n
+        if n is None or not self._view.shares(n):
+            return batch
+        cut = self._view.cut(n)
+        spec = Spec(self._view, cut)
+        if counted.own:
+            if not is_stacked(batch, cut.rows):
+                raise Refused(
+                    f"a batch of {n} samples is not stacked as the first one was; give the loader a collate_fn"
+                )
+            return tree_map_only(Tensor, lambda leaf: BatchTensor(leaf, spec), batch)
+
+        def shared_out(leaf: Tensor) -> Tensor:
+            return BatchTensor(spec.own(leaf), spec) if leaf.dim() and leaf.shape[0] == n else leaf
+
+        return tree_map_only(Tensor, shared_out, batch)
+
+
+class Labelled:
+    """A batch of n samples. own: of this rank's rows only."""
+
+    def __init__(self, batch: Any, n: int | None, own: bool) -> None:
+        self.batch, self.n, self.own = batch, n, own
+
+    def pin_memory(self) -> Labelled:
+        """As torch's pinning thread asks for it."""
+        from torch.utils.data._utils.pin_memory import pin_memory
+
+        return Labelled(pin_memory(self.batch), self.n, self.own)
+
+
+class Counted:
+    """A loader's `collate_fn` that labels what it makes. own: it stacks, so this rank's rows are enough."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], rank: int, world_size: int, own: bool) -> None:
+        self._collate, self._rank, self._world_size, self._own = collate, rank, world_size, own
+        self._is_stacked: bool | None = None  # not known before the first batch
+
+    def __call__(self, samples: list[Any]) -> Labelled:
+        n = len(samples)
+        if self._own and self._is_stacked and n >= self._world_size:
+            cut = Cut(n, self._rank, self._world_size)
+            return Labelled(self._collate(samples[cut.start : cut.start + cut.rows]), n, True)
+        batch = self._collate(samples)
+        if self._is_stacked is None:
+            self._is_stacked = is_stacked(batch, n)
+        return Labelled(batch, n, False)
+
+
+def _rows(batch: Any) -> int | None:
+    """The samples of a batch that the dataset itself has made: the rows of its first tensor."""
+    first = next((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), None)
+    return None if first is None else first.shape[0]

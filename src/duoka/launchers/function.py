@@ -1,0 +1,171 @@
+"""`duoka.launch`: a function on several devices, started from Python: a script, a notebook, a test.
+
+Workers are forked from this process. So the function may be a closure or a lambda and sees all that is there,
+nothing has to be imported again, and a script needs no `if __name__ == "__main__"`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from duoka import environment
+from duoka.devices import inventory
+from duoka.errors import DeviceError, OptionError, WorkerFailed
+from duoka.launchers.local import Run, attempt
+from duoka.launchers.output import Outputs
+from duoka.launchers.signals import Signals
+from duoka.launchers.verdict import Verdict
+from duoka.libc import end_thread_pools
+from duoka.options import Options, Target
+from duoka.plan import Plan, decide_function
+from duoka.process import this_process
+
+
+def launch(
+    function: Callable[..., Any],
+    *args: Any,
+    devices: str | int | Sequence[int] = "auto",
+    threads: int | None = None,
+    timeout: float = 600.0,
+    log_dir: str | Path | None = None,
+    **kwargs: Any,
+) -> list[Any]:
+    """Call `function(*args, **kwargs)` in one worker for each device, and return what each rank's call returned.
+
+    The function begins with `duoka.start()` in every worker. What ranks 1, 2, ... print goes to log files.
+
+    Args:
+        function: any callable, a closure or a lambda too.
+        *args: what it is called with.
+        devices: as `duoka run --devices`: "auto", 2, "0,3", [0, 3], "cpu:2", ...
+        threads: processor threads of each worker; None: its part of the cores.
+        timeout: seconds that one rank waits for the others.
+        log_dir: where the output of ranks 1, 2, ... is kept.
+        **kwargs: what it is called with, too.
+
+    Raises:
+        OptionError: a value that is not allowed; or it is called in a worker, or not in the main thread.
+        DeviceError: a device is not there, or this process has used CUDA already.
+        WorkerFailed: a worker died, or the workers waited for each other in vain.
+        Exception: the first that a worker raised; its cause is that worker's own traceback.
+    """
+    _check(function)
+    words = devices if isinstance(devices, (str, int)) else ",".join(map(str, devices)) + "," * (len(devices) == 1)
+    options = Options(
+        Target(getattr(function, "__name__", type(function).__name__)),
+        devices=str(words),
+        threads=threads,
+        timeout=timeout,
+        log_dir=None if log_dir is None else Path(log_dir),
+    )
+    found = inventory.read(), environment.visible_cards(), environment.threads()
+    plan = decide_function(options.target.name, options, *found)
+    if plan.devices[0].type == "cuda" and _has_used_cuda():
+        raise DeviceError(
+            "duoka.launch: this process has used CUDA already, which cannot be used after a fork; "
+            "move that into the function, or restart the notebook's kernel"
+        )
+    if not end_thread_pools():
+        plan = replace(plan, threads=1)  # a worker that asked for the threads of this process would wait for ever
+    return _run(plan, partial(function, *args, **kwargs))
+
+
+def _check(function: Any) -> None:
+    if not callable(function):
+        raise OptionError("duoka.launch", function, "given a function", "the function itself, without calling it")
+    if this_process().origin is not None or (environment.number("WORLD_SIZE") or 1) > 1:
+        hint = "start this script with python, or call duoka.start() and leave the launching to its launcher"
+        raise OptionError("duoka.launch", "called in one of its workers", "called outside of them", hint)
+    if threading.current_thread() is not threading.main_thread():
+        raise OptionError("duoka.launch", threading.current_thread().name, "called in the main thread")
+
+
+def _has_used_cuda() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
+
+
+def _run(plan: Plan, call: Callable[[], Any]) -> list[Any]:
+    results = [tempfile.TemporaryFile(prefix="duoka-") for _ in plan.devices]  # noqa: SIM115
+    outputs = Outputs(plan.log_dir, range(1, plan.world_size))
+    told: list[str] = []
+    import torch._dynamo  # noqa: F401  # once for all workers: the first optimizer would in each
+
+    import duoka.run  # noqa: F401
+
+    try:
+        with Signals() as signals:
+            keep = partial(_keep, call, results)
+            verdict = attempt(Run(plan, secrets.token_hex(8), outputs, signals, told.append, keep), 0)
+        if verdict.code or verdict.why != "well":
+            _raise(verdict, results, "".join(told))
+        return [_read(file) for file in results]
+    finally:
+        outputs.close()
+        for file in results:
+            file.close()
+
+
+def _keep(call: Callable[[], Any], results: Sequence[IO[bytes]]) -> None:
+    """In a worker: call, and write down what came of it."""
+    origin = this_process().origin
+    assert origin is not None
+    file = results[origin.rank]
+    try:
+        pickle.dump(call(), file)
+    except Exception as error:
+        file.seek(0)
+        file.truncate()
+        _write_error(error, file)
+        raise
+    finally:
+        file.flush()
+
+
+def _write_error(error: Exception, file: IO[bytes]) -> None:
+    """An exception whose class pickle cannot make again is told in words (`_raise`)."""
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:
+        return
+    file.write(data)
+
+
+def _read(file: IO[bytes]) -> Any:
+    """What a worker wrote; None where it left by `sys.exit(0)`."""
+    file.seek(0)
+    data = file.read()
+    return pickle.loads(data) if data else None
+
+
+class RemoteTraceback(Exception):
+    """A worker's own traceback, as the cause of the exception that was raised there."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        super().__init__(f"\n\n{text}")
+
+
+def _raise(verdict: Verdict, results: Sequence[IO[bytes]], told: str) -> None:
+    """Raise in this process what ended the workers."""
+    if verdict.why == "stopped":
+        if verdict.code == 128 + signal.SIGINT:
+            raise KeyboardInterrupt
+        signal.raise_signal(verdict.code - 128)
+    first = verdict.culprits[0] if verdict.culprits else None
+    if first is not None and first.ending is not None and first.ending.how == "raised":
+        error = _read(results[first.rank])
+        if isinstance(error, BaseException):
+            raise error from RemoteTraceback(f"rank {first.rank}: {first.ending.trace}")
+    raise WorkerFailed(told.strip() or f"the workers ended with exit code {verdict.code}")

@@ -1,0 +1,26 @@
+"""`console`: one line on standard output."""
+
+from __future__ import annotations
+
+from duoka.logs.base import Log, Value
+
+
+class Console(Log):
+    """`step 100: loss 0.3421, accuracy 0.9012`."""
+
+    def __init__(self, place: str) -> None:
+        pass
+
+    def write(self, step: int | None, values: dict[str, Value]) -> None:
+        print(line(step, values), flush=True)
+
+    def close(self, failed: bool) -> None:
+        """Nothing to do."""
+
+
+def line(step: int | None, values: dict[str, Value]) -> str:
+    """A row in words."""
+    words = ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()
+    )
+    return words if step is None else f"step {step}: {words}"

@@ -1,0 +1,21 @@
+"""`wandb` or `wandb:PROJECT`."""
+
+from __future__ import annotations
+
+from duoka.logs.base import Log, Value, library
+
+
+class Wandb(Log):
+    """One run of Weights & Biases. One that the script has begun itself is used, and left to it."""
+
+    def __init__(self, place: str) -> None:
+        wandb = library("wandb", "wandb", "wandb")
+        self._own = wandb.run is None
+        self._run = wandb.init(project=place or None) if self._own else wandb.run
+
+    def write(self, step: int | None, values: dict[str, Value]) -> None:
+        self._run.log(values, step=step)
+
+    def close(self, failed: bool) -> None:
+        if self._own:
+            self._run.finish(exit_code=int(failed))

@@ -1,0 +1,75 @@
+"""What every way of starting a process answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+
+from duoka import environment
+from duoka.errors import OptionError, TimedOut
+from duoka.origins.meeting import Meeting, meet
+
+
+@dataclass(frozen=True)
+class Origin(ABC):
+    """One rank among `world_size`. local_rank: its number on its own machine."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            hint = f"{self.world_size} processes were started"
+            raise OptionError("the rank", self.rank, f"from 0 to {self.world_size - 1}", hint)
+
+    @classmethod
+    @abstractmethod
+    def found(cls) -> Origin | None:
+        """What the surroundings tell; None where the process was not started in this way."""
+
+    @property
+    def device(self) -> str | None:
+        """The device that it was given, as torch calls it; None where the process chooses."""
+        return None
+
+    @abstractmethod
+    def store(self, timeout: float) -> Store:
+        """Where the ranks find each other. Every process asks once; it waits at most `timeout` seconds."""
+
+    def meet(self, timeout: float) -> Meeting:
+        """Meet the other ranks. Called where there are several, once in a process."""
+        return meet(self.store(timeout), self.rank, self.world_size, timeout)
+
+
+def tcp_store(rank: int, address: str, port: int, timeout: float, is_master: bool) -> Store:
+    """A store at a place that all ranks were told.
+
+    Raises:
+        TimedOut: nobody answers there.
+        OptionError: the port is taken.
+    """
+    try:
+        return TCPStore(
+            address,
+            port,
+            is_master=is_master,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+            use_libuv=True,
+        )
+    except RuntimeError as error:
+        text = str(error).splitlines()[0]
+        if is_master:
+            raise OptionError("MASTER_PORT", port, "a free port", text) from None
+        raise TimedOut(f"rank {rank} found nobody at {address}:{port} in {timeout:g} s: {text}") from None
+
+
+def master(port: int | None = None) -> tuple[str, int] | None:
+    """MASTER_ADDR and MASTER_PORT (or `port`), where they are set."""
+    address = environment.variable("MASTER_ADDR")
+    port = environment.number("MASTER_PORT") or port
+    return None if address is None or port is None else (address, port)

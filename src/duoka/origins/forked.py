@@ -1,0 +1,56 @@
+"""Forked by duoka itself, which hands over everything that the others have to find out."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from duoka.environment import Place
+from duoka.options import BatchNorm, Loading, Randomness
+from duoka.origins.base import Origin
+from duoka.origins.meeting import Meeting
+from duoka.rendezvous import reach_store
+from duoka.view.collectives import Seat
+from duoka.view.nearby import Nearby
+
+
+@dataclass(frozen=True)
+class Forked(Origin):
+    """A worker of `duoka run` or `duoka.launch`, on one machine.
+
+    given: the device, as torch calls it in this process. asked: what was asked for on the command line.
+    """
+
+    place: Place
+    seat: Seat
+    exchange: mmap.mmap | None
+    given: str
+    asked: Asked
+
+    @classmethod
+    def found(cls) -> None:
+        return None
+
+    @property
+    def device(self) -> str:
+        return self.given
+
+    def store(self, timeout: float) -> Store:
+        return reach_store(self.place, timeout)
+
+    def meet(self, timeout: float) -> Meeting:
+        size = self.world_size
+        nearby = None if self.exchange is None else Nearby(self.exchange, self.rank, size, timeout)
+        return Meeting(self.store(timeout), self.seat, nearby, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What `duoka run` was asked for, and `duoka.start` takes where it is not told otherwise."""
+
+    batch_norm: BatchNorm
+    randomness: Randomness
+    loading: Loading
+    timeout: float

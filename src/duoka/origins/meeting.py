@@ -1,0 +1,151 @@
+"""Where the ranks of a run meet: a store, and on one machine memory that they share."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import socket
+import tempfile
+import time
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from duoka import environment
+from duoka.board import SEAT, Board
+from duoka.errors import TimedOut
+from duoka.view import nearby
+from duoka.view.collectives import ProcessCollectives, Seat
+from duoka.view.nearby import Nearby
+
+SHARED_MEMORY = "/dev/shm"
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What one rank has in common with the others, for all runs of its process.
+
+    seat: where it writes which collective it is in. nearby: memory for small tensors; None: they have gloo only.
+    here: how many of the ranks are on this machine.
+    """
+
+    store: Store
+    seat: Seat
+    nearby: Nearby | None
+    here: int
+
+    def collectives(self, rank: int, world_size: int, timeout: float, run: int) -> ProcessCollectives:
+        """The collectives of this process's run number `run`."""
+        store = PrefixStore(f"run{run}", self.store)
+        return ProcessCollectives(store, rank, world_size, timedelta(seconds=timeout), self.seat, self.nearby)
+
+
+class NoSeat:
+    """Of a rank that nobody watches: the ranks of several machines."""
+
+    def enter(self, digest: int, text: str) -> None:
+        """Nobody looks."""
+
+    def leave(self) -> None:
+        """Nobody looks."""
+
+
+class StrangersSeat:
+    """A seat beside ranks that were not forked from one process: python hashes the same text differently in each."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat, self.leave = seat, seat.leave
+
+    def enter(self, digest: int, text: str) -> None:
+        """As the seat does, with a digest that all agree on."""
+        self._seat.enter(zlib.crc32(text.encode()), text)
+
+
+def meet(store: Store, rank: int, world_size: int, timeout: float) -> Meeting:
+    """Meet at a store, and find memory in common where all ranks are on one machine.
+
+    Raises:
+        TimedOut: not all ranks came.
+    """
+    machines = _told(store, "machine", rank, world_size, _machine(), timeout)
+    here = machines.count(machines[rank])
+    memory = None
+    if here == world_size:
+        environment.keep_gloo_here()
+    if here == world_size and nearby.is_possible():
+        memory = _memory(store, rank, world_size, timeout)
+    if memory is None:
+        return Meeting(store, NoSeat(), None, here)
+    seats, slots = memory
+    seat = StrangersSeat(Board(seats, world_size).seat(rank))
+    return Meeting(store, seat, Nearby(slots, rank, world_size, timeout), here)
+
+
+def _machine() -> str:
+    """A name that no other running machine has: host names are given twice, and a container has one of its own."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        memory = os.stat(SHARED_MEMORY)
+    except OSError:
+        return secrets.token_hex(16)
+    return f"{socket.gethostname()} {boot} {memory.st_dev}"
+
+
+def _told(store: Store, what: str, rank: int, world_size: int, value: str, timeout: float) -> list[str]:
+    """Every rank's `value`, in the order of ranks."""
+    store.set(f"{what} of {rank}", value)
+    values, deadline = [], time.monotonic() + timeout
+    for other in range(world_size):
+        try:
+            store.wait([f"{what} of {other}"], timedelta(seconds=max(0.01, deadline - time.monotonic())))
+        except RuntimeError as error:
+            missing = f"rank {other} of {world_size} did not come in {timeout:g} s"
+            raise TimedOut(f"rank {rank} waited in vain to begin: {missing}") from error
+        values.append(store.get(f"{what} of {other}").decode())
+    return values
+
+
+def _memory(store: Store, rank: int, world_size: int, timeout: float) -> tuple[mmap.mmap, mmap.mmap] | None:
+    """One file without a name, mapped by every rank; None where there can be none.
+
+    Rank 0 makes it and tells its name; it takes the name away when all have looked, so it is gone with them.
+    """
+    board = -(-world_size * SEAT // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+    size = board + nearby.memory_size(world_size)
+    if rank == 0:
+        store.set("memory", _make(size))
+    name = store.get("memory").decode()
+    file = -1
+    with suppress(OSError):
+        file = os.open(name, os.O_RDWR) if name else -1
+    try:
+        opened = _told(store, "memory", rank, world_size, str(file >= 0), timeout)
+        if opened != ["True"] * world_size:
+            return None
+        return mmap.mmap(file, board), mmap.mmap(file, size - board, offset=board)
+    finally:
+        if rank == 0 and name:
+            os.unlink(name)
+        if file >= 0:
+            os.close(file)
+
+
+def _make(size: int) -> str:
+    """A file of this size in memory; an empty name where there is no room for one."""
+    try:
+        file, name = tempfile.mkstemp(prefix=f"duoka-{secrets.token_hex(4)}-", dir=SHARED_MEMORY)
+    except OSError:
+        return ""
+    try:
+        os.truncate(file, size)
+    except OSError:
+        os.unlink(name)
+        return ""
+    finally:
+        os.close(file)
+    return name

@@ -1,0 +1,58 @@
+"""What belongs to this process as a whole, and is therefore the only state that belongs to no object.
+
+torch can be intercepted once in a process, so one run is open at a time; and which worker a process is, it was told
+by whoever forked it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+from torch import Tensor
+
+from duoka.origins import Origin
+from duoka.origins.meeting import Meeting
+
+
+class Open(Protocol):
+    """A run that is going on (`duoka.run.Run`)."""
+
+    def close(self, wait: bool = True) -> None:
+        """End it; the others are waited for, if `wait`."""
+
+    def has_held(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether a gradient of these is this rank's own."""
+
+
+@dataclass(slots=True)
+class Process:
+    """origin: set in workers that duoka forked. meeting: where this process met the others, once for all runs."""
+
+    origin: Origin | None = None
+    meeting: Meeting | None = None
+    run: Open | None = None
+    runs: int = 0  # opened so far
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Around a script or a function: the run that it leaves open is closed; an error waits for nobody."""
+        well = False
+        try:
+            yield
+            well = True
+        except SystemExit as error:
+            well = not error.code
+            raise
+        finally:
+            if self.run is not None:
+                self.run.close(wait=well)
+
+
+@cache
+def this_process() -> Process:
+    """The one object of this kind. A forked worker begins with a fresh one (`this_process.cache_clear()`)."""
+    return Process()

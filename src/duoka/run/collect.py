@@ -1,0 +1,101 @@
+"""Sums, means and rows of all ranks, of values that are each rank's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Number
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from duoka.errors import OptionError
+from duoka.run.agreement import check_same
+from duoka.view.batch import BatchTensor
+from duoka.view.collectives import Collectives
+from duoka.view.site import user_line
+
+
+class OwnNumbers:
+    """The collectives of one run, for values that are each rank's own.
+
+    That all ranks have alike values is seen before they meet, once for each line and kind of value.
+    """
+
+    def __init__(self, ranks: Collectives) -> None:
+        self._ranks = ranks
+        self._agreed: set[Any] = set()
+
+    def all_sum(self, value: Any) -> Any:
+        """The sum over ranks, of the type that `value` has."""
+        return self._each(value, "all_sum", self._total, keeps_numbers=True)
+
+    def all_mean(self, value: Any) -> Any:
+        """The mean over ranks."""
+
+        def mean(tensor: Tensor) -> Tensor:
+            dense = tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()
+            return self._total(dense) / self._ranks.world_size
+
+        return self._each(value, "all_mean", mean, keeps_numbers=True)
+
+    def all_gather(self, value: Any) -> Any:
+        """All ranks' rows, in the order of ranks."""
+        return self._each(value, "all_gather", self._rows, keeps_numbers=False)
+
+    def _total(self, tensor: Tensor) -> Tensor:
+        return self._ranks.all_reduce(tensor.long() if tensor.dtype == torch.bool else tensor.clone())
+
+    def _rows(self, tensor: Tensor) -> Tensor:
+        rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
+        sizes = self._ranks.all_gather(torch.tensor([rows.shape[0]])).view(-1).tolist()
+        room = rows.new_zeros((max(sizes), *rows.shape[1:]))
+        room[: rows.shape[0]] = rows
+        found = self._ranks.all_gather(room.view(torch.uint8) if room.dtype == torch.bool else room)
+        whole = torch.cat([one[:size] for one, size in zip(found, sizes, strict=True)])
+        return whole.view(torch.bool) if room.dtype == torch.bool else whole
+
+    def _each(self, value: Any, name: str, collective: Callable[[Tensor], Tensor], keeps_numbers: bool) -> Any:
+        """Apply a collective to every leaf."""
+        leaves, tree = tree_flatten(value)
+        self._agree(leaves, tree, name)
+        found = []
+        for leaf in leaves:
+            is_tensor = isinstance(leaf, Tensor)
+            with torch.no_grad():
+                out = collective(leaf.detach() if is_tensor else _as_tensor(leaf))
+            found.append(out if is_tensor or not keeps_numbers else out.item())
+        return tree_unflatten(found, tree)
+
+    def _agree(self, leaves: list[Any], tree: Any, name: str) -> None:
+        """See that all ranks' leaves are alike, and can be given."""
+        seen = (name, user_line(), str(tree), tuple(_seen(leaf, name == "all_gather") for leaf in leaves))
+        if seen in self._agreed:
+            return
+        refusal = next((text for text in map(_refusal, leaves) if text), "")
+        given = refusal or (seen[2], list(seen[3]))
+        check_same(given, self._ranks, lambda first, other: f"run.{name} was given {first} by rank 0, but {other}")
+        if refusal:
+            raise OptionError(f"run.{name}", refusal, "given tensors, numbers, or dicts and lists of them")
+        self._agreed.add(seen)
+
+
+def _as_tensor(number: Any) -> Tensor:
+    return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None)
+
+
+def _refusal(leaf: Any) -> str:
+    """Why a leaf cannot be given; empty if it can."""
+    if isinstance(leaf, BatchTensor):
+        return "a batch tensor, of which every number (x.sum(), x.mean()) is the whole batch's already"
+    return "" if isinstance(leaf, (Tensor, Number)) else type(leaf).__name__
+
+
+def _seen(leaf: Any, rows_may_differ: bool) -> str:
+    if not isinstance(leaf, Tensor) or isinstance(leaf, BatchTensor):
+        return type(leaf).__name__
+    shape = [str(size) for size in leaf.shape]
+    if rows_may_differ and shape:
+        shape[0] = "rows"
+    return f"{str(leaf.dtype)[6:]} ({', '.join(shape)})"

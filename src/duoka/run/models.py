@@ -1,0 +1,65 @@
+"""`run.model`: a model on this rank's device, with the same weights on all ranks from then on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from duoka.errors import OptionError
+from duoka.plain.session import Session
+from duoka.run.agreement import check_same
+
+
+def prepare(module: nn.Module, session: Session, device: torch.device) -> None:
+    """Move `module` to `device`, in place, and keep its parameters in step.
+
+    Raises:
+        OptionError: it is no module that can be kept in step.
+        RanksApart: it is not the same on all ranks; on every rank.
+    """
+    _check(module)
+    module.to(device)
+    check_same(_layout(module), session.ranks, _difference)
+    for parameter in module.parameters():
+        session.strategy.adopt(parameter)
+    if session.ranks.world_size > 1:
+        for buffer in module.buffers():
+            session.ranks.broadcast_into(buffer, 0)
+
+
+def _check(module: Any) -> None:
+    if not isinstance(module, nn.Module):
+        raise OptionError("run.model", type(module).__name__, "given an nn.Module")
+    for part in module.modules():
+        if isinstance(part, (nn.DataParallel, DistributedDataParallel)):
+            hint = "run.model(net) does what they do"
+            raise OptionError("run.model", type(part).__name__, "given the model itself, not wrapped", hint)
+    if next(module.parameters(), None) is None:
+        hint = "a module without parameters is called as it is"
+        raise OptionError("run.model", type(module).__name__, "given a module with parameters", hint)
+    lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]  # type: ignore[redundant-expr]
+    if lazy:
+        hint = "call it once on a small example first, so that its parameters get their shapes"
+        raise OptionError(
+            "run.model", f"{type(module).__name__} with {lazy[0]}", "given initialised parameters", hint
+        )
+
+
+def _layout(module: nn.Module) -> list[tuple[str, str, str]]:
+    """What must be the same on all ranks, in order: name, shape, type."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    return [(name, str(tuple(tensor.shape)), str(tensor.dtype)[6:]) for name, tensor in tensors]
+
+
+def _difference(first: list[tuple[str, str, str]], other: list[tuple[str, str, str]]) -> str:
+    """The first entry in which two layouts differ, in words."""
+    for one, two in zip(first, other, strict=False):
+        if one != two:
+            return f"their models differ: rank 0 has {' '.join(one)} where the other has {' '.join(two)}"
+    longer = max(first, other, key=len)
+    name = " ".join(longer[min(len(first), len(other))])
+    return f"their models differ: {name} is only on one of them"

@@ -1,0 +1,266 @@
+"""What a script holds in its hand while it runs on one device or many."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from duoka.data.loader import Loader, ViewWord, make_loader
+from duoka.errors import OptionError, PeerLost, RanksApart
+from duoka.logs import Logs, check_values
+from duoka.origins import Origin
+from duoka.process import this_process
+from duoka.run.collect import OwnNumbers
+from duoka.run.models import prepare
+from duoka.run.progress import Progress
+from duoka.run.session import ApiSession
+from duoka.traces import headline
+from duoka.view.batch import BatchTensor, Spec, batches_in, gather_all
+from duoka.view.collectives import Collectives
+from duoka.view.cut import Cut
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Run:
+    """One rank of a run, from `duoka.start()` to `close()`. Works as a context manager.
+
+    rank, world_size: among all ranks. local_rank: among those of this machine. device: where this rank computes.
+    machine: its host name. is_first: whether this is rank 0, the one that prints and writes.
+    """
+
+    def __init__(self, origin: Origin, device: torch.device, session: ApiSession, logs: Logs) -> None:
+        self.rank, self.world_size = origin.rank, origin.world_size
+        self.local_rank = origin.local_rank
+        self.device = device
+        self.machine = socket.gethostname()
+        self._opened: ApiSession | None = session
+        self._logs = logs
+        self._own_numbers = OwnNumbers(session.ranks)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def model(self, module: M, *, compile: bool = False) -> M:  # noqa: A002
+        """The same module, in place: on this rank's device, with rank 0's weights, and kept in step from now on.
+
+        compile: compile it, in place; the names in its state dict stay.
+
+        Raises:
+            OptionError: it is no `nn.Module`, has no parameters, or is wrapped.
+            RanksApart: its parameters have other names or shapes on another rank.
+        """
+        prepare(module, self._session, self.device)
+        if compile:
+            module.compile()
+        return module
+
+    def loader(
+        self,
+        data: Any,
+        batch_size: int | None = None,
+        *,
+        shuffle: bool = False,
+        accumulate: int | None = None,
+        micro_batch: int | None = None,
+        view: ViewWord = "global",
+        **how: Any,
+    ) -> Loader:
+        """Global batches: each rank loads and holds its own rows of them, on its device.
+
+        Args:
+            data: a dataset, a `DataLoader` (taken as it is), or tensors or arrays of as many rows.
+            batch_size: samples of a batch, all ranks together.
+            shuffle: in a new order every epoch, as `DataLoader` draws it.
+            accumulate: yield every batch as so many `Pieces`, whose gradients are added up.
+            micro_batch: the same, in pieces of so many samples at most.
+            view: "global": batch tensors; "local": this rank's rows as plain tensors, and gradients weighted by how
+                many these are.
+            how: further options of `DataLoader`: sampler, num_workers, collate_fn, drop_last, ...
+
+        Raises:
+            OptionError: something that is not allowed, alone or together with the rest.
+        """
+        session = self._session
+
+        def on_share(cut: Cut | None) -> None:
+            session.boundary.own_rows = cut
+
+        return make_loader(
+            data,
+            batch_size,
+            session.view,
+            self.device,
+            session.plan.loading,
+            on_share,
+            session.strategy.held,
+            session.boundary.computed_whole,
+            shuffle=shuffle,
+            accumulate=accumulate,
+            micro_batch=micro_batch,
+            how=how,
+            words=view,
+        )
+
+    def batch(self, tensor: Any) -> Tensor:
+        """A batch tensor of a tensor that is the same on all ranks, shape (n, ...): each computes its own rows.
+
+        With one rank, or with fewer samples than ranks, the tensor itself.
+
+        Raises:
+            OptionError: it has no rows.
+        """
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
+            raise OptionError("run.batch", tensor, "given a tensor with samples in its first dimension")
+        session = self._session
+        n = tensor.shape[0]
+        if isinstance(tensor, BatchTensor) or self.world_size == 1 or not session.view.shares(n):
+            return tensor
+        spec = Spec(session.view, session.view.cut(n))
+        return BatchTensor(spec.own(tensor), spec)
+
+    # --- numbers of ranks that work by themselves
+
+    def all_sum(self, value: Any) -> Any:
+        """The sum over ranks of a tensor, a number, or a dict of them, as `value` itself is.
+
+        Raises:
+            OptionError: it is a batch tensor, which is the whole batch's already.
+            RanksApart: it has another shape or type on another rank.
+        """
+        return self._numbers.all_sum(value)
+
+    def all_mean(self, value: Any) -> Any:
+        """The mean over ranks; floating-point. As `all_sum`."""
+        return self._numbers.all_mean(value)
+
+    def all_gather(self, value: Any) -> Any:
+        """The rows of all ranks, in the order of ranks, which is that of the samples in a batch. As `all_sum`.
+
+        The first dimension may differ between ranks. A number becomes a tensor of shape (world_size,).
+        """
+        return self._numbers.all_gather(value)
+
+    # --- what happens once
+
+    def print(self, *values: Any, **how: Any) -> None:
+        """Print on rank 0 only; a batch is gathered for it, so all ranks have to come here."""
+        self._session  # noqa: B018  # is it open?
+        values = gather_all(values) if batches_in(values) else values
+        if self.is_first:
+            print(*values, **how)
+
+    def log(self, step: int | None = None, **values: Any) -> None:
+        """Write numbers to the logs that `duoka.start(log=...)` named; rank 0 does, so call it anywhere.
+
+        Raises:
+            OptionError: a value is no number, text, or tensor of one element.
+        """
+        self._session  # noqa: B018  # is it open?
+        check_values(values)
+        self._logs.write(step, values)
+
+    def progress(self, batches: Iterable[Any], name: str = "batches") -> Progress:
+        """The same batches, with a progress bar (rank 0); plain lines where standard output is no terminal."""
+        self._session  # noqa: B018  # is it open?
+        return Progress(batches, name, self.is_first, sys.stdout)
+
+    @contextmanager
+    def first(self) -> Iterator[bool]:
+        """Rank 0 goes through the body before the others do: what it downloads is there when they look for it.
+
+        Gives whether this is rank 0.
+
+        Raises:
+            PeerLost: rank 0 failed in it, with an error of its own.
+        """
+        ranks = self._session.ranks
+        if not self.is_first:
+            if failed := ranks.broadcast_object("", 0):
+                raise PeerLost(f"rank 0 failed in `with run.first()`: {failed}")
+            yield False
+            return
+        try:
+            yield True
+        except BaseException as error:
+            ranks.broadcast_object(headline(error), 0)
+            raise
+        ranks.broadcast_object("", 0)
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        self._session.ranks.barrier()
+
+    @contextmanager
+    def no_sync(self, *models: nn.Module) -> Iterator[None]:
+        """Backward passes within add to the gradients of `models` on each rank alone.
+
+        The first backward pass after it brings the ranks together, with all that was added.
+        """
+        if not models:
+            raise OptionError("run.no_sync", "nothing", "given the models whose gradients are to be held")
+        parameters = [parameter for model in models for parameter in model.parameters()]
+        with self._session.strategy.held(parameters):
+            yield
+
+    def has_held(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether a gradient of these is this rank's own, by `no_sync` or within the pieces of a batch."""
+        return self._session.strategy.has_held(parameters)
+
+    # --- its end
+
+    def close(self, wait: bool = True) -> None:
+        """End the run: wait for the other ranks, unless `wait` is False, and put back all that was intercepted."""
+        if self._opened is None:
+            return
+        session, self._opened = self._opened, None
+        this_process().run = None
+        try:
+            if wait:
+                self._wait_for_all(session.ranks)
+        finally:
+            session.strategy.close()
+            session.patches.undo()
+            self._logs.close(failed=not wait)
+
+    def _wait_for_all(self, ranks: Collectives) -> None:
+        try:
+            ranks.barrier()
+        except RanksApart as error:
+            raise RanksApart(f"rank {self.rank} has ended its run, while another went on: {error}") from None
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(wait=error is None)
+
+    def __repr__(self) -> str:
+        state = "" if self._opened is not None else ", closed"
+        return f"Run(rank {self.rank} of {self.world_size}, {self.device}, {self.machine}{state})"
+
+    @property
+    def _numbers(self) -> OwnNumbers:
+        self._session  # noqa: B018  # is it open?
+        return self._own_numbers
+
+    @property
+    def _session(self) -> ApiSession:
+        if self._opened is None:
+            frame = sys._getframe(1)
+            while frame.f_code.co_name.startswith("_") and frame.f_back is not None:
+                frame = frame.f_back
+            called = f"run.{frame.f_code.co_name}"
+            raise OptionError(called, "used after run.close()", "used before", "duoka.start() begins another")
+        return self._opened

@@ -1,0 +1,180 @@
+"""`duoka.start`: who am I?"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+from duoka import environment
+from duoka.errors import DeviceError, OptionError
+from duoka.logs import check_logs, open_logs
+from duoka.options import LONGEST, BatchNorm, Loading, Randomness, one_of
+from duoka.origins import Origin, find
+from duoka.origins.forked import Forked
+from duoka.process import this_process
+from duoka.run.agreement import check_same
+from duoka.run.run import Run
+from duoka.run.session import SENT_AS, Compress, Settings, open_session
+from duoka.view.alone import OneRank
+from duoka.view.collectives import Collectives
+
+TIMEOUT = 600.0
+
+
+def start(
+    seed: int | None = None,
+    *,
+    device: str | torch.device = "auto",
+    batch_norm: BatchNorm | None = None,
+    randomness: Randomness | None = None,
+    loading: Loading | None = None,
+    timeout: float | None = None,
+    log: str | Sequence[str] = "console",
+    compress: Compress = "none",
+) -> Run:
+    """Find out which rank this process is, and begin a run. One is open at a time; `run.close()` ends it.
+
+    Works alone (`python train.py`), under `duoka run`, `duoka.launch`, torchrun, srun and mpirun.
+
+    Args:
+        seed: for torch's, Python's and numpy's generators, the same on all ranks; None: all ranks agree on one by
+            chance, and a rank that is alone leaves its generators as they are.
+        device: "auto" (the device that this rank was given, else its GPU, else the CPU), or what torch calls it.
+        batch_norm: "whole": statistics of the whole batch, as on one device; "local": of each share.
+        randomness: "whole": draws inside of models are one device's; "worker": each rank's own.
+        loading: "auto": each rank reads its own rows where reading draws no random number, else all; "shared": its
+            own rows, and every sample draws from a stream of its own; "whole": all rows.
+        timeout: seconds that a rank waits for the others.
+        log: where `run.log` writes: "console", "csv:PATH", "jsonl:PATH", "tensorboard:DIR", "wandb", "wandb:PROJECT",
+            "mlflow", "mlflow:EXPERIMENT", or several of them.
+        compress: "bf16" or "fp16": gradients go between ranks in 16 bits, which halves the traffic and rounds them.
+
+    What is left out is as `duoka run` was told, else whole, whole, auto and 600.
+
+    Raises:
+        OptionError: a value that is not allowed, or a run is open already.
+        DeviceError: a device that is not there.
+        TimedOut: another rank did not come.
+        RanksApart: another rank was started with other options.
+    """
+    process = this_process()
+    if process.run is not None:
+        raise OptionError("duoka.start()", "called again", "called once", "close the run before: run.close()")
+    origin = process.origin or find()
+    settings, timeout = _settings(origin, batch_norm, randomness, loading, compress, timeout)
+    _check_seed(seed)
+    logs = check_logs(log)
+    chosen = choose_device(device, origin)
+    ranks = _meet(origin, timeout)
+    options = {"seed": seed, "device": chosen.type, **asdict(settings)}
+    check_same(options, ranks, lambda first, other: f"duoka.start was given {first} by rank 0, but {other}")
+    entropy = ranks.broadcast_object(secrets.randbits(63), 0) if seed is None else seed
+    if seed is not None or ranks.world_size > 1:
+        _seed_all(entropy)
+    opened = open_logs(logs if origin.rank == 0 else [])
+    run = Run(origin, chosen, open_session(ranks, settings, entropy, _sayer(origin)), opened)
+    process.run = run
+    atexit.register(_close_at_exit, run)
+    return run
+
+
+def _settings(
+    origin: Origin,
+    batch_norm: BatchNorm | None,
+    randomness: Randomness | None,
+    loading: Loading | None,
+    compress: Compress,
+    timeout: float | None,
+) -> tuple[Settings, float]:
+    asked = origin.asked if isinstance(origin, Forked) else None
+    settings = Settings(
+        batch_norm or (asked.batch_norm if asked else "whole"),
+        randomness or (asked.randomness if asked else "whole"),
+        loading or (asked.loading if asked else "auto"),
+        compress,
+    )
+    one_of("compress", settings.compress, SENT_AS)
+    one_of("batch_norm", settings.batch_norm, get_args(BatchNorm))
+    one_of("randomness", settings.randomness, get_args(Randomness))
+    one_of("loading", settings.loading, get_args(Loading))
+    seconds = timeout if timeout is not None else asked.timeout if asked else TIMEOUT
+    if not 0 < seconds <= LONGEST:
+        raise OptionError("timeout", seconds, "more than 0 seconds and at most 30 days")
+    return settings, seconds
+
+
+def _check_seed(seed: Any) -> None:
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63):
+        raise OptionError("seed", seed, "a whole number from 0 to 2**63 - 1, or None")
+
+
+def choose_device(asked: str | torch.device, origin: Origin) -> torch.device:
+    """The device of this rank, made torch's current one.
+
+    Raises:
+        DeviceError: it is not there.
+    """
+    automatic = str(asked) == "auto"
+    try:
+        device = torch.device(origin.device or _best() if automatic else asked)
+    except (RuntimeError, TypeError):
+        raise OptionError("device", asked, "auto, or what torch calls it (cpu, cuda, cuda:1, mps, xpu)") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    module: Any = getattr(torch, device.type, None)
+    count = module.device_count() if module and module.is_available() else 0
+    if count == 0:
+        raise DeviceError(f"device {str(asked)!r}: torch finds no {device.type} device here; use auto or cpu")
+    index: int | None = device.index
+    if index is None:
+        index = origin.local_rank if origin.device is None else 0
+    if index >= count:
+        raise DeviceError(f"local rank {origin.local_rank} has no {device.type} device: there are {count}")
+    if device.type != "mps":
+        module.set_device(index)
+    return torch.device(device.type, index)
+
+
+def _best() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _meet(origin: Origin, timeout: float) -> Collectives:
+    if origin.world_size == 1:
+        return OneRank()
+    process = this_process()
+    if process.meeting is None:
+        process.meeting = origin.meet(timeout)
+        if not isinstance(origin, Forked) and environment.threads() is None:  # a forked worker has its share
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // process.meeting.here))
+    process.runs += 1  # also where it does not come to a run: the next one begins with keys of its own
+    return process.meeting.collectives(origin.rank, origin.world_size, timeout, process.runs)
+
+
+def _seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def _sayer(origin: Origin) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        if origin.rank == 0 and sys.stderr is not None:
+            print(f"duoka: {text}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def _close_at_exit(run: Run) -> None:
+    """At the end of a script that did not close its run; one that ends by an error waits for nobody."""
+    if this_process().run is run:
+        run.close(wait=getattr(sys, "last_type", None) is None)

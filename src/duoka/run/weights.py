@@ -1,0 +1,43 @@
+"""Losses of ranks that work by themselves: each is a mean over the rank's own rows, and counts by how many these are.
+
+The loss is weighted, not the gradient: on its way back it may pass what all ranks have in common, a BatchNorm of the
+whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from duoka.plain.patching import Patches
+from duoka.run.boundary import ApiBoundary
+
+
+def install(patches: Patches, boundary: ApiBoundary) -> None:
+    """Intercept `torch.autograd.backward` and `torch.autograd.grad` once more."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def weighted(first: Any, *args: Any, **kwargs: Any) -> Any:
+            cut = boundary.own_rows
+            if cut is None or boundary.inside is not None:
+                return original(first, *args, **kwargs)
+            # The average over ranks divides by their number.
+            weight = cut.rows * cut.world_size / cut.n
+            return original(tree_map_only(Tensor, lambda loss: loss * weight, first), *args, **kwargs)
+
+        return weighted
+
+    def make_named(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        weighted = make(original)
+
+        def by_name(*args: Any, **kwargs: Any) -> Any:
+            return weighted(*args, **kwargs) if args else weighted(kwargs.pop(name), **kwargs)
+
+        return by_name
+
+    patches.replace(torch.autograd, "backward", lambda original: make_named(original, "tensors"))
+    patches.replace(torch.autograd, "grad", lambda original: make_named(original, "outputs"))

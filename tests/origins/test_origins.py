@@ -1,0 +1,184 @@
+"""What each way of starting a process tells of its rank."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from duoka.errors import OptionError, TimedOut
+from duoka.origins import find
+from duoka.origins.base import tcp_store
+from duoka.origins.slurm import first_node
+from tests.flows.flow import Flow
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes = ("SLURM_", "OMPI_", "PMI", "MPI_", "MASTER_", "TORCHELASTIC_")
+    for name in list(os.environ):
+        if name.startswith(prefixes) or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name)
+
+
+TORCHRUN = {"RANK": 3, "LOCAL_RANK": 1, "WORLD_SIZE": 4, "TORCHELASTIC_RESTART_COUNT": 2}
+SRUN = {"SLURM_PROCID": 5, "SLURM_LOCALID": 1, "SLURM_STEP_NUM_TASKS": 8, "SLURM_STEP_ID": 0, "SLURM_JOB_ID": 77}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": 2, "OMPI_COMM_WORLD_SIZE": 3, "OMPI_COMM_WORLD_LOCAL_RANK": 0}
+MPICH = {"PMI_RANK": 1, "PMI_SIZE": 2}
+
+
+@pytest.mark.parametrize(
+    ("variables", "kind", "ranks"),
+    [
+        ({}, "Alone", (0, 1, 0)),
+        (TORCHRUN, "Torchrun", (3, 4, 1)),
+        ({"RANK": 0, "WORLD_SIZE": 1}, "Torchrun", (0, 1, 0)),
+        ({"RANK": 1}, "Alone", (0, 1, 0)),
+        (SRUN, "Slurm", (5, 8, 1)),
+        (SRUN | {"SLURM_STEP_ID": ""}, "Alone", (0, 1, 0)),
+        ({"SLURM_NTASKS": 4, "SLURM_PROCID": 0, "SLURM_JOB_ID": 3}, "Alone", (0, 1, 0)),
+        (OPEN_MPI, "Mpi", (2, 3, 0)),
+        (MPICH, "Mpi", (1, 2, 1)),
+        (SRUN | TORCHRUN, "Torchrun", (3, 4, 1)),
+    ],
+    ids=str,
+)
+def test_who_started_it(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, Any], kind: str, ranks: tuple[int, int, int]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    origin = find()
+    assert type(origin).__name__ == kind
+    assert (origin.rank, origin.world_size, origin.local_rank) == ranks
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"RANK": 1, "WORLD_SIZE": 2}, "LOCAL_RANK must be set"),
+        ({"RANK": 4, "WORLD_SIZE": 4, "LOCAL_RANK": 0}, "the rank must be from 0 to 3, but is 4"),
+    ],
+)
+def test_surroundings_that_contradict_themselves(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, Any], text: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(OptionError, match=text):
+        find()
+
+
+@pytest.mark.parametrize(
+    "variables", [TORCHRUN, OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": 1}], ids=["torchrun", "mpi"]
+)
+def test_nobody_says_where_to_meet(monkeypatch: pytest.MonkeyPatch, variables: dict[str, Any]) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(OptionError, match="MASTER_ADDR and MASTER_PORT must be set"):
+        find().store(5.0)
+
+
+def test_ranks_of_one_machine_know_who_started_them(flow: Flow) -> None:
+    """A process of MPI's, with a shell between it and one of the ranks."""
+    rank = flow.write("rank.py", "from duoka.origins.mpi import _starter\nprint(_starter())\n")
+    starter = flow.write(
+        "hydra_pmi_proxy.py",
+        f"""
+        import ctypes, subprocess, sys
+        ctypes.CDLL(None).prctl(15, b"hydra_pmi_proxy", 0, 0, 0)  # PR_SET_NAME
+        for command in ([sys.executable, "{rank}"], ["sh", "-c", "{sys.executable} {rank}; true"]):
+            subprocess.run(command, check=True)
+        """,
+    )
+    one, other = flow.python([starter]).ok().stdout.splitlines()
+    assert one == other
+    assert one.startswith("hydra_pmi_proxy ")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("gpu1", "gpu1"),
+        ("gpu1,gpu2", "gpu1"),
+        ("gpu[003-005,9],cpu1", "gpu003"),
+        ("rack-2-node[12,14]-ib,x", "rack-2-node12-ib"),
+        ("n[1-2].cluster", "n1.cluster"),
+    ],
+)
+def test_the_first_node(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first
+
+
+def test_a_list_without_nodes() -> None:
+    with pytest.raises(OptionError, match="or set MASTER_ADDR"):
+        first_node("[1-2]")
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(OptionError, match="MASTER_PORT must be a free port"):
+            tcp_store(0, "127.0.0.1", port, 2.0, is_master=True)
+
+
+def test_nobody_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(TimedOut, match=f"rank 1 found nobody at 127.0.0.1:{port}"):
+        tcp_store(1, "127.0.0.1", port, 1.0, is_master=False)
+
+
+def test_a_rank_that_does_not_come() -> None:
+    from torch.distributed import HashStore
+
+    from duoka.origins.meeting import meet
+
+    with pytest.raises(TimedOut, match=r"rank 1 of 2 did not come in 0\.2 s"):
+        meet(HashStore(), 0, 2, 0.2)
+
+
+def met() -> dict[int, Any]:
+    """What two ranks, as threads, have in common, and the sum of what they send."""
+    import torch
+    from torch.distributed import HashStore
+
+    from duoka.origins.meeting import Meeting, meet
+
+    store, found = HashStore(), {}
+
+    def rank(number: int) -> None:
+        meeting: Meeting = meet(store, number, 2, 20.0)
+        ranks = meeting.collectives(number, 2, 20.0, 0)
+        found[number] = meeting.here, meeting.nearby is not None, ranks.all_reduce(torch.ones(2) + number).tolist()
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_ranks_of_one_machine_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # put back afterwards
+    before = set(os.listdir("/dev/shm"))
+    assert met() == {0: (2, True, [3, 3]), 1: (2, True, [3, 3])}
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("duoka-")]
+
+
+def test_ranks_of_several_machines_have_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr("duoka.origins.meeting._machine", lambda: secrets.token_hex(8))
+    assert met() == {0: (1, False, [3, 3]), 1: (1, False, [3, 3])}
+
+
+def test_no_room_for_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr("duoka.origins.meeting._make", lambda size: "")
+    assert met() == {0: (2, False, [3, 3]), 1: (2, False, [3, 3])}

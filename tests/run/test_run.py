@@ -1,0 +1,251 @@
+"""Scripts that use the API, in real processes: the numbers of the plain loop on one device, however started."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import duoka
+from duoka.process import this_process
+from tests.flows.flow import Flow, Result, Warm
+from tests.flows.test_same_result import assert_same_lines, assert_same_weights
+from tests.run.ranks import on_ranks
+
+LOOP = Path(__file__).parent / "scripts" / "loop.py"
+CASES = [("103", "shuffled"), ("96", "in-order")]
+
+
+@pytest.fixture(scope="module")
+def reference(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Result, Path]]:
+    """What the plain loop gives, once for each case."""
+    done: dict[tuple[str, str], tuple[Result, Path]] = {}
+
+    def run(*case: str) -> tuple[Result, Path]:
+        if case not in done:
+            folder = tmp_path_factory.mktemp("plain")
+            saved = folder / "weights.pt"
+            done[case] = Flow(warm, folder).python([LOOP, "plain", *case, saved]).ok(), saved  # type: ignore[index]
+        return done[case]  # type: ignore[index]
+
+    return run
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_same_result(
+    flow: Flow, reference: Callable[..., tuple[Result, Path]], case: tuple[str, str], workers: int
+) -> None:
+    expected, weights = reference(*case)
+    saved = flow.folder / "weights.pt"
+    result = flow.run(["run", "--devices", f"cpu:{workers}", LOOP, "api", *case, saved]).ok()
+    assert_same_lines(expected.stdout, result.stdout)
+    assert_same_weights(weights, saved)
+
+
+def test_it_works_alone(flow: Flow, reference: Callable[..., tuple[Result, Path]]) -> None:
+    expected, _ = reference(*CASES[0])
+    saved = flow.folder / "weights.pt"
+    assert flow.python([LOOP, "api", *CASES[0], saved]).ok().stdout == expected.stdout
+
+
+def variables(name: str, rank: int, port: int) -> dict[str, str]:
+    """What a launcher tells one of two processes."""
+    told = {
+        "torchrun": {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost"},
+        "srun": {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_ID": 0, "MASTER_ADDR": "localhost"},
+        "mpirun": {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": 2, "OMPI_COMM_WORLD_LOCAL_RANK": rank},
+        "mpiexec": {"PMI_RANK": rank, "PMI_SIZE": 2, "MASTER_ADDR": "localhost"},
+    }[name]
+    return {key: str(value) for key, value in (told | {"MASTER_PORT": port, "PMIX_NAMESPACE": port}).items()}
+
+
+@pytest.mark.parametrize("name", ["torchrun", "srun", "mpirun", "mpiexec"])
+def test_it_works_under_any_launcher(flow: Flow, reference: Callable[..., tuple[Result, Path]], name: str) -> None:
+    expected, weights = reference(*CASES[1])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    args = [LOOP, "api", *CASES[1], flow.folder / "weights.pt"]
+    ranks = [flow.start(args, program="python", env=variables(name, rank, port)) for rank in range(2)]
+    for result in [rank.wait().ok() for rank in ranks]:
+        assert_same_lines(expected.stdout, result.stdout)
+    assert_same_weights(weights, flow.folder / "weights.pt")
+
+
+def test_who_am_i() -> None:
+    def work(run: duoka.Run) -> Any:
+        return run.rank, run.local_rank, run.world_size, run.is_first, str(run.device), run.machine
+
+    host = socket.gethostname()
+    assert on_ranks(2, work) == [(0, 0, 2, True, "cpu", host), (1, 1, 2, False, "cpu", host)]
+
+
+def test_a_run_is_closed_and_another_one_begins() -> None:
+    def begin() -> Any:
+        call, backward, losses = nn.Module.__call__, torch.autograd.backward, []
+        model = nn.Linear(3, 1)
+        for seed in (0, 0, 1):
+            with duoka.start(seed=seed) as run:
+                run.model(model)
+                nn.init.normal_(model.weight)
+                (x,) = next(iter(run.loader(torch.randn(6, 3), batch_size=6)))
+                loss = model(x).square().mean()
+                loss.backward()
+                losses.append(loss.item())
+            model.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()  # an ordinary one again
+            assert model.weight.grad.tolist() == [[1, 1, 1]]
+            assert (nn.Module.__call__, torch.autograd.backward) == (call, backward)
+            with pytest.raises(duoka.OptionError, match="used after"):
+                run.barrier()
+        assert losses[0] == losses[1] != losses[2]
+        return losses
+
+    found = duoka.launch(begin, devices="cpu:2")
+    assert found[0] == found[1]
+    assert found[0] == pytest.approx(duoka.launch(begin, devices="cpu:1")[0], rel=1e-5)
+
+
+def test_one_run_at_a_time() -> None:
+    def work(run: duoka.Run) -> Any:
+        with pytest.raises(duoka.OptionError, match="close the run before"):
+            duoka.start()
+
+    on_ranks(2, work)
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ({"seed": -1}, "seed must be"),
+        ({"seed": True}, "seed must be"),
+        ({"device": "gpu"}, "device must be"),
+        ({"device": "cuda"}, "torch finds no cuda device here"),
+        ({"batch_norm": "sync"}, "batch_norm must be"),
+        ({"randomness": "wrker"}, "did you mean worker"),
+        ({"timeout": 0}, "timeout must be"),
+    ],
+    ids=str,
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_what_start_refuses(how: dict[str, Any], text: str) -> None:
+    with pytest.raises(duoka.AskedError, match=text):
+        duoka.start(**how)
+
+
+def test_ranks_with_other_options_are_told() -> None:
+    def begin() -> Any:
+        rank = this_process().origin.rank
+        with pytest.raises(duoka.RanksApart, match=r"'seed': 0.*'seed': 1"):
+            duoka.start(seed=rank)
+        with duoka.start(seed=0) as run:
+            return run.all_sum(1)
+
+    assert duoka.launch(begin, devices="cpu:2") == [2, 2]
+
+
+def test_model() -> None:
+    class Other(nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(2, size), nn.Linear(size, 1)
+
+    def work(run: duoka.Run) -> Any:
+        torch.manual_seed(run.rank)
+        model = Other(3)
+        parameters = list(model.parameters())
+        assert run.model(model) is model
+        assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
+        assert list(model.state_dict()) == ["first.weight", "first.bias", "last.weight", "last.bias"]
+        with pytest.raises(duoka.RanksApart, match=r"first.weight \(3, 2\) float32.*first.weight \(4, 2\) float32"):
+            run.model(Other(3 + run.rank))
+        with pytest.raises(duoka.OptionError, match="with parameters"):
+            run.model(nn.ReLU())
+        with pytest.raises(duoka.OptionError, match="not wrapped"):
+            run.model(nn.DataParallel(nn.Linear(1, 1)))
+        with pytest.raises(duoka.OptionError, match="initialised parameters"):
+            run.model(nn.LazyLinear(3))
+        with pytest.raises(duoka.OptionError, match=r"an nn\.Module"):
+            run.model(nn.Linear)  # type: ignore[type-var]
+        return [value.tolist() for value in model.state_dict().values()]
+
+    one, other = on_ranks(2, work)
+    assert one == other
+
+
+def test_a_model_is_compiled_in_place() -> None:
+    def work(run: duoka.Run) -> Any:
+        model = run.model(nn.Sequential(nn.Linear(2, 1)), compile=True)
+        return model._compiled_call_impl is not None, list(model.state_dict())
+
+    assert on_ranks(2, work) == [(True, ["0.weight", "0.bias"])] * 2
+
+
+def test_own_tensors_and_batches() -> None:
+    """A tensor of a rank's own is computed as it is; gradients are averaged. `run.batch` shares one out."""
+
+    def work(run: duoka.Run) -> Any:
+        model = run.model(nn.Linear(2, 1, bias=False))
+        own = model(torch.full((4, 2), float(run.rank)))
+        own.mean().backward()
+        averaged = model.weight.grad.tolist()
+        model.zero_grad()
+        batch = run.batch(torch.arange(8.0).view(4, 2))
+        model(batch).sum().backward()
+        rows = len(batch.to_local())
+        return (
+            type(own) is torch.Tensor,
+            averaged,
+            rows,
+            model.weight.grad.tolist(),
+            run.batch(torch.ones(1, 2)).shape,
+        )
+
+    assert on_ranks(2, work) == [(True, [[0.5, 0.5]], 2, [[12.0, 16.0]], (1, 2))] * 2
+
+
+def test_gradients_are_held() -> None:
+    def work(run: duoka.Run) -> Any:
+        one, two = (run.model(nn.Linear(2, 1, bias=False)) for _ in range(2))
+        own = torch.full((1, 2), float(run.rank + 1))
+        with run.no_sync(one):
+            (one(own) + two(own)).sum().backward()
+        held = one.weight.grad.tolist(), two.weight.grad.tolist()
+        with pytest.raises(duoka.OptionError, match="no_sync"):
+            duoka.clip_grad_norm_(one.parameters(), 1.0)
+        two(own).sum().backward()  # does not even reach the first
+        return held, one.weight.grad.tolist(), two.weight.grad.tolist()
+
+    (first, *one), (second, *other) = on_ranks(2, work)
+    assert (first, second) == (([[1, 1]], [[1.5, 1.5]]), ([[2, 2]], [[1.5, 1.5]]))
+    assert one == other == [[[1.5, 1.5]], [[3.0, 3.0]]]
+
+
+def test_what_rank_0_does_first(tmp_path: Path) -> None:
+    def work(run: duoka.Run) -> Any:
+        with run.first() as first:
+            if first:
+                time.sleep(0.2)
+                (tmp_path / "data").write_text("there")
+            found = (tmp_path / "data").read_text()
+        with pytest.raises(OSError if run.is_first else duoka.PeerLost, match="the disk is full"), run.first():
+            raise OSError("the disk is full")
+        run.barrier()
+        return found
+
+    assert on_ranks(3, work) == ["there"] * 3
+
+
+def test_a_rank_that_ends_before_the_others() -> None:
+    def work(run: duoka.Run) -> None:
+        if run.is_first:
+            run.all_sum(1)
+
+    with pytest.raises(duoka.RanksApart):
+        on_ranks(2, work)

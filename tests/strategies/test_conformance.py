@@ -1,0 +1,268 @@
+"""What every strategy has to give: the numbers of one device, for whatever a training loop does with gradients.
+
+`PROGRAMS` are small loops that know of no strategy. `STRATEGIES` has a line for each: its name, and its ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import duoka
+from duoka.plan import STRATEGIES as NAMES
+from tests.run.ranks import on_ranks
+
+STRATEGIES = {"single": (1,), "ddp": (2, 3)}
+DATA = torch.Generator().manual_seed(3)
+X, Y = torch.randn(23, 6, generator=DATA), torch.randint(0, 4, (23,), generator=DATA)
+
+Program = Callable[[duoka.Run], Any]
+PROGRAMS: dict[str, Program] = {}
+
+
+def program(one: Program) -> Program:
+    PROGRAMS[one.__name__] = one
+    return one
+
+
+def batches(run: duoka.Run) -> Any:
+    return run.loader((X, Y), batch_size=9, shuffle=True)
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
+
+
+def weights(*models: nn.Module) -> list[Any]:
+    return [value.tolist() for model in models for value in model.state_dict().values()]
+
+
+@program
+def an_ordinary_loop(run: duoka.Run) -> Any:
+    model = run.model(net())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses = []
+    for x, y in batches(run):
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, weights(model)
+
+
+@program
+def accumulated_by_hand(run: duoka.Run) -> Any:
+    model = run.model(net())
+    for x, y in batches(run):
+        (F.cross_entropy(model(x), y, reduction="sum") / 23).backward()
+    norm = duoka.clip_grad_norm_(model.parameters(), 0.1)
+    return norm.item(), [p.grad.tolist() for p in model.parameters()]
+
+
+@program
+def held_gradients(run: duoka.Run) -> Any:
+    model = run.model(net())
+    for number, (x, y) in enumerate(batches(run)):
+        if number < 2:
+            with run.no_sync(model):
+                F.cross_entropy(model(x), y).backward()
+        else:
+            F.cross_entropy(model(x), y).backward()
+    return [p.grad.tolist() for p in model.parameters()]
+
+
+@program
+def unused_frozen_and_tied_parameters(run: duoka.Run) -> Any:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.three = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+            self.spare = nn.Linear(6, 6)
+            self.two.weight = self.one.weight
+            self.three.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.three(self.two(self.one(x).relu()))
+
+    model = run.model(Net())
+    found = []
+    for x, y in batches(run):
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        found.append([p.grad is not None and p.grad.tolist() for p in model.parameters()])
+        model.three.requires_grad_(True)  # thawed
+    return found
+
+
+@program
+def two_models_in_turn(run: duoka.Run) -> Any:
+    generator, critic = (
+        run.model(nn.Linear(3, 6)),
+        run.model(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))),
+    )
+    of_generator = torch.optim.SGD(generator.parameters(), lr=0.1)
+    of_critic = torch.optim.SGD(critic.parameters(), lr=0.1)
+    for x, _ in batches(run):
+        noise = run.batch(torch.randn(len(x), 3))
+        fake = generator(noise)
+        of_critic.zero_grad()
+        (critic(fake.detach()).mean() - critic(x).mean()).backward()
+        of_critic.step()
+        of_generator.zero_grad()
+        (-critic(fake).mean()).backward()
+        of_generator.step()
+    return weights(generator, critic)
+
+
+@program
+def gradient_penalty(run: duoka.Run) -> Any:
+    model = run.model(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)))
+    for x, _ in batches(run):
+        x = x.requires_grad_()
+        score = model(x)
+        (slope,) = torch.autograd.grad(score.sum(), x, create_graph=True)
+        ((slope.norm(dim=1) - 1).square().mean() + score.mean()).backward()
+    return [p.grad.tolist() for p in model.parameters()]
+
+
+@program
+def gradients_asked_for(run: duoka.Run) -> Any:
+    model = run.model(nn.Linear(6, 4))
+    x, y = next(iter(batches(run)))
+    return [g.tolist() for g in torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))]
+
+
+@program
+def hooks_on_parameters(run: duoka.Run) -> Any:
+    model = run.model(nn.Linear(6, 4))
+    seen: list[Any] = []
+    model.weight.register_hook(lambda grad: (seen.append(grad.tolist()), grad.clamp(-0.01, 0.01))[1])
+    x, y = next(iter(batches(run)))
+    F.cross_entropy(model(x), y).backward()
+    return seen, model.weight.grad.tolist()
+
+
+@program
+def hooks_on_modules(run: duoka.Run) -> Any:
+    model = run.model(net())
+    seen: list[Any] = []
+    model[0].register_forward_hook(lambda module, args, out: seen.append((len(out), out.mean().item())))
+    for x, y in batches(run):
+        F.cross_entropy(model(x), y).backward()
+    return seen, [p.grad.tolist() for p in model.parameters()]
+
+
+@program
+def mixed_precision(run: duoka.Run) -> Any:
+    model = run.model(nn.Linear(6, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for x, y in batches(run):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(model(x).float(), y)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    return [round(value, 2) for tensor in model.parameters() for value in tensor.flatten().tolist()]
+
+
+@program
+def checkpointed_activations(run: duoka.Run) -> Any:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5)), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(checkpoint(self.first, x, use_reentrant=False))
+
+    model = run.model(Net())
+    x, y = next(iter(batches(run)))
+    F.cross_entropy(model(x), y).backward()
+    return [p.grad.tolist() for p in model.parameters()]
+
+
+@program
+def batch_norm_and_buffers(run: duoka.Run) -> Any:
+    model = run.model(nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in batches(run):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@program
+def a_loss_that_has_parameters(run: duoka.Run) -> Any:
+    class Centers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.centers = nn.Parameter(torch.randn(4, 6))
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return (x - self.centers[y]).square().sum(1).mean()
+
+    model, criterion = run.model(nn.Linear(6, 6)), run.model(Centers())
+    x, y = next(iter(batches(run)))
+    loss = criterion(model(x), y)
+    loss.backward()
+    return loss.item(), [p.grad.tolist() for m in (model, criterion) for p in m.parameters()]
+
+
+@program
+def second_order_optimizer(run: duoka.Run) -> Any:
+    model = run.model(nn.Linear(6, 4))
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    x, y = next(iter(batches(run)))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return optimizer.step(closure).item(), weights(model)
+
+
+@cache
+def on_one_device(name: str) -> Any:
+    return on_ranks(1, PROGRAMS[name])[0]
+
+
+def leaves(found: Any) -> list[float]:
+    return torch.utils._pytree.tree_leaves(found)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("ranks", [ranks for many in STRATEGIES.values() for ranks in many if ranks > 1])
+def test_it_is_as_on_one_device(name: str, ranks: int) -> None:
+    expected = leaves(on_one_device(name))
+    for found in on_ranks(ranks, PROGRAMS[name]):
+        assert leaves(found) == pytest.approx(expected, rel=2e-4, abs=2e-5)
+
+
+@pytest.mark.parametrize(("compress", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_gradients_that_travel_in_16_bits(compress: str, dtype: torch.dtype) -> None:
+    def work(run: duoka.Run) -> Any:
+        model = run.model(nn.Linear(1, 1, bias=False))
+        for _ in range(2):  # an unknown backward pass, and one that is expected
+            model.zero_grad()
+            model(torch.full((1, 1), 1.001)).sum().backward()
+        return model.weight.grad.item()
+
+    assert on_ranks(2, work, compress=compress) == [((torch.tensor(1.001) / 2).to(dtype) * 2).item()] * 2
+
+
+def test_every_strategy_is_tested() -> None:
+    assert set(STRATEGIES) == set(NAMES) - {"auto"}
