@@ -8,6 +8,7 @@
 #   plain/        running a script that knows nothing of all this
 #   data/         a rank's rows of every batch
 #   strategies/   how parameters are kept in step, one file per strategy
+#   checkpoint/   weights from anywhere, and checkpoints that cannot be lost
 #   view/         the global view: tensors that stand for a whole global batch
 #   board.py      what workers show the process that watches them
 #   environment.py, rendezvous.py, target.py, ending.py, traces.py    what a worker lives in, one subject each
@@ -22,8 +23,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from duoka.checkpoint.checkpoint import Checkpoint
+    from duoka.checkpoint.loading import Loaded, load_weights
+    from duoka.checkpoint.saving import save_weights
     from duoka.errors import (
         AskedError,
+        CheckpointBusy,
+        CheckpointDamaged,
+        CheckpointError,
         DeviceError,
         DuokaError,
         OptionError,
@@ -33,6 +40,9 @@ if TYPE_CHECKING:
         RunError,
         ScriptError,
         TimedOut,
+        UnsafePickle,
+        WeightsError,
+        WeightsMismatch,
         WorkerFailed,
     )
 
@@ -40,8 +50,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AskedError",
+    "Checkpoint",
+    "CheckpointBusy",
+    "CheckpointDamaged",
+    "CheckpointError",
     "DeviceError",
     "DuokaError",
+    "Loaded",
     "OptionError",
     "PeerLost",
     "RanksApart",
@@ -49,11 +64,21 @@ __all__ = [
     "RunError",
     "ScriptError",
     "TimedOut",
+    "UnsafePickle",
+    "WeightsError",
+    "WeightsMismatch",
     "WorkerFailed",
     "__version__",
+    "load_weights",
+    "save_weights",
 ]
 
-_HOMES = {name: "duoka.errors" for name in __all__ if name != "__version__"}
+_HOMES = dict.fromkeys(__all__, "duoka.errors") | {
+    "Checkpoint": "duoka.checkpoint.checkpoint",
+    "Loaded": "duoka.checkpoint.loading",
+    "load_weights": "duoka.checkpoint.loading",
+    "save_weights": "duoka.checkpoint.saving",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from duoka.errors import AskedError, DuokaError
 # name -> (the module with its `command`, its line in `duoka --help`)
 COMMANDS = {
     "run": ("duoka.cli.run", "Run a training script on the devices you have."),
+    "weights": ("duoka.cli.weights", "Look into files of weights, convert them, compare them."),
 }
 
 

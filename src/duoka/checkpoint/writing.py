@@ -1,0 +1,158 @@
+"""A checkpoint on its way to the disk: what is in it, as bytes in memory, and one thread that writes it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from duoka.checkpoint import disk, manifest
+from duoka.checkpoint.image import Image, lay_out
+from duoka.checkpoint.manifest import Entry, Manifest, State
+from duoka.checkpoint.states import Taken
+from duoka.errors import CheckpointError
+
+
+@dataclass
+class Snapshot:
+    """A checkpoint in memory. files: the bytes of each."""
+
+    states: dict[str, State] = field(default_factory=dict)
+    files: dict[str, Sequence[disk.Data]] = field(default_factory=dict)
+
+    def add(self, name: str, taken: Taken) -> None:
+        """Copy one thing that was taken apart."""
+        files = []
+        if taken.tensors or taken.kind == "model":
+            image = Image(lay_out(taken.tensors, {}))
+            image.take(taken.tensors)
+            files.append(f"{name}.safetensors")
+            self.files[files[-1]] = image.parts()
+        if taken.kind != "model" or taken.tree is not None:
+            files.append(f"{name}.json")
+            self.files[files[-1]] = (json.dumps(taken.tree, indent=1).encode(),)
+        self.states[name] = State(taken.kind, tuple(files))
+
+
+def write(root: Path, snapshot: Snapshot, about: Manifest) -> Path:
+    """Write a checkpoint's directory. It is there whole, or not at all.
+
+    Raises:
+        CheckpointError: the disk is full, or the like.
+    """
+    try:
+        final = _free(root, about.step)
+        beside = disk.partial(final)
+        os.mkdir(beside)
+        try:
+            entries = _write_files(beside, snapshot.files)
+            text = replace(about, states=snapshot.states, files=entries).text()
+            disk.write(beside / manifest.NAME, (text,))
+            disk.sync_directory(beside)
+            os.rename(beside, final)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        disk.sync_directory(root)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint of step {about.step} could not be written into {root}: {error}; those written before "
+            "are as they were"
+        ) from error
+    return final
+
+
+def _write_files(directory: Path, files: Mapping[str, Sequence[disk.Data]]) -> dict[str, Entry]:
+    """Write all files, while other threads compute their digests."""
+    with ThreadPoolExecutor(2, "duoka-digest") as pool:
+        digests = {name: pool.submit(_digest, parts) for name, parts in files.items()}
+        for name, parts in files.items():
+            disk.write(directory / name, parts)
+        return {name: Entry(sum(map(len, files[name])), digest.result()) for name, digest in digests.items()}
+
+
+def _digest(parts: Sequence[disk.Data]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _free(root: Path, step: int) -> Path:
+    again = 0
+    while (path := root / manifest.directory_name(step, again)).exists():
+        again += 1
+    return path
+
+
+class Background:
+    """One piece of work at a time, in a thread that the process waits for at its end.
+
+    What goes wrong in it is raised by `finish` or `look`; and said at the end of the process, if nobody asked.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._failures: list[BaseException] = []
+        weakref.finalize(self, _say, self._failures)
+
+    def start(self, work: Callable[[], Any]) -> None:
+        """Begin; there must be no other in flight."""
+        assert self._thread is None
+        self._thread = threading.Thread(target=_run, args=(work, self._failures), name="duoka-checkpoint")
+        self._thread.start()
+
+    def look(self) -> BaseException | None:
+        """What has gone wrong, told once."""
+        return self._failures.pop() if self._failures else None
+
+    def finish(self) -> None:
+        """Wait for what is in flight."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+
+def _run(work: Callable[[], Any], failures: list[BaseException]) -> None:
+    try:
+        work()
+    except BaseException as error:
+        failures.append(error)
+
+
+def _say(failures: list[BaseException]) -> None:
+    for failure in failures:
+        print(f"duoka: error: {failure}", file=sys.stderr)
+
+
+def prune(root: Path, keep: int | None, best: str | None) -> None:
+    """Remove all but the last `keep` checkpoints and the one whose metric is best ("max" or "min")."""
+    every = manifest.directories(root)
+    if keep is None or len(every) <= keep:
+        return
+    kept = {*every[-keep:], *([found] if best and (found := find_best(every, best)) else [])}
+    for directory in every:
+        if directory not in kept:
+            disk.remove(directory)
+
+
+def find_best(directories: Sequence[Path], best: str) -> Path | None:
+    """The one with the best metric, the newest of several; None where none has one."""
+    scores = []
+    for number, directory in enumerate(directories):
+        try:
+            metric = manifest.read(directory).metric
+        except CheckpointError:
+            continue
+        if metric is not None:
+            scores.append((metric if best == "max" else -metric, number))
+    return directories[max(scores)[1]] if scores else None
