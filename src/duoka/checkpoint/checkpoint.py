@@ -19,13 +19,14 @@ from typing import Any, Literal
 import torch
 
 import duoka
-from duoka.checkpoint import disk, formats, manifest
+from duoka.checkpoint import disk, manifest
+from duoka.checkpoint.formats import safetensors
 from duoka.checkpoint.loading import load_weights
 from duoka.checkpoint.lock import Lock
-from duoka.checkpoint.manifest import Manifest
+from duoka.checkpoint.manifest import Manifest, State
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
 from duoka.checkpoint.states import RandomState, Things, kind_of
-from duoka.checkpoint.writing import Background, Snapshot, find_best, prune, write
+from duoka.checkpoint.writing import TREES, Background, Snapshot, find_best, prune, write
 from duoka.errors import CheckpointDamaged, CheckpointError, OptionError
 
 AGAIN = 75  # the exit code that says "start me again": EX_TEMPFAIL of sysexits.h
@@ -213,9 +214,7 @@ class Checkpoint:
     def _begin(self, taken: Mapping[str, Any], metric: float | None) -> None:
         """Rank 0: copy to memory, and let a thread write."""
         self._background.finish()
-        snapshot = Snapshot()
-        for name, part in taken.items():
-            snapshot.add(name, part)
+        snapshot = Snapshot(taken)
         about = Manifest(self.step_number, self.epoch, {}, {}, _made(self._ranks.world_size), metric)
         self._restored = True  # what is in the directory from now on is of this run
 
@@ -306,21 +305,20 @@ class Checkpoint:
             )
         if there - here:
             warnings.warn(f"not restored from {directory}: {', '.join(sorted(there - here))}", stacklevel=5)
+        trees = json.loads((directory / TREES).read_bytes())
         for name in sorted(here, key=lambda name: name == RANDOM):  # last: restoring may itself draw
-            self._load_one(name, directory, about)
+            self._load_one(name, directory, about.states[name], trees)
 
-    def _load_one(self, name: str, directory: Path, about: Manifest) -> None:
-        state = about.states[name]
+    def _load_one(self, name: str, directory: Path, state: State, trees: Mapping[str, Any]) -> None:
         kind = self._things.kinds[name]
         if kind != state.kind:
             raise CheckpointError(f"{name!r} is of kind {kind}, but was saved as {state.kind} in {directory}")
-        tensors = [file for file in state.files if file.endswith(".safetensors")]
-        trees = [file for file in state.files if file.endswith(".json")]
-        if kind == "model" and not trees:
-            load_weights(self._things.things[name], directory / tensors[0])
+        files = [file for file in state.files if file != TREES]
+        if files and files == list(state.files) and kind == "model":
+            load_weights(self._things.things[name], directory / files[0])
             return
-        read = {key: it.read() for file in tensors for key, it in formats.read(directory / file).tree.items()}
-        value = self._things.put(name, json.loads((directory / trees[0]).read_bytes()), read)
+        tensors = {key: it.read() for file in files for key, it in safetensors.read(directory / file).tree.items()}
+        value = self._things.put(name, trees[name], tensors)
         if kind == "value":
             self.values[name] = value
 
@@ -368,9 +366,10 @@ def _check_options(
     best: str | None,
 ) -> None:
     wrong = [name for name in states if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name)]
-    if wrong or RANDOM in states or "manifest" in states:
-        allowed = f"named by letters, digits, '_', '-' and '.', and not {RANDOM!r} or 'manifest'"
-        raise OptionError("states", (wrong or list(states))[0], allowed)
+    wrong += [name for name in (RANDOM, "states", "manifest") if name in states]
+    if wrong:
+        allowed = "named by letters, digits, '_', '-' and '.', and not 'random', 'states' or 'manifest'"
+        raise OptionError("states", wrong[0], allowed)
     for option, count in (("every_steps", steps), ("every_epochs", epochs), ("keep", keep)):
         if count is not None and (type(count) is not int or count < 1):
             raise OptionError(option, count, "a whole number from 1 on, or None")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,17 @@ from duoka.checkpoint.saving import plain_names, plain_state, whole
 from duoka.checkpoint.values import join, split
 from duoka.errors import CheckpointError, WeightsError
 
+OWN_FILE = ("model", "optimizer")  # kinds whose tensors are in a file of their own
+
 
 @dataclass(frozen=True)
 class Taken:
-    """What a thing was taken apart to. tree: what JSON holds of it; None where tensors are all."""
+    """What a thing was taken apart to. tree: what JSON holds of it, where there is more to it than tensors."""
 
     kind: str
     tensors: Mapping[str, Tensor]
     tree: Any = None
+    has_tree: bool = True
 
 
 class RandomState:
@@ -38,11 +42,8 @@ class RandomState:
 
     def state_dict(self) -> dict[str, Any]:
         """All of them."""
-        state = {
-            "python": random.getstate(),
-            "numpy": np.random.get_state(legacy=False),
-            "torch": torch.get_rng_state(),
-        }
+        state = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
+        state["torch"] = torch.get_rng_state()
         return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -72,28 +73,29 @@ class Things:
 
     def __init__(self, things: Mapping[str, Any]) -> None:
         self.things = dict(things)
+        self.kinds = {name: kind_of(thing) for name, thing in things.items()}
 
     def take(self) -> dict[str, Taken]:
         """Take all apart. The tensors are those of the things themselves: copy them before training goes on."""
         return {name: self._take(name, thing) for name, thing in self.things.items()}
 
     def _take(self, name: str, thing: Any) -> Taken:
-        kind = kind_of(thing)
+        kind = self.kinds[name]
         try:
             if kind == "model" and all(isinstance(value, Tensor) for value in thing.state_dict().values()):
-                return Taken(kind, plain_state(thing))
-            state = thing.state_dict() if hasattr(thing, "state_dict") else thing
+                return Taken(kind, plain_state(thing), has_tree=False)
+            state = thing.state_dict() if kind in ("model", "optimizer", "object") else thing
             if kind == "optimizer":
                 state = by_name(state, self._names(thing))
-            tree, tensors = split(state)
+            tree, tensors = split(state, "" if kind in OWN_FILE else name)
         except (CheckpointError, WeightsError) as error:
             raise CheckpointError(f"{name!r} cannot be saved: {error}") from error
         return Taken(kind, {key: whole(tensor) for key, tensor in tensors.items()}, tree)
 
     def put(self, name: str, tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-        """Give a thing that is no model its old state back; returns the value of what cannot be changed in place."""
+        """Give a thing that is more than a model's tensors its old state back, and return what it was saved as."""
         thing, state = self.things[name], join(tree, tensors)
-        kind = kind_of(thing)
+        kind = self.kinds[name]
         if kind == "optimizer":
             thing.load_state_dict(by_index(state, self._names(thing), name))
         elif kind in ("model", "object"):
@@ -111,17 +113,11 @@ class Things:
         for at, model in self.things.items():
             if isinstance(model, nn.Module):
                 own = plain_names(model)
-                known |= {
-                    id(tensor): f"{at}.{own[name]}"
-                    for name, tensor in model.state_dict(keep_vars=True).items()
-                    if isinstance(tensor, nn.Parameter)
-                }
-        count = iter(range(1 << 40))
+                state = model.state_dict(keep_vars=True)
+                known |= {id(value): f"{at}.{own[name]}" for name, value in state.items()}
+        number = count()
         return [
-            [
-                known.get(id(parameter), f"#{number}")
-                for parameter, number in zip(group["params"], count, strict=False)
-            ]
+            [known.get(id(parameter), f"#{next(number)}") for parameter in group["params"]]
             for group in optimizer.param_groups
         ]
 
@@ -131,11 +127,12 @@ def by_name(state: Mapping[str, Any], names: list[list[str]]) -> dict[str, Any]:
     flat = [name for group in names for name in group]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     called = dict(zip(numbers, flat, strict=True))
-    groups = [{**group, "params": list(own)} for group, own in zip(state["param_groups"], names, strict=True)]
     return {
         **state,
         "state": {called.get(key, key): value for key, value in state["state"].items()},
-        "param_groups": groups,
+        "param_groups": [
+            {**group, "params": list(own)} for group, own in zip(state["param_groups"], names, strict=True)
+        ],
     }
 
 

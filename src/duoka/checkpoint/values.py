@@ -91,22 +91,8 @@ def _keep(tensor: Tensor, at: str, tensors: dict[str, Tensor]) -> str:
 
 
 _ARRAYS = frozenset(
-    [
-        "bool",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "float16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    ]
+    {"bool", "float16", "float32", "float64", "complex64", "complex128"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
 # word -> (the type, what is kept of one)
 _SPLIT: dict[str, tuple[type, Callable[[Any], Any]]] = {

@@ -11,36 +11,52 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from duoka.checkpoint import disk, manifest
 from duoka.checkpoint.image import Image, lay_out
 from duoka.checkpoint.manifest import Entry, Manifest, State
-from duoka.checkpoint.states import Taken
+from duoka.checkpoint.states import OWN_FILE, Taken
 from duoka.errors import CheckpointError
 
+TREES, TENSORS = "states.json", "states.safetensors"
 
-@dataclass
+
 class Snapshot:
-    """A checkpoint in memory. files: the bytes of each."""
+    """A checkpoint in memory. states: what is in it. files: the bytes of each file.
 
-    states: dict[str, State] = field(default_factory=dict)
-    files: dict[str, Sequence[disk.Data]] = field(default_factory=dict)
+    Models and optimizers have a file each for their tensors; all else is in `states.json` and `states.safetensors`.
+    """
 
-    def add(self, name: str, taken: Taken) -> None:
-        """Copy one thing that was taken apart."""
-        files = []
-        if taken.tensors or taken.kind == "model":
-            image = Image(lay_out(taken.tensors, {}))
-            image.take(taken.tensors)
-            files.append(f"{name}.safetensors")
-            self.files[files[-1]] = image.parts()
-        if taken.kind != "model" or taken.tree is not None:
-            files.append(f"{name}.json")
-            self.files[files[-1]] = (json.dumps(taken.tree, indent=1).encode(),)
-        self.states[name] = State(taken.kind, tuple(files))
+    def __init__(self, taken: Mapping[str, Taken]) -> None:
+        self.states: dict[str, State] = {}
+        self.files: dict[str, Sequence[disk.Data]] = {}
+        trees: dict[str, Any] = {}
+        small: dict[str, Tensor] = {}
+        for name, part in taken.items():
+            files = []
+            if part.kind == "model" or (part.kind in OWN_FILE and part.tensors):
+                files.append(f"{name}.safetensors")
+                self._copy(files[0], part.tensors)
+            elif part.tensors:
+                files.append(TENSORS)
+                small.update(part.tensors)
+            if part.has_tree:
+                files.append(TREES)
+                trees[name] = part.tree
+            self.states[name] = State(part.kind, tuple(files))
+        if small:
+            self._copy(TENSORS, small)
+        self.files[TREES] = (json.dumps(trees, indent=1).encode(),)
+
+    def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> None:
+        image = Image(lay_out(tensors, {}))
+        image.take(tensors)
+        self.files[file] = image.parts()
 
 
 def write(root: Path, snapshot: Snapshot, about: Manifest) -> Path:

@@ -46,10 +46,12 @@ def _check(directory: Path, found: manifest.Manifest) -> None:
 
 
 def _tree(directory: Path, found: manifest.Manifest) -> dict[str, Any]:
+    """Models under their names, optimizers under "optimizer.NAME", all other tensors under "states"."""
     tree: dict[str, Any] = {}
-    for name, state in found.states.items():
-        for file in state.files:
-            if file.endswith(".safetensors"):
-                tensors = tree.setdefault(name if state.kind == "model" else f"{state.kind}.{name}", {})
-                tensors.update(safetensors.read(directory / file).tree)
+    for file in found.files:
+        owners = [(name, state.kind) for name, state in found.states.items() if file in state.files]
+        if file.endswith(".safetensors") and owners:
+            name, kind = owners[0]
+            at = name if kind == "model" or name.startswith(kind) else f"{kind}.{name}"
+            tree[at if file == f"{name}.safetensors" else "random and other states"] = safetensors.read(directory / file).tree
     return tree

@@ -111,12 +111,13 @@ def _refuse_calls(path: Path, calls: list[str], in_any_case: bool = False) -> No
         return
     listed = ", ".join(f"`{name}`" for name in calls[:8]) + (", …" if len(calls) > 8 else "")
     hint = (
-        ""
-        if in_any_case or any(name.split(".")[0] in BLOCKED for name in calls)
-        else '; if its tensors are wanted all the same, objects="inert" (--objects inert) reads them with stand-ins for '
+        '; if its tensors are wanted all the same, objects="inert" (--objects inert) reads them with stand-ins for '
         "these, which run nothing either"
     )
-    raise UnsafePickle(f"{path} is refused: reading it would call {listed}, and nothing of it has been run{hint}")
+    blocked = in_any_case or any(name.split(".")[0] in BLOCKED for name in calls)
+    raise UnsafePickle(
+        f"{path} is refused: reading it would call {listed}, and nothing of it has been run{'' if blocked else hint}"
+    )
 
 
 # What a file names, found without loading it.
