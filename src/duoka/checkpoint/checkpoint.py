@@ -21,6 +21,7 @@ import torch
 import duoka
 from duoka.checkpoint import disk, manifest
 from duoka.checkpoint.formats import safetensors
+from duoka.checkpoint.image import Image
 from duoka.checkpoint.loading import load_weights
 from duoka.checkpoint.lock import Lock
 from duoka.checkpoint.manifest import Manifest, State
@@ -104,6 +105,7 @@ class Checkpoint:
         self._every = (every_steps, every_epochs, every_seconds)
         self._keep, self._best = keep, best
         self._background = Background()
+        self._images: dict[str, Image] = {}
         self._lock: Lock | None = None
         self._restored = False
         self._saved_at = time.monotonic()
@@ -214,7 +216,7 @@ class Checkpoint:
     def _begin(self, taken: Mapping[str, Any], metric: float | None) -> None:
         """Rank 0: copy to memory, and let a thread write."""
         self._background.finish()
-        snapshot = Snapshot(taken)
+        snapshot = Snapshot(taken, self._images)
         about = Manifest(self.step_number, self.epoch, {}, {}, _made(self._ranks.world_size), metric)
         self._restored = True  # what is in the directory from now on is of this run
 

@@ -79,14 +79,15 @@ class Image:
     """
 
     def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+        self.layout, self.size = layout, layout.size
         self._memory = mmap.mmap(-1, max(layout.size, 1))
         with suppress(AttributeError, OSError, ValueError):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors, from whatever devices."""
+    def take(self, tensors: Mapping[str, Tensor], layout: Layout) -> None:
+        """Copy the tensors, from whatever devices; their layout is no larger than the one that this was made for."""
+        self.layout = layout
         with torch.no_grad():
             for name, at in self.layout.places.items():
                 tensor = tensors[name].detach()
