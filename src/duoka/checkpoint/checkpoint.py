@@ -192,7 +192,7 @@ class Checkpoint:
             CheckpointError: something cannot be saved; the directory holds checkpoints that were not restored; or
                 the save before has failed. What was saved before is as it was.
         """
-        self._any()
+        self.wait()
         metric = self.metric if metric is None else metric
         if metric is not None and not manifest.is_number(metric):
             raise OptionError("metric", metric, "a number")
@@ -200,7 +200,6 @@ class Checkpoint:
         self._things.things |= self.values
         taken = together(self._ranks, self._things.take, "saving", CheckpointError)
         on_first(self._ranks, lambda: self._begin(taken, metric))
-        self._any()  # the save before, if it was still in flight, may have failed
         self.metric = None
         self._saved_at = time.monotonic()
 
@@ -215,7 +214,6 @@ class Checkpoint:
 
     def _begin(self, taken: Mapping[str, Any], metric: float | None) -> None:
         """Rank 0: copy to memory, and let a thread write."""
-        self._background.finish()
         snapshot = Snapshot(taken, self._images)
         about = Manifest(self.step_number, self.epoch, {}, {}, _made(self._ranks.world_size), metric)
         self._restored = True  # what is in the directory from now on is of this run
@@ -250,7 +248,13 @@ class Checkpoint:
 
     def close(self) -> None:
         """Wait until all is on the disk, and let others write into the directory."""
-        self.wait()
+        try:
+            self.wait()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._background.finish()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -332,8 +336,11 @@ class Checkpoint:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._listen_no_more()
-        if kind is None:
-            self.close()
+        try:
+            if kind is None:
+                self.wait()
+        finally:
+            self._let_go()
 
     def _listen(self) -> None:
         """Take note of the signals that ask this run to end, where signals can be taken."""

@@ -32,7 +32,7 @@ FORMAT = 1
 NAME = "manifest.json"
 LARGEST = 64 << 20  # bytes that are read of one
 _DIRECTORY = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
-_PIECE = 4 << 20
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def check(directory: Path, manifest: Manifest, names: tuple[str, ...] | None = N
     """Compare files with the manifest, all or those named; raises CheckpointDamaged that names the wrong ones."""
     wanted = manifest.files if names is None else {name: manifest.files[name] for name in names}
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        found = pool.map(lambda name: _fault(directory / name, wanted[name]), wanted)
+        found = (pool.map if len(wanted) > 1 else map)(lambda name: _fault(directory / name, wanted[name]), wanted)
         faults = [fault for fault in found if fault]
     if faults:
         raise CheckpointDamaged("; ".join(faults))

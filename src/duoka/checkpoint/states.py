@@ -98,6 +98,7 @@ class Things:
         kind = self.kinds[name]
         if kind == "optimizer":
             thing.load_state_dict(by_index(state, self._names(thing), name))
+            thing._opt_called = bool(state["state"])  # for schedulers, which warn of steps without one of its own
         elif kind in ("model", "object"):
             thing.load_state_dict(state)
         elif kind == "tensor":

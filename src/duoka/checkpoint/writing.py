@@ -10,7 +10,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,9 @@ class Snapshot:
             self.states[name] = State(part.kind, tuple(files))
         if small:
             self._copy(TENSORS, small)
-        self.files[TREES] = (json.dumps(trees, indent=1).encode(),)
+        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(tree)}" for name, tree in trees.items())
+        self.files[TREES] = (f"{{\n{lines}\n}}\n".encode(),)
+        self.digests = {name: Digest(parts) for name, parts in self.files.items()}
 
     def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> None:
         layout = lay_out(tensors, {})
@@ -75,7 +76,7 @@ def write(root: Path, snapshot: Snapshot, about: Manifest) -> Path:
         beside = disk.partial(final)
         os.mkdir(beside)
         try:
-            entries = _write_files(beside, snapshot.files)
+            entries = _write_files(beside, snapshot)
             text = replace(about, states=snapshot.states, files=entries).text()
             disk.write(beside / manifest.NAME, (text,))
             disk.sync_directory(beside)
@@ -92,20 +93,35 @@ def write(root: Path, snapshot: Snapshot, about: Manifest) -> Path:
     return final
 
 
-def _write_files(directory: Path, files: Mapping[str, Sequence[disk.Data]]) -> dict[str, Entry]:
+def _write_files(directory: Path, snapshot: Snapshot) -> dict[str, Entry]:
     """Write all files, while other threads compute their digests."""
-    with ThreadPoolExecutor(2, "duoka-digest") as pool:
-        digests = {name: pool.submit(_digest, parts) for name, parts in files.items()}
-        for name, parts in files.items():
-            disk.write(directory / name, parts)
-        return {name: Entry(sum(map(len, files[name])), digest.result()) for name, digest in digests.items()}
+    for name, parts in snapshot.files.items():
+        disk.write(directory / name, parts)
+    return {
+        name: Entry(sum(map(len, parts)), snapshot.digests[name].wait()) for name, parts in snapshot.files.items()
+    }
 
 
-def _digest(parts: Sequence[disk.Data]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
+class Digest:
+    """The SHA-256 of a file's bytes, computed by a thread of its own.
+
+    It is begun where the snapshot is made, not by the thread that writes: while the process ends, that one still
+    runs, but can begin no other.
+    """
+
+    def __init__(self, parts: Sequence[disk.Data]) -> None:
+        self._digest = hashlib.sha256()
+        self._thread = threading.Thread(target=self._run, args=(parts,), name="duoka-digest")
+        self._thread.start()
+
+    def _run(self, parts: Sequence[disk.Data]) -> None:
+        for part in parts:
+            self._digest.update(part)
+
+    def wait(self) -> str:
+        """The digest, in hexadecimal digits."""
+        self._thread.join()
+        return self._digest.hexdigest()
 
 
 def _free(root: Path, step: int) -> Path:
@@ -156,14 +172,21 @@ def _say(failures: list[BaseException]) -> None:
 
 
 def prune(root: Path, keep: int | None, best: str | None) -> None:
-    """Remove all but the last `keep` checkpoints and the one whose metric is best ("max" or "min")."""
+    """Remove all but the last `keep` checkpoints and the one whose metric is best ("max" or "min").
+
+    Raises:
+        CheckpointError: one cannot be removed.
+    """
     every = manifest.directories(root)
     if keep is None or len(every) <= keep:
         return
     kept = {*every[-keep:], *([found] if best and (found := find_best(every, best)) else [])}
     for directory in every:
         if directory not in kept:
-            disk.remove(directory)
+            try:
+                disk.remove(directory)
+            except OSError as error:
+                raise CheckpointError(f"the old checkpoint {directory} could not be removed: {error}") from error
 
 
 def find_best(directories: Sequence[Path], best: str) -> Path | None:

@@ -53,5 +53,6 @@ def _tree(directory: Path, found: manifest.Manifest) -> dict[str, Any]:
         if file.endswith(".safetensors") and owners:
             name, kind = owners[0]
             at = name if kind == "model" or name.startswith(kind) else f"{kind}.{name}"
-            tree[at if file == f"{name}.safetensors" else "random and other states"] = safetensors.read(directory / file).tree
+            at = at if file == f"{name}.safetensors" else "random and other states"
+            tree[at] = safetensors.read(directory / file).tree
     return tree

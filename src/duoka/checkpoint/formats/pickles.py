@@ -126,10 +126,8 @@ def _refuse_calls(path: Path, calls: list[str], in_any_case: bool = False) -> No
 def _named(path: Path, is_zip: bool) -> tuple[set[str], int]:
     """The names of all functions and classes in a file's pickles, and the newest protocol among them."""
     if is_zip:
-        with zipfile.ZipFile(path) as archive:
-            record = _check_records(path, archive)
-            with archive.open(record) as stream:
-                return _names_in(stream)
+        with zipfile.ZipFile(path) as archive, _record(archive, _check_records(path, archive)) as stream:
+            return _names_in(stream)
     if tarfile.is_tarfile(path):
         raise WeightsError(f"{path} is a tar file of torch 0.1, which torch can only read by running code in it")
     named: set[str] = set()
@@ -155,6 +153,13 @@ def _check_records(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
         raise WeightsError(f"{path} is compressed, which torch.save does not do; unpack it and zip it without")
     return records["data.pkl"]
+
+
+def _record(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
+    """A record to read, without zipfile's look at its checksum: torch.save may have left that out."""
+    stream = archive.open(info)
+    stream._expected_crc = None  # type: ignore[attr-defined]
+    return stream
 
 
 def _names_in(stream: IO[bytes]) -> tuple[set[str], int]:
@@ -261,8 +266,7 @@ def _check_sums(path: Path) -> None:
 
 def _sum(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
     try:
-        with archive.open(info) as stream:
-            stream._expected_crc = None  # type: ignore[attr-defined]  # it is compared here, over all records
+        with _record(archive, info) as stream:
             found = 0
             while block := stream.read(1 << 20):
                 found = zlib.crc32(block, found)
