@@ -85,7 +85,7 @@ def test_a_failure_of_every_call_leaves_the_old_or_the_new(
         try:
             with fault(monkeypatch, number, fail):
                 save_next(directory)
-        except duoka.CheckpointError as error:
+        except duoka.DuokaError as error:
             told += "No space left on device" in str(error)
             assert value_in(directory) in (1, 2)
         else:  # the making of a directory that is there already

@@ -47,9 +47,9 @@ def test_every_command_in_the_table_is_there() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["rum"], "there is no command 'rum'; there is: run; did you mean `duoka run`?"),
-        (["train.py"], "there is no command 'train.py'; there is: run; did you mean `duoka run train.py`?"),
-        (["xyz"], "there is no command 'xyz'; there is: run\n"),
+        (["rum"], "there is no command 'rum'; there is: run, weights; did you mean `duoka run`?"),
+        (["train.py"], "there is no command 'train.py'; there is: run, weights; did you mean `duoka run train.py`?"),
+        (["xyz"], "there is no command 'xyz'; there is: run, weights\n"),
         (["--hepl"], "no such option '--hepl'. Did you mean '--help'?"),
     ],
 )
