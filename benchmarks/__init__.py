@@ -6,6 +6,8 @@ and on its mood, ratios hardly do.
     launch    from the command to the first finished all-reduce, against torchrun
     memory    what the processes of a run hold together
     step      what a step of a plain script costs on one device, against python
+    weights   loading 500 MB of safetensors into a model, against torch.load
+    checkpoint  saving a model with Adam: what the loop waits for, and the whole, against torch.save
     training  what a step costs on two workers, against DistributedDataParallel by hand
 
 Each is a file with `measure(quick) -> Iterator[Row]` and a line in `BENCHMARKS`.
@@ -16,4 +18,6 @@ BENCHMARKS = {
     "memory": "benchmarks.memory",
     "step": "benchmarks.step",
     "training": "benchmarks.training",
+    "weights": "benchmarks.weights",
+    "checkpoint": "benchmarks.checkpoint",
 }
