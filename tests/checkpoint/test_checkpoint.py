@@ -16,7 +16,7 @@ from torch import nn
 
 import duoka
 from duoka.checkpoint import manifest
-from duoka.checkpoint.checkpoint import AGAIN, Preempted
+from duoka.checkpoint.preemption import AGAIN, Preempted
 from tests.checkpoint.nets import Net, compiled, same
 from tests.checkpoint.runs import Stop, fail, fault, filled, outcome, small, things, train, value_in
 
@@ -27,11 +27,11 @@ def steps(directory: Path) -> list[str]:
 
 def test_a_run_that_was_cut_off_goes_on_to_the_very_batch(tmp_path: Path) -> None:
     whole = outcome(train(tmp_path / "whole"))
-    for cut in (1, 4, 6, 11):
+    for cut in (1, 4, 7):
         with pytest.raises(Stop):
             train(tmp_path / str(cut), stop_after=cut, every_steps=1)
         assert outcome(train(tmp_path / str(cut), every_steps=1)) == whole
-    for _ in range(3):
+    for _ in range(2):
         with pytest.raises(Stop):
             train(tmp_path / "often", stop_after=5, every_steps=2)
     assert outcome(train(tmp_path / "often")) == whole

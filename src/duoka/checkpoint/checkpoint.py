@@ -6,14 +6,12 @@ import json
 import os
 import platform
 import re
-import signal
 import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -25,21 +23,14 @@ from duoka.checkpoint.image import Image
 from duoka.checkpoint.loading import load_weights
 from duoka.checkpoint.lock import Lock
 from duoka.checkpoint.manifest import Manifest, State
+from duoka.checkpoint.preemption import Preempted, Preemption
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
 from duoka.checkpoint.states import RandomState, Things, kind_of
 from duoka.checkpoint.writing import TREES, Background, Snapshot, find_best, prune, write
 from duoka.errors import CheckpointDamaged, CheckpointError, OptionError
 
-AGAIN = 75  # the exit code that says "start me again": EX_TEMPFAIL of sysexits.h
-PREEMPTIONS = (signal.SIGTERM, signal.SIGUSR1)
 RANDOM = "random"
-
-
-class Preempted(SystemExit):
-    """This run was asked to end, has saved, and ends with exit code 75: start it again, and it goes on."""
-
-    def __init__(self) -> None:
-        super().__init__(AGAIN)
+LOOK = 0.2  # seconds between two looks of several ranks at whether one was asked to end
 
 
 @dataclass(frozen=True)
@@ -71,7 +62,7 @@ class Checkpoint:
         directory: where to; made if it is not there. One run at a time can write into it.
         states: what to save by name: models, optimizers, anything with `state_dict()` and `load_state_dict()`;
             tensors, lists, dicts and sets, which are changed in place; numbers and strings, which `values` has.
-            Random streams are saved always. What has `register_step_hook` is given `step`, to call it by itself.
+            Random streams are saved always. What has `register_step_hook` is given what `step` does.
         ranks: who saves together; those of torch.distributed if it is not given.
         every_steps, every_epochs, every_seconds: when `step` and `epochs` save; None for never.
         keep: how many to keep, the newest; None for all.
@@ -109,11 +100,13 @@ class Checkpoint:
         self._lock: Lock | None = None
         self._restored = False
         self._saved_at = time.monotonic()
-        self._asked_to_end = False
-        self._heard: dict[signal.Signals, Any] = {}  # what the signals did before
+        self._hooked = False
+        self._next_look, self._looked_at = 0, (0, time.monotonic())
+        self._preemption = Preemption()
         for state in states.values():
             if callable(register := getattr(state, "register_step_hook", None)):
-                register(self.step)
+                self._hooked = True
+                register(self._step)
 
     # The loop.
 
@@ -129,7 +122,7 @@ class Checkpoint:
         """
         if not self._restored:
             self.restore()
-        self._listen()
+        self._preemption.listen()
         try:
             while self.epoch < count:
                 before = self.step_number
@@ -140,24 +133,32 @@ class Checkpoint:
                 self._at_boundary(due=every is not None and (self.epoch % every == 0 or self.epoch == count))
             self.wait()
         finally:
-            self._listen_no_more()
+            self._preemption.stop_listening()
 
     def step(self) -> None:
         """Say that a step is done: everything now is as it is to be saved. Saves if that is due.
+
+        Does nothing where a loader among the states says it by itself.
 
         Raises:
             CheckpointError: the save before, in the background, has failed.
             Preempted: this run was asked to end, and has saved.
         """
+        if not self._hooked:
+            self._step()
+
+    def _step(self) -> None:
         self.step_number += 1
         every = self._every[0]
-        self._at_boundary(due=every is not None and self.step_number % every == 0)
+        due = every is not None and self.step_number % every == 0
+        if due or self.step_number >= self._next_look:
+            self._at_boundary(due)
 
     def _at_boundary(self, due: bool) -> None:
         """All ranks agree on what happens here."""
         seconds = self._every[2]
         late = seconds is not None and time.monotonic() - self._saved_at >= seconds
-        asked, late = self._any(self._asked_to_end, late and self._ranks.rank == 0)
+        asked, late = self._any(self._preemption.asked, late and self._ranks.rank == 0)
         if asked:
             self.save()
             self.wait()
@@ -169,8 +170,10 @@ class Checkpoint:
         """For each flag, whether it is set on any rank; raises what has gone wrong in the background, on all."""
         failure = self._background.look()
         if self._ranks.world_size > 1:
-            every = self._ranks.all_gather(torch.tensor([failure is not None, *flags], dtype=torch.int64))
-            failed, *anywhere = (bool(flag) for flag in every.amax(0))
+            mine = [failure is not None, *flags, self._steps_to_next_look()]
+            every = self._ranks.all_gather(torch.tensor(mine, dtype=torch.int64))
+            failed, *anywhere = (bool(flag) for flag in every[:, :-1].amax(0))
+            self._next_look = self.step_number + int(every[0, -1])
             if failed:
                 told = self._ranks.broadcast_object(failure and str(failure), 0)
                 failure = failure or CheckpointError(told)
@@ -178,6 +181,13 @@ class Checkpoint:
         if failure is not None:
             raise failure
         return list(flags)
+
+    def _steps_to_next_look(self) -> int:
+        """Ranks that step fast need not agree at every step; several times a second is enough."""
+        now, steps = time.monotonic(), self.step_number - self._looked_at[0]
+        pause = LOOK * steps / max(now - self._looked_at[1], 1e-6)
+        self._looked_at = (self.step_number, now)
+        return min(max(int(pause), 1), 1000)
 
     # Saving.
 
@@ -280,6 +290,7 @@ class Checkpoint:
         directory, about = found
         together(self._ranks, lambda: self._load(directory, about), f"restoring {directory}", CheckpointError)
         self.step_number, self.epoch = about.step, about.epoch
+        self._next_look, self._looked_at = 0, (about.step, time.monotonic())
         self._saved_at = time.monotonic()
         return Position(about.step, about.epoch, directory)
 
@@ -328,32 +339,17 @@ class Checkpoint:
         if kind == "value":
             self.values[name] = value
 
-    # Being asked to end.
-
     def __enter__(self) -> Checkpoint:
-        self._listen()
+        self._preemption.listen()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._listen_no_more()
+        self._preemption.stop_listening()
         try:
             if kind is None:
                 self.wait()
         finally:
             self._let_go()
-
-    def _listen(self) -> None:
-        """Take note of the signals that ask this run to end, where signals can be taken."""
-        with suppress(ValueError):  # not the main thread
-            for one in PREEMPTIONS:
-                self._heard.setdefault(one, signal.signal(one, self._note))
-
-    def _listen_no_more(self) -> None:
-        while self._heard:
-            signal.signal(*self._heard.popitem())
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._asked_to_end = True
 
 
 def _made(world_size: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from duoka.errors import DuokaError
+from duoka.errors import CheckpointError, DuokaError, WeightsError
 
 Outcome = TypeVar("Outcome")
 
@@ -102,4 +102,4 @@ def _portable(error: BaseException | None) -> BaseException | None:
     """An error as other ranks can have it."""
     if error is None:
         return None
-    return error if isinstance(error, DuokaError) else DuokaError(f"on rank 0: {error!r}")
+    return error if isinstance(error, (CheckpointError, WeightsError)) else DuokaError(f"on rank 0: {error!r}")

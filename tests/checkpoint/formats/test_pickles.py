@@ -115,3 +115,12 @@ def test_a_class_cannot_be_smuggled_in_as_inert(tmp_path: Path) -> None:
     with pytest.raises(UnsafePickle, match=r"`builtins\.exec`"):
         pickles.read(path)
     assert pickles.read(path, "inert").tree["args"] == {}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_small_file_that_would_be_a_tree_without_end_is_refused(zipped: bool, tmp_path: Path) -> None:
+    bomb: list[Any] = []
+    for _ in range(60):
+        bomb = [bomb, bomb]
+    with pytest.raises(WeightsError, match="too many"):
+        pickles.read(saved(tmp_path, {"w": bomb}, _use_new_zipfile_serialization=zipped))

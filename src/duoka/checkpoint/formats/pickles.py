@@ -45,6 +45,7 @@ INERT = frozenset(
 INERT_PACKAGES = ("omegaconf.", "yacs.config.", "mmengine.config.", "ml_collections.config_dict.")
 BLOCKED = frozenset({"os", "posix", "nt", "sys"})  # no file of weights has a reason to name these
 DEEPEST = 64  # levels of nested dicts and lists
+MOST = 1_000_000  # dicts and lists in all
 ZIP = b"PK\x03\x04"
 
 
@@ -85,7 +86,7 @@ def read(path: Path, objects: str = "refuse") -> Contents:
         with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins):  # type: ignore[arg-type]
             warnings.simplefilter("ignore")
             tree = torch.load(path, map_location=onto_cpu, weights_only=True, mmap=is_zip)
-            plain = _plain(tree, frozenset(), 0)
+            plain = _Tree().plain(tree)
     except Exception as error:  # torch raises of every kind on damaged files
         raise WeightsError(f"{path} cannot be read: {_first_line(error)}") from error
     notes = [f"mapped {place} → cpu" for place in sorted(places - {"cpu"})]
@@ -204,40 +205,53 @@ def _stand_in(name: str) -> type:
     return type(name.rpartition(".")[2], (), {"__new__": build, "__module__": name.rpartition(".")[0]})
 
 
-def _plain(node: Any, above: frozenset[int], depth: int) -> Any:
-    """A tree of dicts, lists, plain values and `Held` tensors; raises ValueError where it goes in circles."""
-    import torch
+class _Tree:
+    """Turns what was loaded into a tree of dicts, lists, plain values and `Held` tensors.
 
-    if isinstance(node, torch.Tensor):
-        return Held(node)
-    if not isinstance(node, (dict, list, tuple)):
-        return node
-    if id(node) in above or depth > DEEPEST:
-        raise ValueError("its dicts and lists contain themselves, or are nested too deep")
-    below = above | {id(node)}
-    if isinstance(node, dict):
-        items = _module(node) if "_parameters" in vars_of(node) else node
-        return {_text(key): _plain(value, below, depth + 1) for key, value in items.items()}
-    return [_plain(value, below, depth + 1) for value in node]
+    Dicts and lists that stand in several places are counted each time, so that a small file cannot be a tree without
+    end. Raises ValueError where it goes in circles, too deep, or on for too long.
+    """
+
+    def __init__(self) -> None:
+        self._nodes = 0
+
+    def plain(self, node: Any, above: frozenset[int] = frozenset()) -> Any:
+        """The tree of a node. above: the ids of what it is in."""
+        import torch
+
+        if isinstance(node, torch.Tensor):
+            return Held(node)
+        if not isinstance(node, (dict, list, tuple)):
+            return node
+        below = self._enter(node, above)
+        if isinstance(node, dict):
+            items = self.module(node) if "_parameters" in vars_of(node) else node
+            return {_text(key): self.plain(value, below) for key, value in items.items()}
+        return [self.plain(value, below) for value in node]
+
+    def module(self, stand_in: Any, prefix: str = "", above: frozenset[int] = frozenset()) -> dict[str, Any]:
+        """The state dict of a whole pickled module, out of its stand-in's attributes."""
+        below = self._enter(stand_in, above)
+        attributes = vars_of(stand_in)
+        transient = attributes.get("_non_persistent_buffers_set", ())
+        state = {prefix + _text(name): value for name, value in _items(attributes, "_parameters")}
+        buffers = {_text(name): value for name, value in _items(attributes, "_buffers") if name not in transient}
+        state |= {prefix + name: value for name, value in buffers.items()}
+        for name, part in _items(attributes, "_modules"):
+            state |= self.module(part, f"{prefix}{_text(name)}.", below)
+        return state
+
+    def _enter(self, node: Any, above: frozenset[int]) -> frozenset[int]:
+        self._nodes += 1
+        if id(node) in above or len(above) > DEEPEST or self._nodes > MOST:
+            raise ValueError("its dicts and lists contain themselves, are nested too deep, or are too many")
+        return above | {id(node)}
 
 
 def vars_of(node: Any) -> dict[str, Any]:
     """The attributes of a stand-in; none for plain dicts."""
     found: dict[str, Any] = getattr(node, "__dict__", {})
     return found
-
-
-def _module(stand_in: Any, prefix: str = "", above: frozenset[int] = frozenset()) -> dict[str, Any]:
-    """The state dict of a whole pickled module, out of its stand-in's attributes."""
-    if id(stand_in) in above or len(above) > DEEPEST:
-        raise ValueError("its modules contain themselves, or are nested too deep")
-    attributes = vars_of(stand_in)
-    transient = attributes.get("_non_persistent_buffers_set", ())
-    state = {prefix + _text(name): value for name, value in _items(attributes, "_parameters")}
-    state |= {prefix + _text(name): value for name, value in _items(attributes, "_buffers") if name not in transient}
-    for name, part in _items(attributes, "_modules"):
-        state |= _module(part, f"{prefix}{_text(name)}.", above | {id(stand_in)})
-    return state
 
 
 def _items(attributes: Mapping[str, Any], name: str) -> Iterator[tuple[Any, Any]]:
