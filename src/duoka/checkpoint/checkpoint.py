@@ -178,9 +178,12 @@ class Checkpoint:
                 told = self._ranks.broadcast_object(failure and str(failure), 0)
                 failure = failure or CheckpointError(told)
             flags = tuple(anywhere)
-        if failure is not None:
-            raise failure
-        return list(flags)
+        try:
+            if failure is not None:
+                raise failure
+            return list(flags)
+        finally:
+            failure = None  # its own frames must not keep it alive
 
     def _steps_to_next_look(self) -> int:
         """Ranks that step fast need not agree at every step; several times a second is enough."""
@@ -322,9 +325,12 @@ class Checkpoint:
             )
         if there - here:
             warnings.warn(f"not restored from {directory}: {', '.join(sorted(there - here))}", stacklevel=5)
-        trees = json.loads((directory / TREES).read_bytes())
-        for name in sorted(here, key=lambda name: name == RANDOM):  # last: restoring may itself draw
-            self._load_one(name, directory, about.states[name], trees)
+        try:
+            trees = json.loads((directory / TREES).read_bytes())
+            for name in sorted(here, key=lambda name: name == RANDOM):  # last: restoring may itself draw
+                self._load_one(name, directory, about.states[name], trees)
+        except OSError as error:
+            raise CheckpointError(f"{directory} cannot be read: {error}") from error
 
     def _load_one(self, name: str, directory: Path, state: State, trees: Mapping[str, Any]) -> None:
         kind = self._things.kinds[name]

@@ -73,12 +73,13 @@ def on_first(ranks: Ranks, act: Callable[[], Outcome]) -> Outcome:
             outcome = act()
         except Exception as error:
             failure = error
-    outcome, told = ranks.broadcast_object((outcome, _portable(failure)), 0)
-    if failure is not None:
-        raise failure
-    if told is not None:
-        raise told
-    return outcome  # type: ignore[no-any-return]
+    try:
+        outcome, told = ranks.broadcast_object((outcome, _portable(failure)), 0)
+        if failure or told:
+            raise failure or told
+        return outcome  # type: ignore[no-any-return]
+    finally:
+        failure = told = None  # an error's own frames must not keep it, and all that they see, alive
 
 
 def together(ranks: Ranks, act: Callable[[], Outcome], what: str, kind: type[DuokaError]) -> Outcome:
@@ -89,13 +90,14 @@ def together(ranks: Ranks, act: Callable[[], Outcome], what: str, kind: type[Duo
         outcome = act()
     except Exception as error:
         failure = error
-    failed = ranks.all_gather(torch.tensor(0 if failure is None else 1)).nonzero().flatten().tolist()
-    if not failed:
-        return outcome  # type: ignore[no-any-return]
-    told = ranks.broadcast_object(repr(failure), failed[0])
-    if failure is not None:
-        raise failure
-    raise kind(f"{what} failed on rank {failed[0]}: {told}")
+    try:
+        failed = ranks.all_gather(torch.tensor(0 if failure is None else 1)).nonzero().flatten().tolist()
+        if not failed:
+            return outcome  # type: ignore[no-any-return]
+        told = ranks.broadcast_object(repr(failure), failed[0])
+        raise failure or kind(f"{what} failed on rank {failed[0]}: {told}")
+    finally:
+        failure = None  # as above
 
 
 def _portable(error: BaseException | None) -> BaseException | None:

@@ -45,7 +45,7 @@ INERT = frozenset(
 INERT_PACKAGES = ("omegaconf.", "yacs.config.", "mmengine.config.", "ml_collections.config_dict.")
 BLOCKED = frozenset({"os", "posix", "nt", "sys"})  # no file of weights has a reason to name these
 DEEPEST = 64  # levels of nested dicts and lists
-MOST = 1_000_000  # dicts and lists in all
+MOST = 300_000  # dicts and lists in all
 ZIP = b"PK\x03\x04"
 
 
@@ -214,38 +214,44 @@ class _Tree:
 
     def __init__(self) -> None:
         self._nodes = 0
+        self._above: set[int] = set()  # the ids of what a node is in
 
-    def plain(self, node: Any, above: frozenset[int] = frozenset()) -> Any:
-        """The tree of a node. above: the ids of what it is in."""
+    def plain(self, node: Any) -> Any:
+        """The tree of a node."""
         import torch
 
         if isinstance(node, torch.Tensor):
             return Held(node)
         if not isinstance(node, (dict, list, tuple)):
             return node
-        below = self._enter(node, above)
+        self._enter(node)
+        tree: Any
         if isinstance(node, dict):
             items = self.module(node) if "_parameters" in vars_of(node) else node
-            return {_text(key): self.plain(value, below) for key, value in items.items()}
-        return [self.plain(value, below) for value in node]
+            tree = {_text(key): self.plain(value) for key, value in items.items()}
+        else:
+            tree = [self.plain(value) for value in node]
+        self._above.remove(id(node))
+        return tree
 
-    def module(self, stand_in: Any, prefix: str = "", above: frozenset[int] = frozenset()) -> dict[str, Any]:
+    def module(self, stand_in: Any, prefix: str = "") -> dict[str, Any]:
         """The state dict of a whole pickled module, out of its stand-in's attributes."""
-        below = self._enter(stand_in, above)
         attributes = vars_of(stand_in)
         transient = attributes.get("_non_persistent_buffers_set", ())
         state = {prefix + _text(name): value for name, value in _items(attributes, "_parameters")}
         buffers = {_text(name): value for name, value in _items(attributes, "_buffers") if name not in transient}
         state |= {prefix + name: value for name, value in buffers.items()}
         for name, part in _items(attributes, "_modules"):
-            state |= self.module(part, f"{prefix}{_text(name)}.", below)
+            self._enter(part)
+            state |= self.module(part, f"{prefix}{_text(name)}.")
+            self._above.remove(id(part))
         return state
 
-    def _enter(self, node: Any, above: frozenset[int]) -> frozenset[int]:
+    def _enter(self, node: Any) -> None:
         self._nodes += 1
-        if id(node) in above or len(above) > DEEPEST or self._nodes > MOST:
+        if id(node) in self._above or len(self._above) > DEEPEST or self._nodes > MOST:
             raise ValueError("its dicts and lists contain themselves, are nested too deep, or are too many")
-        return above | {id(node)}
+        self._above.add(id(node))
 
 
 def vars_of(node: Any) -> dict[str, Any]:
