@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+from duoka.libc import begin_writeback
 from tests.flows.flow import Flow
 from tests.flows.group import until
 
@@ -48,3 +51,12 @@ def test_what_c_printed_is_written(flow: Flow) -> None:
     running = flow.start([flow.write("script.py", source)], program="python")
     until(lambda: running.stdout() == "from C")
     running.wait().ok()
+
+
+def test_writeback_is_a_hint_that_changes_nothing(tmp_path: Path) -> None:
+    with open(tmp_path / "x", "wb") as file:
+        file.write(b"abc")
+        file.flush()
+        begin_writeback(file.fileno(), 0, 3)
+        begin_writeback(-1, 0, 3)
+    assert (tmp_path / "x").read_bytes() == b"abc"

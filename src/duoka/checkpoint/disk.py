@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from duoka import libc
+
 PARTIAL = ".partial"  # the ending of what is not complete, or about to be removed
 PIECE = 16 << 20  # bytes written at once
 
@@ -23,10 +25,13 @@ def write(path: Path, parts: Iterable[Data]) -> None:
     """Write a new file, and see it safely on the disk."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
+        at = 0
         for part in parts:
             rest = memoryview(part)
             while len(rest):
-                rest = rest[os.write(fd, rest[:PIECE]) :]
+                count = os.write(fd, rest[:PIECE])
+                libc.begin_writeback(fd, at, count)  # the disk works while the next piece is copied to the kernel
+                at, rest = at + count, rest[count:]
         os.fsync(fd)
     finally:
         os.close(fd)
