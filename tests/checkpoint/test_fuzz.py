@@ -108,7 +108,7 @@ def test_mutated_files(kind: str, folder: Path, changes: list[tuple[int, int, in
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=5000, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=2000, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(changes=CHANGES)
 def test_many_mutated_files(kind: str, folder: Path, changes: list[tuple[int, int, int]]) -> None:
     load(kind, folder, changes)
