@@ -124,3 +124,12 @@ def test_a_small_file_that_would_be_a_tree_without_end_is_refused(zipped: bool, 
         bomb = [bomb, bomb]
     with pytest.raises(WeightsError, match="too many"):
         pickles.read(saved(tmp_path, {"w": bomb}, _use_new_zipfile_serialization=zipped))
+
+
+def test_a_record_whose_name_is_damaged(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"w": torch.ones(3)})
+    data = path.read_bytes()
+    place = data.index(b"x/data/0")
+    path.write_bytes(data[:place] + b"\x80" + data[place + 1 :])
+    with pytest.raises(WeightsError, match="is damaged"):
+        pickles.read(path).check()
