@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -13,8 +15,10 @@ from torch import Tensor
 
 from duoka.checkpoint.disk import Data
 from duoka.checkpoint.formats.safetensors import WIDENED
-from duoka.checkpoint.stored import DTYPES, bytes_of
+from duoka.checkpoint.stored import DTYPES, bytes_of, is_plain_memory
 from duoka.errors import WeightsError
+
+LARGE = 64 << 20  # bytes from which on several threads copy
 
 
 @dataclass(frozen=True)
@@ -88,12 +92,22 @@ class Image:
     def take(self, tensors: Mapping[str, Tensor], layout: Layout) -> None:
         """Copy the tensors, from whatever devices; their layout is no larger than the one that this was made for."""
         self.layout = layout
-        with torch.no_grad():
-            for name, at in self.layout.places.items():
+        plain = {name: tensors[name] for name in layout.places if is_plain_memory(tensors[name])}
+        threads = min(4, torch.get_num_threads()) if layout.size > LARGE else 1
+        with torch.no_grad(), ThreadPoolExecutor(threads, "duoka-copy") as pool:
+            for name, at in layout.places.items():
                 tensor = tensors[name].detach()
-                if tensor.numel():
+                if tensor.numel() and name not in plain:
                     own = self._bytes[at : at + tensor.numel() * tensor.element_size()]
                     own.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            # Faster than copy_, whose threads wait for each other at each tensor.
+            copies = (pool.map if threads > 1 else map)(
+                self._move, map(layout.places.__getitem__, plain), plain.values()
+            )
+            list(copies)
+
+    def _move(self, at: int, tensor: Tensor) -> None:
+        ctypes.memmove(self._bytes.data_ptr() + at, tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
     def parts(self) -> tuple[Data, ...]:
         """The bytes of the file."""

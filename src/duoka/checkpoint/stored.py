@@ -79,3 +79,17 @@ def bytes_of(tensor: Tensor) -> memoryview:
     import torch
 
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def is_plain_memory(tensor: Tensor) -> bool:
+    """Whether `bytes_of` a tensor are its values in order."""
+    import torch
+
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.numel() > 0
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )

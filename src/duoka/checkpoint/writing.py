@@ -54,7 +54,6 @@ class Snapshot:
             self._copy(TENSORS, small)
         lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(tree)}" for name, tree in trees.items())
         self.files[TREES] = (f"{{\n{lines}\n}}\n".encode(),)
-        self.digests = {name: Digest(parts) for name, parts in self.files.items()}
 
     def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> None:
         layout = lay_out(tensors, {})
@@ -76,7 +75,7 @@ def write(root: Path, snapshot: Snapshot, about: Manifest) -> Path:
         beside = disk.partial(final)
         os.mkdir(beside)
         try:
-            entries = _write_files(beside, snapshot)
+            entries = _write_files(beside, snapshot.files)
             text = replace(about, states=snapshot.states, files=entries).text()
             disk.write(beside / manifest.NAME, (text,))
             disk.sync_directory(beside)
@@ -93,26 +92,24 @@ def write(root: Path, snapshot: Snapshot, about: Manifest) -> Path:
     return final
 
 
-def _write_files(directory: Path, snapshot: Snapshot) -> dict[str, Entry]:
+def _write_files(directory: Path, files: Mapping[str, Sequence[disk.Data]]) -> dict[str, Entry]:
     """Write all files, while other threads compute their digests."""
-    for name, parts in snapshot.files.items():
+    digests = {name: Digest(parts) for name, parts in files.items()}
+    for name, parts in files.items():
         disk.write(directory / name, parts)
-    return {
-        name: Entry(sum(map(len, parts)), snapshot.digests[name].wait()) for name, parts in snapshot.files.items()
-    }
+    return {name: Entry(sum(map(len, parts)), digests[name].wait()) for name, parts in files.items()}
 
 
 class Digest:
-    """The SHA-256 of a file's bytes, computed by a thread of its own.
-
-    It is begun where the snapshot is made, not by the thread that writes: while the process ends, that one still
-    runs, but can begin no other.
-    """
+    """The SHA-256 of a file's bytes, computed by a thread of its own; at once, where no thread can be had."""
 
     def __init__(self, parts: Sequence[disk.Data]) -> None:
         self._digest = hashlib.sha256()
         self._thread = threading.Thread(target=self._run, args=(parts,), name="duoka-digest")
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the interpreter is at its end, and waits for this thread alone
+            self._run(parts)
 
     def _run(self, parts: Sequence[disk.Data]) -> None:
         for part in parts:
@@ -120,7 +117,8 @@ class Digest:
 
     def wait(self) -> str:
         """The digest, in hexadecimal digits."""
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         return self._digest.hexdigest()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duoka.checkpoint.contents import Contents
-from duoka.checkpoint.stored import DTYPES, Stored, bytes_of
+from duoka.checkpoint.stored import DTYPES, Stored, bytes_of, is_plain_memory
 from duoka.errors import WeightsError
 
 if TYPE_CHECKING:
@@ -69,14 +69,10 @@ class FileTensor(Stored):
         import torch
 
         same = target.dtype == getattr(torch, self.dtype) and tuple(target.shape) == self.shape
-        if same and self.nbytes and type(target) is torch.Tensor and _is_plain_memory(target):
+        if same and is_plain_memory(target):
             self.file.read_into(self.start, bytes_of(target))
         else:
             super().read_into(target)
-
-
-def _is_plain_memory(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def matches(path: Path) -> bool:
