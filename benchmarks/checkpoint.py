@@ -138,7 +138,8 @@ PEERS = {"Accelerate save_state": ("accelerate", Accelerate), "Fabric save": ("l
 
 
 def measure(quick: bool) -> Iterator[Row]:
-    model = stack(LAYERS // 5 if quick else LAYERS)
+    layers = LAYERS // 5 if quick else LAYERS
+    model = stack(layers)
     optimizer = torch.optim.Adam(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -150,7 +151,8 @@ def measure(quick: bool) -> Iterator[Row]:
         savers = {at: kind(Path(name) / at.replace(" ", "-"), model, optimizer) for at, kind in kinds.items()}
         found = _in_turn(savers, 2 if quick else 5)
     against = found["torch.save"]
-    yield Row("500 MB and Adam: save() stops the loop, against torch.save", found["duoka"][0], against[1], bar=0.15)
+    size = f"{round(layers * 16.8)} MB and Adam"
+    yield Row(f"{size}: save() stops the loop, against torch.save", found["duoka"][0], against[1], bar=0.15)
     yield Row("the whole save, synced and with digests, against torch.save", found["duoka"][1], against[1], bar=1.2)
     yield Row("restore, with digests compared, against torch.load", found["duoka"][2], against[2])
     for at in found:
