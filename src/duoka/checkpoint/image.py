@@ -101,10 +101,8 @@ class Image:
                     own = self._bytes[at : at + tensor.numel() * tensor.element_size()]
                     own.view(tensor.dtype).view(tensor.shape).copy_(tensor)
             # Faster than copy_, whose threads wait for each other at each tensor.
-            copies = (pool.map if threads > 1 else map)(
-                self._move, map(layout.places.__getitem__, plain), plain.values()
-            )
-            list(copies)
+            places = [layout.places[name] for name in plain]
+            list((pool.map if threads > 1 else map)(self._move, places, plain.values()))
 
     def _move(self, at: int, tensor: Tensor) -> None:
         ctypes.memmove(self._bytes.data_ptr() + at, tensor.data_ptr(), tensor.numel() * tensor.element_size())

@@ -88,6 +88,13 @@ class Chunked(Stored):
         self.dtype, self.shape, self.chunks = dtype, shape, chunks
 
     def read(self) -> Tensor:
+        try:
+            return self._put_together()
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            place = self.chunks[0][1].path.parent if self.chunks else "the directory"
+            raise WeightsError(f"{place} is damaged: the parts of a tensor do not fit: {error}") from error
+
+    def _put_together(self) -> Tensor:
         import torch
 
         whole = torch.empty(self.shape, dtype=getattr(torch, self.dtype))
@@ -100,9 +107,7 @@ class Chunked(Stored):
             target.copy_(piece)
             filled += piece.numel()
         if filled != whole.numel():
-            raise WeightsError(
-                f"{self.chunks[0][1].path if self.chunks else 'the directory'} lacks a part of a tensor"
-            )
+            raise ValueError(f"{filled} of {whole.numel()} numbers are there")
         return whole
 
 
