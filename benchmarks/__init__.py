@@ -7,6 +7,8 @@ and on its mood, ratios hardly do.
     launch    from the command to the first finished all-reduce, against torchrun
     memory    what the processes of a run hold together
     step      what a step of a plain script costs on one device, against python
+    weights   loading 500 MB of safetensors into a model, against torch.load
+    checkpoint  saving a model with Adam: what the loop waits for, and the whole, against torch.save
     training  what a step costs on two workers, against DistributedDataParallel by hand
     predict   duoka.predict over two CPU devices, against two processes that do not talk; its peak memory
     gpus      how soon `duoka gpus` answers
@@ -24,4 +26,6 @@ BENCHMARKS = {
     "predict": "benchmarks.predict",
     "step": "benchmarks.step",
     "training": "benchmarks.training",
+    "weights": "benchmarks.weights",
+    "checkpoint": "benchmarks.checkpoint",
 }

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
-from duoka.libc import raise_in_thread
+from duoka.libc import begin_writeback, raise_in_thread
 from tests.flows.flow import Flow
 from tests.flows.group import until
 
@@ -91,3 +92,12 @@ def test_torchs_threads_are_ended_before_a_fork_and_start_anew(flow: Flow) -> No
         """
     running = flow.start([flow.write("script.py", source)], program="python")
     assert running.wait().ok().stdout == "True True\n1 600000.0\n"
+
+
+def test_writeback_is_a_hint_that_changes_nothing(tmp_path: Path) -> None:
+    with open(tmp_path / "x", "wb") as file:
+        file.write(b"abc")
+        file.flush()
+        begin_writeback(file.fileno(), 0, 3)
+        begin_writeback(-1, 0, 3)
+    assert (tmp_path / "x").read_bytes() == b"abc"

@@ -13,6 +13,7 @@
 #   strategies/   how parameters are kept in step, one file per strategy
 #   process.py    the one thing that belongs to a process as a whole
 #   origins/      how this process was started, and so which rank it is
+#   checkpoint/   weights from anywhere, and checkpoints that cannot be lost
 #   view/         the global view: tensors that stand for a whole global batch
 #   board.py      what workers show the process that watches them
 #   environment.py, rendezvous.py, target.py, ending.py, traces.py    what a worker lives in, one subject each
@@ -28,9 +29,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from duoka.checkpoint.checkpoint import Checkpoint
+    from duoka.checkpoint.loading import Loaded, load_weights
+    from duoka.checkpoint.saving import save_weights
     from duoka.errors import (
         AskedError,
         BatchFailed,
+        CheckpointBusy,
+        CheckpointDamaged,
+        CheckpointError,
         DeviceError,
         DevicesBusy,
         DuokaError,
@@ -41,6 +48,9 @@ if TYPE_CHECKING:
         RunError,
         ScriptError,
         TimedOut,
+        UnsafePickle,
+        WeightsError,
+        WeightsMismatch,
         WorkerFailed,
     )
     from duoka.inference.predict import predict
@@ -53,9 +63,14 @@ __version__ = "0.1.0"
 __all__ = [
     "AskedError",
     "BatchFailed",
+    "Checkpoint",
+    "CheckpointBusy",
+    "CheckpointDamaged",
+    "CheckpointError",
     "DeviceError",
     "DevicesBusy",
     "DuokaError",
+    "Loaded",
     "OptionError",
     "PeerLost",
     "RanksApart",
@@ -64,23 +79,32 @@ __all__ = [
     "RunError",
     "ScriptError",
     "TimedOut",
+    "UnsafePickle",
+    "WeightsError",
+    "WeightsMismatch",
     "WorkerFailed",
     "__version__",
     "clip_grad_norm_",
     "devices",
     "launch",
+    "load_weights",
     "predict",
+    "save_weights",
     "scale_lr",
     "start",
     "warmup",
 ]
 
 _HOMES = dict.fromkeys(__all__, "duoka.errors") | {
+    "Checkpoint": "duoka.checkpoint.checkpoint",
+    "Loaded": "duoka.checkpoint.loading",
     "Run": "duoka.run",
     "clip_grad_norm_": "duoka.run",
     "devices": "duoka.picking",
     "launch": "duoka.launchers.function",
+    "load_weights": "duoka.checkpoint.loading",
     "predict": "duoka.inference.predict",
+    "save_weights": "duoka.checkpoint.saving",
     "scale_lr": "duoka.run",
     "start": "duoka.run",
     "warmup": "duoka.run",

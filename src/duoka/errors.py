@@ -7,6 +7,12 @@
     │   │   └── DevicesBusy     as many as are asked for are there, and others use them now
     │   └── ScriptError         a script that cannot be found, read or compiled
     ├── Refused                 a script does something that duoka cannot do faithfully
+    ├── WeightsError            a file of weights cannot be read, or written
+    │   ├── UnsafePickle        reading it would run code
+    │   └── WeightsMismatch     what is in it does not fit the model
+    ├── CheckpointError         a checkpoint cannot be written, or none can be read
+    │   ├── CheckpointBusy      another run is writing into its directory
+    │   └── CheckpointDamaged   its files are not what its manifest says
     └── RunError                the world failed while a run was going on
         ├── BatchFailed         a batch of a prediction could not be computed
         ├── PeerLost            another rank went away in the middle of a collective
@@ -61,6 +67,30 @@ class ScriptError(AskedError):
 
 class Refused(DuokaError):
     """The script does something that cannot be run faithfully on several devices."""
+
+
+class WeightsError(DuokaError):
+    """A file of weights cannot be read, or written."""
+
+
+class UnsafePickle(WeightsError):
+    """Reading this file would run code that it names. None of it has run."""
+
+
+class WeightsMismatch(WeightsError):
+    """The tensors of a file do not fit the model."""
+
+
+class CheckpointError(DuokaError):
+    """A checkpoint cannot be written, or none can be read."""
+
+
+class CheckpointBusy(CheckpointError):
+    """Another run is writing into the directory."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """The files of a checkpoint are not what its manifest says."""
 
 
 class RunError(DuokaError):

@@ -13,6 +13,9 @@ TIME_ERROR = 5  # of adjtimex: the clock is not synchronised
 HARD_PAUSE = 2  # of omp_pause_resource_all
 
 
+SYNC_FILE_RANGE_WRITE = 2
+
+
 def die_with(parent: int) -> None:
     """Have the kernel kill this process when `parent`, which has just forked it, dies in whatever way."""
     if sys.platform != "linux":
@@ -57,3 +60,9 @@ def end_thread_pools() -> bool:
         pause = getattr(ctypes.CDLL(path), "omp_pause_resource_all", None)  # of OpenMP 5.0
         ended = ended and pause is not None and pause(HARD_PAUSE) == 0
     return ended
+
+
+def begin_writeback(fd: int, start: int, size: int) -> None:
+    """Ask the kernel to begin to write these bytes of a file to its disk. A hint: what goes wrong, fsync will say."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(size), SYNC_FILE_RANGE_WRITE)

@@ -48,12 +48,16 @@ def test_every_command_in_the_table_is_there() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["rum"], "there is no command 'rum'; there is: doctor, gpus, predict, run; did you mean `duoka run`?"),
+        (
+            ["rum"],
+            "there is no command 'rum'; there is: doctor, gpus, predict, run, weights; did you mean `duoka run`?",
+        ),
         (
             ["train.py"],
-            "there is no command 'train.py'; there is: doctor, gpus, predict, run; did you mean `duoka run train.py`",
+            "there is no command 'train.py'; there is: doctor, gpus, predict, run, weights; did you mean "
+            "`duoka run train.py`?",
         ),
-        (["xyz"], "there is no command 'xyz'; there is: doctor, gpus, predict, run\n"),
+        (["xyz"], "there is no command 'xyz'; there is: doctor, gpus, predict, run, weights\n"),
         (["--hepl"], "no such option '--hepl'. Did you mean '--help'?"),
     ],
 )

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tests.flows.flow import Flow
-from tests.plain.said import as_python, run
+from tests.plain.said import as_python, run, said
 
 
 def test_saved_once_and_loaded_by_all(flow: Flow) -> None:
@@ -35,3 +35,40 @@ def test_a_file_that_cannot_be_written_is_one_error(flow: Flow) -> None:
     assert result.returncode == 1
     assert "none" in result.stderr
     assert result.stderr.count("Traceback") == 1
+
+
+def test_checkpoints_and_weights_of_a_plain_script(flow: Flow) -> None:
+    source = """
+        import os, torch, duoka
+        from torch import nn
+        from torch.utils.data import DataLoader, TensorDataset
+
+        def train(epochs):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            loader = DataLoader(TensorDataset(torch.randn(12, 3).double()), 4, shuffle=True)
+            total = torch.zeros((), dtype=torch.double)
+            with duoka.Checkpoint("out", {"model": model, "optimizer": optimizer, "total": total}) as saved:
+                for epoch in saved.epochs(epochs):
+                    for (x,) in loader:
+                        loss = model(x).square().mean()
+                        optimizer.zero_grad()
+                        loss.backward()
+                        optimizer.step()
+                        total += loss.detach()
+                        saved.step()
+                    print(epoch, f"{total.item():.6f}")
+            return model
+
+        train(2)
+        model = train(4)
+        duoka.save_weights(model, "w.safetensors")
+        print(len(duoka.load_weights(nn.Sequential(*model), "w.safetensors").loaded))
+        print(sorted(name for name in os.listdir("out") if name.startswith("step")))
+        """
+    script = flow.write("script.py", source)
+    expected = flow.python([script]).ok().stdout
+    for file in ("out", "w.safetensors"):
+        (flow.folder / file).rename(flow.folder / f"python-{file}")
+    assert said(flow, source) == [expected] * 2

@@ -19,6 +19,7 @@ COMMANDS = {
     "gpus": ("duoka.cli.gpus", "Show the GPUs of this machine, and who uses them."),
     "predict": ("duoka.cli.predict", "Compute a model's outputs for all of some data, on all devices."),
     "run": ("duoka.cli.run", "Run a training script on the devices you have."),
+    "weights": ("duoka.cli.weights", "Look into files of weights, convert them, compare them."),
 }
 
 

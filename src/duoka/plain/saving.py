@@ -1,4 +1,4 @@
-"""`torch.save` to a file: rank 0 writes, and the others go on when it is there."""
+"""`torch.save` to a file, weights and checkpoints: rank 0 writes, and the others go on when it is there."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from duoka.checkpoint import checkpoint
+from duoka.checkpoint import saving as weights
 from duoka.plain.session import Session
 from duoka.view.batch import batches_in, gather_all
 
 
 def install(session: Session) -> None:
-    """Intercept `torch.save`."""
+    """Intercept `torch.save`; tell `duoka.Checkpoint` and `duoka.save_weights` who the ranks are."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -27,3 +29,5 @@ def install(session: Session) -> None:
         return save
 
     session.patches.replace(torch, "save", make)
+    for space in (checkpoint, weights):
+        session.patches.put(space, "ranks_here", lambda: session.ranks)

@@ -1,0 +1,390 @@
+"""`Checkpoint`: what a training loop holds in its hand, to save and to go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from duoka.checkpoint import disk, manifest
+from duoka.checkpoint.formats import safetensors
+from duoka.checkpoint.image import Image
+from duoka.checkpoint.loading import load_weights
+from duoka.checkpoint.lock import Lock
+from duoka.checkpoint.manifest import Manifest, State
+from duoka.checkpoint.preemption import Preempted, Preemption
+from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
+from duoka.checkpoint.states import RandomState, Things, kind_of
+from duoka.checkpoint.writing import TREES, Background, Snapshot, find_best, prune, write
+from duoka.errors import CheckpointDamaged, CheckpointError, OptionError
+
+RANDOM = "random"
+LOOK = 0.2  # seconds between two looks of several ranks at whether one was asked to end
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a restored run goes on. step: steps done. epoch: epochs finished, so also the number of the next."""
+
+    step: int
+    epoch: int
+    directory: Path
+
+
+class Checkpoint:
+    """Saves all that is needed to go on, and restores it.
+
+        saved = Checkpoint("out/run", {"model": model, "optimizer": optimizer, "loader": loader}, every_steps=1000)
+        for epoch in saved.epochs(10):
+            for batch in loader:
+                ...
+                saved.step()
+
+    Each save is a directory `step-00001200` with safetensors, JSON and a manifest of their SHA-256. It is written
+    by a thread; the loop waits only for the copy to memory, and for the save before if that is still going on.
+    What goes wrong there is raised by the next `step`, `save` or `wait`, on every rank.
+
+    At SIGTERM or SIGUSR1 all ranks save at the same step, and `step` raises `Preempted`: exit code 75. That holds
+    within `epochs`; for a loop of another kind, within `with saved:`, which also waits for the last save.
+
+    Args:
+        directory: where to; made if it is not there. One run at a time can write into it.
+        states: what to save by name: models, optimizers, anything with `state_dict()` and `load_state_dict()`;
+            tensors, lists, dicts and sets, which are changed in place; numbers and strings, which `values` has.
+            Random streams are saved always. What has `register_step_hook` is given what `step` does.
+        ranks: who saves together; those of torch.distributed if it is not given.
+        every_steps, every_epochs, every_seconds: when `step` and `epochs` save; None for never.
+        keep: how many to keep, the newest; None for all.
+        best: "max" or "min": also keep the one with the best `metric`.
+
+    Attributes:
+        values: the numbers and strings among the states. Change them here.
+        metric: of the model as it is; set it, and the next save has it.
+        step_number, epoch: steps done, epochs finished.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        states: Mapping[str, Any],
+        *,
+        ranks: Ranks | None = None,
+        every_steps: int | None = None,
+        every_epochs: int | None = 1,
+        every_seconds: float | None = None,
+        keep: int | None = 2,
+        best: Literal["max", "min"] | None = None,
+    ) -> None:
+        _check_options(states, every_steps, every_epochs, every_seconds, keep, best)
+        self.directory = Path(directory)
+        self.values = {name: state for name, state in states.items() if kind_of(state) == "value"}
+        self.metric: float | None = None
+        self.step_number, self.epoch = 0, 0
+        self._things = Things({**states, RANDOM: RandomState()})
+        self._ranks = ranks or ranks_here()
+        self._every = (every_steps, every_epochs, every_seconds)
+        self._keep, self._best = keep, best
+        self._background = Background()
+        self._images: dict[str, Image] = {}
+        self._lock: Lock | None = None
+        self._restored = False
+        self._saved_at = time.monotonic()
+        self._hooked = False
+        self._next_look, self._looked_at = 0, (0, time.monotonic())
+        self._preemption = Preemption()
+        for state in states.values():
+            if callable(register := getattr(state, "register_step_hook", None)):
+                self._hooked = True
+                register(self._step)
+
+    # The loop.
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of the epochs still to come, up to `count`, after restoring the newest checkpoint.
+
+        Saves where an epoch ends and `every_epochs` says so, and after the last. An epoch in which nobody called
+        `step` counts as one step.
+
+        Raises:
+            CheckpointError: as `restore` and `save`.
+            Preempted: this run was asked to end, and has saved.
+        """
+        if not self._restored:
+            self.restore()
+        self._preemption.listen()
+        try:
+            while self.epoch < count:
+                before = self.step_number
+                yield self.epoch
+                self.step_number += self.step_number == before
+                self.epoch += 1
+                every = self._every[1]
+                self._at_boundary(due=every is not None and (self.epoch % every == 0 or self.epoch == count))
+            self.wait()
+        finally:
+            self._preemption.stop_listening()
+
+    def step(self) -> None:
+        """Say that a step is done: everything now is as it is to be saved. Saves if that is due.
+
+        Does nothing where a loader among the states says it by itself.
+
+        Raises:
+            CheckpointError: the save before, in the background, has failed.
+            Preempted: this run was asked to end, and has saved.
+        """
+        if not self._hooked:
+            self._step()
+
+    def _step(self) -> None:
+        self.step_number += 1
+        every = self._every[0]
+        due = every is not None and self.step_number % every == 0
+        if due or self.step_number >= self._next_look:
+            self._at_boundary(due)
+
+    def _at_boundary(self, due: bool) -> None:
+        """All ranks agree on what happens here."""
+        seconds = self._every[2]
+        late = seconds is not None and time.monotonic() - self._saved_at >= seconds
+        asked, late = self._any(self._preemption.asked, late and self._ranks.rank == 0)
+        if asked:
+            self.save()
+            self.wait()
+            raise Preempted
+        if due or late:
+            self.save()
+
+    def _any(self, *flags: bool) -> list[bool]:
+        """For each flag, whether it is set on any rank; raises what has gone wrong in the background, on all."""
+        failure = self._background.look()
+        if self._ranks.world_size > 1:
+            mine = [failure is not None, *flags, self._steps_to_next_look()]
+            every = self._ranks.all_gather(torch.tensor(mine, dtype=torch.int64))
+            failed, *anywhere = (bool(flag) for flag in every[:, :-1].amax(0))
+            self._next_look = self.step_number + int(every[0, -1])
+            if failed:
+                told = self._ranks.broadcast_object(failure and str(failure), 0)
+                failure = failure or CheckpointError(told)
+            flags = tuple(anywhere)
+        try:
+            if failure is not None:
+                raise failure
+            return list(flags)
+        finally:
+            failure = None  # its own frames must not keep it alive
+
+    def _steps_to_next_look(self) -> int:
+        """Ranks that step fast need not agree at every step; several times a second is enough."""
+        now, steps = time.monotonic(), self.step_number - self._looked_at[0]
+        pause = LOOK * steps / max(now - self._looked_at[1], 1e-6)
+        self._looked_at = (self.step_number, now)
+        return min(max(int(pause), 1), 1000)
+
+    # Saving.
+
+    def save(self, metric: float | None = None) -> None:
+        """Save now, as the state is. All ranks must call this.
+
+        Args:
+            metric: of the model as it is; `self.metric` if it is not given.
+
+        Raises:
+            CheckpointBusy: another run is writing into the directory.
+            CheckpointError: something cannot be saved; the directory holds checkpoints that were not restored; or
+                the save before has failed. What was saved before is as it was.
+        """
+        self.wait()
+        metric = self.metric if metric is None else metric
+        if metric is not None and not manifest.is_number(metric):
+            raise OptionError("metric", metric, "a number")
+        on_first(self._ranks, self._open)
+        self._things.things |= self.values
+        taken = together(self._ranks, self._things.take, "saving", CheckpointError)
+        on_first(self._ranks, lambda: self._begin(taken, metric))
+        self.metric = None
+        self._saved_at = time.monotonic()
+
+    def _open(self) -> None:
+        """Rank 0, before it first writes."""
+        self._hold()
+        if not self._restored and (there := manifest.directories(self.directory)):
+            raise CheckpointError(
+                f"{self.directory} holds checkpoints of an earlier run ({there[-1].name}); go on from them by "
+                "restore() or epochs(), or give another directory"
+            )
+
+    def _begin(self, taken: Mapping[str, Any], metric: float | None) -> None:
+        """Rank 0: copy to memory, and let a thread write."""
+        snapshot = Snapshot(taken, self._images)
+        about = Manifest(self.step_number, self.epoch, {}, {}, _made(self._ranks.world_size), metric)
+        self._restored = True  # what is in the directory from now on is of this run
+
+        def work() -> None:
+            write(self.directory, snapshot, about)
+            prune(self.directory, self._keep, self._best)
+
+        self._background.start(work)
+
+    def wait(self) -> None:
+        """Wait until all is on the disk. All ranks must call this; raises CheckpointError where it failed."""
+        self._background.finish()
+        self._any()
+
+    def best(self) -> Path | None:
+        """The directory with the best metric, for `load_weights`; None where none has one."""
+        return find_best(manifest.directories(self.directory), self._best or "max")
+
+    def _hold(self) -> None:
+        """Rank 0: be the only one who writes here."""
+        if self._lock is not None:
+            return
+        if self.directory.exists() and not self.directory.is_dir():
+            raise CheckpointError(f"{self.directory} is a file; a checkpoint needs a directory")
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(self.directory)
+            disk.sweep(self.directory)
+        except OSError as error:
+            raise CheckpointError(f"{self.directory} cannot be written: {error}") from error
+
+    def close(self) -> None:
+        """Wait until all is on the disk, and let others write into the directory."""
+        try:
+            self.wait()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._background.finish()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    # Going on.
+
+    def restore(self) -> Position | None:
+        """Restore the newest checkpoint that is sound, and say where to go on; None where there is none.
+
+        Every file is compared with its SHA-256. A damaged checkpoint is warned of, set aside under its name with
+        `.damaged` added, and the one before it is restored.
+
+        Raises:
+            CheckpointBusy: another run is writing into the directory.
+            CheckpointError: all are damaged; or what was saved does not fit what is here.
+            WeightsMismatch: a model has other tensors.
+        """
+        self._background.finish()
+        found = on_first(self._ranks, self._find)
+        self._restored = True
+        if found is None:
+            return None
+        directory, about = found
+        together(self._ranks, lambda: self._load(directory, about), f"restoring {directory}", CheckpointError)
+        self.step_number, self.epoch = about.step, about.epoch
+        self._next_look, self._looked_at = 0, (about.step, time.monotonic())
+        self._saved_at = time.monotonic()
+        return Position(about.step, about.epoch, directory)
+
+    def _find(self) -> tuple[Path, Manifest] | None:
+        """Rank 0: the newest that is sound."""
+        self._hold()
+        damaged: dict[Path, str] = {}
+        for directory in reversed(manifest.directories(self.directory)):
+            try:
+                about = manifest.read(directory)
+                manifest.check(directory, about)
+            except CheckpointDamaged as error:
+                damaged[directory] = str(error)
+                continue
+            for other, why in damaged.items():
+                warnings.warn(f"passed over a damaged checkpoint: {why}; using {directory.name}", stacklevel=5)
+                with suppress(OSError):
+                    os.rename(other, other.with_name(other.name + ".damaged"))
+            return directory, about
+        if damaged:
+            raise CheckpointError(f"no checkpoint in {self.directory} is sound: {'; '.join(damaged.values())}")
+        return None
+
+    def _load(self, directory: Path, about: Manifest) -> None:
+        here, there = set(self._things.things), set(about.states)
+        if here - there:
+            raise CheckpointError(
+                f"{directory} has no {', '.join(map(repr, sorted(here - there)))}; it has {', '.join(sorted(there))}"
+            )
+        if there - here:
+            warnings.warn(f"not restored from {directory}: {', '.join(sorted(there - here))}", stacklevel=5)
+        try:
+            trees = json.loads((directory / TREES).read_bytes())
+            for name in sorted(here, key=lambda name: name == RANDOM):  # last: restoring may itself draw
+                self._load_one(name, directory, about.states[name], trees)
+        except OSError as error:
+            raise CheckpointError(f"{directory} cannot be read: {error}") from error
+
+    def _load_one(self, name: str, directory: Path, state: State, trees: Mapping[str, Any]) -> None:
+        kind = self._things.kinds[name]
+        if kind != state.kind:
+            raise CheckpointError(f"{name!r} is of kind {kind}, but was saved as {state.kind} in {directory}")
+        files = [file for file in state.files if file != TREES]
+        if files and files == list(state.files) and kind == "model":
+            load_weights(self._things.things[name], directory / files[0])
+            return
+        tensors = {key: it.read() for file in files for key, it in safetensors.read(directory / file).tree.items()}
+        value = self._things.put(name, trees[name], tensors)
+        if kind == "value":
+            self.values[name] = value
+
+    def __enter__(self) -> Checkpoint:
+        self._preemption.listen()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._preemption.stop_listening()
+        try:
+            if kind is None:
+                self.wait()
+        finally:
+            self._let_go()
+
+
+def _made(world_size: int) -> dict[str, Any]:
+    return {
+        "duoka": version("duoka"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "world_size": world_size,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _check_options(
+    states: Mapping[str, Any],
+    steps: int | None,
+    epochs: int | None,
+    seconds: float | None,
+    keep: int | None,
+    best: str | None,
+) -> None:
+    wrong = [name for name in states if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name)]
+    wrong += [name for name in (RANDOM, "states", "manifest") if name in states]
+    if wrong:
+        allowed = "named by letters, digits, '_', '-' and '.', and not 'random', 'states' or 'manifest'"
+        raise OptionError("states", wrong[0], allowed)
+    for option, count in (("every_steps", steps), ("every_epochs", epochs), ("keep", keep)):
+        if count is not None and (type(count) is not int or count < 1):
+            raise OptionError(option, count, "a whole number from 1 on, or None")
+    if seconds is not None and not (manifest.is_number(seconds) and seconds > 0):
+        raise OptionError("every_seconds", seconds, "a number of seconds above 0, or None")
+    if best not in (None, "max", "min"):
+        raise OptionError("best", best, "'max', 'min' or None")

@@ -1,0 +1,207 @@
+"""`duoka weights`: what is in files of weights, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from duoka.checkpoint import formats, names
+from duoka.checkpoint.contents import Contents
+from duoka.checkpoint.formats import Objects
+from duoka.checkpoint.stored import Stored
+from duoka.errors import OptionError, WeightsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def show(path: str | Path, key: str | None = None, objects: Objects = "refuse") -> str:
+    """What is in a file: names, shapes, types and sizes. The tensors' data are not read."""
+    contents = formats.read(path, objects)
+    tensors = contents.tensors() if key is None else _group(contents, key)[1]
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    count = sum(tensor.numel for tensor in tensors.values())
+    lines = [f"{path}: {contents.format}, {len(tensors)} tensors, {count:,} numbers, {_size(total)}"]
+    lines += [f"  {note}" for note in contents.notes]
+    rows = [(name, str(list(it.shape)), it.dtype, _size(it.nbytes)) for name, it in tensors.items()]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
+    for name, shape, dtype, size in rows:
+        lines.append(f"  {name:{widths[0]}}  {shape:{widths[1]}}  {dtype:{widths[2]}}  {size:>{widths[3]}}")
+    beside = [f"  {name} = {value}" for name, value in _values(contents.tree)] if key is None else []
+    if contents.metadata or beside:
+        lines += [
+            "beside the tensors:",
+            *(f"  {name} = {_short(it)}" for name, it in contents.metadata.items()),
+            *beside,
+        ]
+    return "\n".join(lines)
+
+
+def _values(tree: Any, at: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """What is not a tensor, with its path; long lists and deep dicts are cut."""
+    if isinstance(tree, Stored):
+        return
+    if isinstance(tree, (Mapping, list)) and tree and depth < 4:
+        items = list(tree.items() if isinstance(tree, Mapping) else enumerate(tree))
+        if len(items) <= 40 or isinstance(tree, Mapping):
+            for key, value in items:
+                yield from _values(value, f"{at}.{key}" if at else str(key), depth + 1)
+            return
+    if at:
+        yield at, _short(tree)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _group(contents: Contents, key: str | None) -> tuple[str, dict[str, Stored]]:
+    """The weights of a file, and their place in it."""
+    found = names.groups(contents.tree)
+    at = names.choose(found, None, key, contents.path)
+    return at, found[at]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of one tensor in two files. largest: between two of its numbers; relative: to the largest number itself."""
+
+    name: str
+    largest: float
+    relative: float
+    count: int
+    numel: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two files have in common. other: shapes or types that differ, in words, by name."""
+
+    same: tuple[str, ...]
+    different: tuple[Difference, ...]
+    other: Mapping[str, str]
+    only_first: tuple[str, ...]
+    only_second: tuple[str, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether both hold the same tensors with the same values."""
+        return not (self.different or self.other or self.only_first or self.only_second)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.same)} tensors are equal, {len(self.different)} differ"]
+        width = max((len(name) for name in (*(it.name for it in self.different), *self.other)), default=0)
+        for it in self.different:
+            lines.append(
+                f"  {it.name:{width}}  by up to {it.largest:.3g} ({it.relative:.2g} of its largest), "
+                f"{it.count:,} of {it.numel:,} numbers"
+            )
+        lines += [f"  {name:{width}}  {what}" for name, what in self.other.items()]
+        for title, only in (("only in the first", self.only_first), ("only in the second", self.only_second)):
+            lines += [f"{title}: {', '.join(only)}"] if only else []
+        return "\n".join(lines)
+
+
+def compare(first: str | Path, second: str | Path, key: str | None = None, objects: Objects = "refuse") -> Comparison:
+    """Which tensors of two files differ, and by how much, whatever wrappers put into their names."""
+    one, other = (_group(formats.read(path, objects), key)[1] for path in (first, second))
+    pairs = names.match(one, other)
+    same, different, unlike = [], [], {}
+    for name, theirs in pairs.items():
+        ours, its = one[name], other[theirs]
+        if ours.shape != its.shape or ours.dtype != its.dtype:
+            unlike[name] = f"{list(ours.shape)} {ours.dtype} and {list(its.shape)} {its.dtype}"
+        difference = _difference(name, ours, its) if ours.shape == its.shape else None
+        if difference is not None:
+            different.append(difference)
+        elif name not in unlike:
+            same.append(name)
+    return Comparison(
+        tuple(same),
+        tuple(sorted(different, key=lambda it: -it.largest)),
+        unlike,
+        tuple(name for name in one if name not in pairs),
+        tuple(name for name in other if name not in pairs.values()),
+    )
+
+
+def _difference(name: str, first: Stored, second: Stored) -> Difference | None:
+    import torch
+
+    try:
+        one, other = (_wide(stored.read()) for stored in (first, second))
+    except (RuntimeError, MemoryError, TypeError) as error:
+        raise WeightsError(f"{name} cannot be read: {str(error).splitlines()[0]}") from error
+    unequal = (one != other) & ~(torch.isnan(one) & torch.isnan(other))
+    count = int(unequal.sum())
+    if count == 0:
+        return None
+    distance = (one - other).abs()[unequal]
+    largest = float(distance.nan_to_num(nan=float("inf")).max())
+    scale = float(torch.maximum(one.abs(), other.abs()).nan_to_num().max())
+    return Difference(name, largest, largest / scale if scale else largest, count, one.numel())
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    import torch
+
+    tensor = tensor.dequantize() if tensor.is_quantized else tensor.to_dense() if tensor.is_sparse else tensor
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    key: str | None = None,
+    rename: Mapping[str, str] | None = None,
+    objects: Objects = "refuse",
+) -> str:
+    """Write the weights of one file to another, whose name says in which format; returns what was done.
+
+    Names lose what wrappers put into them. A target that ends in "/" becomes a DCP directory.
+    """
+    from duoka.checkpoint.saving import PICKLES, plain_state, write_weights
+
+    directory, target = str(target).endswith("/"), Path(target)
+    if not directory and target.suffix not in (".safetensors", *PICKLES):
+        allowed = f"a name that ends in .safetensors, {', '.join(PICKLES)}, or / for a DCP directory"
+        raise OptionError("the target", str(target), allowed)
+    contents = formats.read(source, objects)
+    contents.check()
+    at, group = _group(contents, key)
+    group = names.renamed(group, rename or {})
+    tensors = plain_state({name: stored.read() for name, stored in group.items()})
+    if directory:
+        _write_dcp(tensors, target)
+    else:
+        write_weights(tensors, target, contents.metadata)
+    others = [name for name in names.groups(contents.tree) if name and at and not at.startswith(name)]
+    lines = [f"wrote {len(tensors)} tensors to {target}{f', found under {at!r}' if at else ''}", *contents.notes]
+    lines += [f"not written, also in the file: {', '.join(others)} (--key chooses)"] if others and key is None else []
+    return "\n".join(lines)
+
+
+def _write_dcp(tensors: dict[str, Tensor], target: Path) -> None:
+    import warnings
+
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    from duoka.checkpoint import disk
+
+    if target.exists():
+        raise WeightsError(f"{target} exists already; name a directory that does not")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is one process
+        disk.replace(target, lambda beside: partial(save, no_dist=True)(tensors, checkpoint_id=str(beside)))

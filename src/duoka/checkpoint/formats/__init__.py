@@ -1,0 +1,87 @@
+"""The formats of weights: one file per format, and a table of them.
+
+Each has `matches(path)`, which looks at the file or directory itself, not at its name, and
+`read(path, objects)`, which knows names, types and shapes without reading the tensors' data.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Literal, Protocol, cast
+
+from duoka.checkpoint.contents import Contents
+from duoka.errors import OptionError, WeightsError
+
+# What becomes of the objects in a pickle that are neither tensors nor plain values: the file is refused, or they
+# are read as inert stand-ins. In no case does code of theirs run.
+Objects = Literal["refuse", "inert"]
+
+FORMATS = (
+    "duoka.checkpoint.formats.directory",
+    "duoka.checkpoint.formats.dcp",
+    "duoka.checkpoint.formats.sharded",
+    "duoka.checkpoint.formats.pickles",
+    "duoka.checkpoint.formats.safetensors",
+)
+
+
+class Format(Protocol):
+    """What each format's file has."""
+
+    def matches(self, path: Path) -> bool:
+        """Whether this is a file, or directory, of this format."""
+
+    def read(self, path: Path, objects: Objects) -> Contents:
+        """What is in it; raises WeightsError."""
+
+
+def read(path: str | Path, objects: Objects = "refuse") -> Contents:
+    """What is in a file or directory of weights, of whatever format.
+
+    Raises:
+        WeightsError: there is no such file, it is of no known format, or it is damaged.
+        UnsafePickle: it is a pickle that would run code.
+    """
+    if objects not in ("refuse", "inert"):
+        raise OptionError("objects", objects, "'refuse' or 'inert'")
+    path = Path(path)
+    try:
+        if not path.exists():
+            raise WeightsError(f"there is no file {str(path)!r}{_near(path)}")
+        for name in FORMATS:
+            one = cast(Format, import_module(name))
+            if one.matches(path):
+                return one.read(path, objects)
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        raise WeightsError(f"{path} cannot be read: {error}") from error
+    raise WeightsError(_unknown(path))
+
+
+def _near(path: Path) -> str:
+    """Names of files that may have been meant."""
+    from difflib import get_close_matches
+
+    if not path.parent.is_dir():
+        return f": there is no directory {str(path.parent)!r} either"
+    close = get_close_matches(path.name, [other.name for other in path.parent.iterdir()], n=1)
+    return f"; did you mean {str(path.parent / close[0])!r}?" if close else ""
+
+
+def _unknown(path: Path) -> str:
+    known = "safetensors, torch.save's files, sharded files with an index, DCP directories, duoka checkpoints"
+    if path.is_dir():
+        names = sorted(entry.name for entry in path.iterdir())
+        listed = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+        return f"{path} holds no weights that duoka knows ({listed or 'it is empty'}); it reads {known}"
+    if path.stat().st_size == 0:
+        return f"{path} is empty (0 bytes): its writing was cut short, or the disk was full"
+    with open(path, "rb") as file:
+        head = file.read(200)
+    if head.startswith(b"version https://git-lfs"):
+        return f"{path} is a Git LFS pointer, not the file itself; get that by `git lfs pull`"
+    if head.lstrip()[:5].lower() in (b"<!doc", b"<html"):
+        return f"{path} is a web page, not weights: the download went wrong"
+    if head.startswith(b"\x89HDF"):
+        return f"{path} is an HDF5 file (Keras), which duoka does not read; it reads {known}"
+    return f"{path} is of no format that duoka knows (it begins with {head[:8]!r}); it reads {known}"

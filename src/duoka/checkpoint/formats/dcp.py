@@ -1,0 +1,189 @@
+"""Directories of torch.distributed.checkpoint.
+
+Their `.metadata` is a pickle that torch's own reader runs. Here it meets an unpickler that knows the few
+classes of metadata, each replaced by a holder of its fields, and refuses all else.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from duoka.checkpoint.contents import Contents
+from duoka.checkpoint.formats.safetensors import TensorFile
+from duoka.checkpoint.stored import Stored
+from duoka.errors import UnsafePickle, WeightsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_KNOWN = frozenset(
+    {
+        f"{_METADATA}.Metadata",
+        f"{_METADATA}.TensorStorageMetadata",
+        f"{_METADATA}.BytesStorageMetadata",
+        f"{_METADATA}.TensorProperties",
+        f"{_METADATA}.ChunkStorageMetadata",
+        f"{_METADATA}.MetadataIndex",
+        f"{_METADATA}.StorageMeta",
+        f"{_METADATA}._MEM_FORMAT_ENCODING",
+        "torch.distributed.checkpoint.filesystem._StorageInfo",
+        "torch.serialization._get_layout",
+        "pathlib.Path",
+        "pathlib.PosixPath",
+        "pathlib.PurePosixPath",
+    }
+)
+
+
+class Fields:
+    """Holds what was pickled of a class of metadata, and has no code of its own but that."""
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, tuple) and len(state) == 2 and (state[0] is None or isinstance(state[0], dict)):
+            state = {**(state[0] or {}), **(state[1] or {})}
+        self.__dict__["state"] = state
+
+    def __getattr__(self, name: str) -> Any:
+        state = self.__dict__.get("state")
+        if isinstance(state, dict) and name in state:
+            return state[name]
+        raise AttributeError(name)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class _Restricted(pickle.Unpickler):
+    """Builds dicts, lists, numbers, strings and `Fields`."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        import torch
+
+        if f"{module}.{name}" in _KNOWN:
+            return type("Fields", (Fields,), {})  # of its own each time: a pickle can write into a class
+        if (module, name) == ("torch", "Size"):
+            return lambda sizes=(): tuple(sizes)
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return name
+        raise UnsafePickle(f"reading it would call `{module}.{name}`, and nothing of it has been run")
+
+
+class Chunked(Stored):
+    """A tensor in pieces: its offsets in the whole, its file, and where in that."""
+
+    def __init__(
+        self, dtype: str, shape: tuple[int, ...], chunks: list[tuple[tuple[int, ...], TensorFile, int, int]]
+    ) -> None:
+        self.dtype, self.shape, self.chunks = dtype, shape, chunks
+
+    def read(self) -> Tensor:
+        try:
+            return self._put_together()
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            place = self.chunks[0][1].path.parent if self.chunks else "the directory"
+            raise WeightsError(f"{place} is damaged: the parts of a tensor do not fit: {error}") from error
+
+    def _put_together(self) -> Tensor:
+        import torch
+
+        whole = torch.empty(self.shape, dtype=getattr(torch, self.dtype))
+        filled = 0
+        for offsets, file, start, length in self.chunks:
+            piece = _load(file, start, length)
+            target = whole
+            for dim, (offset, size) in enumerate(zip(offsets, piece.shape, strict=True)):
+                target = target.narrow(dim, offset, size)
+            target.copy_(piece)
+            filled += piece.numel()
+        if filled != whole.numel():
+            raise ValueError(f"{filled} of {whole.numel()} numbers are there")
+        return whole
+
+
+def _load(file: TensorFile, start: int, length: int) -> Any:
+    import torch
+
+    try:
+        return torch.load(io.BytesIO(file.read(start, length)), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises of every kind on damaged files
+        raise WeightsError(f"{file.path} cannot be read at byte {start}: {str(error).splitlines()[0]}") from error
+
+
+def matches(path: Path) -> bool:
+    """Whether a directory has DCP's metadata; its `.metadata` or a `.distcp` file stands for it, too."""
+    return _directory(path).joinpath(".metadata").is_file() and (
+        path.is_dir() or path.name == ".metadata" or path.suffix == ".distcp"
+    )
+
+
+def _directory(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def read(path: Path, objects: str = "refuse") -> Contents:
+    """The tensors, whose data are read on use; what is not a tensor is not read."""
+    directory = _directory(path)
+    try:
+        metadata = _Restricted(io.BytesIO((directory / ".metadata").read_bytes())).load()
+        tree, left = _tree(directory, metadata)
+    except UnsafePickle as error:
+        raise UnsafePickle(f"{directory / '.metadata'} is refused: {error}") from error
+    except WeightsError:
+        raise
+    except Exception as error:  # whatever damage does to pickle
+        raise WeightsError(f"{directory / '.metadata'} is damaged, or no metadata of DCP: {error!r}") from error
+    notes = (f"{left} values that are not tensors were not read",) if left else ()
+    return Contents(path, "DCP directory", tree, {}, notes)
+
+
+def _tree(directory: Path, metadata: Any) -> tuple[dict[str, Any], int]:
+    files: dict[str, TensorFile] = {}
+    chunks: dict[str, list[tuple[tuple[int, ...], TensorFile, int, int]]] = {}
+    for index, info in metadata.storage_data.items():
+        if getattr(index, "offset", None) is None:
+            continue
+        name = info.relative_path
+        if not isinstance(name, str) or Path(name).name != name:
+            raise WeightsError(f"{directory / '.metadata'} may only name files beside it, but names {name!r}")
+        if name not in files:
+            files[name] = TensorFile(directory / name)
+        if info.offset < 0 or info.length < 0 or info.offset + info.length > files[name].size:
+            raise WeightsError(f"{directory / name} is too short: {index.fqn!r} would be beyond its end")
+        chunks.setdefault(index.fqn, []).append((tuple(index.offset), files[name], info.offset, info.length))
+    paths = metadata.planner_data if isinstance(metadata.planner_data, Mapping) else {}
+    tree: dict[str, Any] = {}
+    left = 0
+    for name, entry in metadata.state_dict_metadata.items():
+        if "size" not in vars(entry).get("state", {}):
+            left += 1
+            continue
+        tensor = Chunked(_dtype(entry.properties), tuple(entry.size), chunks.get(name, []))
+        _place(tree, paths.get(name) or (name,), tensor)
+    return tree, left
+
+
+def _dtype(properties: Any) -> str:
+    """Properties are a tuple (dtype, layout, …) in the pickle."""
+    state = vars(properties)["state"]
+    dtype = state[0] if isinstance(state, tuple) else state["dtype"]
+    if not isinstance(dtype, str):
+        raise ValueError("a tensor without a type")
+    return dtype
+
+
+def _place(tree: dict[str, Any], path: tuple[Any, ...], tensor: Stored) -> None:
+    *above, last = (str(part) for part in path)
+    for part in above:
+        tree = tree.setdefault(part, {})
+    tree[last] = tensor

@@ -1,0 +1,295 @@
+"""What torch.save writes: pickles, read by torch's restricted unpickler and by nothing else.
+
+Which functions and classes a pickle names is read before anything of it is loaded, so a refusal can name them.
+With `objects="inert"`, what torch does not allow becomes a stand-in that keeps its state and has no code. A
+whole pickled module gives its tensors in that way, and none of it runs.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import tarfile
+import warnings
+import zipfile
+import zlib
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from duoka.checkpoint.contents import Contents
+from duoka.checkpoint.stored import Held
+from duoka.errors import UnsafePickle, WeightsError
+
+# Plain holders of settings and numbers, common in files of training frameworks: stand-ins without asking.
+INERT = frozenset(
+    {
+        "argparse.Namespace",
+        *(f"builtins.{name}" for name in ("dict", "float", "frozenset", "int", "list", "object", "str", "tuple")),
+        "collections.defaultdict",
+        "collections.deque",
+        "copyreg._reconstructor",
+        *(f"datetime.{name}" for name in ("date", "datetime", "timedelta")),
+        *("addict.addict.Dict", "easydict.EasyDict"),
+        *("numpy.dtype", "numpy.ndarray", "numpy.core.multiarray.scalar", "numpy.core.multiarray._reconstruct"),
+        *("numpy._core.multiarray.scalar", "numpy._core.multiarray._reconstruct"),
+        *(f"pathlib.{name}" for name in ("Path", "PosixPath", "PurePosixPath", "WindowsPath")),
+        "torch.torch_version.TorchVersion",
+        "lightning.fabric.utilities.data.AttributeDict",
+        "lightning.pytorch.utilities.parsing.AttributeDict",
+        "lightning_fabric.utilities.data.AttributeDict",
+        "pytorch_lightning.utilities.parsing.AttributeDict",
+    }
+)
+INERT_PACKAGES = ("omegaconf.", "yacs.config.", "mmengine.config.", "ml_collections.config_dict.")
+BLOCKED = frozenset({"os", "posix", "nt", "sys"})  # no file of weights has a reason to name these
+DEEPEST = 64  # levels of nested dicts and lists
+MOST = 300_000  # dicts and lists in all
+ZIP = b"PK\x03\x04"
+
+
+def matches(path: Path) -> bool:
+    """Whether a file is a zip file, a pickle or torch's old tar file."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        head = file.read(4)
+    return head[:1] == b"\x80" or head == ZIP or tarfile.is_tarfile(path)
+
+
+def read(path: Path, objects: str = "refuse") -> Contents:
+    """The tensors, whose data are read on use where the file is a zip file; raises WeightsError, UnsafePickle."""
+    with open(path, "rb") as file:
+        is_zip = file.read(4) == ZIP
+    try:
+        named, protocol = _named(path, is_zip)
+    except WeightsError:
+        raise
+    except Exception as error:  # whatever damage does to zipfile and pickletools
+        raise WeightsError(f"{path} is damaged, or no file of torch.save: {error}") from error
+    import torch  # only now: what is above needs none
+
+    unknown = sorted(named - set(_allowed()))
+    _refuse_calls(path, [name for name in unknown if objects != "inert" and not _is_inert(name)])
+    _refuse_calls(path, [name for name in unknown if name.split(".")[0] in BLOCKED], in_any_case=True)
+    if protocol > 2:
+        raise WeightsError(f"{path} was saved with pickle protocol {protocol}; torch reads safely only protocol 2")
+    places: set[str] = set()
+
+    def onto_cpu(storage: Any, place: str) -> Any:
+        places.add(place)
+        return storage
+
+    stand_ins = [(_stand_in(name), name) for name in unknown]
+    try:
+        with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins):  # type: ignore[arg-type]
+            warnings.simplefilter("ignore")
+            tree = torch.load(path, map_location=onto_cpu, weights_only=True, mmap=is_zip)
+            plain = _Tree().plain(tree)
+    except Exception as error:  # torch raises of every kind on damaged files
+        raise WeightsError(f"{path} cannot be read: {_first_line(error)}") from error
+    notes = [f"mapped {place} → cpu" for place in sorted(places - {"cpu"})]
+    if unknown:
+        notes.append(f"read as inert stand-ins: {', '.join(unknown)}")
+    check = (lambda: _check_sums(path)) if is_zip else (lambda: None)
+    return Contents(path, "torch.save" if is_zip else "torch.save, before 1.6", plain, {}, tuple(notes), check)
+
+
+def _allowed() -> Mapping[str, Any]:
+    from torch import _weights_only_unpickler
+
+    allowed: Mapping[str, Any] = _weights_only_unpickler._get_allowed_globals()
+    return allowed
+
+
+def _is_inert(name: str) -> bool:
+    return name in INERT or name.startswith(INERT_PACKAGES)
+
+
+def _refuse_calls(path: Path, calls: list[str], in_any_case: bool = False) -> None:
+    if not calls:
+        return
+    listed = ", ".join(f"`{name}`" for name in calls[:8]) + (", …" if len(calls) > 8 else "")
+    hint = (
+        '; if its tensors are wanted all the same, objects="inert" (--objects inert) reads them with stand-ins for '
+        "these, which run nothing either"
+    )
+    blocked = in_any_case or any(name.split(".")[0] in BLOCKED for name in calls)
+    raise UnsafePickle(
+        f"{path} is refused: reading it would call {listed}, and nothing of it has been run{'' if blocked else hint}"
+    )
+
+
+# What a file names, found without loading it.
+
+
+def _named(path: Path, is_zip: bool) -> tuple[set[str], int]:
+    """The names of all functions and classes in a file's pickles, and the newest protocol among them."""
+    if is_zip:
+        with zipfile.ZipFile(path) as archive, _record(archive, _check_records(path, archive)) as stream:
+            return _names_in(stream)
+    if tarfile.is_tarfile(path):
+        raise WeightsError(f"{path} is a tar file of torch 0.1, which torch can only read by running code in it")
+    named: set[str] = set()
+    newest = 0
+    with open(path, "rb") as stream:
+        for _ in range(4):  # a magic number, a protocol number, the system's sizes, the objects
+            more, protocol = _names_in(stream)
+            named |= more
+            newest = max(newest, protocol)
+    return named, newest
+
+
+def _check_records(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+    """The record of a zip file that is its pickle."""
+    records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+    if "constants.pkl" in records:
+        raise WeightsError(
+            f"{path} is a TorchScript program, not weights; save them by "
+            f"duoka.save_weights(torch.jit.load({str(path)!r}).state_dict(), 'weights.safetensors')"
+        )
+    if "data.pkl" not in records:
+        raise WeightsError(f"{path} is a zip file, but not one of torch.save's: it has no data.pkl")
+    if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+        raise WeightsError(f"{path} is compressed, which torch.save does not do; unpack it and zip it without")
+    return records["data.pkl"]
+
+
+def _record(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
+    """A record to read, without zipfile's look at its checksum: torch.save may have left that out."""
+    stream = archive.open(info)
+    stream._expected_crc = None  # type: ignore[attr-defined]
+    return stream
+
+
+def _names_in(stream: IO[bytes]) -> tuple[set[str], int]:
+    """What one pickle names, and its protocol. Nothing is built: the operations are only looked at."""
+    named: set[str] = set()
+    protocol = 0
+    recent: list[str] = []  # strings as they are pushed; a STACK_GLOBAL takes two
+    memo: dict[Any, str] = {}
+    for operation, argument, _ in pickletools.genops(stream):
+        kind: str = operation.name
+        if kind == "PROTO":
+            protocol = int(argument or 0)
+        elif kind in ("GLOBAL", "INST"):
+            named.add(_today(*str(argument).split(" ", 1)))
+        elif kind == "STACK_GLOBAL":
+            named.add(_today(*["?", "?", *recent][-2:]))
+        elif kind in ("MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT"):
+            memo[len(memo) if argument is None else argument] = recent[-1] if recent else "?"
+        elif kind in ("BINGET", "LONG_BINGET", "GET"):
+            recent.append(memo.get(argument, "?"))
+        elif isinstance(argument, str):
+            recent.append(argument)
+    return named, protocol
+
+
+def _today(module: str, name: str) -> str:
+    """The name under Python 3 of what Python 2 may have written."""
+    if (module, name) in NAME_MAPPING:
+        module, name = NAME_MAPPING[(module, name)]
+    return f"{IMPORT_MAPPING.get(module, module)}.{name}"
+
+
+# What was loaded, as plain dicts and lists.
+
+
+def _stand_in(name: str) -> type:
+    """A class without code of its own: whatever it is built from, it is a dict that keeps its attributes."""
+
+    def build(cls: type, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:
+        return OrderedDict()
+
+    return type(name.rpartition(".")[2], (), {"__new__": build, "__module__": name.rpartition(".")[0]})
+
+
+class _Tree:
+    """Turns what was loaded into a tree of dicts, lists, plain values and `Held` tensors.
+
+    Dicts and lists that stand in several places are counted each time, so that a small file cannot be a tree without
+    end. Raises ValueError where it goes in circles, too deep, or on for too long.
+    """
+
+    def __init__(self) -> None:
+        self._nodes = 0
+        self._above: set[int] = set()  # the ids of what a node is in
+
+    def plain(self, node: Any) -> Any:
+        """The tree of a node."""
+        import torch
+
+        if isinstance(node, torch.Tensor):
+            return Held(node)
+        if not isinstance(node, (dict, list, tuple)):
+            return node
+        self._enter(node)
+        tree: Any
+        if isinstance(node, dict):
+            items = self.module(node) if "_parameters" in vars_of(node) else node
+            tree = {_text(key): self.plain(value) for key, value in items.items()}
+        else:
+            tree = [self.plain(value) for value in node]
+        self._above.remove(id(node))
+        return tree
+
+    def module(self, stand_in: Any, prefix: str = "") -> dict[str, Any]:
+        """The state dict of a whole pickled module, out of its stand-in's attributes."""
+        attributes = vars_of(stand_in)
+        transient = attributes.get("_non_persistent_buffers_set", ())
+        state = {prefix + _text(name): value for name, value in _items(attributes, "_parameters")}
+        buffers = {_text(name): value for name, value in _items(attributes, "_buffers") if name not in transient}
+        state |= {prefix + name: value for name, value in buffers.items()}
+        for name, part in _items(attributes, "_modules"):
+            self._enter(part)
+            state |= self.module(part, f"{prefix}{_text(name)}.")
+            self._above.remove(id(part))
+        return state
+
+    def _enter(self, node: Any) -> None:
+        self._nodes += 1
+        if id(node) in self._above or len(self._above) > DEEPEST or self._nodes > MOST:
+            raise ValueError("its dicts and lists contain themselves, are nested too deep, or are too many")
+        self._above.add(id(node))
+
+
+def vars_of(node: Any) -> dict[str, Any]:
+    """The attributes of a stand-in; none for plain dicts."""
+    found: dict[str, Any] = getattr(node, "__dict__", {})
+    return found
+
+
+def _items(attributes: Mapping[str, Any], name: str) -> Iterator[tuple[Any, Any]]:
+    found = attributes.get(name)
+    return ((key, value) for key, value in (found.items() if isinstance(found, dict) else ()) if value is not None)
+
+
+def _text(key: Any) -> Any:
+    return key.decode("utf-8", "replace") if isinstance(key, bytes) else key
+
+
+def _check_sums(path: Path) -> None:
+    """Compare every record with its checksum, if the file has them: torch.save can leave them out."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = [info for info in archive.infolist() if info.file_size]
+            wrong = [info.filename for info in records if _sum(archive, info) != info.CRC]
+    except Exception as error:  # whatever damage does to zipfile
+        raise WeightsError(f"{path} is damaged: {error}") from error
+    if wrong and len(wrong) < len(records):
+        raise WeightsError(f"{path} is damaged: the checksum of {wrong[0]} in it is wrong")
+
+
+def _sum(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
+    with _record(archive, info) as stream:
+        found = 0
+        while block := stream.read(1 << 20):
+            found = zlib.crc32(block, found)
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    """What torch says is wrong, without its advice to load without restrictions."""
+    text = str(error).partition("WeightsUnpickler error: ")[2] or str(error)
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,163 @@
+"""Safetensors: 8 bytes with the length of a JSON header, the header, the data of all tensors.
+
+Read here, not by the safetensors library, because data then go from the file straight into the model's memory,
+and because the header alone is enough to show a file, without torch. The tests hold it to the library.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from duoka.checkpoint.contents import Contents
+from duoka.checkpoint.stored import DTYPES, Stored, bytes_of, is_plain_memory
+from duoka.errors import WeightsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LONGEST_HEADER = 100_000_000  # bytes, as the library has it
+WIDENED = "duoka.complex128"  # metadata: names of complex128 tensors, kept as pairs of F64
+_NAMES = {code: name for name, (code, _) in DTYPES.items()}
+
+
+class TensorFile:
+    """An open file to read ranges of."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._fd)
+        self.size = os.fstat(self._fd).st_size
+
+    def read_into(self, start: int, memory: memoryview) -> None:
+        """Fill `memory` from byte `start` on."""
+        done = 0
+        while done < len(memory):
+            count = os.preadv(self._fd, [memory[done:]], start + done)
+            if count == 0:
+                raise WeightsError(f"{self.path} ends too early: it has become shorter while it was read")
+            done += count
+
+    def read(self, start: int, size: int) -> bytes:
+        """`size` bytes from byte `start` on."""
+        data = bytearray(size)
+        self.read_into(start, memoryview(data))
+        return bytes(data)
+
+
+class FileTensor(Stored):
+    """A tensor's place in a file."""
+
+    def __init__(self, file: TensorFile, dtype: str, shape: tuple[int, ...], start: int) -> None:
+        self.file, self.dtype, self.shape, self.start = file, dtype, shape, start
+
+    def read(self) -> Tensor:
+        import torch
+
+        tensor = torch.empty(self.shape, dtype=getattr(torch, self.dtype))
+        if self.nbytes:
+            self.file.read_into(self.start, bytes_of(tensor))
+        return tensor
+
+    def read_into(self, target: Tensor) -> None:
+        """Read straight into the target's memory, where that is possible."""
+        import torch
+
+        same = target.dtype == getattr(torch, self.dtype) and tuple(target.shape) == self.shape
+        if same and is_plain_memory(target):
+            self.file.read_into(self.start, bytes_of(target))
+        else:
+            super().read_into(target)
+
+
+def matches(path: Path) -> bool:
+    """Whether a file begins as safetensors do."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        head = file.read(9)
+    size = path.stat().st_size
+    return path.suffix == ".safetensors" or (head[8:] == b"{" and int.from_bytes(head[:8], "little") + 8 <= size)
+
+
+def read(path: Path, objects: str = "refuse") -> Contents:
+    """Names, types and shapes, from the header; raises WeightsError where it is damaged."""
+    file = TensorFile(path)
+    header = _header(file)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _damaged(path, "its metadata are not strings")
+    begin = int.from_bytes(file.read(0, 8), "little") + 8
+    tree = {name: _tensor(file, begin, name, entry) for name, entry in header.items()}
+    _check_covers(path, begin, file.size, tree)
+    for name in _widened(metadata):
+        if name in tree and tree[name].dtype == "float64" and tree[name].shape[-1:] == (2,):
+            tree[name] = FileTensor(file, "complex128", tree[name].shape[:-1], tree[name].start)
+    return Contents(path, "safetensors", tree, metadata)
+
+
+def _header(file: TensorFile) -> dict[str, Any]:
+    if file.size < 8:
+        raise _damaged(file.path, f"it has {file.size} bytes, fewer than any safetensors file")
+    length = int.from_bytes(file.read(0, 8), "little")
+    if length > LONGEST_HEADER or length + 8 > file.size:
+        raise _damaged(file.path, f"its header would have {length} bytes, but the file has {file.size}")
+    try:
+        header = json.loads(file.read(8, length), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(file.path, f"its header is no JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise _damaged(file.path, "its header is no JSON object")
+    return header
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose names are all different."""
+    items = dict(pairs)
+    if len(items) < len(pairs):
+        raise ValueError("a name stands twice")
+    return items
+
+
+def _tensor(file: TensorFile, begin: int, name: str, entry: Any) -> FileTensor:
+    try:
+        code, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        numbers = [*shape, start, end]
+    except (TypeError, KeyError, ValueError) as error:
+        raise _damaged(file.path, f"its header is wrong for {name!r}") from error
+    if not isinstance(code, str) or code not in _NAMES or code == "C128":
+        raise WeightsError(f"{file.path}: {name!r} is of type {code!r}; duoka knows {', '.join(_NAMES)}")
+    if any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
+        raise _damaged(file.path, f"its header is wrong for {name!r}")
+    dtype = _NAMES[code]
+    if end - start != math.prod(shape) * DTYPES[dtype][1] or begin + end > file.size:
+        raise _damaged(file.path, f"{name!r} {tuple(shape)} {dtype} does not fit bytes {start} to {end}")
+    return FileTensor(file, dtype, tuple(shape), begin + start)
+
+
+def _check_covers(path: Path, begin: int, size: int, tree: dict[str, FileTensor]) -> None:
+    """All data belong to one tensor each."""
+    at = begin
+    for tensor in sorted(tree.values(), key=lambda tensor: (tensor.start, tensor.nbytes)):
+        if tensor.start != at:
+            raise _damaged(path, f"byte {min(at, tensor.start)} of it belongs to two tensors, or to none")
+        at += tensor.nbytes
+    if at != size:
+        raise _damaged(path, f"it has {size} bytes, but should have {at}")
+
+
+def _widened(metadata: dict[str, str]) -> list[str]:
+    try:
+        names = json.loads(metadata.get(WIDENED, "[]"))
+    except (ValueError, RecursionError):
+        return []
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _damaged(path: Path, why: str) -> WeightsError:
+    return WeightsError(f"{path} is damaged, or no safetensors file: {why}")

@@ -1,0 +1,112 @@
+"""Tensors as a safetensors file: its header, and its data in memory."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duoka.checkpoint.disk import Data
+from duoka.checkpoint.formats.safetensors import WIDENED
+from duoka.checkpoint.stored import DTYPES, bytes_of, is_plain_memory
+from duoka.errors import WeightsError
+
+LARGE = 64 << 20  # bytes from which on several threads copy
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor is in a file. header: all bytes before the data. places: the first byte of each, in order."""
+
+    header: bytes
+    places: Mapping[str, int]
+    size: int
+
+
+def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Layout:
+    """The order that the safetensors library has: large elements first, so that all are aligned, then by name.
+
+    Raises:
+        WeightsError: a tensor is sparse, quantised or on the meta device, and so has no plain data.
+    """
+    widened = sorted(name for name, tensor in tensors.items() if tensor.dtype == torch.complex128)
+    if widened:
+        metadata = {**metadata, WIDENED: json.dumps(widened)}
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    places: dict[str, int] = {}
+    at = 0
+    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
+        tensor = tensors[name]
+        code, size = _code(name, tensor)
+        shape = list(tensor.shape)
+        places[name], end = at, at + tensor.numel() * size
+        header[name] = {
+            "dtype": "F64" if code == "C128" else code,
+            "shape": [*shape, 2] if code == "C128" else shape,
+            "data_offsets": [at, end],
+        }
+        at = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return Layout(len(text).to_bytes(8, "little") + text, places, at)
+
+
+def _code(name: str, tensor: Tensor) -> tuple[str, int]:
+    known = DTYPES.get(str(tensor.dtype)[6:])
+    if known is None or tensor.layout != torch.strided or tensor.is_meta:
+        kind = "on the meta device" if tensor.is_meta else f"{tensor.layout} {tensor.dtype}".replace("torch.", "")
+        raise WeightsError(f"{name!r} is {kind}, which safetensors cannot hold; .pth may")
+    return known
+
+
+def straight(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[Data]:
+    """The bytes of the file, straight from the tensors' memory where that is possible."""
+    yield layout.header
+    for name in layout.places:
+        tensor = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if tensor.numel():
+            yield bytes_of(tensor)
+
+
+class Image:
+    """A copy of tensors in memory, laid out as the file that it will be: the loop goes on once it is made.
+
+    The memory is asked for in large pages where the system has them; touching it for the first time, which is
+    most of the cost of a copy, then takes a fraction of the time.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.size = layout, layout.size
+        self._memory = mmap.mmap(-1, max(layout.size, 1))
+        with suppress(AttributeError, OSError, ValueError):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+
+    def take(self, tensors: Mapping[str, Tensor], layout: Layout) -> None:
+        """Copy the tensors, from whatever devices; their layout is no larger than the one that this was made for."""
+        self.layout = layout
+        plain = {name: tensors[name] for name in layout.places if is_plain_memory(tensors[name])}
+        threads = min(4, torch.get_num_threads()) if layout.size > LARGE else 1
+        with torch.no_grad(), ThreadPoolExecutor(threads, "duoka-copy") as pool:
+            for name, at in layout.places.items():
+                tensor = tensors[name].detach()
+                if tensor.numel() and name not in plain:
+                    own = self._bytes[at : at + tensor.numel() * tensor.element_size()]
+                    own.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            # Faster than copy_, whose threads wait for each other at each tensor.
+            places = [layout.places[name] for name in plain]
+            list((pool.map if threads > 1 else map)(self._move, places, plain.values()))
+
+    def _move(self, at: int, tensor: Tensor) -> None:
+        ctypes.memmove(self._bytes.data_ptr() + at, tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+    def parts(self) -> tuple[Data, ...]:
+        """The bytes of the file."""
+        return self.layout.header, self._bytes.numpy().data[: self.layout.size]

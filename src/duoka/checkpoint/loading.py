@@ -1,0 +1,291 @@
+"""`load_weights`: the tensors of any file into a model, wherever either of them is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duoka.checkpoint import formats, names
+from duoka.checkpoint.formats import Objects
+from duoka.checkpoint.mismatch import Mismatch, Shape
+from duoka.checkpoint.stored import Stored
+from duoka.errors import WeightsError, WeightsMismatch
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What `load_weights` did. `print` it to read it.
+
+    loaded: names of the model's tensors that have new values. missing: of those that the file does not have.
+    unexpected: names in the file that the model does not have. wrong: names whose shapes differ, with the model's
+    shape and the file's. skipped: names that were not wanted. notes: what was done to make names, places and
+    types fit.
+    """
+
+    path: Path
+    format: str
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    wrong: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    table: str = ""
+
+    def __str__(self) -> str:
+        skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
+        head = f"loaded {len(self.loaded)} tensors from {self.path} ({self.format}){skipped}"
+        return "\n".join([head, *(f"  {note}" for note in self.notes), *([self.table] if self.table else [])])
+
+
+def load_weights(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    strict: bool = True,
+    key: str | None = None,
+    rename: Mapping[str, str] | None = None,
+    only: str | Sequence[str] = (),
+    skip: str | Sequence[str] = (),
+    objects: Objects = "refuse",
+) -> Loaded:
+    """Load weights into `model`, on whatever device it is, from whatever file.
+
+    Reads what `torch.save` wrote (`.pth`, `.pt`, `.bin`, `.ckpt`), safetensors, sharded files with an index,
+    DCP directories and duoka's checkpoints. Finds the weights wherever they are in the file, and takes no
+    notice of what DataParallel, DistributedDataParallel, FSDP, `torch.compile` or Lightning put into names, in
+    the file or in the model. No code in a file is run.
+
+    Args:
+        model: the model; it is left as it was if an error is raised.
+        path: a file or a directory.
+        strict: whether all tensors of the model, and no others, must be in the file. False loads what fits.
+        key: where in the file the weights are, such as "ema" or "state_dict.generator".
+        rename: regular expressions and what to put in their place, in the file's names: {"^encoder": "backbone"}.
+        only: names, modules or globs of the model, such as "backbone" or "*.bias": nothing else is loaded.
+        skip: the same: these keep the values that they have. A model with another head: skip="head".
+        objects: "inert" also reads pickles that hold objects of unknown classes, such as whole modules, with
+            stand-ins for those, which run no code; "refuse" refuses them.
+
+    Returns:
+        What was loaded, and what was done to make it fit; `print` it to read it.
+
+    Raises:
+        WeightsMismatch: names or shapes do not fit; the message is a table of them.
+        UnsafePickle: the file is a pickle that would run code.
+        WeightsError: the file cannot be read, is damaged, or holds several sets of weights that fit.
+    """
+    contents = formats.read(path, objects)
+    state = model.state_dict()
+    targets = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    only, skip = _several(only), _several(skip)
+    found = names.groups(contents.tree)
+    if rename:
+        found = {at: names.renamed(group, rename) for at, group in found.items()}
+    at = names.choose(found, targets, key, path)
+    pairing = _pair(targets, found[at], only, skip)
+    if strict and not _loads_by_itself(model):
+        _check(pairing.mismatch, contents.path, model, found[at])
+    elif pairing.mismatch.wrong and strict:
+        _check(Mismatch(wrong=pairing.mismatch.wrong), contents.path, model, found[at])
+    contents.check()
+    notes = [*([f"found under {at!r}"] if at else []), *names.differences(pairing.pairs), *contents.notes]
+    notes += [*pairing.notes, *_casts(targets, pairing.sources)]
+    others = [group for group in names.groups(contents.tree) if group and not at.startswith(group) and at]
+    if others and key is None:
+        notes.append(f"also in the file: {', '.join(others[:6])} (key= chooses)")
+    mismatch = _fill(model, targets, pairing, found[at], contents.path, strict)
+    return Loaded(
+        contents.path,
+        contents.format,
+        tuple(pairing.sources),
+        tuple(mismatch.missing),
+        tuple(mismatch.unexpected),
+        mismatch.wrong,
+        pairing.skipped,
+        tuple(notes),
+        mismatch.table() if mismatch else "",
+    )
+
+
+def _several(patterns: str | Sequence[str]) -> Sequence[str]:
+    return (patterns,) if isinstance(patterns, str) else patterns
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """sources: what each of the model's names is loaded from. pairs: the file's name for each of these."""
+
+    sources: Mapping[str, Stored]
+    pairs: Mapping[str, str]
+    mismatch: Mismatch
+    skipped: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def _pair(
+    targets: Mapping[str, Tensor], group: Mapping[str, Stored], only: Sequence[str], skip: Sequence[str]
+) -> Pairing:
+    """Find each tensor of the model in the file, and what does not fit."""
+    pairs = names.match(targets, group)
+    wanted = set(names.chosen(targets, only, skip))
+    missing: dict[str, Shape] = {}
+    wrong: dict[str, tuple[str, str]] = {}
+    sources: dict[str, Stored] = {}
+    for name, target in targets.items():
+        if name not in wanted:
+            continue
+        if name not in pairs:
+            missing[name] = tuple(target.shape)
+        elif (why := _misfit(target, group[pairs[name]])) is not None:
+            wrong[name] = why
+        else:
+            sources[name] = group[pairs[name]]
+    notes = [f"not in the file, and tied to what is: {name}" for name in _tied(targets, missing, sources)]
+    unused = [name for name in group if name not in pairs.values()]
+    ignored = set(names.extras(unused)) | (set(unused) - set(names.chosen(unused, only, skip)))
+    counters = [name for name in missing if name.endswith("num_batches_tracked")]
+    notes += [f"left out: {name}" for name in names.extras(unused)]
+    if counters:  # torch 0.4 began to write them; torch, too, takes files without
+        notes.append(f"{len(counters)} counts of batches (num_batches_tracked) are not in the file and stay")
+    for name in (*_tied(targets, missing, sources), *counters):
+        del missing[name]
+    unexpected = {name: group[name].shape for name in unused if name not in ignored}
+    kept = {name: pairs[name] for name in sources}
+    skipped = tuple(name for name in targets if name not in wanted)
+    return Pairing(sources, kept, Mismatch(missing, unexpected, wrong), skipped, tuple(notes))
+
+
+def _misfit(target: Tensor, source: Stored) -> tuple[str, str] | None:
+    """Why a tensor cannot be copied to its target: both shapes, or both types."""
+    single = source.numel == target.numel() == 1 and max(target.dim(), len(source.shape)) <= 1
+    if tuple(target.shape) != source.shape and not single:
+        return str(tuple(target.shape)), str(source.shape)
+    kind = getattr(torch, source.dtype, None)
+    if not isinstance(kind, torch.dtype):
+        return str(target.dtype)[6:], source.dtype
+    loses = (kind.is_complex and not target.is_complex()) or (
+        (kind.is_floating_point or kind.is_complex) and not (target.is_floating_point() or target.is_complex())
+    )
+    return (str(target.dtype)[6:], source.dtype) if loses else None
+
+
+def _tied(targets: Mapping[str, Tensor], missing: Mapping[str, Shape], sources: Mapping[str, Stored]) -> list[str]:
+    """Missing names of tensors that are loaded under another name."""
+    if not missing:
+        return []
+    loaded = {_memory(targets[name]) for name in sources if targets[name].numel() and not targets[name].is_meta}
+    return [name for name in missing if _memory(targets[name]) in loaded]
+
+
+def _memory(tensor: Tensor) -> tuple[int, Shape, Shape]:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+
+
+def _casts(targets: Mapping[str, Tensor], sources: Mapping[str, Stored]) -> list[str]:
+    kinds = Counter((source.dtype, str(targets[name].dtype)[6:]) for name, source in sources.items())
+    return [f"cast {theirs} → {ours} ({count})" for (theirs, ours), count in kinds.items() if theirs != ours]
+
+
+def _check(mismatch: Mismatch, path: Path, model: nn.Module, group: Mapping[str, Stored]) -> None:
+    if not mismatch:
+        return
+    count = len(group) - len(mismatch.unexpected) - len(mismatch.wrong)
+    lines = [
+        f"{path} does not fit {type(model).__name__}: of {len(group)} tensors in the file, {count} fit",
+        mismatch.table(),
+        _hint(mismatch),
+    ]
+    raise WeightsMismatch("\n".join(lines))
+
+
+def _hint(mismatch: Mismatch) -> str:
+    """What to write to load it all the same."""
+    for name in mismatch.missing:
+        ends = [other for other in mismatch.unexpected if other.endswith("." + name)]
+        if len(ends) == 1 and len(mismatch.missing) > 1:
+            return f"it looks like rename={{r'^{ends[0][: -len(name) - 1]}\\.': ''}}"
+    heads = {name.split(".")[0] for name in (*mismatch.wrong, *mismatch.missing)}
+    head = f"skip={heads.pop()!r} leaves that part of the model as it is; " if len(heads) == 1 else ""
+    return f"{head}strict=False loads what fits; rename={{…}} gives other names"
+
+
+# Giving the model its values.
+
+
+def _loads_by_itself(model: nn.Module) -> bool:
+    """Whether loading means more to some module than copying: its own method, hooks, or state beside tensors."""
+    return type(model).load_state_dict is not nn.Module.load_state_dict or any(map(_is_special, model.modules()))
+
+
+def _is_special(module: nn.Module) -> bool:
+    own = type(module)._load_from_state_dict
+    return bool(
+        (own is not nn.Module._load_from_state_dict and not own.__module__.startswith("torch.nn.modules.batchnorm"))
+        or type(module).set_extra_state is not nn.Module.set_extra_state
+        or type(module).state_dict is not nn.Module.state_dict
+        or module._load_state_dict_pre_hooks
+        or module._load_state_dict_post_hooks
+        or module._state_dict_hooks
+    )
+
+
+def _fill(
+    model: nn.Module,
+    targets: Mapping[str, Tensor],
+    pairing: Pairing,
+    group: Mapping[str, Stored],
+    path: Path,
+    strict: bool,
+) -> Mismatch:
+    """Give the model its values, and return what does not fit."""
+    on_meta = any(targets[name].is_meta for name in pairing.sources)
+    try:
+        with torch.no_grad():
+            if on_meta or _loads_by_itself(model):
+                return _load_state(model, targets, pairing, group, on_meta, path, strict)
+            for name, source in pairing.sources.items():
+                target = targets[name]
+                source.read_into(target if tuple(target.shape) == source.shape else target.view(source.shape))
+    except (RuntimeError, MemoryError, TypeError, OSError) as error:
+        if isinstance(error, WeightsError):
+            raise
+        raise WeightsError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
+    return pairing.mismatch
+
+
+def _load_state(
+    model: nn.Module,
+    targets: Mapping[str, Tensor],
+    pairing: Pairing,
+    group: Mapping[str, Stored],
+    assign: bool,
+    path: Path,
+    strict: bool,
+) -> Mismatch:
+    """Through `load_state_dict`, which then also sees the names that only the model's own code understands."""
+    state: dict[str, Any] = {name: source.read() for name, source in pairing.sources.items()}
+    state |= {name: group[name].read() for name in pairing.mismatch.unexpected}
+    if assign:
+        state = {
+            name: tensor.to(targets[name].dtype).clone() if name in targets else tensor
+            for name, tensor in state.items()
+        }
+    said = model.load_state_dict(state, strict=False, assign=assign)
+    skipped = {*pairing.skipped, *pairing.mismatch.wrong}
+    missing = {
+        name: tuple(targets[name].shape)
+        for name in said.missing_keys
+        if name in pairing.mismatch.missing and name not in skipped
+    }
+    unexpected = {name: group[name].shape for name in said.unexpected_keys if name in group}
+    mismatch = Mismatch(missing, unexpected, pairing.mismatch.wrong)
+    if strict:
+        _check(mismatch, path, model, group)
+    return mismatch

@@ -1,0 +1,45 @@
+"""One run writes into a directory. The kernel frees the lock when its process ends, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import weakref
+from pathlib import Path
+
+from duoka.errors import CheckpointBusy
+
+NAME = ".lock"
+
+
+class Lock:
+    """Held from its making until `release`, its garbage collection, or the end of the process."""
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / NAME
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise CheckpointBusy(
+                f"{directory} is being written by another run{f' ({holder})' if holder else ''}; "
+                "end that one, or give this one another directory"
+            ) from error
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        self._close = weakref.finalize(self, os.close, fd)
+        # A child that outlives this process (a loader's worker) must not hold on to the lock.
+        mine = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _let_go(mine()))
+
+    def release(self) -> None:
+        """Let others write."""
+        self._close()
+
+
+def _let_go(lock: Lock | None) -> None:
+    if lock is not None:
+        lock.release()

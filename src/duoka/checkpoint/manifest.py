@@ -1,0 +1,156 @@
+"""What a checkpoint's directory says of itself: `manifest.json`, written last, and read first.
+
+    {
+      "format": 1,
+      "step": 1200, "epoch": 3,            steps done, epochs finished
+      "metric": 0.93,                      null where none was given
+      "states": {"model": {"kind": "model", "files": ["model.safetensors"]}, …},
+      "files": {"model.safetensors": {"size": …, "sha256": "…"}, …},
+      "made": {"duoka": …, "torch": …, "python": …, "world_size": 2, "time": …},
+      "sha256": "…"                        of this text as it would be with "" in this place
+    }
+
+The text has exactly one form, so a manifest in which anything was changed, be it a space, is found out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from duoka.errors import CheckpointDamaged, CheckpointError
+
+FORMAT = 1
+NAME = "manifest.json"
+LARGEST = 64 << 20  # bytes that are read of one
+_DIRECTORY = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file. size: bytes."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class State:
+    """One thing that was saved. kind: model, optimizer, object, tensor or value."""
+
+    kind: str
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Of one checkpoint. made: versions and the like, for people."""
+
+    step: int
+    epoch: int
+    states: Mapping[str, State]
+    files: Mapping[str, Entry]
+    made: Mapping[str, Any]
+    metric: float | None = None
+
+    def text(self) -> bytes:
+        """The manifest's file."""
+        return _text({"format": FORMAT, **asdict(self)})
+
+
+def _text(content: Mapping[str, Any]) -> bytes:
+    def render(digest: str) -> bytes:
+        return (json.dumps({**content, "sha256": digest}, indent=1, sort_keys=True) + "\n").encode()
+
+    return render(hashlib.sha256(render("")).hexdigest())
+
+
+def read(directory: Path) -> Manifest:
+    """The manifest of a checkpoint; raises CheckpointDamaged where there is none, or not the one that was written."""
+    path = directory / NAME
+    try:
+        with open(path, "rb") as file:
+            text = file.read(LARGEST)
+        content = json.loads(text)
+        if content["format"] != FORMAT and text == _text(content):
+            raise CheckpointError(
+                f"{directory} has format {content['format']}; this version of duoka reads format {FORMAT}"
+            )
+        if text != _text(content):
+            raise CheckpointDamaged(f"{path} is damaged: its own checksum is wrong")
+        return _manifest(content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise CheckpointDamaged(f"{directory} has no {NAME}") from error
+        raise CheckpointDamaged(f"{path} cannot be read: {error}") from error
+
+
+def _manifest(content: Mapping[str, Any]) -> Manifest:
+    states = {name: State(state["kind"], tuple(state["files"])) for name, state in content["states"].items()}
+    files = {name: Entry(entry["size"], entry["sha256"]) for name, entry in content["files"].items()}
+    wrong = [name for name in files if Path(name).name != name]
+    wrong += [name for state in states.values() for name in state.files if name not in files]
+    if wrong:
+        raise ValueError(f"it names {wrong[0]!r}")
+    return Manifest(content["step"], content["epoch"], states, files, content["made"], content["metric"])
+
+
+def check(directory: Path, manifest: Manifest, names: tuple[str, ...] | None = None) -> None:
+    """Compare files with the manifest, all or those named; raises CheckpointDamaged that names the wrong ones."""
+    wanted = manifest.files if names is None else {name: manifest.files[name] for name in names}
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        found = (pool.map if len(wanted) > 1 else map)(lambda name: _fault(directory / name, wanted[name]), wanted)
+        faults = [fault for fault in found if fault]
+    if faults:
+        raise CheckpointDamaged("; ".join(faults))
+
+
+def _fault(path: Path, entry: Entry) -> str:
+    """What is wrong with a file; "" for nothing."""
+    try:
+        size = path.stat().st_size
+        if size != entry.size:
+            return f"{path} has {size} bytes, and should have {entry.size}"
+        return "" if _digest(path) == entry.sha256 else f"{path} is damaged: its SHA-256 is wrong"
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except OSError as error:
+        return f"{path} cannot be read: {error}"
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    piece = memoryview(bytearray(_PIECE))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
+    return digest.hexdigest()
+
+
+def directory_name(step: int, again: int = 0) -> str:
+    """The name of a step's directory; again: how often there is one of this step already."""
+    return f"step-{step:08}" + (f".{again}" if again else "")
+
+
+def directories(root: Path) -> list[Path]:
+    """All directories of steps, complete or damaged, the oldest first."""
+    found = []
+    for entry in root.iterdir() if root.is_dir() else ():
+        name = _DIRECTORY.fullmatch(entry.name)
+        if name and entry.is_dir():
+            found.append(((int(name[1]), int(name[2] or 0)), entry))
+    return [entry for _, entry in sorted(found)]
+
+
+def is_number(value: object) -> bool:
+    """Whether this can be a metric."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)

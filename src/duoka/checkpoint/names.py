@@ -1,0 +1,182 @@
+"""Which tensors of a file are which of a model, whatever was wrapped around either when it was saved."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from duoka.checkpoint.stored import Stored
+from duoka.errors import OptionError, WeightsError
+
+# What wrappers put into names: DataParallel and DistributedDataParallel, torch.compile, Fabric and Lightning,
+# FSDP, activation checkpointing.
+WRAPPERS = frozenset({"module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+# And at the beginning alone: a Lightning module's, or a training class's, name for its network.
+OUTERMOST = WRAPPERS | {"model"}
+
+# Where people put weights in what they save, the likeliest first; an average of the weights only after those.
+KEYS = (
+    *("state_dict", "model_state_dict", "model", "module", "net", "network", "net_state_dict", "model_weights"),
+    *("weights", "params", "model_ema", "state_dict_ema", "ema", "ema_state_dict", "params_ema"),
+)
+# And what is beside them: no weights, whatever tensors it holds.
+_BESIDE = re.compile(r"optim|sched|scaler|(^|_)rng|random|callbacks|loops|hyper_parameters|(^|_)args$|loader")
+_EXTRAS = frozenset({"n_averaged"})  # what AveragedModel adds of its own
+
+
+def plain(name: str) -> str:
+    """A name without what wrappers put into it: "module.features.module.0.weight" is "features.0.weight"."""
+    *path, last = name.split(".")
+    while path and path[0] in OUTERMOST:
+        path.pop(0)
+    return ".".join([*(part for part in path if part not in WRAPPERS), last])
+
+
+def matched(pattern: str, name: str) -> bool:
+    """Whether a pattern is a name, a module that it is in, or a glob of it."""
+    return name == pattern or name.startswith(pattern + ".") or fnmatchcase(name, pattern)
+
+
+def chosen(names: Iterable[str], only: Sequence[str], skip: Sequence[str]) -> list[str]:
+    """Those of the names that are wanted."""
+    wanted = [name for name in names if not only or any(matched(pattern, plain(name)) for pattern in only)]
+    return [name for name in wanted if not any(matched(pattern, plain(name)) for pattern in skip)]
+
+
+def renamed(tensors: Mapping[str, Stored], rename: Mapping[str, str]) -> dict[str, Stored]:
+    """The tensors under other names: each pattern, a regular expression, is replaced wherever it is found."""
+    named: dict[str, Stored] = {}
+    for old, tensor in tensors.items():
+        new = old
+        for pattern, replacement in rename.items():
+            try:
+                new = re.sub(pattern, replacement, new)
+            except (re.error, IndexError) as error:
+                raise OptionError("rename", {pattern: replacement}, "regular expressions", str(error)) from error
+        if new in named:
+            raise WeightsError(f"rename gives two tensors the name {new!r}, one of them {old!r}")
+        named[new] = tensor
+    return named
+
+
+def match(model: Collection[str], file: Collection[str]) -> dict[str, str]:
+    """The file's name for each of the model's names that it has: the same, or the same but for wrappers."""
+    found = {name: name for name in model if name in file}
+    taken = set(found.values())
+    ours = _unique(name for name in model if name not in found)
+    theirs = _unique(name for name in file if name not in taken)
+    return found | {ours[name]: theirs[name] for name in ours if name in theirs}
+
+
+def _unique(names: Iterable[str]) -> dict[str, str]:
+    """Names by their plain form, where only one has it."""
+    names = list(names)
+    counts = Counter(map(plain, names))
+    return {plain(name): name for name in names if counts[plain(name)] == 1}
+
+
+def extras(names: Iterable[str]) -> list[str]:
+    """Names that a model need not have."""
+    return [name for name in names if plain(name) in _EXTRAS]
+
+
+def differences(pairs: Mapping[str, str]) -> list[str]:
+    """In words, how the file's names differ from the model's; pairs: the file's name by the model's."""
+    counts: Counter[str] = Counter()
+    for ours, theirs in pairs.items():
+        if theirs.endswith("." + ours):
+            counts[f"stripped '{theirs[: -len(ours)]}' from"] += 1
+        elif ours.endswith("." + theirs):
+            counts[f"added '{ours[: -len(theirs)]}' to"] += 1
+        elif ours != theirs:
+            gone = [f"'{part}.'" for part in theirs.split(".")[:-1] if part in OUTERMOST]
+            come = [f"'{part}.'" for part in ours.split(".")[:-1] if part in OUTERMOST]
+            counts[
+                f"exchanged {' '.join(dict.fromkeys(gone)) or 'nothing'} "
+                f"for {' '.join(dict.fromkeys(come)) or 'nothing'} in"
+            ] += 1
+    return [f"{what} {count} name{'s' if count > 1 else ''}" for what, count in counts.most_common()]
+
+
+# Which part of a file is the weights.
+
+
+def groups(tree: Any, at: str = "", depth: int = 0) -> dict[str, dict[str, Stored]]:
+    """Every dict of a file that may be a model's weights: its tensors by name, under its own path in the file.
+
+    Dicts in dicts are found twice, by themselves and as a part of what they are in, their names joined by dots.
+    """
+    if not isinstance(tree, Mapping) or depth > 4:
+        return {}
+    own = _tensors_in(tree)
+    found = {at: own} if own else {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and not _is_beside(key):
+            found |= groups(value, f"{at}.{key}" if at else str(key), depth + 1)
+    return found
+
+
+def _tensors_in(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Stored]:
+    found: dict[str, Stored] = {}
+    for key, value in tree.items():
+        if isinstance(value, Stored):
+            found[f"{prefix}{key}"] = value
+        elif isinstance(value, Mapping) and not _is_beside(key):
+            found |= _tensors_in(value, f"{prefix}{key}.")
+    return found
+
+
+def _is_beside(key: Any) -> bool:
+    return not isinstance(key, str) or bool(_BESIDE.search(key))
+
+
+def choose(found: Mapping[str, dict[str, Stored]], wanted: Collection[str] | None, key: str | None, path: Any) -> str:
+    """Which of the groups is meant: the one named, else the one that has most of the wanted names and little else.
+
+    wanted: a model's names; None where there is no model, and the likeliest place of weights is meant.
+
+    Raises:
+        WeightsError: there is none, or two are equally good.
+    """
+    if key is not None:
+        if key not in found:
+            raise WeightsError(f"{path} has no weights under {key!r}; it has {_list(found) or 'none at all'}")
+        return key
+    if not found:
+        raise WeightsError(f"{path} holds no tensors that could be weights")
+    hits = {at: len(match(wanted, names)) for at, names in found.items()} if wanted is not None else {}
+    if not any(hits.values()):
+        return _likeliest(found)
+
+    def rank(at: str) -> tuple[int, int, int]:
+        return -hits[at], len(found[at]) - hits[at], _preference(at)
+
+    best = min(found, key=rank)
+    equal = [at for at in found if rank(at) == rank(best)]
+    if len(equal) > 1:
+        raise WeightsError(f"{path} holds several sets of weights that fit; choose one by key=: {_list(equal)}")
+    return best
+
+
+def _likeliest(found: Mapping[str, dict[str, Stored]]) -> str:
+    """The group of a well-known key, else the only one, else all of them."""
+    inner = [at for at in found if at and "." not in at]
+    known = [at for at in inner if at in KEYS]
+    if known:
+        return min(known, key=KEYS.index)
+    return inner[0] if len(inner) == 1 and len(found.get("", {})) == len(found[inner[0]]) else next(iter(found))
+
+
+def _preference(at: str) -> int:
+    """The place of a group's key in KEYS; unknown ones come before averages, all that is in a file at the end."""
+    last = at.rpartition(".")[2]
+    if not at:
+        return 2 * len(KEYS)
+    return 2 * KEYS.index(last) if last in KEYS else 2 * KEYS.index("model_ema") - 1
+
+
+def _list(keys: Iterable[str]) -> str:
+    return ", ".join(repr(key) if key else "'' (all of it)" for key in keys)

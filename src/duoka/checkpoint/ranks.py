@@ -1,0 +1,107 @@
+"""The ranks that load, save and restore together, and how they agree.
+
+`duoka.view.collectives.Collectives` is one such; `OneRank` stands for all where there is only one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from duoka.errors import CheckpointError, DuokaError, WeightsError
+
+Outcome = TypeVar("Outcome")
+
+
+class Ranks(Protocol):
+    """What is needed of collectives. Every call is made by all ranks, in the same order."""
+
+    rank: int
+    world_size: int
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """(world_size, *tensor.shape): every rank's `tensor`, a CPU tensor of the same shape on all."""
+
+    def broadcast_object(self, value: Any, source: int) -> Any:
+        """Rank `source`'s `value`."""
+
+
+class OneRank:
+    """The only rank."""
+
+    rank, world_size = 0, 1
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return tensor[None]
+
+    def broadcast_object(self, value: Any, source: int) -> Any:
+        return value
+
+
+class GroupRanks:
+    """The ranks of torch.distributed's default group, in scripts that do their own torch.distributed."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        every: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(every, tensor)
+        return torch.stack(every)
+
+    def broadcast_object(self, value: Any, source: int) -> Any:
+        values = [value]
+        torch.distributed.broadcast_object_list(values, source)
+        return values[0]
+
+
+def ranks_here() -> Ranks:
+    """The ranks of torch.distributed, if this process has joined them; else one."""
+    joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return GroupRanks() if joined else OneRank()
+
+
+def on_first(ranks: Ranks, act: Callable[[], Outcome]) -> Outcome:
+    """Do something on rank 0 alone; every rank returns, or raises, what came of it."""
+    outcome: Any = None
+    failure: BaseException | None = None
+    if ranks.rank == 0:
+        try:
+            outcome = act()
+        except Exception as error:
+            failure = error
+    try:
+        outcome, told = ranks.broadcast_object((outcome, _portable(failure)), 0)
+        if failure or told:
+            raise failure or told
+        return outcome  # type: ignore[no-any-return]
+    finally:
+        failure = told = None  # an error's own frames must not keep it, and all that they see, alive
+
+
+def together(ranks: Ranks, act: Callable[[], Outcome], what: str, kind: type[DuokaError]) -> Outcome:
+    """Do something on every rank. Where one fails, all raise: it its own error, the others one that names it."""
+    outcome: Any = None
+    failure: Exception | None = None
+    try:
+        outcome = act()
+    except Exception as error:
+        failure = error
+    try:
+        failed = ranks.all_gather(torch.tensor(0 if failure is None else 1)).nonzero().flatten().tolist()
+        if not failed:
+            return outcome  # type: ignore[no-any-return]
+        told = ranks.broadcast_object(repr(failure), failed[0])
+        raise failure or kind(f"{what} failed on rank {failed[0]}: {told}")
+    finally:
+        failure = None  # as above
+
+
+def _portable(error: BaseException | None) -> BaseException | None:
+    """An error as other ranks can have it."""
+    if error is None:
+        return None
+    return error if isinstance(error, (CheckpointError, WeightsError)) else DuokaError(f"on rank 0: {error!r}")

@@ -1,0 +1,118 @@
+"""`save_weights`: a model's tensors under the model's own names, in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duoka.checkpoint import disk
+from duoka.checkpoint.image import lay_out, straight
+from duoka.checkpoint.names import WRAPPERS
+from duoka.checkpoint.ranks import Ranks, on_first, ranks_here
+from duoka.errors import OptionError, WeightsError
+
+PICKLES = (".pth", ".pt", ".bin", ".ckpt")
+_PARALLEL = frozenset({"DataParallel", "DistributedDataParallel"})
+
+
+def save_weights(
+    model: nn.Module | Mapping[str, Tensor],
+    path: str | Path,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    ranks: Ranks | None = None,
+) -> None:
+    """Save a model's parameters and buffers under its own names, without what wrappers put into them.
+
+    The file is there at once and whole, or as it was before. With several ranks all must call this; rank 0 writes.
+
+    Args:
+        model: the model, or its state dict.
+        path: `.safetensors`; or `.pth`, `.pt`, `.bin`, `.ckpt` for what `torch.save` writes.
+        metadata: strings to keep in the file's header (safetensors alone).
+        ranks: who saves together; those of torch.distributed if it is not given.
+
+    Raises:
+        OptionError: another ending of `path`.
+        WeightsError: the file cannot be written, or a tensor cannot be kept in safetensors.
+    """
+    path = Path(path)
+    if path.suffix not in (".safetensors", *PICKLES):
+        raise OptionError("path", str(path), f"a name that ends in .safetensors, or in {', '.join(PICKLES)}")
+    ranks = ranks or ranks_here()
+    tensors = plain_state(model)
+    on_first(ranks, partial(write_weights, tensors, path, metadata or {}))
+
+
+def write_weights(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
+    """Write tensors to a file whose ending says in which format; raises WeightsError."""
+    try:
+        if path.suffix in PICKLES:
+            disk.replace(path, partial(_pickle, dict(tensors)))
+        else:
+            layout = lay_out(tensors, metadata)
+            disk.replace(path, lambda beside: disk.write(beside, straight(tensors, layout)))
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be written, and is as it was before: {error}") from error
+
+
+def _pickle(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        torch.save(tensors, path)
+    except RuntimeError as error:  # torch's word for a failed write
+        raise OSError(str(error).splitlines()[0]) from error
+    disk.sync(path)
+
+
+def plain_state(model: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
+    """A model's tensors by its own names, each whole; raises WeightsError where two would get the same name."""
+    state = dict(model) if isinstance(model, Mapping) else model.state_dict()
+    others = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if others:
+        raise WeightsError(
+            f"{others[0]!r} is no tensor but {type(state[others[0]]).__name__}; a checkpoint can keep it"
+        )
+    wrapped = _wrapped(model)
+    plain: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        own = _without(name, wrapped)
+        if own in plain:
+            raise WeightsError(f"two tensors would be called {own!r}, one of them is {name!r}")
+        plain[own] = whole(tensor)
+    return plain
+
+
+def plain_names(model: nn.Module) -> dict[str, str]:
+    """The model's own name for each name in its state dict."""
+    wrapped = _wrapped(model)
+    return {name: _without(name, wrapped) for name in model.state_dict()}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor, gathered; every other as it is. All ranks must call this."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _wrapped(model: nn.Module | Mapping[str, Any]) -> set[str]:
+    """The paths called "module" that are a wrapper's doing, and not the model's own."""
+    if isinstance(model, Mapping):
+        return {"module"} if model and all(name.startswith("module.") for name in model) else set()
+    parallel = [
+        path for path, part in model.named_modules(remove_duplicate=False) if type(part).__name__ in _PARALLEL
+    ]
+    return {f"{path}.module" if path else "module" for path in parallel}
+
+
+def _without(name: str, wrapped: set[str]) -> str:
+    parts = name.split(".")
+    kept = [
+        part
+        for number, part in enumerate(parts[:-1])
+        if ".".join(parts[: number + 1]) not in wrapped and part not in WRAPPERS - {"module"}
+    ]
+    return ".".join([*kept, parts[-1]])

@@ -1,0 +1,173 @@
+"""The things that a checkpoint keeps, by kind: how each is taken apart, and put back.
+
+model       nn.Module: tensors under the model's own names, as `save_weights` has them
+optimizer   its state by the parameters' names, so that their order and number of groups are checked
+object      anything with state_dict() and load_state_dict(): schedulers, scalers, loaders, averages
+tensor      is written into
+container   a list, dict or set: gets its old content
+value       numbers and strings, which are not kept in place: `Checkpoint.values` has them
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from duoka.checkpoint.saving import plain_names, plain_state, whole
+from duoka.checkpoint.values import join, split
+from duoka.errors import CheckpointError, WeightsError
+
+OWN_FILE = ("model", "optimizer")  # kinds whose tensors are in a file of their own
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a thing was taken apart to. tree: what JSON holds of it, where there is more to it than tensors."""
+
+    kind: str
+    tensors: Mapping[str, Tensor]
+    tree: Any = None
+    has_tree: bool = True
+
+
+class RandomState:
+    """The random streams of python, numpy and torch, on the CPU and on the current GPU."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of them."""
+        state = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
+        state["torch"] = torch.get_rng_state()
+        return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where they were; a GPU's stream is left as it is where none was saved, or none is here."""
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])
+        torch.set_rng_state(state["torch"])
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])
+
+
+def kind_of(thing: Any) -> str:
+    """The kind of a thing."""
+    if isinstance(thing, nn.Module):
+        return "model"
+    if isinstance(thing, torch.optim.Optimizer):
+        return "optimizer"
+    if callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None)):
+        return "object"
+    if isinstance(thing, Tensor):
+        return "tensor"
+    return "container" if type(thing) in (list, dict, set) else "value"
+
+
+class Things:
+    """Everything that a checkpoint keeps, by name."""
+
+    def __init__(self, things: Mapping[str, Any]) -> None:
+        self.things = dict(things)
+        self.kinds = {name: kind_of(thing) for name, thing in things.items()}
+
+    def take(self) -> dict[str, Taken]:
+        """Take all apart. The tensors are those of the things themselves: copy them before training goes on."""
+        return {name: self._take(name, thing) for name, thing in self.things.items()}
+
+    def _take(self, name: str, thing: Any) -> Taken:
+        kind = self.kinds[name]
+        try:
+            if kind == "model" and all(isinstance(value, Tensor) for value in thing.state_dict().values()):
+                return Taken(kind, plain_state(thing), has_tree=False)
+            state = thing.state_dict() if kind in ("model", "optimizer", "object") else thing
+            if kind == "optimizer":
+                state = by_name(state, self._names(thing))
+            tree, tensors = split(state, "" if kind in OWN_FILE else name)
+        except (CheckpointError, WeightsError) as error:
+            raise CheckpointError(f"{name!r} cannot be saved: {error}") from error
+        return Taken(kind, {key: whole(tensor) for key, tensor in tensors.items()}, tree)
+
+    def put(self, name: str, tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+        """Give a thing that is more than a model's tensors its old state back, and return what it was saved as."""
+        thing, state = self.things[name], join(tree, tensors)
+        kind = self.kinds[name]
+        if kind == "optimizer":
+            thing.load_state_dict(by_index(state, self._names(thing), name))
+            thing._opt_called = bool(state["state"])  # for schedulers, which warn of steps without one of its own
+        elif kind in ("model", "object"):
+            thing.load_state_dict(state)
+        elif kind == "tensor":
+            with torch.no_grad():
+                thing.copy_(state)
+        elif kind == "container":
+            _refill(thing, state, name)
+        return state
+
+    def _names(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+        """The names of an optimizer's parameters, by group; those of no model are numbered."""
+        known: dict[int, str] = {}
+        for at, model in self.things.items():
+            if isinstance(model, nn.Module):
+                own = plain_names(model)
+                state = model.state_dict(keep_vars=True)
+                known |= {id(value): f"{at}.{own[name]}" for name, value in state.items()}
+        number = count()
+        return [
+            [known.get(id(parameter), f"#{next(number)}") for parameter in group["params"]]
+            for group in optimizer.param_groups
+        ]
+
+
+def by_name(state: Mapping[str, Any], names: list[list[str]]) -> dict[str, Any]:
+    """An optimizer's state dict with names in the place of numbers."""
+    flat = [name for group in names for name in group]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    called = dict(zip(numbers, flat, strict=True))
+    return {
+        **state,
+        "state": {called.get(key, key): value for key, value in state["state"].items()},
+        "param_groups": [
+            {**group, "params": list(own)} for group, own in zip(state["param_groups"], names, strict=True)
+        ],
+    }
+
+
+def by_index(state: Mapping[str, Any], names: list[list[str]], optimizer: str) -> dict[str, Any]:
+    """The state dict again, in the order of the parameters that the optimizer has now.
+
+    Raises:
+        CheckpointError: it has other groups, or other parameters in them.
+    """
+    groups = state["param_groups"]
+    if len(groups) != len(names):
+        raise CheckpointError(
+            f"{optimizer!r} has {len(names)} groups of parameters, and was saved with {len(groups)}"
+        )
+    for number, (group, own) in enumerate(zip(groups, names, strict=True)):
+        more, fewer = sorted(set(own) - set(group["params"])), sorted(set(group["params"]) - set(own))
+        if more or fewer:
+            raise CheckpointError(
+                f"group {number} of {optimizer!r} has other parameters than were saved: "
+                f"now {', '.join(more[:5]) or 'none'}, then {', '.join(fewer[:5]) or 'none'}"
+            )
+    index = {name: number for number, name in enumerate(name for own in names for name in own)}
+    return {
+        **state,
+        "state": {index.get(name, name): value for name, value in state["state"].items()},
+        "param_groups": [
+            {**group, "params": [index[name] for name in own]} for group, own in zip(groups, names, strict=True)
+        ],
+    }
+
+
+def _refill(thing: Any, state: Any, name: str) -> None:
+    if type(state) is not type(thing):
+        raise CheckpointError(f"{name!r} is a {type(thing).__name__}, but was saved as a {type(state).__name__}")
+    thing.clear()
+    fill: Callable[[Any], None] = thing.extend if isinstance(thing, list) else thing.update
+    fill(state)

@@ -1,0 +1,95 @@
+"""A tensor in a file: its type and shape are known before its data are read."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# torch's name of a type -> (its code in safetensors, bytes of one element)
+DTYPES = {
+    "bool": ("BOOL", 1),
+    "uint8": ("U8", 1),
+    "int8": ("I8", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e5m2fnuz": ("F8_E5M2FNUZ", 1),
+    "float8_e4m3fnuz": ("F8_E4M3FNUZ", 1),
+    "float8_e8m0fnu": ("F8_E8M0", 1),
+    "int16": ("I16", 2),
+    "uint16": ("U16", 2),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "int32": ("I32", 4),
+    "uint32": ("U32", 4),
+    "float32": ("F32", 4),
+    "int64": ("I64", 8),
+    "uint64": ("U64", 8),
+    "float64": ("F64", 8),
+    "complex64": ("C64", 8),
+    "complex128": ("C128", 16),  # no code of safetensors' own: see `image`
+}
+
+
+class Stored(ABC):
+    """A tensor in a file.
+
+    dtype: torch's name of it, such as float32. shape: its sizes. nbytes: of its data.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """How many elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the elements take."""
+        return self.numel * DTYPES.get(self.dtype, ("", 1))[1]
+
+    @abstractmethod
+    def read(self) -> Tensor:
+        """The tensor, on the CPU. It may share memory with the file: copy it before writing into it."""
+
+    def read_into(self, target: Tensor) -> None:
+        """Give `target`, of the same shape, its values; the type and device stay the target's."""
+        target.copy_(self.read())
+
+
+class Held(Stored):
+    """A tensor that is in memory already, or that torch has mapped into it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach()
+        self.dtype = str(tensor.dtype).removeprefix("torch.")
+        self.shape = tuple(tensor.shape)
+
+    def read(self) -> Tensor:
+        return self.tensor
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor that is not empty, writable."""
+    import torch
+
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def is_plain_memory(tensor: Tensor) -> bool:
+    """Whether `bytes_of` a tensor are its values in order."""
+    import torch
+
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.numel() > 0
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )

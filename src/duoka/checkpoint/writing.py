@@ -1,0 +1,200 @@
+"""A checkpoint on its way to the disk: what is in it, as bytes in memory, and one thread that writes it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from duoka.checkpoint import disk, manifest
+from duoka.checkpoint.image import Image, lay_out
+from duoka.checkpoint.manifest import Entry, Manifest, State
+from duoka.checkpoint.states import OWN_FILE, Taken
+from duoka.errors import CheckpointError
+
+TREES, TENSORS = "states.json", "states.safetensors"
+
+
+class Snapshot:
+    """A checkpoint in memory. states: what is in it. files: the bytes of each file.
+
+    Models and optimizers have a file each for their tensors; all else is in `states.json` and `states.safetensors`.
+    images: of the save before, by file, whose memory is used again: touching new memory takes most of a copy's time.
+    """
+
+    def __init__(self, taken: Mapping[str, Taken], images: dict[str, Image]) -> None:
+        self._images = images
+        self.states: dict[str, State] = {}
+        self.files: dict[str, Sequence[disk.Data]] = {}
+        trees: dict[str, Any] = {}
+        small: dict[str, Tensor] = {}
+        for name, part in taken.items():
+            files = []
+            if part.kind == "model" or (part.kind in OWN_FILE and part.tensors):
+                files.append(f"{name}.safetensors")
+                self._copy(files[0], part.tensors)
+            elif part.tensors:
+                files.append(TENSORS)
+                small.update(part.tensors)
+            if part.has_tree:
+                files.append(TREES)
+                trees[name] = part.tree
+            self.states[name] = State(part.kind, tuple(files))
+        if small:
+            self._copy(TENSORS, small)
+        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(tree)}" for name, tree in trees.items())
+        self.files[TREES] = (f"{{\n{lines}\n}}\n".encode(),)
+
+    def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> None:
+        layout = lay_out(tensors, {})
+        image = self._images.get(file)
+        if image is None or image.size < layout.size:
+            image = self._images[file] = Image(layout)
+        image.take(tensors, layout)
+        self.files[file] = image.parts()
+
+
+def write(root: Path, snapshot: Snapshot, about: Manifest) -> Path:
+    """Write a checkpoint's directory. It is there whole, or not at all.
+
+    Raises:
+        CheckpointError: the disk is full, or the like.
+    """
+    try:
+        final = _free(root, about.step)
+        beside = disk.partial(final)
+        os.mkdir(beside)
+        try:
+            entries = _write_files(beside, snapshot.files)
+            text = replace(about, states=snapshot.states, files=entries).text()
+            disk.write(beside / manifest.NAME, (text,))
+            disk.sync_directory(beside)
+            os.rename(beside, final)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        disk.sync_directory(root)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint of step {about.step} could not be written into {root}: {error}; those written before "
+            "are as they were"
+        ) from error
+    return final
+
+
+def _write_files(directory: Path, files: Mapping[str, Sequence[disk.Data]]) -> dict[str, Entry]:
+    """Write all files, while other threads compute their digests."""
+    digests = {name: Digest(parts) for name, parts in files.items()}
+    for name, parts in files.items():
+        disk.write(directory / name, parts)
+    return {name: Entry(sum(map(len, parts)), digests[name].wait()) for name, parts in files.items()}
+
+
+class Digest:
+    """The SHA-256 of a file's bytes, computed by a thread of its own; at once, where no thread can be had."""
+
+    def __init__(self, parts: Sequence[disk.Data]) -> None:
+        self._digest = hashlib.sha256()
+        self._thread = threading.Thread(target=self._run, args=(parts,), name="duoka-digest")
+        try:
+            self._thread.start()
+        except RuntimeError:  # the interpreter is at its end, and waits for this thread alone
+            self._run(parts)
+
+    def _run(self, parts: Sequence[disk.Data]) -> None:
+        for part in parts:
+            self._digest.update(part)
+
+    def wait(self) -> str:
+        """The digest, in hexadecimal digits."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        return self._digest.hexdigest()
+
+
+def _free(root: Path, step: int) -> Path:
+    again = 0
+    while (path := root / manifest.directory_name(step, again)).exists():
+        again += 1
+    return path
+
+
+class Background:
+    """One piece of work at a time, in a thread that the process waits for at its end.
+
+    What goes wrong in it is raised by `finish` or `look`; and said at the end of the process, if nobody asked.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._failures: list[BaseException] = []
+        weakref.finalize(self, _say, self._failures)
+
+    def start(self, work: Callable[[], Any]) -> None:
+        """Begin; there must be no other in flight."""
+        assert self._thread is None
+        self._thread = threading.Thread(target=_run, args=(work, self._failures), name="duoka-checkpoint")
+        self._thread.start()
+
+    def look(self) -> BaseException | None:
+        """What has gone wrong, told once."""
+        return self._failures.pop() if self._failures else None
+
+    def finish(self) -> None:
+        """Wait for what is in flight."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+
+def _run(work: Callable[[], Any], failures: list[BaseException]) -> None:
+    try:
+        work()
+    except BaseException as error:
+        failures.append(error)
+
+
+def _say(failures: list[BaseException]) -> None:
+    for failure in failures:
+        print(f"duoka: error: {failure}", file=sys.stderr)
+
+
+def prune(root: Path, keep: int | None, best: str | None) -> None:
+    """Remove all but the last `keep` checkpoints and the one whose metric is best ("max" or "min").
+
+    Raises:
+        CheckpointError: one cannot be removed.
+    """
+    every = manifest.directories(root)
+    if keep is None or len(every) <= keep:
+        return
+    kept = {*every[-keep:], *([found] if best and (found := find_best(every, best)) else [])}
+    for directory in every:
+        if directory not in kept:
+            try:
+                disk.remove(directory)
+            except OSError as error:
+                raise CheckpointError(f"the old checkpoint {directory} could not be removed: {error}") from error
+
+
+def find_best(directories: Sequence[Path], best: str) -> Path | None:
+    """The one with the best metric, the newest of several; None where none has one."""
+    scores = []
+    for number, directory in enumerate(directories):
+        try:
+            metric = manifest.read(directory).metric
+        except CheckpointError:
+            continue
+        if metric is not None:
+            scores.append((metric if best == "max" else -metric, number))
+    return directories[max(scores)[1]] if scores else None

@@ -1,0 +1,72 @@
+"""`duoka weights`: look into files of weights, turn one format into another, compare two files."""
+
+from __future__ import annotations
+
+import click
+
+from duoka.checkpoint import comparing  # imports no torch before it must
+from duoka.errors import OptionError
+
+KEY = click.Option(["--key"], metavar="KEY", help="Where in the file the weights are, such as ema or model.encoder.")
+OBJECTS = click.Option(
+    ["--objects"],
+    default="refuse",
+    metavar="refuse|inert",
+    help="Pickles with objects of unknown classes: refuse them, or read them with stand-ins that run no code.",
+)
+RENAME = click.Option(
+    ["--rename"],
+    multiple=True,
+    metavar="OLD=NEW",
+    help="A regular expression, and what to put in its place in the names. May be given more than once.",
+)
+KNOWN = "FILE: safetensors, .pth .pt .bin .ckpt, sharded files with an index, a DCP directory, a duoka checkpoint."
+
+
+def show(files: tuple[str, ...], **how: str) -> int:
+    """Print what is in files."""
+    click.echo("\n\n".join(comparing.show(file, **how) for file in files))  # type: ignore[arg-type]
+    return 0
+
+
+def convert(source: str, target: str, rename: tuple[str, ...], **how: str) -> int:
+    """Write the weights of one file to another."""
+    wrong = [pair for pair in rename if "=" not in pair]
+    if wrong:
+        raise OptionError("--rename", wrong[0], "OLD=NEW")
+    pairs = dict(pair.split("=", 1) for pair in rename)
+    click.echo(comparing.convert(source, target, rename=pairs, **how))  # type: ignore[arg-type]
+    return 0
+
+
+def diff(first: str, second: str, **how: str) -> int:
+    """Print how two files differ; 1 if they do."""
+    comparison = comparing.compare(first, second, **how)  # type: ignore[arg-type]
+    click.echo(comparison)
+    return 0 if comparison.equal else 1
+
+
+command = click.Group(
+    "weights",
+    help=f"Look into files of weights, convert them, compare them. No code in a file is run.\n\n{KNOWN}",
+    commands=[
+        click.Command(
+            "show",
+            callback=show,
+            help="Print names, shapes, types and sizes. The tensors' data are not read.",
+            params=[click.Argument(["files"], nargs=-1, required=True, metavar="FILE..."), KEY, OBJECTS],
+        ),
+        click.Command(
+            "convert",
+            callback=convert,
+            help="Write the weights in SOURCE to TARGET: .safetensors, .pth .pt .bin .ckpt, or a DCP directory (x/).",
+            params=[click.Argument(["source"]), click.Argument(["target"]), KEY, RENAME, OBJECTS],
+        ),
+        click.Command(
+            "diff",
+            callback=diff,
+            help="Print which tensors differ and by how much. The exit code is 1 if any does.",
+            params=[click.Argument(["first"]), click.Argument(["second"]), KEY, OBJECTS],
+        ),
+    ],
+)

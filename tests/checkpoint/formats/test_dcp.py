@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_saver import save
+
+import duoka
+from duoka.errors import UnsafePickle, WeightsError
+from tests.checkpoint.nets import Calls, Net, same
+
+
+def saved(path: Path, content: dict[str, Any]) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is one process
+        save(content, checkpoint_id=path, no_dist=True)
+    return path
+
+
+@pytest.mark.parametrize("at", ["", ".metadata", "__0_0.distcp"])
+def test_a_dcp_directory(at: str, tmp_path: Path) -> None:
+    net, other = Net(), Net()
+    optimizer = torch.optim.Adam(net.parameters())
+    content = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
+    loaded = duoka.load_weights(other, saved(tmp_path / "dcp", content) / at)
+    assert same(net, other)
+    assert loaded.format == "DCP directory"
+
+
+def test_a_tensor_in_pieces(tmp_path: Path) -> None:
+    """What several ranks write: each its own rows, of one tensor."""
+    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+
+    whole = torch.arange(12.0).reshape(4, 3)
+    path = saved(tmp_path / "dcp", {"up": whole[:2].clone(), "down": whole[2:].clone()})
+    assert FileSystemWriter
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    up, down = metadata.state_dict_metadata.pop("up"), metadata.state_dict_metadata.pop("down")
+    up.size = torch.Size([4, 3])
+    up.chunks += [ChunkStorageMetadata(torch.Size([2, 0]), down.chunks[0].sizes)]
+    places = {index.fqn: info for index, info in metadata.storage_data.items()}
+    metadata.state_dict_metadata = {"weight": up}
+    metadata.storage_data = {
+        MetadataIndex("weight", torch.Size([0, 0]), 0): places["up"],
+        MetadataIndex("weight", torch.Size([2, 0]), 1): places["down"],
+    }
+    metadata.planner_data = {}
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    layer = torch.nn.Linear(3, 4, bias=False)
+    duoka.load_weights(layer, path)
+    assert torch.equal(layer.weight, whole)
+    del metadata.storage_data[MetadataIndex("weight", torch.Size([2, 0]), 1)]
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(WeightsError, match="6 of 12 numbers are there"):
+        duoka.load_weights(layer, path)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_metadata_that_would_run_code_are_refused(protocol: int, tmp_path: Path) -> None:
+    path = saved(tmp_path / "dcp", Net().state_dict())
+    (path / ".metadata").write_bytes(pickle.dumps(Calls(tmp_path / "ran"), protocol))
+    with pytest.raises(UnsafePickle, match=r"would call `posix\.system`"):
+        duoka.load_weights(Net(), path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_file_beyond_the_directory_is_not_read(tmp_path: Path) -> None:
+    path = saved(tmp_path / "dcp", Net().state_dict())
+    text = (path / ".metadata").read_bytes().replace(b"__0_0.distcp", b"../__0_0.dst")
+    (path / ".metadata").write_bytes(text)
+    with pytest.raises(WeightsError, match="may only name files beside it"):
+        duoka.load_weights(Net(), path)
+
+
+def test_a_truncated_file(tmp_path: Path) -> None:
+    path = saved(tmp_path / "dcp", Net().state_dict())
+    os.truncate(path / "__0_0.distcp", 2000)
+    with pytest.raises(WeightsError, match="is too short"):
+        duoka.load_weights(Net(), path)
