@@ -265,7 +265,7 @@ def test_ranks_draw_by_themselves_for_their_own_rows() -> None:
         ({"data": (torch.ones(3), torch.ones(4))}, "as many rows"),
         ({"data": DataLoader(Squares(4))}, "one or the other"),
     ],
-    ids=str,
+    ids=range(12),
 )
 def test_what_is_refused(how: dict[str, Any], text: str) -> None:
     def work(run: duoka.Run) -> Any:

@@ -26,7 +26,7 @@ def test_eight_cards_and_their_processes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [gpu.index for gpu in gpus] == list(range(8))
     (mine,) = gpus[0].processes or ()
     assert (mine.pid, mine.kind, mine.memory) == (os.getpid(), "compute", 70 << 30)
-    assert "pytest" in mine.command
+    assert "python" in mine.command
     assert [process.memory for process in gpus[2].processes or ()] == [9 << 30, 8 << 30]
     (desktop,) = gpus[1].processes or ()
     assert (desktop.kind, desktop.user, desktop.command) == ("graphics", "", "")
