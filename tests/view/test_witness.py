@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -172,3 +173,28 @@ def test_what_depends_on_the_batch_is_noticed_and_put_back(then: Run) -> None:
             learn()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert (KEPT, COUNT, model.cache) == ([], 0, None)
+
+
+def test_what_is_counted_in_variables_around_is_noticed_and_put_back() -> None:
+    rows, seen = 0, {"rows": 0, "calls": 0}
+
+    def by_name(m: Any, x: Tensor) -> Tensor:
+        nonlocal rows
+        rows += x.shape[0]
+        return x
+
+    def by_entry(m: Any, x: Tensor) -> Tensor:
+        seen["rows"] += x.shape[0]
+        return x
+
+    def calls(m: Any, x: Tensor) -> Tensor:
+        seen["calls"] += 1
+        return x
+
+    whole = normal(6, 4, 6)
+    for then, mixes in ((by_name, True), (by_entry, True), (calls, False)):
+        model = Net(then)
+        learning = Learning(model)
+        with pytest.raises(Mixed, match="it counts the rows") if mixes else nullcontext():
+            learning.learn(lambda start, stop, m=model, one=learning: m(one.given(whole[start:stop])), 6)  # type: ignore
+        assert (rows, seen) == (0, {"rows": 0, "calls": 0})

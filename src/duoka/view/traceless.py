@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ _DEPTH = 4  # how far objects in attributes are followed
 class Remains:
     """What a run of the module has left in its attributes, before it is put back."""
 
-    def __init__(self, module: nn.Module, variables: list[dict[str, Any]]) -> None:
+    def __init__(self, module: nn.Module, variables: list[_Space]) -> None:
         self._module, self._variables = module, variables
 
     def holds(self, tensors: Container[Any]) -> str:
@@ -71,7 +71,7 @@ def traceless(module: nn.Module) -> Iterator[Remains]:
         part.__dict__.update(fresh, **{name: before[name].copy() for name in _NAMED})
     for norm in norms:
         norm.training = False
-    spaces = _globals()
+    spaces = _variables(module)
     variables = [_Variables(space) for space in spaces]
     try:
         yield Remains(module, spaces)
@@ -87,25 +87,59 @@ def traceless(module: nn.Module) -> Iterator[Remains]:
 
 
 class _Variables:
-    """The global variables of one of the script's modules, as far as they are data."""
+    """The variables of a module of the script's, or of a function around one of its own, as far as they are data."""
 
-    def __init__(self, space: dict[str, Any]) -> None:
-        self._space, self._before = space, dict(space)
+    def __init__(self, space: _Space) -> None:
+        self._space, self._before = space, dict(space.items())
         containers = [name for name, value in space.items() if type(value) in _CONTAINERS and _is_data(name, value)]
         self._entries = {name: space[name].copy() for name in containers}
 
     def put_back(self) -> None:
         """Make them, and what was in them, what they were."""
-        for name in [name for name, value in self._space.items() if value is not self._before.get(name, self)]:
-            if _is_data(name, self._space[name]):
+        for name, value in list(self._space.items()):
+            if name in self._before and value is not self._before[name]:
+                self._space[name] = self._before[name]
+            elif name not in self._before and _is_data(name, value):
                 del self._space[name]
-        for name, value in self._before.items():
-            self._space.setdefault(name, value)
         for name, entries in self._entries.items():
             value = self._before[name]
             if list(map(id, _flat(value))) != list(map(id, _flat(entries))):
                 value.clear()
                 (value.extend if isinstance(value, (list, deque)) else value.update)(entries)
+
+
+class _Cells:
+    """The variables that a function has of the functions around it."""
+
+    def __init__(self, function: FunctionType) -> None:
+        self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+    def items(self) -> list[tuple[str, Any]]:
+        return [(name, cell.cell_contents) for name, cell in self._cells.items() if cell != CellType()]
+
+    def __getitem__(self, name: str) -> Any:
+        return self._cells[name].cell_contents
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._cells[name].cell_contents = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._cells[name].cell_contents
+
+
+_Space = dict[str, Any] | _Cells
+
+
+def _variables(module: nn.Module) -> list[_Space]:
+    """The variables beside a module: global ones, and those of functions in which its own are defined."""
+    functions = dict.fromkeys(
+        value
+        for part in module.modules()
+        for space in (vars(part), *map(vars, type(part).__mro__))
+        for value in space.values()
+        if isinstance(value, FunctionType) and value.__closure__ and is_users(value.__code__.co_filename)
+    )
+    return [*_globals(), *map(_Cells, functions)]
 
 
 def _globals() -> list[dict[str, Any]]:
