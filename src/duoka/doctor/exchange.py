@@ -73,7 +73,7 @@ def judge(measured: Measured, nvlinks: int) -> Finding:
     subject = f"all-reduce ({measured.backend})"
     what = (
         f"{measured.ranks} ranks: {measured.latency * 1e6:.0f} µs for one number, {measured.bandwidth:.2f} GB/s for "
-        f"{LARGE >> 20} MiB; {link}, which should give {should:.2f} GB/s"
+        f"{LARGE >> 20} MiB; {link}, so at least {should:.2f} GB/s is expected"
     )
     if measured.bandwidth < should or measured.latency > SLOW_ANSWER:
         todo = "end what else is running here, and look again; in containers look at the limit of cores"
