@@ -171,3 +171,23 @@ def test_what_was_seen_before_a_rank_left_is_not_waiting_for_it(late: Board) -> 
     left = worker(1, ending(1, time=time.monotonic() + 5))
     assert not waits_in_vain(late, [worker(0), left])
     assert waits_in_vain(late, [worker(0), worker(1, ending(1))])
+
+
+def test_a_rank_that_waits_with_the_lock_held_is_seen_to_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    board = Board.create(2)
+    for rank in range(2):
+        board.seat(rank).mirror(5, 5)
+    looked = time.monotonic_ns()
+    monkeypatch.setattr(module, "is_asleep", lambda pid: True)
+    monkeypatch.setattr(module, "is_stopped", lambda pid: False)
+    monkeypatch.setattr(time, "monotonic", lambda: looked / 1e9 + 100)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: looked + 100 * 10**9)
+    board.seat(1).mirror(5, 5)
+    workers = [worker(0), worker(1)]
+    found = find_stuck(board, workers, Limits(50.0), Idleness())
+    assert found is not None
+    assert (found.number, found.waiting, found.missing) == (6, (0,), (1,))
+    monkeypatch.setattr(module, "is_asleep", lambda pid: False)
+    assert find_stuck(board, workers, Limits(50.0), Idleness()) is None

@@ -14,6 +14,7 @@ from duoka.launchers.stacks import in_debugger
 from duoka.worker import STACKS_SIGNAL
 
 TO_ANSWER = 1.0  # seconds that a worker may take to write its stacks
+TO_LOOK = 1.5  # seconds after which a rank that is looked at twice a second has not been able to look
 TO_FOLLOW = 1.0  # seconds after which a rank that waits for one that is done waits in vain
 MULTIPLE = 20  # of the slowest step so far: what a rank waits for one that is idle
 LEAST = 60.0  # seconds: it is never less
@@ -98,17 +99,32 @@ def find_stuck(board: Board, workers: Sequence[Worker], limits: Limits, idleness
     present = [worker for worker in workers if worker.failed or not worker.done]
     progress = {worker.rank: board.read(worker.rank) for worker in present}
     number = max((one.number for one in progress.values() if one.waiting), default=0)
-    waits = [one.seen - one.since for one in progress.values() if one.waiting and one.number == number]
+    waits = {rank: one.seen - one.since for rank, one in progress.items() if one.waiting and one.number == number}
+    missing = [worker for worker in present if progress[worker.rank].begun < number]
+    unseen = _waits_unseen(present, progress)
+    missing = [worker for worker in missing if worker.rank not in unseen] or missing
+    if not waits and unseen:
+        waits = unseen
+        number = max(progress[rank].begun + 1 for rank in unseen)
+        missing = [worker for worker in present if worker.rank not in unseen]
     if not waits:
         return None
-    seconds = max(waits)
-    missing = [worker for worker in present if progress[worker.rank].begun < number]
+    seconds = max(waits.values())
     stopped = [worker for worker in present if is_stopped(worker.pid)]
     limit = limits.after(min(one.steps for one in progress.values()), max(one.slowest for one in progress.values()))
     if not (missing or stopped) or not _waited(seconds, limit, limits, missing or stopped, idleness):
         return None
-    waiting = tuple(rank for rank, one in progress.items() if one.waiting and one.number == number)
-    return Stuck(number, seconds, waiting, tuple(worker.rank for worker in missing), limit=limit)
+    return Stuck(number, seconds, tuple(waits), tuple(worker.rank for worker in missing), limit=limit)
+
+
+def _waits_unseen(present: Sequence[Worker], progress: dict[int, Progress]) -> dict[int, float]:
+    """The ranks that cannot look at where they are, as their interpreter's lock is held, and yet are asleep.
+
+    torch waits so inside of DistributedDataParallel's second step. The seconds since each looked.
+    """
+    now = time.monotonic()
+    late = {worker.rank: now - progress[worker.rank].seen for worker in present if is_asleep(worker.pid)}
+    return {rank: seconds for rank, seconds in late.items() if seconds > TO_LOOK}
 
 
 def _waited(seconds: float, limit: float, limits: Limits, for_whom: Sequence[Worker], idleness: Idleness) -> bool:
