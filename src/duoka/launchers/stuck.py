@@ -14,7 +14,7 @@ from duoka.launchers.stacks import in_debugger
 from duoka.worker import STACKS_SIGNAL
 
 TO_ANSWER = 1.0  # seconds that a worker may take to write its stacks
-TO_LOOK = 1.5  # seconds after which a rank that is looked at twice a second has not been able to look
+TO_LOOK = 1.0  # seconds after which a rank that is looked at twice a second has not been able to look
 TO_FOLLOW = 1.0  # seconds after which a rank that waits for one that is done waits in vain
 MULTIPLE = 20  # of the slowest step so far: what a rank waits for one that is idle
 LEAST = 60.0  # seconds: it is never less
