@@ -10,6 +10,7 @@ import atexit
 import ctypes
 import json
 import os
+import posix
 import re
 import resource
 import signal
@@ -62,7 +63,9 @@ def is_due(step: int, *names: str) -> bool:
 def write_truth(fault: Fault) -> None:
     """Tell what is about to happen, and when."""
     truth = {"fault": fault.name, "rank": fault.rank, "step": fault.step, "time": time.monotonic()}
-    file = os.open(os.environ["DUOKA_TRUTH"], os.O_WRONLY | os.O_CREAT)
+    file = posix.open(
+        os.environ["DUOKA_TRUTH"], os.O_WRONLY | os.O_CREAT
+    )  # os.open is every rank's in a plain script
     os.write(file, json.dumps(truth).encode())
     os.close(file)
 
