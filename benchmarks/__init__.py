@@ -10,6 +10,7 @@ and on its mood, ratios hardly do.
     weights   loading 500 MB of safetensors into a model, against torch.load
     checkpoint  saving a model with Adam: what the loop waits for, and the whole, against torch.save
     training  what a step costs on two workers, against DistributedDataParallel by hand
+    watching  what it costs a step that every rank tells where it is
     predict   duoka.predict over two CPU devices, against two processes that do not talk; its peak memory
     gpus      how soon `duoka gpus` answers
 
@@ -28,4 +29,5 @@ BENCHMARKS = {
     "training": "benchmarks.training",
     "weights": "benchmarks.weights",
     "checkpoint": "benchmarks.checkpoint",
+    "watching": "benchmarks.watching",
 }

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duoka.board import RING, TEXT, Board, name_ranks
+from duoka.board import AT_END, RING, TEXT, Board, name_ranks
 from duoka.errors import RanksApart
 
 
@@ -111,8 +111,56 @@ def test_ranks_that_came_to_different_collectives_are_told_both() -> None:
             seat.leave()
         assert str(error.value) == (
             "the ranks came to different collectives (number 2): "
-            "ranks 0 and 2 came to broadcast at a.py:1, rank 1 came to all_reduce at a.py:2"
+            "rank 1 came to all_reduce at a.py:2, ranks 0 and 2 came to broadcast at a.py:1"
         )
+    parting = board.parting()
+    assert parting is not None
+    assert (parting.number, parting.sides[0]) == (2, ((1,), "all_reduce at a.py:2"))
+    assert parting.at_end == ()
+
+
+def test_a_script_that_ended_while_others_went_on_is_told_from_one_that_went_astray() -> None:
+    board = Board.create(2)
+    board.seat(0).enter(1, "all_reduce at a.py:1")
+    board.seat(1).enter(2, f"all_reduce at {AT_END}")
+    parting = board.parting()
+    assert parting is not None
+    assert parting.at_end == (1,)
+
+
+def test_the_ranks_agree_on_whatever_is_still_remembered() -> None:
+    board = Board.create(2)
+    seats = [board.seat(rank) for rank in range(2)]
+    for number in range(1, 3 * RING):
+        for seat in seats:
+            seat.enter(number, "the same")
+            seat.leave()
+        assert board.parting() is None
+
+
+def test_steps_and_the_slowest_but_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    board, now = Board.create(1), 10**9
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    for number, seconds in enumerate((100, 2, 5, 3), 1):
+        now += seconds * 10**9
+        board.seat(0).step(number)
+    progress = board.read(0)
+    assert (progress.steps, progress.slowest) == (4, 5.0)
+
+
+def test_what_is_looked_at_now_and_then_waits_only_if_it_is_known_since_when() -> None:
+    board = Board.create(1)
+    seat = board.seat(0)
+    seat.mirror(7, 5)
+    assert not board.read(0).waiting
+    seat.mirror(7, 5, (1, "barrier at a.py:1", 3 * 10**9))
+    progress = board.read(0)
+    assert (progress.waiting, progress.number, progress.text, progress.since) == (True, 6, "barrier at a.py:1", 3.0)
+    assert progress.seen <= time.monotonic()
+    seat.mirror(500, 5, (1, "barrier at a.py:1", 3 * 10**9))
+    assert board.read(0).number == 6
+    seat.mirror(8, 8)
+    assert not board.read(0).waiting
 
 
 def test_a_rank_that_has_not_come_yet_is_not_apart() -> None:

@@ -225,6 +225,7 @@ def test_details(plan: Any) -> None:
         "device      rank 1: GPU 0 (NVIDIA H200)",
         "threads     8 per worker",
         "timeout     90 s for a collective",
+        "            after the first step 20 times the slowest step (at least 60 s) for a rank that is idle",
         "output      of rank 0 here, of the others in logs",
         "note        CUDA_VISIBLE_DEVICES=3,0 respected: cuda:0 = GPU 3, cuda:1 = GPU 0",
     ]
@@ -239,4 +240,5 @@ def test_details_of_a_script_that_is_left_alone(plan: Any) -> None:
         "device      rank 1: CPU",
         "threads     2 per worker",
         "timeout     600 s for a collective",
+        "            after the first step 20 times the slowest step (at least 60 s) for a rank that is idle",
     ]

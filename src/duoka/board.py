@@ -1,8 +1,8 @@
 """Where each rank is: a page of shared memory that outlives any one worker.
 
-The command process makes the board before it forks. Each worker writes its own seat whenever it comes to a
-collective and when it has left it; anybody may read. Nothing is locked: a seat has one writer, an entry is
-written before the number that announces it, and a reader looks at that number again afterwards.
+The command process makes the board before it forks. Each worker writes its own seat: when it comes to a
+collective, when it has left it, and after each step. Anybody may read. Nothing is locked: a seat has one writer,
+an entry is written before the number that announces it, and a reader looks at that number again afterwards.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from duoka.errors import RanksApart
 
 RING = 64  # collectives that each rank's seat remembers
-ENTRY = 256  # bytes of one of them: three 64-bit numbers, then the text
-TEXT = ENTRY - 3 * 8
-HEAD = 64  # bytes in front of the entries: how many were begun, how many finished
+ENTRY = 256  # bytes of one of them: four 64-bit numbers, then the text
+TEXT = ENTRY - 4 * 8
+HEAD = 64  # bytes in front of the entries: collectives begun and finished, steps
 SEAT = HEAD + RING * ENTRY
 
 # Places of the 64-bit numbers in a seat and in an entry.
-BEGUN, FINISHED = 0, 1
-DIGEST, SINCE, LENGTH = 0, 1, 2
+BEGUN, FINISHED, STEPS, STEPPED, SLOWEST, SEEN = range(6)
+DIGEST, SINCE, LENGTH, NUMBER = 0, 1, 2, 3
+
+AT_END = "the end of the script"  # in place of a line, in the text of a collective there
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,9 @@ class Progress:
     begun, finished: how many collectives.
     number: the one that it is in: the first that is not finished; where all are, the last.
     text, since: what that one is, and CLOCK_MONOTONIC when it was begun, in seconds.
+    seen: CLOCK_MONOTONIC of when this was so: now, but for a seat that is written by looking now and then.
+    steps, slowest: how many steps are done, and the seconds of the slowest; the first, which is as long as the
+        start, does not count.
     """
 
     begun: int
@@ -38,11 +43,34 @@ class Progress:
     number: int
     text: str
     since: float
+    seen: float
+    steps: int
+    slowest: float
 
     @property
     def waiting(self) -> bool:
         """Whether a collective is not finished."""
         return self.begun > self.finished
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Where the ranks came to different collectives.
+
+    number: of the collective. sides: the ranks of each side and what they came to; the smallest side first.
+    """
+
+    number: int
+    sides: tuple[tuple[tuple[int, ...], str], ...]
+
+    @property
+    def at_end(self) -> tuple[int, ...]:
+        """The ranks whose script had ended there."""
+        return next((ranks for ranks, text in self.sides if text.endswith(AT_END)), ())
+
+    def __str__(self) -> str:
+        sides = (f"{name_ranks(list(ranks))} came to {text}" for ranks, text in self.sides)
+        return f"the ranks came to different collectives (number {self.number:,}): " + ", ".join(sides)
 
 
 class Board:
@@ -68,26 +96,35 @@ class Board:
         words = self._words[rank]
         while True:
             begun, finished = words[BEGUN], words[FINISHED]
+            seen = (words[SEEN] or time.monotonic_ns()) / 1e9
+            steps, slowest = words[STEPS], words[SLOWEST] / 1e9
             if begun == 0:
-                return Progress(0, 0, 0, "", 0.0)
+                return Progress(0, 0, 0, "", 0.0, seen, steps, slowest)
             number = min(begun, max(finished + 1, begun - RING // 2))  # never one that is about to be forgotten
             since = words[_entry(number) + SINCE] / 1e9
             text = self.text(rank, number)
             if words[BEGUN] < number + RING:  # otherwise it may have been written over meanwhile
-                return Progress(begun, min(finished, begun), number, text, since)
+                return Progress(begun, min(finished, begun), number, text, since, seen, steps, slowest)
 
     def text(self, rank: int, count: int) -> str:
         """What `rank` called its collective number `count`, one of its last `RING`."""
         entry = _entry(count)
         length = min(self._words[rank][entry + LENGTH], TEXT)
-        start = (entry + 3) * 8
+        start = (entry + 4) * 8
         return bytes(self._bytes[rank][start : start + length]).decode(errors="replace")
 
     def remembers(self, rank: int, count: int) -> bool:
         """Whether `rank` came to collective `count`, and not so long ago that it is forgotten."""
-        return 0 < count <= self._words[rank][BEGUN] < count + RING
+        words = self._words[rank]
+        return 0 < count <= words[BEGUN] < count + RING and words[_entry(count) + NUMBER] == count
 
-    def apart(self, count: int) -> str | None:
+    def parting(self) -> Parting | None:
+        """The first collective, among those remembered, on which the ranks disagree; None where there is none."""
+        last = max(words[BEGUN] for words in self._words)
+        found = (self.apart(count) for count in range(max(1, last - RING // 2 + 1), last + 1))
+        return next((one for one in found if one is not None), None)
+
+    def apart(self, count: int) -> Parting | None:
         """How the ranks that came to collective `count` disagree on what it is; None where they do not."""
         came = [rank for rank in range(self.world_size) if self.remembers(rank, count)]
         entry = _entry(count) + DIGEST
@@ -96,8 +133,8 @@ class Board:
             by_digest.setdefault(self._words[rank][entry], []).append(rank)
         if len(by_digest) < 2:
             return None
-        sides = (f"{name_ranks(ranks)} came to {self.text(ranks[0], count)}" for ranks in by_digest.values())
-        return f"the ranks came to different collectives (number {count:,}): " + ", ".join(sides)
+        sides = sorted(by_digest.values(), key=len)
+        return Parting(count, tuple((tuple(ranks), self.text(ranks[0], count)) for ranks in sides))
 
 
 class Seat:
@@ -118,11 +155,12 @@ class Seat:
         begun = self._begun = self._begun + 1
         entry = 8 + (begun & 63) * 32  # _entry(begun), written out: this runs once for each collective
         words, said = self._words, text.encode()[:TEXT]
-        start = entry * 8 + 24
+        start = entry * 8 + 32
         self._bytes[start : start + len(said)] = said
         words[entry] = digest & 0x7FFF_FFFF_FFFF_FFFF
         words[entry + 1] = time.monotonic_ns()
         words[entry + 2] = len(said)
+        words[entry + 3] = begun
         words[BEGUN] = begun
 
     def leave(self) -> None:
@@ -139,10 +177,38 @@ class Seat:
             if words[entry] != digest and finished <= words[BEGUN] < finished + RING:
                 self._check(finished)
 
+    def step(self, steps: int) -> None:
+        """This rank has done its step number `steps`."""
+        words, now = self._words, time.monotonic_ns()
+        if steps > 1 and now - words[STEPPED] > words[SLOWEST]:
+            words[SLOWEST] = now - words[STEPPED]
+        words[STEPPED] = now
+        words[STEPS] = steps
+
+    def mirror(self, begun: int, finished: int, oldest: tuple[int, str, int] | None = None) -> None:
+        """Show the collectives of a script that calls torch itself, which torch's flight recorder counts.
+
+        oldest: of those that are not finished the first: its digest, its text, CLOCK_MONOTONIC in nanoseconds.
+            Where it is not known, no rank is said to wait.
+        """
+        if oldest is None:
+            begun_shown = finished_shown = begun
+        else:
+            finished_shown, begun_shown = finished, min(begun, finished + RING // 2)
+            digest, text, since = oldest
+            entry, said = _entry(finished + 1), text.encode()[:TEXT]
+            self._bytes[(entry + 4) * 8 : (entry + 4) * 8 + len(said)] = said
+            values = digest & 0x7FFF_FFFF_FFFF_FFFF, since, len(said), finished + 1
+            for place, value in enumerate(values):
+                self._words[entry + place] = value
+        self._words[FINISHED] = finished_shown
+        self._words[BEGUN] = begun_shown
+        self._words[SEEN] = time.monotonic_ns()
+
     def _check(self, count: int) -> None:
         difference = self._board.apart(count)  # reads again: the entry may have been written over meanwhile
         if difference is not None:
-            raise RanksApart(difference)
+            raise RanksApart(str(difference))
 
 
 def name_ranks(ranks: list[int]) -> str:

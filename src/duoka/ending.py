@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from duoka import traces
-from duoka.errors import AskedError, PeerLost, ScriptError, TimedOut
+from duoka.errors import AskedError, PeerLost, RanksApart, ScriptError, TimedOut
 
 How = Literal["returned", "exited", "raised"]
 
@@ -38,7 +38,7 @@ class Ending:
     time: CLOCK_MONOTONIC at the end, in seconds.
     said: what sys.exit("...") asked to be said.
     error: the last line of the traceback. trace: all of it without duoka's frames; whole: with them.
-    consequence: it only says that another rank went away, or did not come.
+    consequence: it only says that another rank went away, did not come, or came to something else.
     shown: the script's own sys.excepthook has shown the error already.
     """
 
@@ -102,7 +102,7 @@ def raised(rank: int, error: BaseException) -> Ending:
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Whether this error, or one that it was raised for, only says that another rank went away."""
+    """Whether this error, or one that it was raised for, only says that another rank went away, or elsewhere."""
     return any(_is_network_error(one) for one in _chain(error))
 
 
@@ -113,7 +113,7 @@ def _code_of(error: BaseException) -> int:
 
 
 def _is_network_error(error: BaseException) -> bool:
-    if isinstance(error, (PeerLost, TimedOut)):
+    if isinstance(error, (PeerLost, TimedOut, RanksApart)):
         return True
     if not isinstance(error, RuntimeError):
         return False

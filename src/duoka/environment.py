@@ -141,3 +141,13 @@ def keep_gloo_here() -> None:
     Workers of one machine then find each other without a network, and no port of theirs is open to others.
     """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def record_flights() -> None:
+    """Have torch's flight recorder keep the last collectives, on gloo too, unless the user says how many."""
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+
+
+def breakpoint_hook() -> str | None:
+    """PYTHONBREAKPOINT as it is set; None where it is not."""
+    return os.environ.get("PYTHONBREAKPOINT") or None

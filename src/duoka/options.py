@@ -38,6 +38,7 @@ class Options:
     `devices` and `strategy` have a grammar and a table of their own, and are checked there.
 
     threads: per worker; None leaves it to the plan. timeout: seconds that a collective may wait.
+    step_timeout: the same after the first step; None: a multiple of the slowest step so far.
 
     Raises:
         OptionError: an option has a value that it does not take.
@@ -53,6 +54,7 @@ class Options:
     log_dir: Path | None = None
     threads: int | None = None
     timeout: float = 600.0
+    step_timeout: float | None = None
     verbosity: Verbosity = "normal"
 
     def __post_init__(self) -> None:
@@ -65,6 +67,8 @@ class Options:
             raise OptionError("--threads", self.threads, f"a whole number from 1 to {MOST_THREADS}")
         if not 0 < self.timeout <= LONGEST:
             raise OptionError("--timeout", self.timeout, "more than 0 seconds and at most 30 days")
+        if self.step_timeout is not None and not 0 < self.step_timeout <= self.timeout:
+            raise OptionError("--step-timeout", self.step_timeout, f"auto, or at most --timeout ({self.timeout:g} s)")
         if self.log_dir is not None and self.log_dir.exists() and not self.log_dir.is_dir():
             raise OptionError("--log-dir", str(self.log_dir), "a directory, or a path where one can be made")
 
@@ -94,7 +98,7 @@ def threads(text: str) -> int:
 
 
 def seconds(text: str, option: str = "--timeout") -> float:
-    """The seconds that a duration means: `90`, `90s`, `1.5m`, `10m` or `1h`.
+    """The seconds that a duration means: `90`, `90s`, `1.5m`, `10m` or `1h`. `option` is whose it is.
 
     Raises:
         OptionError: it is not a duration.

@@ -46,6 +46,7 @@ class Plan:
     loading: Loading
     threads: int | None  # per worker; None: left to torch
     timeout: float  # seconds that a collective may wait
+    step_timeout: float | None  # the same after the first step; None: a multiple of the slowest step so far
     log_dir: Path | None
     verbosity: Verbosity
     notes: tuple[str, ...] = ()  # what was respected or ignored on the way, to be shown
@@ -93,6 +94,7 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
         loading=options.loading,
         threads=threads,
         timeout=options.timeout,
+        step_timeout=options.step_timeout,
         log_dir=options.log_dir,
         verbosity=options.verbosity,
         notes=chosen.notes + strategy_notes + thread_notes,
@@ -129,6 +131,7 @@ def decide_function(
         loading=options.loading,
         threads=threads,
         timeout=options.timeout,
+        step_timeout=options.step_timeout,
         log_dir=options.log_dir,
         verbosity=options.verbosity,
         notes=chosen.notes + notes,
@@ -236,10 +239,17 @@ def details(plan: Plan) -> str:
     rows += [("device", text) for text in _device_rows(plan)]
     rows.append(("threads", f"{plan.threads} per worker" if plan.threads else "left to torch"))
     rows.append(("timeout", f"{plan.timeout:g} s for a collective"))
+    rows.append(("", _step_timeout(plan)))
     if plan.kind is not Kind.DISTRIBUTED and plan.world_size > 1:
         rows.append(("output", f"of rank 0 here, of the others in {plan.log_dir or 'a temporary directory'}"))
     rows += [("note", note) for note in plan.notes]
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
+
+
+def _step_timeout(plan: Plan) -> str:
+    if plan.step_timeout is None:
+        return "after the first step 20 times the slowest step (at least 60 s) for a rank that is idle"
+    return f"{plan.step_timeout:g} s after the first step"
 
 
 def _device_rows(plan: Plan) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import json
 import mmap
 import signal
 import socket
@@ -15,11 +16,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from duoka import ending, environment, traces
 from duoka.board import Board
+from duoka.board import Seat as BoardSeat
 from duoka.ending import Ending
 from duoka.environment import Place
+from duoka.errors import Refused
 from duoka.libc import flush_c_streams
 from duoka.plan import Kind, Plan
 from duoka.target import run_target
@@ -78,18 +82,59 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     _set_threads(plan.threads)
     place = Place(post.rank, plan.world_size, post.attempt.number, _port(wire), post.attempt.run_id)
 
+    _count_steps(post.attempt.board.seat(post.rank))
+    _refuse_breakpoints(plan, post.rank)
     run = LIVES[plan.kind]
     end = _watched(run, plan, place, post)
 
     with suppress(OSError):  # there is nobody left to be told
         wire.sendall(end.line())
-    return _leave(end.code)
+    code, raised = _leave(end.code)
+    if raised:
+        with suppress(OSError):
+            wire.sendall(json.dumps("".join(raised)).encode() + b"\n")
+    return code
 
 
 def _tell_stacks(file: int) -> None:
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
     if not faulthandler.is_enabled():
         faulthandler.enable(file=file)
+
+
+def _count_steps(seat: BoardSeat) -> None:
+    """Show on the board how many steps are done: of the optimizer that has made most."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    steps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+    most = 0
+
+    def count(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal most
+        number = steps[optimizer] = steps.get(optimizer, 0) + 1
+        if number > most:
+            most = number
+            seat.step(number)
+
+    register_optimizer_step_post_hook(count)
+
+
+def _refuse_breakpoints(plan: Plan, rank: int) -> None:
+    """Say how to debug, where a breakpoint could only hang: one terminal is not for several debuggers.
+
+    Rank 0 of a script that knows its rank can be debugged: the terminal is its own.
+    """
+    if environment.breakpoint_hook() or (rank == 0 and plan.kind is not Kind.PLAIN):
+        return
+    other = ", or call it on rank 0 alone" if plan.kind is not Kind.PLAIN else ""
+
+    def refuse(*args: Any, **how: Any) -> None:
+        raise Refused(
+            f"breakpoint() in {plan.world_size} workers, which cannot share the terminal; use one device "
+            f"(--devices cpu:1, --devices 0,), where it works as under python{other}; PYTHONBREAKPOINT=0 ignores it"
+        )
+
+    sys.breakpointhook = refuse
 
 
 def _set_threads(count: int | None) -> None:
@@ -143,9 +188,12 @@ def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None)
 def _run_distributed(plan: Plan, place: Place, post: Post) -> None:
     import torch
 
+    from duoka.recorder import show_on
     from duoka.rendezvous import empty_store_for_each_group
 
     environment.give_ranks(place)
+    environment.record_flights()
+    show_on(post.attempt.board.seat(place.rank))
     empty_store_for_each_group()
     torch.default_generator.seed()  # under torchrun, too, every rank starts with random numbers of its own
     if "numpy.random" in sys.modules:
@@ -179,7 +227,7 @@ def _watched(run: Callable[[Plan, Place, Post], None], plan: Plan, place: Place,
     except SystemExit as error:
         end = ending.exited(place.rank, error)
         if end.said and post.own_log:
-            print(end.said, file=sys.stderr)
+            _write(f"{end.said}\n")
         return end
     except BaseException as error:
         end = ending.raised(place.rank, error)
@@ -197,8 +245,14 @@ def _show(error: BaseException, end: Ending, own_log: bool) -> Ending:
         _call(lambda: hook(type(error), error, error.__traceback__))
         return replace(end, shown=not own_log)
     if own_log:
-        print(end.trace, end="", file=sys.stderr)
+        _write(end.trace)
     return end
+
+
+def _write(text: str) -> None:
+    """Write to this rank's log; where its disk is full, the command process still tells it."""
+    with suppress(OSError, ValueError):
+        print(text, end="", file=sys.stderr, flush=True)
 
 
 def _own_excepthook() -> Callable[[type[BaseException], BaseException, TracebackType | None], Any] | None:
@@ -209,12 +263,23 @@ def _own_excepthook() -> Callable[[type[BaseException], BaseException, Traceback
     return hook
 
 
-def _leave(code: int) -> int:
-    """What the interpreter does before it ends: threads, atexit functions, streams. Returns the exit code.
+def _leave(code: int) -> tuple[int, list[str]]:
+    """What the interpreter does before it ends: threads, atexit functions, streams.
 
+    Returns the exit code, and the tracebacks of what atexit functions raised, which python shows and forgives.
     The rest of its end is left out: nothing of it can be seen, and tearing down torch and CUDA takes time.
     """
     _call(threading._shutdown)  # type: ignore[attr-defined]  # as multiprocessing does for its children
+    raised: list[str] = []
+    show = sys.unraisablehook
+
+    def show_and_note(seen: Any) -> None:
+        show(seen)
+        if seen.exc_value is not None:
+            traces.trim(seen.exc_value)
+            raised.append(traces.shown(seen.exc_value))
+
+    sys.unraisablehook = show_and_note
     _call(atexit._run_exitfuncs)
     with suppress(Exception):
         sys.stderr.flush()
@@ -227,7 +292,7 @@ def _leave(code: int) -> int:
             print(said, file=sys.stderr, flush=True)
         code = UNWRITTEN
     flush_c_streams()
-    return code
+    return code, raised
 
 
 def _call(function: Callable[[], object]) -> None:

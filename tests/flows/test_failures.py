@@ -128,7 +128,7 @@ def test_a_rank_that_leaves_early_is_named(flow: Flow) -> None:
     result = run(flow, group(flow, "if rank == 1: sys.exit(0)\nwhile True: meet()"), workers=3)
     assert result.returncode == 1
     first, second = result.stderr.splitlines()
-    assert first.startswith("duoka: rank 1 of 3 left")
+    assert first.startswith(f"duoka: rank 1 of 3 ({os.uname().nodename}) left")
     assert "while ranks 0 and 2 went on" in first
     assert second == "  ranks 0 and 2: lost the connection to rank 1 (--verbose shows it)"
 

@@ -91,11 +91,23 @@ def test_a_request_to_end_can_be_answered(flow: Flow) -> None:
 
 def test_workers_do_not_outlive_the_command(flow: Flow) -> None:
     running = ready(flow, start(flow, group(flow, SAVES)))
-    workers = psutil.Process(running.pid).children()
-    assert len(workers) == 2
+    children = psutil.Process(running.pid).children()
+    assert len(children) == 3  # the workers and the heir
     running.send(signal.SIGKILL)
     assert running.wait().returncode == 137
-    until(lambda: not any(worker.is_running() for worker in workers), seconds=20)
+    until(lambda: not any(child.is_running() for child in children), seconds=20)
+
+
+def test_what_the_workers_started_does_not_outlive_the_command_either(flow: Flow) -> None:
+    body = """
+        import subprocess
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(79)"])
+        open(f"ready{rank}", "w").close()
+        time.sleep(60)
+        """
+    running = ready(flow, start(flow, group(flow, body)))
+    running.send(signal.SIGKILL)
+    assert running.wait().returncode == 137  # and nothing is left behind
 
 
 def test_what_ignores_ctrl_c_goes_on_to_ignore_it(flow: Flow) -> None:

@@ -30,6 +30,7 @@ def plan(**given: Any) -> Plan:
         "loading": "auto",
         "threads": None,
         "timeout": 600.0,
+        "step_timeout": None,
         "log_dir": None,
         "verbosity": "normal",
     }

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from duoka.launchers.processes import is_stopped, odd_state, session_members
+from duoka.launchers.processes import is_asleep, is_stopped, odd_state, session_members, work_done
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -47,3 +47,17 @@ def test_a_stopped_process_is_told_from_a_running_one() -> None:
 def test_no_process_no_state() -> None:
     assert odd_state(2**22 + 1) == ""
     assert not is_stopped(2**22 + 1)
+
+
+def test_work_is_told_from_sleep_in_a_child_too() -> None:
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    for job, works in (("while True: pass", True), ("import time; time.sleep(60)", False)):
+        with subprocess.Popen([sys.executable, "-c", script, job], start_new_session=True) as leader:
+            until(lambda: len(session_members([leader.pid])) == 2)
+            if works:
+                before = work_done(leader.pid)
+                until(lambda: work_done(leader.pid) > before)  # noqa: B023
+            else:
+                until(lambda: len({(work_done(leader.pid), time.sleep(0.3)) for _ in range(4)}) == 1)
+                assert is_asleep(leader.pid)
+            os.killpg(leader.pid, signal.SIGKILL)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from duoka.board import Board
+from duoka.board import AT_END, Board
 from duoka.launchers.crew import Worker
 from duoka.launchers.output import Outputs
 from duoka.launchers.report import Scene, report
@@ -96,7 +96,7 @@ def test_what_all_ranks_say_at_exit_is_said_once(tell: Tell) -> None:
 
 def test_the_place_is_told_where_the_board_knows_it(board: Board, tell: Tell) -> None:
     step(board, 1, "all_reduce (3,) float32 at train.py:41")
-    inside = f"duoka: rank 1 of 2 exited with code 3 ({HOST}), after all_reduce 1 at train.py:41; "
+    inside = f"duoka: rank 1 of 2 exited with code 3 ({HOST}), in step 1, after all_reduce 1 at train.py:41; "
     lines = tell(worker(0, **ENDED), worker(1, ending(1, "exited", 3), 3))
     assert lines == [f"{inside}the other rank was ended"]
     step(board, 1, "broadcast (3,) float32 at train.py:50", leave=False)
@@ -156,7 +156,7 @@ def test_a_rank_that_left(board: Board, tell: Tell) -> None:
         step(board, rank, "all_reduce (3,) float32 at train.py:42", leave=False)
     workers = worker(0, lost(0), 1), worker(1, ending(1), 0), worker(2, lost(2), 1)
     assert tell(*workers) == [
-        "duoka: rank 1 of 3 left after all_reduce 1 at train.py:41: the script ended there, while "
+        f"duoka: rank 1 of 3 ({HOST}) left after all_reduce 1 at train.py:41: the script ended there, while "
         "ranks 0 and 2 waited in all_reduce 2 at train.py:42; the other ranks were ended",
         "  ranks 0 and 2: lost the connection to rank 1 (--verbose shows it)",
     ]
@@ -164,7 +164,7 @@ def test_a_rank_that_left(board: Board, tell: Tell) -> None:
 
 def test_a_rank_that_left_without_a_board(tell: Tell) -> None:
     line = tell(worker(0, lost(0), 1), worker(1, ending(1), 0))[0]
-    assert line.startswith("duoka: rank 1 of 2 left: the script ended there, while rank 0 went on; ")
+    assert line.startswith(f"duoka: rank 1 of 2 ({HOST}) left: the script ended there, while rank 0 went on; ")
 
 
 def test_a_rank_that_does_not_come(board: Board, tell: Tell) -> None:
@@ -173,12 +173,12 @@ def test_a_rank_that_does_not_come(board: Board, tell: Tell) -> None:
     for rank in (0, 2):
         step(board, rank, "all_reduce (3,) float32 at train.py:41", leave=False)
     stack = 'Current thread 0x1 (most recent call first):\n  File "/a/train.py", line 50 in step\n'
-    stuck = Stuck(2, 3.2, (0, 2), (1,), stacks={1: stack})
+    stuck = Stuck(2, 3.2, (0, 2), (1,), limit=3.0, stacks={1: stack}, asleep=(1,))
     lines = tell(worker(0, lost(0), 1), worker(1, **ENDED), worker(2, **ENDED), stuck=stuck)
     logs = Path(lines[0].rpartition("logs: ")[2])
     assert lines == [
-        "duoka: rank 1 of 3 did not come to all_reduce 2 at train.py:41, where ranks 0 and 2 wait since 3 s "
-        f"(--timeout is 3 s); the run was ended; logs: {logs}",
+        f"duoka: rank 1 of 3 ({HOST}) in step 1 has not come to all_reduce 2 at train.py:41; it is in train.py:50, "
+        f"asleep; ranks 0 and 2 wait since 3 s (the limit is 3 s); the run was ended; logs: {logs}",
         "  rank 1 is after all_reduce 1 at train.py:38 and is at (innermost first):",
         '    File "/a/train.py", line 50 in step',
     ]
@@ -200,10 +200,10 @@ def test_a_rank_that_does_not_answer(board: Board, tell: Tell, odd: dict[int, st
 def test_ranks_that_do_different_things(board: Board, tell: Tell) -> None:
     step(board, 0, "broadcast at a.py:1", leave=False)
     step(board, 1, "all_reduce at a.py:2", leave=False)
-    stuck = Stuck(1, 0.1, (0, 1), (), apart=board.apart(1))
+    stuck = Stuck(1, 0.1, (0, 1), (), parting=board.apart(1))
     assert tell(worker(0, **ENDED), worker(1, **ENDED), stuck=stuck)[0] == (
-        "duoka: the ranks came to different collectives (number 1): rank 0 came to broadcast at a.py:1, "
-        "rank 1 came to all_reduce at a.py:2; the run was ended"
+        f"duoka: the ranks came to different collectives (number 1): rank 0 of 2 ({HOST}) in step 1 came to "
+        "broadcast at a.py:1, rank 1 to all_reduce at a.py:2; the run was ended"
     )
 
 
@@ -211,5 +211,30 @@ def test_a_collective_that_does_not_end(board: Board, tell: Tell) -> None:
     for rank in (0, 1):
         step(board, rank, "barrier", leave=False)
     lines = tell(worker(0, **ENDED), worker(1, **ENDED), stuck=Stuck(1, 3.0, (0, 1), (), odd={1: "is stopped"}))
-    assert lines[0].startswith("duoka: barrier 1 did not end: ranks 0 and 1 wait there since 3 s")
+    assert lines[0].startswith("duoka: barrier 1 did not end: ranks 0 and 1 wait since 3 s")
     assert "  rank 1 is stopped" in lines
+
+
+def test_what_is_raised_at_exit_is_told_where_nobody_saw_it(tell: Tell) -> None:
+    trace = "Traceback (most recent call last):\nValueError: late\n"
+    well = worker(0, ending(0), 0)
+    assert tell(well, worker(1, ending(1), 0, afterwards=trace)) == [
+        *trace.splitlines(),
+        f"duoka: raised at exit on rank 1 of 2 ({HOST})",
+    ]
+    both = [worker(rank, ending(rank), 0, afterwards=trace) for rank in range(2)]
+    assert tell(*both) == []  # rank 0 has the terminal, where python has shown it
+
+
+def test_a_rank_whose_script_ended_while_others_went_on_has_left(board: Board, tell: Tell) -> None:
+    for rank in range(3):
+        step(board, rank, "all_reduce at train.py:41")
+        board.seat(rank).step(1)
+    for rank in range(3):
+        step(board, rank, f"all_reduce at {AT_END}" if rank == 1 else "all_reduce at train.py:42", leave=False)
+    stuck = Stuck(2, 0.1, (0, 1, 2), (), parting=board.parting())
+    lines = tell(*(worker(rank, lost(rank), 1) for rank in range(3)), stuck=stuck)
+    assert lines == [
+        f"duoka: rank 1 of 3 ({HOST}) left in step 2, after all_reduce 1 at train.py:41: the script ended there, "
+        "while ranks 0 and 2 waited in all_reduce 2 at train.py:42; the other ranks were ended"
+    ]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from duoka.launchers.stacks import excerpt
+import os
+
+from duoka.launchers.stacks import excerpt, in_debugger, users_line
 from duoka.traces import OURS
 
 DUMP = f"""\
@@ -44,3 +46,15 @@ def test_deep_stacks_are_cut() -> None:
 def test_nothing_gives_nothing() -> None:
     assert excerpt("") == []
     assert excerpt("Current thread 0x1 (most recent call first):\n  <no Python frame>\n") == []
+
+
+def test_the_line_of_the_script_s_own_code() -> None:
+    assert users_line(DUMP) == "train.py:12"
+    in_library = f'Current thread 0x1 (most recent call first):\n  File "{os.__file__}", line 5 in listdir\n'
+    assert users_line(f'{in_library}  File "/home/me/data.py", line 17 in read\n') == "data.py:17"
+    assert users_line(in_library) is None
+
+
+def test_a_debugger_is_seen() -> None:
+    assert not in_debugger(DUMP)
+    assert in_debugger(DUMP.replace("loader.py", "bdb.py"))

@@ -9,7 +9,8 @@ import pytest
 
 from duoka.board import Board
 from duoka.launchers import stuck as module
-from duoka.launchers.stuck import find_stuck, waits_in_vain
+from duoka.launchers.crew import Worker
+from duoka.launchers.stuck import LEAST, Idleness, Limits, Stuck, find_stuck, waits_in_vain
 from tests.launchers.made import ending, lost, raised, worker
 
 
@@ -21,10 +22,14 @@ def come(board: Board, rank: int, *texts: str, leave: bool = True) -> None:
             seat.leave()
 
 
+def found_stuck(board: Board, workers: list[Worker], timeout: float) -> Stuck | None:
+    return find_stuck(board, workers, Limits(timeout), Idleness())
+
+
 def test_nobody_is_stuck_who_is_not_waiting() -> None:
     board = Board.create(2)
     come(board, 0, "a", "b")
-    assert find_stuck(board, [worker(0), worker(1)], timeout=-1) is None
+    assert found_stuck(board, [worker(0), worker(1)], timeout=-1) is None
 
 
 def test_who_waits_and_who_is_missing() -> None:
@@ -34,10 +39,10 @@ def test_who_waits_and_who_is_missing() -> None:
     come(board, 0, "b", leave=False)
     come(board, 2, "b", leave=False)
     workers = [worker(rank) for rank in range(3)]
-    assert find_stuck(board, workers, timeout=60) is None
-    found = find_stuck(board, workers, timeout=0)
+    assert found_stuck(board, workers, timeout=60) is None
+    found = found_stuck(board, workers, timeout=0)
     assert found is not None
-    assert (found.number, found.waiting, found.missing, found.apart) == (2, (0, 2), (1,), None)
+    assert (found.number, found.waiting, found.missing, found.parting) == (2, (0, 2), (1,), None)
 
 
 def test_of_several_on_their_way_the_first_counts() -> None:
@@ -45,7 +50,7 @@ def test_of_several_on_their_way_the_first_counts() -> None:
     board = Board.create(2)
     come(board, 0, "a", "b", "c", leave=False)
     come(board, 1, "a", "b", leave=False)
-    assert find_stuck(board, [worker(0), worker(1)], timeout=0) is None
+    assert found_stuck(board, [worker(0), worker(1)], timeout=0) is None
 
 
 def test_a_rank_that_computes_with_a_collective_on_its_way_is_missing_in_the_next() -> None:
@@ -53,7 +58,7 @@ def test_a_rank_that_computes_with_a_collective_on_its_way_is_missing_in_the_nex
     come(board, 0, "a", leave=False)
     come(board, 1, "a")
     come(board, 1, "b", leave=False)
-    found = find_stuck(board, [worker(0), worker(1)], timeout=0)
+    found = found_stuck(board, [worker(0), worker(1)], timeout=0)
     assert found is not None
     assert (found.number, found.waiting, found.missing) == (2, (1,), (0,))
 
@@ -64,10 +69,10 @@ def test_where_all_came_the_network_is_waited_for_unless_one_is_stopped() -> Non
         come(board, rank, "a", leave=False)
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         workers = [worker(0), worker(1, pid=sleeper.pid)]
-        assert find_stuck(board, workers, timeout=0) is None
+        assert found_stuck(board, workers, timeout=0) is None
         sleeper.send_signal(signal.SIGSTOP)
         deadline = time.monotonic() + 10
-        while (found := find_stuck(board, workers, timeout=0)) is None:
+        while (found := found_stuck(board, workers, timeout=0)) is None:
             assert time.monotonic() < deadline
         assert (found.waiting, found.missing) == ((0, 1), ())
         sleeper.kill()
@@ -77,16 +82,16 @@ def test_ranks_that_came_to_different_collectives_are_stuck_at_once() -> None:
     board = Board.create(2)
     come(board, 0, "a", leave=False)
     come(board, 1, "b", leave=False)
-    found = find_stuck(board, [worker(0), worker(1)], timeout=600)
+    found = found_stuck(board, [worker(0), worker(1)], timeout=600)
     assert found is not None
-    assert "rank 0 came to a, rank 1 came to b" in (found.apart or "")
+    assert "rank 0 came to a, rank 1 came to b" in str(found.parting)
 
 
 def test_who_failed_still_counts_as_waiting_and_who_left_does_not_count() -> None:
     board = Board.create(3)
     come(board, 0, "a", leave=False)
     workers = [worker(0, lost(0), 1), worker(1), worker(2, ending(2), 0)]
-    found = find_stuck(board, workers, timeout=0)
+    found = found_stuck(board, workers, timeout=0)
     assert found is not None
     assert (found.waiting, found.missing) == ((0,), (1,))
 
@@ -102,3 +107,87 @@ def test_waiting_in_vain_for_a_rank_that_left(monkeypatch: pytest.MonkeyPatch, t
     assert not waits_in_vain(board, [worker(0), worker(1)])
     assert not waits_in_vain(board, [worker(0, raised(0)), worker(1, ending(1))])
     assert os.getpid() == worker(0).pid
+
+
+@pytest.mark.parametrize(
+    ("limits", "steps", "slowest", "expected"),
+    [
+        (Limits(600.0), 0, 0.0, 600.0),
+        (Limits(600.0), 1, 0.0, 600.0),
+        (Limits(600.0), 2, 0.1, LEAST),
+        (Limits(600.0), 2, 10.0, 200.0),
+        (Limits(600.0), 2, 100.0, 600.0),
+        (Limits(30.0), 2, 10.0, 30.0),
+        (Limits(600.0, 5.0), 0, 0.0, 600.0),
+        (Limits(600.0, 5.0), 1, 0.0, 5.0),
+    ],
+)
+def test_the_limit_follows_the_steps(limits: Limits, steps: int, slowest: float, expected: float) -> None:
+    assert limits.after(steps, slowest) == expected
+
+
+@pytest.fixture
+def late() -> Board:
+    """Rank 1 has not come to what rank 0 has waited in for 5 minutes, after quick steps."""
+    board = Board.create(2)
+    for rank in range(2):
+        board.seat(rank).step(1)
+        board.seat(rank).step(2)
+    board.seat(0).mirror(1, 0, (1, "a", time.monotonic_ns() - 300 * 10**9))
+    return board
+
+
+def test_a_rank_that_works_is_waited_for_and_one_that_is_idle_is_not(
+    late: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = iter(range(1000))
+    monkeypatch.setattr(module, "work_done", lambda pid: next(work))
+    workers, idleness = [worker(0), worker(1)], Idleness()
+    assert all(find_stuck(late, workers, Limits(600.0), idleness) is None for _ in range(5))
+    now = time.monotonic()
+    monkeypatch.setattr(module, "work_done", lambda pid: 10**6)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert find_stuck(late, workers, Limits(600.0), idleness) is None
+    monkeypatch.setattr(time, "monotonic", lambda: now + LEAST / 2)
+    found = find_stuck(late, workers, Limits(600.0), idleness)
+    assert found is not None
+    assert (found.missing, found.limit) == ((1,), LEAST)
+
+
+@pytest.mark.parametrize(
+    ("limits", "stuck"),
+    [(Limits(100.0), True), (Limits(100.0, patient=True), False), (Limits(600.0, 100.0, patient=True), True)],
+)
+def test_beyond_the_longest_limit_only_the_patient_wait(
+    late: Board, monkeypatch: pytest.MonkeyPatch, limits: Limits, stuck: bool
+) -> None:
+    work = iter(range(1000))
+    monkeypatch.setattr(module, "work_done", lambda pid: next(work))
+    assert (find_stuck(late, [worker(0), worker(1)], limits, Idleness()) is not None) == stuck
+
+
+def test_what_was_seen_before_a_rank_left_is_not_waiting_for_it(late: Board) -> None:
+    """The seat of a script that is looked at now and then may be older than the end of another."""
+    left = worker(1, ending(1, time=time.monotonic() + 5))
+    assert not waits_in_vain(late, [worker(0), left])
+    assert waits_in_vain(late, [worker(0), worker(1, ending(1))])
+
+
+def test_a_rank_that_waits_with_the_lock_held_is_seen_to_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    board = Board.create(2)
+    for rank in range(2):
+        board.seat(rank).mirror(5, 5)
+    looked = time.monotonic_ns()
+    monkeypatch.setattr(module, "is_asleep", lambda pid: True)
+    monkeypatch.setattr(module, "is_stopped", lambda pid: False)
+    monkeypatch.setattr(time, "monotonic", lambda: looked / 1e9 + 100)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: looked + 100 * 10**9)
+    board.seat(1).mirror(5, 5)
+    workers = [worker(0), worker(1)]
+    found = find_stuck(board, workers, Limits(50.0), Idleness())
+    assert found is not None
+    assert (found.number, found.waiting, found.missing) == (6, (0,), (1,))
+    monkeypatch.setattr(module, "is_asleep", lambda pid: False)
+    assert find_stuck(board, workers, Limits(50.0), Idleness()) is None

@@ -79,6 +79,12 @@ GROUPS: tuple[tuple[str, tuple[click.Option, ...]], ...] = (
                 metavar="TIME",
                 help="How long one rank waits for the others: 90, 90s, 10m, 1h. [default: 10m]",
             ),
+            click.Option(
+                ["--step-timeout"],
+                default="auto",
+                metavar="auto|TIME",
+                help="The same after step 1. auto: for an idle rank, 20 times the slowest step, at least 60s.",
+            ),
         ),
     ),
     (
@@ -206,6 +212,7 @@ def _options(
     target: Target,
     threads: str | None,
     timeout: str,
+    step_timeout: str,
     quiet: bool,
     verbose: bool,
     **words: Any,
@@ -216,6 +223,7 @@ def _options(
         target,
         threads=None if threads is None else options.threads(threads),
         timeout=options.seconds(timeout),
+        step_timeout=None if step_timeout == "auto" else options.seconds(step_timeout, "--step-timeout"),
         verbosity="quiet" if quiet else "verbose" if verbose else "normal",
         **words,
     )

@@ -3,9 +3,9 @@
     inline.py   one worker, in the command process itself
     local.py    several on this machine, forked from the command process and watched by it
 
-What local.py is made of: signals, output (log files), birth (the fork), crew (the workers from outside),
-stuck (who is waited for), verdict (why a run ended), report (what a person reads), processes and stacks (what
-the kernel and faulthandler tell).
+What local.py is made of: signals, output (log files), birth (the fork), crew (the workers from outside), heir
+(should the command process be killed), stuck (who is waited for), verdict (why a run ended), report and hints
+(what a person reads), processes and stacks (what the kernel and faulthandler tell).
 """
 
 from __future__ import annotations

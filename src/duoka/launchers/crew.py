@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
@@ -30,6 +31,7 @@ class Worker:
     """One worker. `status` is its exit code, or minus the signal that ended it; None while it lives.
 
     own_log: its output goes to a file of its own.
+    afterwards: what was raised when its script had ended well, by functions that run at exit.
     gone_at: CLOCK_MONOTONIC when its end was seen. told_to_end: it was sent a signal before that.
     """
 
@@ -40,6 +42,7 @@ class Worker:
     own_log: bool
     ending: Ending | None = None
     status: int | None = None
+    afterwards: str = ""
     gone_at: float = 0.0
     told_to_end: bool = False
     heard: bytearray = field(default_factory=bytearray)
@@ -154,17 +157,20 @@ class Crew:
         except OSError:
             said = b""
         worker.heard += said
-        if not said or said.endswith(b"\n"):
+        if not said:
             self._selector.unregister(worker.wire)
-        if worker.heard.endswith(b"\n"):
-            worker.ending = Ending.of(bytes(worker.heard))
+        first, *more = bytes(worker.heard).splitlines(keepends=True) or [b""]
+        if first.endswith(b"\n") and worker.ending is None:
+            worker.ending = Ending.of(first)
+        if more and more[0].endswith(b"\n"):
+            worker.afterwards = json.loads(more[0])
 
     def _look_at(self, worker: Worker) -> None:
         """See whether a worker is gone. It is reaped at the very end: until then no other gets its number."""
         seen = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if seen is None:
             return
-        while worker.ending is None and worker.wire in self._selector.get_map():
+        while worker.wire in self._selector.get_map():
             self._hear(worker)  # its last word may have come together with its end
         worker.status = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
         worker.gone_at = time.monotonic()

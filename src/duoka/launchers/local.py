@@ -7,31 +7,38 @@ attempt      one life of all workers: fork, store, go, watch, end, verdict
 from __future__ import annotations
 
 import gc
-import math
 import mmap
+import os
 import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from duoka import environment
 from duoka.board import Board
+from duoka.errors import WorkerFailed
 from duoka.launchers.crew import Crew
+from duoka.launchers.heir import heir
 from duoka.launchers.output import Outputs
 from duoka.launchers.report import Scene, report
 from duoka.launchers.signals import Signals
-from duoka.launchers.stuck import Stuck, ask_for_stacks, find_stuck, waits_in_vain
+from duoka.launchers.stuck import Idleness, Limits, Stuck, ask_for_stacks, find_stuck, is_debugged, waits_in_vain
 from duoka.launchers.verdict import Verdict, agreed, judge
 from duoka.plan import Kind, Plan
 from duoka.worker import Attempt
 
 TICK = 0.5  # seconds between two looks at the board
 GRACE = 0.5  # seconds that the other ranks have after the first bad end, to end by themselves
+TO_DEBUG = 10.0  # seconds between two looks at whether a rank is still in a debugger
 TO_STOP = {signal.SIGINT: 10.0, signal.SIGTERM: 30.0, signal.SIGHUP: 30.0}  # seconds to answer a signal
+
+
+NEVER = Limits(1e9)
 
 
 def _tell(text: str) -> None:
@@ -77,10 +84,11 @@ def attempt(run: Run, number: int) -> Verdict:
     board = Board.create(run.plan.world_size)
     crew = Crew(run.signals)
     try:
+        _check_files(run.plan.world_size)
         exchange = _exchange(run.plan)
         shared = Attempt(number, run.run_id, secrets.randbits(64), board, exchange, run.function)
         crew.start(run.plan, shared, run.outputs)
-        with _store() as port:  # after the forks, since it brings a thread
+        with heir([worker.pid for worker in crew.workers]), _store() as port:  # a thread: after the forks
             crew.go(port)
             stuck, asked = _watch(run.plan, crew, board)
             if asked is not None:
@@ -99,6 +107,8 @@ def _watch(plan: Plan, crew: Crew, board: Board) -> tuple[Stuck | None, signal.S
 
     Returns where the ranks are stuck, if they are, and the signal by which this process was asked to end.
     """
+    limits = Limits(plan.timeout, plan.step_timeout, patient=plan.kind is Kind.DISTRIBUTED)
+    idleness, debugged_until = Idleness(), 0.0
     while not crew.gone():
         crew.listen(TICK)
         if crew.signals.stops:
@@ -106,22 +116,25 @@ def _watch(plan: Plan, crew: Crew, board: Board) -> tuple[Stuck | None, signal.S
         if crew.failed() and not agreed(crew.workers):
             crew.wait(crew.done, GRACE)
             if not agreed(crew.workers):
-                return _missed(crew, board), None
-        elif stuck := find_stuck(board, crew.workers, plan.timeout):
-            return ask_for_stacks(stuck, crew), None
+                return _missed(plan, crew, board), None
+        elif time.monotonic() > debugged_until and (stuck := find_stuck(board, crew.workers, limits, idleness)):
+            stuck = ask_for_stacks(stuck, crew)
+            if not is_debugged(stuck, stuck.missing):
+                return stuck, None
+            debugged_until = time.monotonic() + TO_DEBUG
         elif waits_in_vain(board, crew.workers):
             return None, None
     return None, None
 
 
-def _missed(crew: Crew, board: Board) -> Stuck | None:
-    """For whom the ranks were stuck, where they noticed it themselves."""
+def _missed(plan: Plan, crew: Crew, board: Board) -> Stuck | None:
+    """For whom the ranks were stuck, or how they parted, where they noticed it themselves."""
     endings = [worker.ending for worker in crew.workers if worker.failed]
     if not all(ending is not None and ending.consequence for ending in endings):
         return None
     timed_out = any(ending is not None and ending.kind == "TimedOut" for ending in endings)
-    stuck = find_stuck(board, crew.workers, 0.0 if timed_out else math.inf)
-    return ask_for_stacks(stuck, crew) if stuck is not None else None
+    stuck = find_stuck(board, crew.workers, Limits(0.0) if timed_out else NEVER, Idleness())
+    return ask_for_stacks(replace(stuck, limit=plan.timeout), crew) if stuck is not None else None
 
 
 def _stop(crew: Crew, asked: signal.Signals) -> None:
@@ -168,6 +181,24 @@ def _exchange(plan: Plan) -> mmap.mmap | None:
     from duoka.view import nearby
 
     return mmap.mmap(-1, nearby.memory_size(plan.world_size)) if nearby.is_possible() else None
+
+
+def _check_files(world_size: int) -> None:
+    """See that this process may open what it is about to: torch's store ends a process that may not.
+
+    Raises:
+        WorkerFailed: it may not.
+    """
+    count, taken = 16 + 8 * world_size, []
+    try:
+        for _ in range(count):
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        text = f"{world_size} workers need {count} more open files, and this process may open {len(taken)} more"
+        raise WorkerFailed(f"{text} ({error.strerror}); the limit is set by `ulimit -n 1024`") from None
+    finally:
+        for file in taken:
+            os.close(file)
 
 
 @contextmanager

@@ -41,6 +41,10 @@ class Outputs:
         """The log file of `rank`; None where it writes to the terminal."""
         return self._files.get(rank)
 
+    def has_any(self) -> bool:
+        """Whether there is a rank that does not write to the terminal."""
+        return bool(self._files)
+
     def tail(self, rank: int, lines: int) -> list[str]:
         """The last lines that `rank` wrote to its log file."""
         file = self._files.get(rank)
@@ -49,7 +53,7 @@ class Outputs:
         size = os.fstat(file.fileno()).st_size
         start = max(0, size - 300 * lines)
         text = os.pread(file.fileno(), size - start, start).decode(errors="replace")
-        return text.splitlines()[-lines:]
+        return [line[:300] for line in text.splitlines()[-lines:]]
 
     def keep(self, more: dict[str, str]) -> Path | None:
         """Let the files outlive the run, with `more` (name → text) beside them.

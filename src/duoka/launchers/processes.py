@@ -27,8 +27,28 @@ def session_members(sessions: Iterable[int]) -> list[int]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is kept from running, by SIGSTOP or a debugger, until it is told to go on."""
-    return _state_and_session(pid)[0] in ("T", "t")
+    """Whether a process is kept from running by SIGSTOP until it is told to go on; not if by a debugger."""
+    return _state_and_session(pid)[0] == "T"
+
+
+def work_done(session: int) -> int:
+    """A number that grows while the processes of a session use the processor, read or write; in no unit.
+
+    The processor's time counts by tenths of a second, so that a thread that looks around now and then is no work.
+    """
+    ticks = moved = 0
+    for pid in session_members([session]):
+        with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        with suppress(OSError), open(f"/proc/{pid}/io", "rb") as file:
+            moved += sum(int(line.split()[1]) for line in file if line.startswith((b"rchar", b"wchar")))
+    return ticks * 10 // os.sysconf("SC_CLK_TCK") + moved
+
+
+def is_asleep(pid: int) -> bool:
+    """Whether a process waits for something, rather than computes."""
+    return _state_and_session(pid)[0] == "S"
 
 
 def odd_state(pid: int) -> str:

@@ -7,9 +7,10 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from duoka.board import Board, name_ranks
+from duoka.board import AT_END, Board, Parting, name_ranks
 from duoka.launchers import signals, stacks
 from duoka.launchers.crew import Worker
+from duoka.launchers.hints import hints
 from duoka.launchers.output import Outputs
 from duoka.launchers.stuck import Stuck, read_stacks
 from duoka.launchers.verdict import Verdict
@@ -41,7 +42,18 @@ def report(verdict: Verdict, scene: Scene) -> str:
 
 
 def _well(verdict: Verdict, scene: Scene) -> list[str]:
-    return []
+    """Nothing; unless a rank whose output is not seen raised at exit, which python shows and forgives."""
+    said: dict[str, list[int]] = {}
+    for worker in scene.workers:
+        if worker.afterwards:
+            said.setdefault(worker.afterwards, []).append(worker.rank)
+    if any(0 in ranks and len(said) == 1 for ranks in said.values()) or not scene.outputs.has_any():
+        return []  # rank 0 has shown it
+    return [
+        line
+        for trace, ranks in said.items()
+        for line in (*trace.splitlines(), f"duoka: raised at exit on {_ranks_of(ranks, scene)} ({_host()})")
+    ]
 
 
 def _agreed(verdict: Verdict, scene: Scene) -> list[str]:
@@ -52,8 +64,8 @@ def _agreed(verdict: Verdict, scene: Scene) -> list[str]:
 def _raised(verdict: Verdict, scene: Scene) -> list[str]:
     first, ending = verdict.culprits[0], verdict.culprits[0].ending
     assert ending is not None
-    what = f"raised on {_of_all(verdict, scene)} ({ending.host}){_in_collective(first, scene)}"
-    return [*_last_words(first, scene), _headline(what, verdict, scene)]
+    what = f"raised on {_of_all(verdict, scene)} ({ending.host}){_place(first, scene)}"
+    return [*_last_words(first, scene), _headline(what, verdict, scene), *hints(ending.error)]
 
 
 def _exited(verdict: Verdict, scene: Scene) -> list[str]:
@@ -63,7 +75,7 @@ def _exited(verdict: Verdict, scene: Scene) -> list[str]:
         how = " without ending python, as by os._exit"
     elif first.ending.code == 0:
         how = " after its script had ended"
-    who, where = _of_all(verdict, scene), _in_collective(first, scene)
+    who, where = _of_all(verdict, scene), _place(first, scene)
     what = f"{who} exited with code {verdict.code}{how} ({_host()}){where}"
     return [*_last_words(first, scene), _headline(what, verdict, scene), *_log(first, scene)]
 
@@ -74,44 +86,66 @@ def _died(verdict: Verdict, scene: Scene) -> list[str]:
     number = -first.status
     hint = ", sent by somebody or by the kernel when memory ran out" if number == signal.SIGKILL else ""
     after = " after its script had ended" if first.ending is not None else ""
-    what = (
-        f"{_of_all(verdict, scene)} ended by {signals.name(number)}{hint}{after} ({_host()})"
-        f"{_in_collective(first, scene)}"
-    )
+    what = f"{_of_all(verdict, scene)} ended by {signals.name(number)}{hint}{after} ({_host()}){_place(first, scene)}"
     return [_headline(what, verdict, scene), *_crash(first), *_log(first, scene)]
 
 
 def _left(verdict: Verdict, scene: Scene) -> list[str]:
-    ranks = [worker.rank for worker in verdict.culprits]
-    progress = scene.board.read(ranks[0])
-    after = f" after {_collective(scene.board, ranks[0], progress.finished)}" if progress.finished else ""
+    """A rank's script ended well while others went on."""
+    first = verdict.culprits[0].rank
+    board, ranks = scene.board, [worker.rank for worker in verdict.culprits]
+    last = board.read(first).begun
+    if board.remembers(first, last) and board.text(first, last).endswith(AT_END):
+        last -= 1
+    step = _step(first, scene)
+    after = f"{step and ','} after {_collective(board, first, last)}" if last else ""
     others = [worker.rank for worker in scene.workers if worker.rank not in ranks]
-    waited = [rank for rank in others if scene.board.read(rank).number > progress.begun]
+    waited = [rank for rank in others if board.read(rank).number > last]
     went_on = f"{name_ranks(others)} went on"
     if waited:
-        number = scene.board.read(waited[0]).number
-        went_on = f"{name_ranks(waited)} waited in {_collective(scene.board, waited[0], number)}"
-    what = f"{_ranks_of(ranks, scene)} left{after}: the script ended there, while {went_on}"
+        number = board.read(waited[0]).number
+        went_on = f"{name_ranks(waited)} waited in {_collective(board, waited[0], number)}"
+    what = f"{_ranks_of(ranks, scene)} ({_host()}) left{step}{after}: the script ended there, while {went_on}"
     return [_headline(what, verdict, scene)]
 
 
 def _stuck(verdict: Verdict, scene: Scene) -> list[str]:
     stuck = verdict.stuck
     assert stuck is not None
-    collective = _collective(scene.board, stuck.waiting[0], stuck.number)
-    seconds, limit = f"{stuck.seconds:.0f} s", f" (--timeout is {scene.plan.timeout:g} s)"
-    waiting = f"{name_ranks(list(stuck.waiting))} {'waits' if len(stuck.waiting) == 1 else 'wait'}"
-    if stuck.apart is not None:
-        what = stuck.apart
-    elif stuck.missing:
-        missing = _ranks_of(list(stuck.missing), scene)
-        what = f"{missing} did not come to {collective}, where {waiting} since {seconds}{limit}"
+    ranks = stuck.missing or stuck.waiting
+    if stuck.parting is not None:
+        what = _apart(stuck.parting, scene)
+        ranks = stuck.parting.sides[0][0]
     else:
-        what = f"{collective} did not end: {waiting} there since {seconds}{limit}"
-    return [
-        _headline(what, verdict, scene),
-        *(line for rank in stuck.missing or stuck.waiting for line in _whereabouts(rank, stuck, scene)),
-    ]
+        what = _waited(stuck, scene)
+    ended = [worker.rank for worker in scene.workers if worker.ending is not None]
+    whereabouts = (line for rank in ranks if rank not in ended for line in _whereabouts(rank, stuck, scene))
+    return [_headline(what, verdict, scene), *whereabouts]
+
+
+def _waited(stuck: Stuck, scene: Scene) -> str:
+    """`rank 1 of 3 (host) has not come to all_reduce 12 at train.py:41; it is ...; ranks 0 and 2 wait since 31 s`."""
+    collective = _collective(scene.board, stuck.waiting[0], stuck.number)
+    waiting = f"{name_ranks(list(stuck.waiting))} {'waits' if len(stuck.waiting) == 1 else 'wait'}"
+    since = f"{waiting} since {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
+    if not stuck.missing:
+        return f"{collective} did not end: {since}"
+    missing, first = list(stuck.missing), stuck.missing[0]
+    has = "has" if len(missing) == 1 else "have"
+    line = stacks.users_line(stuck.stacks.get(first, ""))
+    asleep = ", asleep" if first in stuck.asleep else ""
+    place = f"it is in {line}{asleep}; " if line and len(missing) == 1 and first not in stuck.odd else ""
+    step = _step(first, scene)
+    return f"{_ranks_of(missing, scene)} ({_host()}){step} {has} not come to {collective}; {place}{since}"
+
+
+def _apart(parting: Parting, scene: Scene) -> str:
+    """The smaller side first: it is the one that went astray, if sizes tell."""
+    (ranks, text), *others = parting.sides
+    theirs = ", ".join(f"{name_ranks(list(them))} to {what}" for them, what in others)
+    step = _step(ranks[0], scene)
+    who = f"{_ranks_of(list(ranks), scene)} ({_host()}){step}"
+    return f"the ranks came to different collectives (number {parting.number:,}): {who} came to {text}, {theirs}"
 
 
 def _stopped(verdict: Verdict, scene: Scene) -> list[str]:
@@ -140,7 +174,7 @@ def _headline(what: str, verdict: Verdict, scene: Scene) -> str:
     """What happened, what became of the others, and where the logs are."""
     rest = len(scene.workers) - len(verdict.culprits)
     ended = {0: "", 1: "; the other rank was ended"}.get(rest, "; the other ranks were ended")
-    if verdict.stuck is not None:
+    if verdict.why == "stuck":
         ended = "; the run was ended"
     found = verdict.stuck.stacks if verdict.stuck else {}
     kept = scene.outputs.keep({f"rank{rank}.stacks": text for rank, text in found.items()})
@@ -150,7 +184,7 @@ def _headline(what: str, verdict: Verdict, scene: Scene) -> str:
 
 def _others(verdict: Verdict) -> list[str]:
     """One line for what the others said."""
-    if verdict.why in ("stuck", "stopped"):
+    if verdict.stuck is not None or verdict.why == "stopped":
         return []  # they waited, or were asked to end: that is told already
     ranks: dict[str, list[int]] = {}
     for worker in sorted(verdict.others, key=lambda worker: worker.rank):
@@ -225,11 +259,24 @@ def _ranks_of(ranks: list[int], scene: Scene) -> str:
     return f"{name_ranks(ranks)} of {len(scene.workers)}"
 
 
-def _in_collective(worker: Worker, scene: Scene) -> str:
-    progress = scene.board.read(worker.rank)
+def _place(worker: Worker, scene: Scene) -> str:
+    """`, in step 6, after all_reduce 22 at train.py:41`."""
+    progress, step = scene.board.read(worker.rank), _step(worker.rank, scene)
+    parts = [step] if step else []
     if progress.waiting:
-        return f", in {_collective(scene.board, worker.rank, progress.number)}"
-    return f", after {_collective(scene.board, worker.rank, progress.finished)}" if progress.finished else ""
+        parts.append(f" in {_collective(scene.board, worker.rank, progress.number)}")
+    elif progress.finished:
+        parts.append(f" after {_collective(scene.board, worker.rank, progress.finished)}")
+    return "".join(f",{part}" for part in parts)
+
+
+def _step(rank: int, scene: Scene) -> str:
+    """` in step 6`, where the board knows of any."""
+    progress = scene.board.read(rank)
+    worker = next(worker for worker in scene.workers if worker.rank == rank)
+    if worker.ending is not None and worker.ending.how == "returned":
+        return f" after step {progress.steps:,}" if progress.steps else ""
+    return f" in step {progress.steps + 1:,}" if progress.begun or progress.steps else ""
 
 
 def _collective(board: Board, rank: int, number: int) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sysconfig
 
 from duoka.traces import OURS, RUNS_SCRIPTS
 
+LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
 
 
@@ -21,6 +24,19 @@ def excerpt(text: str, most: int = 8) -> list[str]:
         inside = frames[: files.index(RUNS_SCRIPTS)] if RUNS_SCRIPTS in files else frames
         return [line for file, line in inside if not file.startswith(OURS)][:most]
     return []
+
+
+def users_line(text: str) -> str | None:
+    """`data.py:17`: where the script is, in its own code; None where that cannot be told."""
+    for frame in map(FRAME.match, excerpt(text)):
+        if frame is not None and not frame["file"].startswith(LIBRARIES):
+            return f"{os.path.basename(frame['file'])}:{frame['line']}"
+    return None
+
+
+def in_debugger(text: str) -> bool:
+    """Whether a thread is in python's debugger, or one that is made of it."""
+    return any(os.path.basename(file) == "bdb.py" for file, _ in _frames(text))
 
 
 def _frames(block: str) -> list[tuple[str, str]]:

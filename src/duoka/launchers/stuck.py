@@ -4,80 +4,173 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from duoka.board import Board, Progress
+from duoka.board import Board, Parting, Progress
 from duoka.launchers.crew import Crew, Worker
-from duoka.launchers.processes import is_stopped, odd_state
+from duoka.launchers.processes import is_asleep, is_stopped, odd_state, work_done
+from duoka.launchers.stacks import in_debugger
 from duoka.worker import STACKS_SIGNAL
 
 TO_ANSWER = 1.0  # seconds that a worker may take to write its stacks
+TO_LOOK = 1.0  # seconds after which a rank that is looked at twice a second has not been able to look
 TO_FOLLOW = 1.0  # seconds after which a rank that waits for one that is done waits in vain
+MULTIPLE = 20  # of the slowest step so far: what a rank waits for one that is idle
+LEAST = 60.0  # seconds: it is never less
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many seconds a rank waits for another.
+
+    start: in the start and the first step, and at most. step: after the first step, whatever the others do; None:
+        a multiple of the slowest step so far, and only for a rank that is idle.
+    patient: where no `step` is given, one that works is waited for without a limit.
+    """
+
+    start: float
+    step: float | None = None
+    patient: bool = False
+
+    def after(self, steps: int, slowest: float) -> float:
+        """The limit after so many steps, of which the slowest but for the first took so many seconds."""
+        if self.step is not None and steps > 0:
+            return self.step
+        return min(self.start, max(LEAST, MULTIPLE * slowest)) if steps > 1 else self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
     """Some ranks wait in a collective that others do not come to.
 
-    number: of the collective. seconds: since when they wait.
+    number: of the collective. seconds: since when they wait. limit: how long they may.
     missing: who does not come; nobody, where all came and it does not end.
-    apart: how the ranks disagree on which collective it is.
-    stacks: by rank, of those that are missing. odd: by rank, what keeps its process from running.
+    parting: how the ranks disagree on which collective it is.
+    stacks: by rank, of all that could tell. odd: by rank, what keeps its process from running.
+    asleep: the ranks whose processes wait for something.
     """
 
     number: int
     seconds: float
     waiting: tuple[int, ...]
     missing: tuple[int, ...]
-    apart: str | None = None
+    parting: Parting | None = None
+    limit: float = 0.0
     stacks: dict[int, str] = field(default_factory=dict)
     odd: dict[int, str] = field(default_factory=dict)
+    asleep: tuple[int, ...] = ()
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """The ranks that are not where the others are: missing, else stopped; nobody, where that cannot be told."""
+        return self.missing or tuple(rank for rank in self.waiting if rank in self.odd)
 
 
-def find_stuck(board: Board, workers: Sequence[Worker], timeout: float) -> Stuck | None:
-    """Whether ranks wait in a collective that others do not come to, for longer than `timeout` seconds.
+class Idleness:
+    """Since when workers have done nothing: used no processor, read and written nothing, their children included.
+
+    It is looked at now and then. Whoever works, however slowly, is not idle, so that a long save, a download or
+    an evaluation on one rank is not taken for a hang.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, float]] = {}
+
+    def seconds(self, worker: Worker) -> float:
+        """For how long `worker` has done nothing, as far as was looked."""
+        done, now = work_done(worker.pid), time.monotonic()
+        before, since = self._seen.get(worker.rank, (-1, now))
+        if done != before:
+            self._seen[worker.rank] = done, now
+            return 0.0
+        return now - since
+
+
+def find_stuck(board: Board, workers: Sequence[Worker], limits: Limits, idleness: Idleness) -> Stuck | None:
+    """Whether ranks wait in a collective that others do not come to, for longer than the limit.
 
     Ranks that came to different ones are stuck at once. Where all came to the same, it ends by itself or by
     the network's own timeout, unless one of them is stopped.
     """
+    if parting := board.parting():
+        waiting = tuple(rank for ranks, _ in parting.sides for rank in ranks)
+        return Stuck(parting.number, 0.0, waiting, (), parting)
     present = [worker for worker in workers if worker.failed or not worker.done]
     progress = {worker.rank: board.read(worker.rank) for worker in present}
     number = max((one.number for one in progress.values() if one.waiting), default=0)
-    waiting = {rank: one for rank, one in progress.items() if one.waiting and one.number == number}
-    if not waiting:
+    waits = {rank: one.seen - one.since for rank, one in progress.items() if one.waiting and one.number == number}
+    missing = [worker for worker in present if progress[worker.rank].begun < number]
+    unseen = _waits_unseen(present, progress)
+    missing = [worker for worker in missing if worker.rank not in unseen] or missing
+    if not waits and unseen:
+        waits = unseen
+        number = max(progress[rank].begun + 1 for rank in unseen)
+        missing = [worker for worker in present if worker.rank not in unseen]
+    if not waits:
         return None
-    seconds = time.monotonic() - min(one.since for one in waiting.values())
-    missing = [rank for rank, one in progress.items() if one.begun < number]
-    stuck = Stuck(number, seconds, tuple(waiting), tuple(missing), board.apart(number))
-    in_vain = bool(missing) or any(is_stopped(worker.pid) for worker in present)
-    return stuck if stuck.apart or (in_vain and seconds > timeout) else None
+    seconds = max(waits.values())
+    stopped = [worker for worker in present if is_stopped(worker.pid)]
+    limit = limits.after(min(one.steps for one in progress.values()), max(one.slowest for one in progress.values()))
+    if not (missing or stopped) or not _waited(seconds, limit, limits, missing or stopped, idleness):
+        return None
+    return Stuck(number, seconds, tuple(waits), tuple(worker.rank for worker in missing), limit=limit)
+
+
+def _waits_unseen(present: Sequence[Worker], progress: dict[int, Progress]) -> dict[int, float]:
+    """The ranks that cannot look at where they are, as their interpreter's lock is held, and yet are asleep.
+
+    torch waits so inside of DistributedDataParallel's second step. The seconds since each looked.
+    """
+    now = time.monotonic()
+    late = {worker.rank: now - progress[worker.rank].seen for worker in present if is_asleep(worker.pid)}
+    return {rank: seconds for rank, seconds in late.items() if seconds > TO_LOOK}
+
+
+def _waited(seconds: float, limit: float, limits: Limits, for_whom: Sequence[Worker], idleness: Idleness) -> bool:
+    """Whether somebody waited for too long. A limit that nobody chose holds for ranks that are idle only."""
+    if limits.step is not None or (seconds > limits.start and not limits.patient):
+        return seconds > limit
+    if seconds <= limit / 2:
+        return False
+    idle = max([idleness.seconds(worker) for worker in for_whom])
+    return seconds > limit and idle > limit / 2 - 1
 
 
 def waits_in_vain(board: Board, workers: Sequence[Worker]) -> bool:
     """Whether a rank waits in a collective that one whose script has ended never came to."""
+    endings = [worker.ending for worker in workers if worker.ending is not None]
     left = [board.read(worker.rank).begun for worker in workers if worker.done]
+    ended_at = min((ending.time for ending in endings), default=0.0)
     return bool(left) and any(
-        _waits_beyond(board.read(worker.rank), min(left)) for worker in workers if not worker.done
+        _waits_beyond(board.read(worker.rank), min(left), ended_at) for worker in workers if not worker.done
     )
 
 
-def _waits_beyond(progress: Progress, number: int) -> bool:
-    return progress.waiting and progress.number > number and time.monotonic() - progress.since > TO_FOLLOW
+def _waits_beyond(progress: Progress, number: int, ended_at: float) -> bool:
+    waited = progress.seen - max(progress.since, ended_at)
+    return progress.waiting and progress.number > number and waited > TO_FOLLOW
 
 
 def ask_for_stacks(stuck: Stuck, crew: Crew) -> Stuck:
-    """The same with the stacks of the ranks that are missing; of all ranks, where none is."""
-    whom = stuck.missing or stuck.waiting
-    asked = [worker for worker in crew.workers if worker.alive and worker.rank in whom]
+    """The same with the stacks of all ranks that can tell."""
+    asked = [worker for worker in crew.workers if worker.alive]
     for worker in asked:
+        os.ftruncate(worker.stacks, 0)
+        os.lseek(worker.stacks, 0, os.SEEK_SET)  # where the worker goes on to write: it shares the file
         os.kill(worker.pid, STACKS_SIGNAL)
     crew.wait(lambda: all(_answered(worker) for worker in asked), TO_ANSWER)
     return replace(
         stuck,
         stacks={worker.rank: text for worker in asked if (text := read_stacks(worker))},
         odd={worker.rank: state for worker in asked if (state := odd_state(worker.pid))},
+        asleep=tuple(worker.rank for worker in asked if is_asleep(worker.pid)),
     )
+
+
+def is_debugged(stuck: Stuck, ranks: Collection[int]) -> bool:
+    """Whether one of these ranks is in a debugger, and so waits for a person."""
+    return any(in_debugger(stuck.stacks.get(rank, "")) for rank in ranks)
 
 
 def read_stacks(worker: Worker) -> str:
@@ -87,4 +180,4 @@ def read_stacks(worker: Worker) -> str:
 
 
 def _answered(worker: Worker) -> bool:
-    return not worker.alive or "<module>" in read_stacks(worker)
+    return not worker.alive or is_stopped(worker.pid) or "<module>" in read_stacks(worker)

@@ -46,7 +46,9 @@ def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Sig
             return Verdict("agreed", _code(real[0]), culprits=(real[0],))
         return _verdict(real[0], real, failed)
     if stuck is not None:
-        return Verdict("stuck", 1, others=tuple(failed), stuck=stuck)
+        at_end = stuck.parting.at_end if stuck.parting else ()
+        early = tuple(worker for worker in workers if worker.rank in at_end)
+        return Verdict("left" if at_end else "stuck", 1, early, tuple(failed), stuck)
     if not failed and not any(worker.told_to_end for worker in workers):
         return Verdict("well", 0)
     if left := [worker for worker in workers if worker.left and not worker.failed]:

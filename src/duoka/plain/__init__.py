@@ -108,7 +108,7 @@ def run_plain(
         interception.install(session)
     try:
         run_target(plan.target)
-        ranks.barrier()
+        ranks.meet_at_end()
     except SystemExit as leaving:
         if leaving.code in (None, 0):
             _finish(view, plan.verbosity == "verbose")

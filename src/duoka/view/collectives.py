@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-defined]
 
+from duoka.board import AT_END
 from duoka.errors import PeerLost, TimedOut
 from duoka.view.cut import Cut
 from duoka.view.nearby import Nearby
@@ -84,6 +85,10 @@ class Collectives(ABC):
         """Wait for every rank."""
         self.all_reduce(torch.zeros(1))
 
+    def meet_at_end(self) -> None:
+        """Wait for every rank's script to end."""
+        self.barrier()
+
 
 class ProcessCollectives(Collectives):
     """Collectives over torch's process groups: gloo for CPU tensors, nccl for CUDA tensors.
@@ -105,6 +110,7 @@ class ProcessCollectives(Collectives):
         self.rank, self.world_size = rank, world_size
         self._store, self._timeout, self._seat, self._nearby = store, timeout, seat, nearby
         self._groups: dict[str, Any] = {}
+        self._line: Callable[[], str] = user_line
         self._group("cpu")
 
     def _group(self, device_type: str) -> Any:
@@ -135,7 +141,7 @@ class ProcessCollectives(Collectives):
         """Begin a collective: through shared memory, where `take` gets every rank's tensor, or by `begin(group)`."""
         if self.alone:
             raise Alone
-        what = f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]} at {user_line()}"
+        what = f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]} at {self._line()}"
         self._seat.enter(hash(what), what)
         if self._nearby is not None and self._nearby.takes(tensor):
             finish: Callable[[], Any] = self._nearby.start(tensor, take)
@@ -148,6 +154,10 @@ class ProcessCollectives(Collectives):
             self._seat.leave()
 
         return wait
+
+    def meet_at_end(self) -> None:
+        self._line = lambda: AT_END
+        self.barrier()
 
     def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
         if not tensor.is_contiguous():  # the network sends memory, not entries

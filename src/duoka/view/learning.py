@@ -219,6 +219,8 @@ class Learning:
             except (Mixed, Unclear, KeyboardInterrupt):
                 raise
             except Exception as error:
+                if str(error).startswith("DataLoader worker"):
+                    raise  # a signal handler's, which may come anywhere: the module has no part in it
                 raise Raised(f"it raised {type(error).__name__}: {error}") from error
             finally:
                 values, kept = remains.values(), remains.holds(witness.rows)

@@ -1,0 +1,27 @@
+"""What to do about errors whose own words do not say it."""
+
+from __future__ import annotations
+
+import re
+
+# What an error's last line says -> what to do.
+HINTS = {
+    r"MemoryError|OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory": (
+        "memory ran out on this rank; what helps: a smaller batch_size (it counts all ranks), more devices"
+    ),
+    r"Too many open files": (
+        "this process may open no more files; `ulimit -n` shows how many it may, `ulimit -n 65536` raises it"
+    ),
+    r"insufficient shared memory|shm|Bus error|unable to open shared memory": (
+        "shared memory ran out (`df /dev/shm`); in a container: --shm-size=8g, or fewer DataLoader workers"
+    ),
+    r"No space left on device": "a disk is full, or /dev/shm is: `df -h` shows which",
+    r"DataLoader worker .* killed by signal: Killed": (
+        "a loader worker was killed, mostly by the kernel when memory ran out; what helps: fewer DataLoader workers"
+    ),
+}
+
+
+def hints(error: str) -> list[str]:
+    """A line with what to do, or none. error: the last line of a traceback."""
+    return [f"  {hint}" for pattern, hint in HINTS.items() if re.search(pattern, error)][:1]

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from duoka.launchers.heir import heir
+from duoka.launchers.processes import odd_state
+from tests.flows.group import until
+
+
+@pytest.fixture
+def sleeper():
+    with subprocess.Popen(["sleep", "79"], start_new_session=True) as sleeper:
+        yield sleeper
+        sleeper.kill()
+
+
+def test_who_lives_ends_nobody(sleeper: subprocess.Popen[bytes]) -> None:
+    with heir([sleeper.pid]):
+        pass
+    assert sleeper.poll() is None
+
+
+def test_who_is_killed_is_survived_by_nobody(sleeper: subprocess.Popen[bytes]) -> None:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with heir([sleeper.pid]):
+            os.write(writing, b"!")
+            signal.pause()
+        os._exit(1)
+    os.read(reading, 1)
+    assert odd_state(sleeper.pid) == ""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    until(lambda: sleeper.poll() == -signal.SIGKILL)
+    for end in (reading, writing):
+        os.close(end)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pickle
+import time
+from typing import Any
+
+from duoka.recorder import Look
+
+FRAMES = [
+    {"filename": "/lib/site-packages/torch/distributed/distributed_c10d.py", "line": 1},
+    {"filename": "/home/a/train.py", "line": 41},
+    {"filename": "/home/a/main.py", "line": 2},
+]
+
+
+def entry(number: int, name: str = "gloo:all_reduce", **given: Any) -> dict[str, Any]:
+    usual = {
+        "pg_id": 0,
+        "collective_seq_id": number,
+        "is_p2p": False,
+        "profiling_name": name,
+        "input_sizes": [[3]],
+        "time_created_ns": time.time_ns() - 10**9,
+        "frames": FRAMES,
+    }
+    return usual | given
+
+
+class Recorder:
+    """Stands for torch's: tells counts of the default group, and entries if they are wanted."""
+
+    def __init__(self) -> None:
+        self.counts = (-1, -1)
+        self.entries: list[dict[str, Any]] = []
+        self.asked_for_entries = 0
+
+    def tell(self, entries: bool, stacks: bool, active: bool) -> bytes:
+        self.asked_for_entries += entries
+        begun, finished = self.counts
+        status = {"0": {"last_enqueued_collective": begun, "last_completed_collective": finished}}
+        return pickle.dumps({"pg_status": status} | ({"entries": self.entries} if entries else {}))
+
+
+def test_nothing_is_shown_before_there_is_a_group() -> None:
+    assert not Look(lambda *_: pickle.dumps({"version": "2.10"})).again()
+    assert not Look(Recorder().tell).again()
+
+
+def test_what_is_there_at_two_looks_is_looked_at_once() -> None:
+    recorder = Recorder()
+    look = Look(recorder.tell)
+    recorder.counts, recorder.entries = (12, 10), [entry(9), entry(11, pg_id=1), entry(11), entry(12)]
+    assert look.again()
+    assert (look.begun, look.finished, look.oldest) == (12, 10, None)
+    for _ in range(3):
+        assert look.again()
+    assert look.oldest is not None
+    _, text, since = look.oldest
+    assert text == "all_reduce (3,) at train.py:41"
+    assert 0.9e9 < time.monotonic_ns() - since < 60e9
+    assert recorder.asked_for_entries == 1
+    recorder.counts = (12, 12)
+    assert look.again()
+    assert look.oldest is None
+
+
+def test_what_differs_among_ranks_by_right_is_not_compared() -> None:
+    digests = []
+    for sizes in ([[3]], []):
+        recorder = Recorder()
+        recorder.counts, recorder.entries = (1, 0), [entry(1, "gloo:gather", input_sizes=sizes, frames=[])]
+        look = Look(recorder.tell)
+        look.again()
+        look.again()
+        assert look.oldest is not None
+        digests.append(look.oldest[0])
+    assert digests[0] == digests[1]
