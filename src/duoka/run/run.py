@@ -6,12 +6,14 @@ import socket
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from duoka.checkpoint.checkpoint import Checkpoint
 from duoka.data.loader import Loader, ViewWord, make_loader
 from duoka.errors import OptionError, PeerLost, RanksApart
 from duoka.logs import Logs, check_values
@@ -44,6 +46,7 @@ class Run:
         self._opened: ApiSession | None = session
         self._logs = logs
         self._own_numbers = OwnNumbers(session.ranks)
+        self._checkpoints: list[Checkpoint] = []
 
     @property
     def is_first(self) -> bool:
@@ -127,6 +130,50 @@ class Run:
             return tensor
         spec = Spec(session.view, session.view.cut(n))
         return BatchTensor(spec.own(tensor), spec)
+
+    def checkpoint(
+        self,
+        directory: str | Path,
+        *,
+        every_steps: int | None = None,
+        every_epochs: int | None = 1,
+        every_seconds: float | None = None,
+        keep: int | None = 2,
+        best: Literal["max", "min"] | None = None,
+        **states: Any,
+    ) -> Checkpoint:
+        """A `duoka.Checkpoint` of these states, by name, that all ranks save and restore together.
+
+        With the loader among them, a run goes on at the next batch that was not seen, on any number of ranks. It is
+        closed with the run.
+
+        Args:
+            directory: where to; one that all machines see.
+            every_steps, every_epochs, every_seconds: when to save; None for never.
+            keep: how many to keep, the newest; None for all.
+            best: "max" or "min": also keep the one with the best metric.
+            states: what to save, by name: `model=model, optimizer=optimizer, loader=train, ...`.
+
+        Raises:
+            OptionError: something that is not allowed.
+        """
+        ranks = self._session.ranks
+        if not states:
+            raise OptionError(
+                "run.checkpoint", "nothing", "given what to save: model=model, optimizer=optimizer, ..."
+            )
+        saved = Checkpoint(
+            directory,
+            states,
+            ranks=ranks,
+            every_steps=every_steps,
+            every_epochs=every_epochs,
+            every_seconds=every_seconds,
+            keep=keep,
+            best=best,
+        )
+        self._checkpoints.append(saved)
+        return saved
 
     # --- numbers of ranks that work by themselves
 
@@ -228,6 +275,8 @@ class Run:
             if wait:
                 self._wait_for_all(session.ranks)
         finally:
+            for saved in self._checkpoints:
+                saved.close(wait=False)
             session.strategy.close()
             session.patches.undo()
             self._logs.close(failed=not wait)
@@ -235,6 +284,8 @@ class Run:
     def _wait_for_all(self, ranks: Collectives) -> None:
         try:
             ranks.barrier()
+            for saved in self._checkpoints:
+                saved.wait()
         except RanksApart as error:
             raise RanksApart(f"rank {self.rank} has ended its run, while another went on: {error}") from None
 
