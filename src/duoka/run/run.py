@@ -19,6 +19,7 @@ from duoka.errors import OptionError, PeerLost, RanksApart
 from duoka.logs import Logs, check_values
 from duoka.origins import Origin
 from duoka.process import this_process
+from duoka.run.agreement import gather_objects
 from duoka.run.collect import OwnNumbers
 from duoka.run.models import prepare
 from duoka.run.progress import Progress
@@ -149,7 +150,9 @@ class Run:
 
         Args:
             directory: where to; one that all machines see.
-            every_steps, every_epochs, every_seconds: when to save; None for never.
+            every_steps: how often to save; None for never.
+            every_epochs: the same, in epochs of `epochs`.
+            every_seconds: the same, in seconds.
             keep: how many to keep, the newest; None for all.
             best: "max" or "min": also keep the one with the best metric.
             states: what to save, by name: `model=model, optimizer=optimizer, loader=train, ...`.
@@ -196,6 +199,10 @@ class Run:
         The first dimension may differ between ranks. A number becomes a tensor of shape (world_size,).
         """
         return self._numbers.all_gather(value)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's `value`, which pickle must know, in the order of ranks: on every rank."""
+        return gather_objects(value, self._session.ranks)
 
     # --- what happens once
 
