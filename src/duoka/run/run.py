@@ -21,7 +21,8 @@ from duoka.origins import Origin
 from duoka.process import this_process
 from duoka.run.agreement import gather_objects
 from duoka.run.collect import OwnNumbers
-from duoka.run.models import prepare
+from duoka.run.models import check_options, prepare
+from duoka.run.precision import Precision, check_precision, set_precision
 from duoka.run.progress import Progress
 from duoka.run.session import ApiSession
 from duoka.traces import headline
@@ -54,16 +55,32 @@ class Run:
         """Whether this is rank 0."""
         return self.rank == 0
 
-    def model(self, module: M, *, compile: bool = False) -> M:  # noqa: A002
+    def model(
+        self,
+        module: M,
+        *,
+        compile: bool = False,  # noqa: A002
+        precision: Precision = "32",
+        **more: Any,
+    ) -> M:
         """The same module, in place: on this rank's device, with rank 0's weights, and kept in step from now on.
 
-        compile: compile it, in place; the names in its state dict stay.
+        Args:
+            module: is changed in place; its parameters stay the same objects.
+            compile: compile it, in place; the names in its state dict stay.
+            precision: "bf16": its forward passes compute under autocast in bfloat16, and give float32; weights and
+                gradients stay float32.
+            more: none; those of DistributedDataParallel are told why they are not needed.
 
         Raises:
-            OptionError: it is no `nn.Module`, has no parameters, or is wrapped.
+            OptionError: it is no `nn.Module`, has no parameters, or is wrapped; or an option cannot be had.
             RanksApart: its parameters have other names or shapes on another rank.
         """
-        prepare(module, self._session, self.device)
+        session = self._session
+        check_options(more)
+        check_precision(precision)
+        prepare(module, session, self.device)
+        set_precision(module, precision, self.device)
         if compile:
             module.compile()
         return module
