@@ -2,6 +2,8 @@
 
 python examples/api.py                           # one device
 duoka run --devices cpu:2 examples/api.py        # two workers; also torchrun, srun, mpirun
+
+Killed, and started again on any number of devices, it goes on where it was. Remove out/digits to begin anew.
 """
 
 import torch
@@ -24,8 +26,9 @@ def main() -> None:
     train = run.loader(train_set, batch_size=256, shuffle=True)
     test = run.loader(test_set, batch_size=256)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    saved = run.checkpoint("out/digits", model=model, optimizer=optimizer, loader=train, every_steps=3)
 
-    for epoch in range(1, 9):
+    for epoch in saved.epochs(8):
         model.train()
         for x, y in train:
             loss = F.cross_entropy(model(x), y)
@@ -34,9 +37,13 @@ def main() -> None:
             optimizer.step()
 
         model.eval()
+        loss = correct = 0.0
         with torch.no_grad():
-            correct = sum((model(x).argmax(1) == y).sum().item() for x, y in test)
-        run.log(step=epoch, loss=loss, accuracy=correct / len(test_set))
+            for x, y in test:
+                scores = model(x)
+                loss += F.cross_entropy(scores, y, reduction="sum").item()
+                correct += (scores.argmax(1) == y).sum().item()
+        run.log(step=epoch, loss=loss / len(test_set), accuracy=correct / len(test_set))
 
     if run.is_first:
         torch.save(model.state_dict(), "digits.pt")

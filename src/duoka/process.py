@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from duoka.origins import Origin
@@ -20,6 +21,13 @@ from duoka.origins.meeting import Meeting
 
 class Open(Protocol):
     """A run that is going on (`duoka.run.Run`)."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's `value`, in the order of ranks. All ranks call it."""
 
     def close(self, wait: bool = True) -> None:
         """End it; the others are waited for, if `wait`."""

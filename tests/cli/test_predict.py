@@ -7,7 +7,10 @@ from pathlib import Path
 
 import numpy
 import pytest
+import torch
+from torch import nn
 
+import duoka
 from duoka.cli import main
 from tests.flows.flow import Flow
 
@@ -50,6 +53,21 @@ def test_an_array_to_an_array(flow: Flow) -> None:
     assert result.stdout == ""
     assert "already" not in result.stderr
     assert "not there yet" in flow.run(words.split()).stderr
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", ["net.safetensors", "out"])
+def test_weights_of_any_format(flow: Flow, name: str) -> None:
+    net = nn.Module()
+    net.weight = nn.Parameter(torch.tensor(3.0))
+    if name == "out":  # a checkpoint
+        with duoka.Checkpoint(flow.folder / name, {"model": net}) as saved:
+            saved.save()
+    else:
+        duoka.save_weights(net, flow.folder / name)
+    words = f"predict nets:make --weights {name} --data data.npy --out out.npy"
+    assert "loaded 1 tensors" in flow.run(words.split()).ok().stderr
+    assert numpy.load(flow.folder / "out.npy").tolist() == [3.0 * item for item in range(20)]
 
 
 @pytest.mark.usefixtures("folder")

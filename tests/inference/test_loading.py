@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from duoka.errors import OptionError
-from duoka.inference.loading import load_weights, model_named, named, open_data
+from duoka.inference.loading import model_named, named, open_data
 
 THIS = "tests.inference.test_loading"
 LINEAR = nn.Linear(2, 1)
@@ -44,30 +44,6 @@ def test_a_module_that_fails_fails_as_itself(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "needs_more.py").write_text("import no_such_library")
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
         named("MODEL", "needs_more:x")
-
-
-@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"state_dict": state, "epoch": 3}])
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_weights(tmp_path: Path, wrap: object, prefix: str) -> None:
-    source, target = make(), make()
-    state = {prefix + name: tensor for name, tensor in source.state_dict().items()}
-    torch.save(wrap(state), tmp_path / "net.pt")  # type: ignore[operator]
-    load_weights(target, tmp_path / "net.pt")
-    assert torch.equal(source.weight, target.weight)  # type: ignore[arg-type]
-
-
-def test_no_weights(tmp_path: Path) -> None:
-    torch.save(nn.Linear(3, 1).state_dict(), tmp_path / "other.pt")
-    torch.save(make, tmp_path / "code.pt")
-    (tmp_path / "text.pt").write_text("hello")
-    for name, said in (
-        ("other.pt", "weights of this model"),
-        ("code.pt", "holds weights only"),
-        ("text.pt", "holds weights only"),
-        ("none.pt", "a file that is there"),
-    ):
-        with pytest.raises(OptionError, match=said):
-            load_weights(make(), tmp_path / name)
 
 
 def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:

@@ -92,6 +92,21 @@ def test_collected_failures_stand_in_their_places_on_every_rank() -> None:
     assert Job(2).run(predict) == [[10, 11, 12, 13, 14]] * 2
 
 
+def test_rows_travel_as_one_batch() -> None:
+    sent: list[int] = []
+
+    class Counting(Rank):
+        def gather_objects(self, value: Any) -> list[Any]:
+            sent.append(len(pickle.dumps(value)))
+            return super().gather_objects(value)
+
+    outputs = duoka.predict(
+        Double(), torch.zeros(100, 1000), batch_size=100, devices="cpu", ranks=Counting(Job(1), 0)
+    )
+    assert len(list(outputs)) == 100
+    assert max(sent) < 1.2 * 100 * 1000 * 4
+
+
 def test_what_a_generator_raises_passes_through() -> None:
     def items() -> Iterator[torch.Tensor]:
         yield torch.tensor(1.0)

@@ -178,3 +178,18 @@ def test_what_was_drawn_is_seen_and_taken_back(draw: Callable[[], Any]) -> None:
     set_random_states(before)
     assert same_states(before, random_states())
     assert draw() == first
+
+
+def test_an_own_stream_within_itself_changes_nothing() -> None:
+    torch.manual_seed(0)
+    common = torch.get_rng_state()
+    flat, nested = OwnStream(5), OwnStream(5)
+    with flat:
+        expected = torch.rand(3)
+    with nested:
+        first = torch.rand(1)
+        with nested:
+            second = torch.rand(1)
+        third = torch.rand(1)
+    assert torch.cat([first, second, third]).tolist() == expected.tolist()
+    assert torch.equal(torch.get_rng_state(), common)

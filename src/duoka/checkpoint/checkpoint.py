@@ -259,10 +259,14 @@ class Checkpoint:
         except OSError as error:
             raise CheckpointError(f"{self.directory} cannot be written: {error}") from error
 
-    def close(self) -> None:
-        """Wait until all is on the disk, and let others write into the directory."""
+    def close(self, wait: bool = True) -> None:
+        """Wait until all is on the disk, and let others write into the directory.
+
+        wait: for the other ranks, too, which all have to call this then; what went wrong is raised on every rank.
+        """
         try:
-            self.wait()
+            if wait:
+                self.wait()
         finally:
             self._let_go()
 
@@ -351,11 +355,7 @@ class Checkpoint:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._preemption.stop_listening()
-        try:
-            if kind is None:
-                self.wait()
-        finally:
-            self._let_go()
+        self.close(wait=kind is None)
 
 
 def _made(world_size: int) -> dict[str, Any]:

@@ -46,18 +46,21 @@ def _predict(
     read: str | None,
     resume: bool,
 ) -> int:
-    from duoka.inference.loading import load_weights, model_named, named, open_data
+    from duoka.checkpoint.loading import load_weights
+    from duoka.inference.loading import model_named, named, open_data
     from duoka.inference.predict import predict as start
     from duoka.inference.writing import writer
 
     if batch_size < 1:
         raise OptionError("--batch-size", batch_size, "a whole number from 1")
+    if weights is not None and not weights.exists():
+        raise OptionError("--weights", str(weights), "a file that is there")
     items = open_data(data, None if read is None else named("--read", read))
     facts = {"model": model, "weights": _stamp(weights), "data": str(data.absolute()), "precision": precision}
     output = writer(out, len(items), facts, resume)
     net = model_named(model)
     if weights is not None:
-        load_weights(net, weights)
+        print(f"duoka: {load_weights(net, weights)}", file=sys.stderr)
     with closing(output):
         rest = items[output.done :]
         predictions = start(net, rest, devices=devices, batch_size=batch_size, precision=precision)
@@ -115,7 +118,7 @@ command = click.Command(
     epilog=EXAMPLE,
     params=[
         click.Argument(["model"]),
-        click.Option(["--weights"], type=FILE, metavar="FILE", help="A file of torch.save. [default: none]"),
+        click.Option(["--weights"], type=FILE, metavar="FILE", help="Of any format. [default: none]"),
         click.Option(["--data"], type=FILE, required=True, metavar="PATH", help="Each row or file is an item."),
         click.Option(["--out"], type=FILE, required=True, metavar="FILE", help="predictions.npy or .jsonl"),
         click.Option(["--devices"], default="auto", metavar="DEVICES", help="As for `duoka run`. [default: auto]"),

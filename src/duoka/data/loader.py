@@ -27,8 +27,8 @@ ViewWord = Literal["global", "local"]
 class Loader:
     """Yields global batches, epoch after epoch; made by `run.loader`.
 
-    batch_size: of the global batch; None where a batch sampler decides. dataset: what it reads. epoch: how many
-    have been read to their end.
+    batch_size: of the global batch; None where a batch sampler decides. dataset: what it reads. data_loader: torch's
+    own, which reads whole batches. epoch: how many have been read to their end.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class Loader:
     ) -> None:
         self.dataset, self.batch_size = loader.dataset, loader.batch_size
         self.epoch = 0
-        self._loader, self._source, self._cutting = loader, source, cutting
+        self.data_loader = loader
+        self._source, self._cutting = source, cutting
         self._device, self._on_share, self._held, self._view, self._ranks = device, on_share, held, view, ranks
         self._seen = 0  # batches of the epoch that the loop has been given
         self._order: dict[str, Any] = {}  # what the epoch's order was drawn from
@@ -53,7 +54,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches of an epoch, the same on every rank."""
-        return len(self._loader)
+        return len(self.data_loader)
 
     def __iter__(self) -> Iterator[Any]:
         source = self._begin()
@@ -69,17 +70,17 @@ class Loader:
 
     def _begin(self) -> Iterator[Any]:
         """The batches of this epoch that were not seen yet, on this rank's device."""
-        set_epoch = getattr(self._loader.sampler, "set_epoch", None)
+        set_epoch = getattr(self.data_loader.sampler, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(self.epoch)
         if self._resumed and self._seen:
             self._resumed = False
-            with drawing_from(self._order, self._loader):
+            with drawing_from(self._order, self.data_loader):
                 batches = self._source.begin(self._skipped())
                 self._source.draw()
         else:
             self._resumed, self._seen = False, 0
-            self._order = generator_states(self._loader)
+            self._order = generator_states(self.data_loader)
             if self._cutting is not None:
                 self._cutting.groups.clear()
             batches = self._source.begin(0)
@@ -89,7 +90,7 @@ class Loader:
         """How many pieces, or batches, the epoch's first `_seen` batches are."""
         if self._cutting is None:
             return self._seen
-        sizes = [len(self._cutting.sizes(n)) for n in _sizes(self._loader)[: self._seen]]
+        sizes = [len(self._cutting.sizes(n)) for n in _sizes(self.data_loader)[: self._seen]]
         return sum(sizes)
 
     def _in_pieces(self, pieces: Iterator[Any], cutting: Cutting) -> Iterator[Pieces]:
@@ -125,7 +126,7 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """The position: fit for any number of ranks and loader workers, and for the middle of an epoch."""
-        order = self._order if self._seen else generator_states(self._loader)
+        order = self._order if self._seen else generator_states(self.data_loader)
         return {"epoch": self.epoch, "batch": self._seen, "order": order}
 
     def load_state_dict(self, state: Any) -> None:
@@ -138,7 +139,7 @@ class Loader:
             raise OptionError("load_state_dict", sorted(state), "what a loader's state_dict() gave")
         self.epoch, self._seen, self._order = state["epoch"], state["batch"], state["order"]
         self._resumed = True
-        with drawing_from(self._order, self._loader):
+        with drawing_from(self._order, self.data_loader):
             pass  # the loader's own generators are as they were; the script's are the script's
 
 

@@ -1,4 +1,4 @@
-"""What `duoka predict` is given by name: a model, its weights, and data."""
+"""What `duoka predict` is given by name: a model, and data."""
 
 from __future__ import annotations
 
@@ -54,26 +54,6 @@ def model_named(name: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise OptionError("MODEL", name, "a torch.nn.Module, or a function without arguments that returns one")
     return model
-
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a state dict that `torch.save` wrote, or the one under its key `state_dict` or `model`. Runs no code.
-
-    Raises:
-        OptionError: it is not there, is no such file, or does not fit the model.
-    """
-    if not path.is_file():
-        raise OptionError("--weights", str(path), "a file that is there")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise OptionError("--weights", str(path), f"a file of torch.save that holds weights only ({error})") from None
-    for key in ("state_dict", "model"):
-        state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state
-    try:
-        model.load_state_dict({name.removeprefix("module."): tensor for name, tensor in state.items()})
-    except (RuntimeError, AttributeError, TypeError) as error:
-        raise OptionError("--weights", str(path), f"weights of this model: {error}") from None
 
 
 class Files(Sequence[Any]):

@@ -24,6 +24,7 @@ from duoka.inference.sources import Batch, batches
 from duoka.options import one_of
 from duoka.picking import Picked
 from duoka.picking import devices as pick_devices
+from duoka.process import this_process
 
 OnError = Literal["raise", "collect"]
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -41,7 +42,7 @@ def predict(
     outputs: Literal["cpu", "device"] = "cpu",
     on_error: OnError = "raise",
     timeout: float = 600.0,
-    ranks: Ranks | None = None,
+    ranks: Ranks | Literal["run"] | None = "run",
 ) -> Predictions:
     """Compute a model's outputs over every device, in the order of the data: one for each item.
 
@@ -65,7 +66,8 @@ def predict(
             items.
         timeout: seconds without any result after which a device is taken to hang.
         ranks: those of a job, which share the batches out; all of them call this with the same data, and take as
-            many outputs. Every one of them has all outputs.
+            many outputs. Every one of them has all outputs. "run": those of the run that this process has open;
+            its device is what "auto" then means. None: this process computes all of it.
 
     Raises:
         BatchFailed: a batch could not be computed or read, and which.
@@ -79,6 +81,12 @@ def predict(
     one_of("precision", precision, PRECISIONS)
     one_of("outputs", outputs, ("cpu", "device"))
     one_of("on_error", on_error, get_args(OnError))
+    if ranks == "run":
+        run = this_process().run
+        ranks = run if run is not None and run.world_size > 1 else None
+        devices = [run.device] if run is not None and devices == "auto" else devices
+    if ranks is not None and outputs == "device":
+        raise OptionError("outputs", "device", "cpu where ranks share the work", "ranks=None computes all in each")
     source = batches(data, batch_size, (0, 1) if ranks is None else (ranks.rank, ranks.world_size))
     if not devices:
         raise OptionError("devices", devices, "at least one device")

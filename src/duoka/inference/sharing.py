@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import torch
 
 from duoka.errors import DuokaError
 
@@ -42,7 +45,7 @@ def shared(mine: Iterator[list[Any]], ranks: Ranks) -> Iterator[list[Any]]:
         DuokaError: what a rank raised, on every rank, so that none waits for it.
     """
     while True:
-        parts = ranks.gather_objects(_next_part(mine))
+        parts = [_unpacked(data) for data in ranks.gather_objects(_packed(_next_part(mine)))]
         for part in parts:
             if part.error is not None:
                 raise part.error
@@ -56,3 +59,14 @@ def _next_part(mine: Iterator[list[Any]]) -> Part:
         return Part(next(mine, None))
     except DuokaError as error:
         return Part(error=error)
+
+
+def _packed(part: Part) -> bytes:
+    """By torch: pickle would write the whole batch for each of its rows, as these are views of it."""
+    file = io.BytesIO()
+    torch.save(part, file)
+    return file.getvalue()
+
+
+def _unpacked(data: bytes) -> Part:
+    return torch.load(io.BytesIO(data), weights_only=False)  # type: ignore[no-any-return]  # of this very program

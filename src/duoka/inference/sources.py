@@ -11,6 +11,7 @@ import numpy
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from duoka.data.loader import Loader
 from duoka.errors import OptionError
 from duoka.inference import rows
 
@@ -49,6 +50,8 @@ def batches(data: Any, size: Any, share: Share = (0, 1)) -> Iterator[Batch]:
     """
     if size is not None and (not isinstance(size, int) or size < 1):
         raise OptionError("batch_size", size, "a whole number from 1, or None where items are batches already")
+    if isinstance(data, Loader):  # of a run: here, too, batches are whole
+        data = data.data_loader
     if isinstance(data, DataLoader):
         return _numbered(iter(data), share)
     if isinstance(data, numpy.ndarray):
@@ -104,7 +107,7 @@ def _numbered(contents: Iterator[Any], share: Share) -> Iterator[Batch]:
     rank, world_size = share
     start = 0
     for place, given in enumerate(contents):
-        content = rows.each_leaf(_whole, given)
+        content = rows.each_leaf(_whole if world_size == 1 else _of_one_rank, given)
         found = rows.count(content)
         stop = start + (1 if found is None else found)
         if place % world_size == rank:
@@ -115,3 +118,11 @@ def _numbered(contents: Iterator[Any], share: Share) -> Iterator[Batch]:
 def _whole(leaf: Any) -> Any:
     """All of a tensor that is spread over ranks, such as a batch tensor."""
     return leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf
+
+
+def _of_one_rank(leaf: Any) -> Any:
+    """A tensor as it is; ranks that read ahead by themselves cannot meet to put a batch together."""
+    if hasattr(leaf, "full_tensor"):
+        hint = "hand in the data set, or what run.loader gave; or say ranks=None"
+        raise OptionError("data", "an iterable of batch tensors", "used without ranks that share the work", hint)
+    return leaf

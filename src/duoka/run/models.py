@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,6 +13,30 @@ from torch.nn.parameter import is_lazy
 from duoka.errors import OptionError
 from duoka.plain.session import Session
 from duoka.run.agreement import check_same
+
+OF_DDP = {
+    "find_unused_parameters": "which parameters a pass reaches is seen as it goes, and any may be left out",
+    "static_graph": "the order of gradients is learned from each pass, and checked",
+    "broadcast_buffers": "buffers are computed from the whole batch, so they are the same on all ranks",
+    "gradient_as_bucket_view": "gradients are your tensors; they are copied",
+    "bucket_cap_mb": "gradients travel in buckets of 25 MB",
+    "device_ids": "a rank has one device, which duoka.start(device=...) chooses",
+    "output_device": "a rank has one device, which duoka.start(device=...) chooses",
+    "dim": "samples lie along the first dimension",
+    "process_group": "all ranks of the run keep the model in step",
+    "strategy": "it follows from the number of ranks",
+}
+
+
+def check_options(given: Iterable[str]) -> None:
+    """Say of an option of torch's wrappers why there is none.
+
+    Raises:
+        OptionError: there is an option that `run.model` does not take.
+    """
+    for name in given:
+        hint = OF_DDP.get(name, "it takes compile and precision")
+        raise OptionError("run.model", name, "given no such option", hint)
 
 
 def prepare(module: nn.Module, session: Session, device: torch.device) -> None:

@@ -6,19 +6,23 @@ import socket
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from duoka.checkpoint.checkpoint import Checkpoint
 from duoka.data.loader import Loader, ViewWord, make_loader
 from duoka.errors import OptionError, PeerLost, RanksApart
 from duoka.logs import Logs, check_values
 from duoka.origins import Origin
 from duoka.process import this_process
+from duoka.run.agreement import gather_objects
 from duoka.run.collect import OwnNumbers
-from duoka.run.models import prepare
+from duoka.run.models import check_options, prepare
+from duoka.run.precision import Precision, check_precision, set_precision
 from duoka.run.progress import Progress
 from duoka.run.session import ApiSession
 from duoka.traces import headline
@@ -44,22 +48,39 @@ class Run:
         self._opened: ApiSession | None = session
         self._logs = logs
         self._own_numbers = OwnNumbers(session.ranks)
+        self._checkpoints: list[Checkpoint] = []
 
     @property
     def is_first(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
 
-    def model(self, module: M, *, compile: bool = False) -> M:  # noqa: A002
+    def model(
+        self,
+        module: M,
+        *,
+        compile: bool = False,  # noqa: A002
+        precision: Precision = "32",
+        **more: Any,
+    ) -> M:
         """The same module, in place: on this rank's device, with rank 0's weights, and kept in step from now on.
 
-        compile: compile it, in place; the names in its state dict stay.
+        Args:
+            module: is changed in place; its parameters stay the same objects.
+            compile: compile it, in place; the names in its state dict stay.
+            precision: "bf16": its forward passes compute under autocast in bfloat16, and give float32; weights and
+                gradients stay float32.
+            more: none; those of DistributedDataParallel are told why they are not needed.
 
         Raises:
-            OptionError: it is no `nn.Module`, has no parameters, or is wrapped.
+            OptionError: it is no `nn.Module`, has no parameters, or is wrapped; or an option cannot be had.
             RanksApart: its parameters have other names or shapes on another rank.
         """
-        prepare(module, self._session, self.device)
+        session = self._session
+        check_options(more)
+        check_precision(precision)
+        prepare(module, session, self.device)
+        set_precision(module, precision, self.device)
         if compile:
             module.compile()
         return module
@@ -128,6 +149,52 @@ class Run:
         spec = Spec(session.view, session.view.cut(n))
         return BatchTensor(spec.own(tensor), spec)
 
+    def checkpoint(
+        self,
+        directory: str | Path,
+        *,
+        every_steps: int | None = None,
+        every_epochs: int | None = 1,
+        every_seconds: float | None = None,
+        keep: int | None = 2,
+        best: Literal["max", "min"] | None = None,
+        **states: Any,
+    ) -> Checkpoint:
+        """A `duoka.Checkpoint` of these states, by name, that all ranks save and restore together.
+
+        With the loader among them, a run goes on at the next batch that was not seen, on any number of ranks. It is
+        closed with the run.
+
+        Args:
+            directory: where to; one that all machines see.
+            every_steps: how often to save; None for never.
+            every_epochs: the same, in epochs of `epochs`.
+            every_seconds: the same, in seconds.
+            keep: how many to keep, the newest; None for all.
+            best: "max" or "min": also keep the one with the best metric.
+            states: what to save, by name: `model=model, optimizer=optimizer, loader=train, ...`.
+
+        Raises:
+            OptionError: something that is not allowed.
+        """
+        ranks = self._session.ranks
+        if not states:
+            raise OptionError(
+                "run.checkpoint", "nothing", "given what to save: model=model, optimizer=optimizer, ..."
+            )
+        saved = Checkpoint(
+            directory,
+            states,
+            ranks=ranks,
+            every_steps=every_steps,
+            every_epochs=every_epochs,
+            every_seconds=every_seconds,
+            keep=keep,
+            best=best,
+        )
+        self._checkpoints.append(saved)
+        return saved
+
     # --- numbers of ranks that work by themselves
 
     def all_sum(self, value: Any) -> Any:
@@ -149,6 +216,10 @@ class Run:
         The first dimension may differ between ranks. A number becomes a tensor of shape (world_size,).
         """
         return self._numbers.all_gather(value)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's `value`, which pickle must know, in the order of ranks: on every rank."""
+        return gather_objects(value, self._session.ranks)
 
     # --- what happens once
 
@@ -228,6 +299,8 @@ class Run:
             if wait:
                 self._wait_for_all(session.ranks)
         finally:
+            for saved in self._checkpoints:
+                saved.close(wait=False)
             session.strategy.close()
             session.patches.undo()
             self._logs.close(failed=not wait)
@@ -235,6 +308,8 @@ class Run:
     def _wait_for_all(self, ranks: Collectives) -> None:
         try:
             ranks.barrier()
+            for saved in self._checkpoints:
+                saved.wait()
         except RanksApart as error:
             raise RanksApart(f"rank {self.rank} has ended its run, while another went on: {error}") from None
 

@@ -226,14 +226,21 @@ def _among_others(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> T
 
 
 class OwnStream:
-    """A context in which this rank draws from a stream of its own; the common one is put back as it was."""
+    """A context in which this rank draws from a stream of its own; the common one is put back as it was.
+
+    Within itself it changes nothing.
+    """
 
     def __init__(self, seed: int) -> None:
+        self._depth = 0
         self._states: dict[str, Tensor] = {}
         self._common: dict[str, Tensor] = {}
         self._seed = seed % 2**63
 
     def __enter__(self) -> None:
+        self._depth += 1
+        if self._depth > 1:
+            return
         for device, (get, put) in _generators().items():
             self._common[device] = get()
             if device not in self._states:
@@ -241,6 +248,9 @@ class OwnStream:
             put(self._states[device])
 
     def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
         for device, (get, put) in _generators().items():
             self._states[device] = get()
             put(self._common[device])

@@ -140,7 +140,10 @@ class _Tape:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What a run gave: its outputs, which of them come of rows, and what was left in attributes and elsewhere."""
+    """What a run gave: its outputs, which of them come of rows, and what was left in attributes and elsewhere.
+
+    short: whether anything in it was computed in 16 bits.
+    """
 
     outputs: list[Any]
     of_rows: list[bool]
@@ -148,6 +151,7 @@ class _Run:
     written: list[Tensor]
     leaves: bool
     reads: set[str]
+    short: bool
 
 
 class Learning:
@@ -201,7 +205,7 @@ class Learning:
         assert tape is not None
         tape.part, tape.places = part, {}
         some = self._run(run, part, replaying=True)
-        if some.values != whole.values or not _equal(some.written, whole.written):
+        if some.values != whole.values or not _equal(some.written, whole.written, whole.short):
             raise Mixed("it counts the rows of the batch")
         outputs = _compare(whole, some, tape.rows, part)
         draws = {name: tuple(places) for name, places in tape.places.items()}
@@ -210,6 +214,7 @@ class Learning:
 
     def _run(self, run: Call, part: tuple[int, int], replaying: bool) -> _Run:
         self._replaying = replaying
+        torch.clear_autocast_cache()  # what it cast before would be taken for a tensor from elsewhere
         self._witness = witness = Witness(self._draw)
         with traceless(self.module) as remains:
             try:
@@ -233,7 +238,7 @@ class Learning:
         outputs = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in outputs]
         if witness.forget_rows():
             raise Mixed("it keeps something of the batch elsewhere")
-        return _Run(outputs, of_rows, values, written, leaves, witness.reads)
+        return _Run(outputs, of_rows, values, written, leaves, witness.reads, witness.short)
 
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tape = self._tape
@@ -317,12 +322,12 @@ def _compare(whole: _Run, some: _Run, rows: int, part: tuple[int, int]) -> tuple
             continue
         place = place_of(tuple(one.shape), tuple(other.shape), rows, part[1] - part[0])
         if place is None:
-            if of_rows or not _agree(one, other):  # a loss, say: not this rank's to give
+            if of_rows or not _agree(one, other, whole.short):  # a loss, say: not this rank's to give
                 raise Mixed("it gives a result of the batch as a whole")
             places.append(None)
             continue
         candidates = [place] if one.shape[place.dim] == rows else [place, Place(place.dim, outer=True)]
-        fitting = [p for p in candidates if _agree(some_rows(one, p, rows, part), other)]
+        fitting = [p for p in candidates if _agree(some_rows(one, p, rows, part), other, whole.short)]
         if not fitting:
             raise Mixed("its rows depend on each other")
         places.append(fitting[0])
@@ -332,10 +337,10 @@ def _compare(whole: _Run, some: _Run, rows: int, part: tuple[int, int]) -> tuple
     return tuple(places)
 
 
-def _equal(ones: list[Tensor], others: list[Tensor]) -> bool:
+def _equal(ones: list[Tensor], others: list[Tensor], short: bool) -> bool:
     """Whether the same was written, up to rounding."""
     return len(ones) == len(others) and all(
-        one.shape == other.shape and _agree(one, other) for one, other in zip(ones, others, strict=True)
+        one.shape == other.shape and _agree(one, other, short) for one, other in zip(ones, others, strict=True)
     )
 
 
@@ -346,12 +351,11 @@ def _same_value(one: Any, other: Any) -> bool:
         return False
 
 
-def _agree(one: Tensor, other: Tensor) -> bool:
+def _agree(one: Tensor, other: Tensor, short: bool) -> bool:
     if one.dtype != other.dtype:
         return False
     if not one.is_floating_point() and not one.is_complex():
         return torch.equal(one, other)
-    short = one.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(one.device.type)
     rtol, atol = (5e-2, 2e-2) if short else (1e-3, 1e-4)
     one, other = one.double(), other.double()
     scale = torch.nan_to_num(one).abs().max().item() if one.numel() else 0.0

@@ -65,7 +65,7 @@ def traceless(module: nn.Module) -> Iterator[Remains]:
     norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.training]
     parts = [(part, dict(part.__dict__)) for part in module.modules()]
     states = random_states()
-    copies: dict[int, Any] = {}
+    copies: dict[int, Any] = {id(part): part for part, _ in parts}  # an object that calls the module calls this one
     for part, before in parts:
         fresh = {name: _copied(value, copies) for name, value in before.items() if name not in _MODULE_S_OWN}
         part.__dict__.update(fresh, **{name: before[name].copy() for name in _NAMED})
@@ -175,7 +175,7 @@ def _copied(value: Any, copies: dict[int, Any]) -> Any:
         made = value.clone_state()
     else:
         try:
-            made = copy.deepcopy(value)
+            made = copy.deepcopy(value, copies)
         except Exception:
             made = value
     copies[id(value)] = made

@@ -28,6 +28,7 @@ item tolist numpy equal allclose is_nonzero data_ptr __bool__ __int__ __float__ 
 __dlpack__ __repr__ __format__ __contains__
 """
 _READING = frozenset(_READERS.split())
+_SHORT = (torch.float16, torch.bfloat16)
 _LEAF = "torch::autograd::AccumulateGrad"
 _set_data: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 
@@ -64,13 +65,14 @@ class Witness(TorchDispatchMode):
     """A context that sees one run.
 
     draw: is handed every operator that draws. rows: what comes of rows. reads: the script's lines that read into
-    Python what does not. Raises Mixed out of the operator that mixes; `reason` tells it also where the module has
-    caught that.
+    Python what does not. short: whether anything was computed in 16 bits. Raises Mixed out of the operator that
+    mixes; `reason` tells it also where the module has caught that.
     """
 
     def __init__(self, draw: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         super().__init__()
         self.rows, self.reads, self.reason = Storages(), set[str](), ""
+        self.short = False
         self._draw, self._made = draw, Storages()
         self._before: list[tuple[Tensor, Tensor]] = []  # what was written, and the values it had
         self._data: list[tuple[Tensor, Tensor]] = []  # the same for `tensor.data = other`
@@ -120,6 +122,7 @@ class Witness(TorchDispatchMode):
         for leaf in _flat((out,)):
             if not isinstance(leaf, Tensor):
                 continue  # read by torch itself (`one_hot` looks for the largest), or by a function seen above
+            self.short = self.short or leaf.dtype in _SHORT
             if name in _MAKING or _key(leaf) not in keys:
                 self._made.add(leaf)
             if of_rows:

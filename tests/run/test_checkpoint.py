@@ -1,0 +1,120 @@
+"""`run.checkpoint`: runs that are killed, or asked to end, go on at the very batch on another number of ranks."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import duoka
+from tests.flows.flow import Flow, Warm
+from tests.flows.group import until
+from tests.flows.test_same_result import assert_same_lines, assert_same_weights
+from tests.run.ranks import on_ranks
+
+SCRIPT = Path(__file__).parent / "scripts" / "resumed.py"
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
+    """The lines and the weights of a run on one device that nothing happens to."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    done = Flow(warm, folder).python([SCRIPT, folder / "weights.pt", "0"]).ok()
+    return done.stdout.splitlines(), folder / "weights.pt"
+
+
+def on(workers: int, *args: Any) -> list[str | Path]:
+    return ["run", "--quiet", "--devices", f"cpu:{workers}", SCRIPT, "weights.pt", *map(str, args)]
+
+
+def assert_it_went_on(flow: Flow, before: str, after: str, uninterrupted: tuple[list[str], Path]) -> None:
+    """Every line is that of the run that nothing happened to; at most the last steps are done again."""
+    lines, weights = uninterrupted
+    first, second = before.splitlines(), after.splitlines()
+    begun = len(lines) - len(second)
+    assert len(first) - 2 <= begun <= len(first)
+    assert begun % 6 != 0, "this was to be in the middle of an epoch"
+    assert_same_lines("\n".join(lines[: len(first)]), "\n".join(first))
+    assert_same_lines("\n".join(lines[begun:]), "\n".join(second))
+    assert_same_weights(weights, flow.folder / "weights.pt")
+
+
+@pytest.mark.parametrize("then", [1, 3])
+def test_a_killed_run_goes_on_at_the_very_batch(flow: Flow, then: int, uninterrupted: tuple[list[str], Path]) -> None:
+    killed = flow.run(on(2, 0, 9))
+    assert killed.returncode != 0
+    again = flow.run(on(then, 0)).ok()
+    assert_it_went_on(flow, killed.stdout, again.stdout, uninterrupted)
+
+
+def test_a_run_that_is_asked_to_end_goes_on(flow: Flow, uninterrupted: tuple[list[str], Path]) -> None:
+    running = flow.start(on(3, 0.15))
+    until(lambda: "\n1 7 " in running.stdout())
+    running.send(signal.SIGTERM)
+    ended = running.wait()
+    assert ended.returncode == 75, ended
+    again = flow.run(on(2, 0)).ok()
+    assert_it_went_on(flow, ended.stdout, again.stdout, uninterrupted)
+
+
+def test_it_ends_with_the_run(tmp_path: Path) -> None:
+    def begin() -> Any:
+        steps = []
+        for _ in range(2):
+            with duoka.start(seed=0) as run:
+                saved = run.checkpoint(tmp_path / "out", model=run.model(nn.Linear(2, 2)), best="max", keep=1)
+                for epoch in saved.epochs(len(steps) + 1):
+                    saved.metric = float(epoch)
+                steps.append(saved.step_number)  # the next run may write there
+        return steps
+
+    assert duoka.launch(begin, devices="cpu:2") == [[1, 2]] * 2
+
+
+def test_what_cannot_be_saved_is_said_by_every_rank(tmp_path: Path) -> None:
+    def work(run: duoka.Run) -> Any:
+        said = []
+        states: list[dict[str, Any]] = [{}, {"random": 1}, {"model": nn.Linear(1, 1), "keep": 0}, {"odd": object()}]
+        for number, how in enumerate(states):
+            with pytest.raises(duoka.DuokaError) as error:
+                run.checkpoint(tmp_path / str(number), **how).save()
+            said.append(str(error.value))
+        return said
+
+    for nothing, named, kept, odd in on_ranks(2, work):
+        assert "given what to save" in nothing
+        assert "'random'" in named
+        assert "keep" in kept
+        assert "odd" in odd
+
+
+def test_a_model_that_does_not_fit_is_an_error_on_every_rank(tmp_path: Path) -> None:
+    def save(run: duoka.Run) -> None:
+        run.checkpoint(tmp_path, model=run.model(nn.Linear(3, 2))).save()
+
+    def restore(run: duoka.Run) -> str:
+        with pytest.raises(duoka.DuokaError) as error:
+            run.checkpoint(tmp_path, model=run.model(nn.Linear(4, 2))).restore()
+        return str(error.value)
+
+    on_ranks(2, save)
+    assert all("weight" in text for text in on_ranks(2, restore))
+
+
+def test_values_and_tensors_of_the_script(tmp_path: Path) -> None:
+    def work(run: duoka.Run) -> Any:
+        total = torch.zeros(2)
+        saved = run.checkpoint(tmp_path, total=total, smallest=9.0)
+        saved.restore()
+        saved.values["smallest"] -= 1
+        total += 1
+        saved.save()
+        saved.wait()
+        return saved.values["smallest"], total.tolist()
+
+    assert on_ranks(3, work) == [(8.0, [1.0, 1.0])] * 3
+    assert on_ranks(1, work) == [(7.0, [2.0, 2.0])]
