@@ -101,7 +101,8 @@ def test_one_device_s(
         torch.testing.assert_close(found[0], expected[0], **close)
         torch.testing.assert_close(found[1], expected[1], **close)
         for one, other in zip((*found[2], *found[3]), (*expected[2], *expected[3]), strict=True):
-            torch.testing.assert_close(one, other, **close)
+            largest = max(1.0, float(other.detach().abs().max()))  # sums of few bits cancel out
+            torch.testing.assert_close(one, other, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * largest)
 
 
 def test_double_precision_is_kept() -> None:
