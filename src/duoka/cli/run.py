@@ -258,9 +258,7 @@ def _launch(plan: Plan) -> int:
     from duoka.launchers import launch  # only now: a plan is made without it
 
     code = launch(plan)
-    if (
-        plan.world_size > 1 or plan.restarts
-    ):  # the script ran in the workers; taking torch down here takes time that nobody needs
+    if plan.world_size > 1 or plan.restarts:  # the script ran in workers; taking torch down here only takes time
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
