@@ -67,7 +67,8 @@ def is_fault(verdict: Verdict) -> bool:
         return False
     if any(ending.how == "raised" and _would_be_raised_again(ending.kind) for ending in endings):
         return False
-    return verdict.why != "agreed" or endings[0].how == "raised"
+    # `agreed` is also said of a run whose output nobody reads any longer, as with `head`
+    return verdict.why != "agreed" or any(end.how == "raised" and end.kind != "BrokenPipeError" for end in endings)
 
 
 def cause(verdict: Verdict) -> str:
