@@ -36,6 +36,7 @@ def agreed(end: Ending) -> Verdict:
         (agreed(raised(0)), True),
         (agreed(raised(0, "OptionError: no", code=2)), False),
         (agreed(raised(0, "Refused: no")), False),
+        (agreed(raised(0, "KeyboardInterrupt", code=130)), False),
         (agreed(raised(0, "BrokenPipeError: head has read enough")), False),
         (Verdict("agreed", 120, (worker(0, status=120),)), False),
         (agreed(raised(0, "CheckpointError: the disk is full")), True),

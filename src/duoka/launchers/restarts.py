@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 from duoka import errors
 from duoka.board import name_ranks
-from duoka.errors import DuokaError
 from duoka.launchers import signals as names
 from duoka.launchers.crew import Worker
 from duoka.launchers.signals import Signals
@@ -44,6 +43,7 @@ def with_restarts(attempt: Callable[[int], Verdict], most: int, signals: Signals
         took = time.monotonic() - begin
         if not most or not is_fault(verdict):
             break
+        signals.read()  # a scheduler asks ranks and this process in any order
         if signals.stops:
             return _stopped(signals, tell)
         if number == most:
@@ -65,7 +65,7 @@ def is_fault(verdict: Verdict) -> bool:
     endings = [worker.ending for worker in verdict.culprits if worker.ending is not None]
     if any(ending.how == "exited" and ending.code == AGAIN for ending in endings):
         return False
-    if any(ending.how == "raised" and _would_be_raised_again(ending.kind) for ending in endings):
+    if any(ending.how == "raised" and _is_an_answer(ending.kind) for ending in endings):
         return False
     # `agreed` is also said of a run whose output nobody reads any longer, as with `head`
     return verdict.why != "agreed" or any(end.how == "raised" and end.kind != "BrokenPipeError" for end in endings)
@@ -90,11 +90,11 @@ def _end_of(worker: Worker, code: int) -> str:
     return f"exited with code {code}"
 
 
-def _would_be_raised_again(kind: str) -> bool:
-    """Whether it is an error of duoka's that says what it is asked for cannot be."""
+def _is_an_answer(kind: str) -> bool:
+    """Whether it says that what is asked for cannot be, or that somebody pressed Ctrl-C."""
     found = getattr(errors, kind, None)
-    hopeless = (errors.AskedError, errors.Refused)
-    return isinstance(found, type) and issubclass(found, DuokaError) and issubclass(found, hopeless)
+    refused = isinstance(found, type) and issubclass(found, (errors.AskedError, errors.Refused))
+    return refused or kind == "KeyboardInterrupt"
 
 
 def _pause(seconds: float, signals: Signals) -> bool:
