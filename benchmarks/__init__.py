@@ -6,6 +6,7 @@ and on its mood, ratios hardly do.
     api       the API: a step on two workers, batches from memory
     launch    from the command to the first finished all-reduce, against torchrun
     memory    what the processes of a run hold together
+    restarts  from the kill of a rank to the first finished all-reduce after it, against torchrun --max-restarts
     step      what a step of a plain script costs on one device, against python
     weights   loading 500 MB of safetensors into a model, against torch.load
     checkpoint  saving a model with Adam: what the loop waits for, and the whole, against torch.save
@@ -25,6 +26,7 @@ BENCHMARKS = {
     "launch": "benchmarks.launch",
     "memory": "benchmarks.memory",
     "predict": "benchmarks.predict",
+    "restarts": "benchmarks.restarts",
     "step": "benchmarks.step",
     "training": "benchmarks.training",
     "weights": "benchmarks.weights",

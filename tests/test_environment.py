@@ -29,7 +29,7 @@ def test_nothing_of_a_rank_is_left() -> None:
 
 def test_a_rank_is_told_its_place_and_nothing_stale() -> None:
     os.environ.update(RANK="7", MASTER_ADDR="elsewhere", TORCHELASTIC_ERROR_FILE="stale")
-    environment.give_ranks(Place(rank=1, world_size=4, attempt=2, port=1234, run_id="abc"))
+    environment.give_ranks(Place(rank=1, world_size=4, attempt=2, port=1234, run_id="abc", restarts=5))
     told = {name: os.environ.get(name) for name in RANKS}
     assert told == {
         "RANK": "1",
@@ -45,7 +45,7 @@ def test_a_rank_is_told_its_place_and_nothing_stale() -> None:
         "MASTER_PORT": "1234",
         "TORCHELASTIC_RUN_ID": "abc",
         "TORCHELASTIC_RESTART_COUNT": "2",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "5",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": None,
     }

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duoka.errors import OptionError
-from duoka.options import Options, Target, seconds, threads
+from duoka.options import Options, Target, restarts, seconds, threads
 
 TARGET = Target("train.py")
 
@@ -34,6 +34,8 @@ TARGET = Target("train.py")
             "--loading must be one of auto, whole, shared, but is 'share'; did you mean shared?",
         ),
         ("threads", 0, "--threads must be a whole number from 1 to 4096, but is 0"),
+        ("restarts", -1, "--restarts must be a whole number from 0 to 1000, but is -1"),
+        ("restarts", 1001, "--restarts must be a whole number from 0 to 1000, but is 1001"),
         ("timeout", 0, "--timeout must be more than 0 seconds and at most 30 days, but is 0"),
         ("timeout", math.nan, "but is nan"),
         ("timeout", math.inf, "but is inf"),
@@ -90,3 +92,14 @@ def test_no_number_of_threads(text: str) -> None:
 
 def test_a_number_of_threads() -> None:
     assert threads("12") == 12
+
+
+@pytest.mark.parametrize("text", ["", "three", "-1", "1.5"])
+def test_no_number_of_restarts(text: str) -> None:
+    with pytest.raises(OptionError, match="--restarts must be a whole number"):
+        restarts(text)
+
+
+def test_a_number_of_restarts() -> None:
+    assert restarts("0") == 0
+    assert restarts("12") == 12

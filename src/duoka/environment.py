@@ -38,6 +38,7 @@ class Place:
     """One worker's place in a run on one machine: what tells it from the others.
 
     attempt: 0 at first, and one more each time the run is started again.
+    restarts: how often that may be.
     port: of the launcher's store on this machine; 0 where it has none, and rank 0 opens one on any free port.
     """
 
@@ -46,6 +47,7 @@ class Place:
     attempt: int
     port: int
     run_id: str
+    restarts: int = 0
 
 
 def visible_cards() -> str | None:
@@ -108,7 +110,7 @@ def give_ranks(place: Place) -> None:
         MASTER_PORT=str(place.port),
         TORCHELASTIC_RUN_ID=place.run_id,
         TORCHELASTIC_RESTART_COUNT=str(place.attempt),
-        TORCHELASTIC_MAX_RESTARTS="0",
+        TORCHELASTIC_MAX_RESTARTS=str(place.restarts),
         TORCHELASTIC_USE_AGENT_STORE=str(place.port != 0),
     )
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")

@@ -19,6 +19,7 @@ Randomness = Literal["whole", "worker"]
 Verbosity = Literal["quiet", "normal", "verbose"]
 
 MOST_THREADS = 4096
+MOST_RESTARTS = 1000
 LONGEST = 30 * 24 * 3600.0
 
 
@@ -39,6 +40,7 @@ class Options:
 
     threads: per worker; None leaves it to the plan. timeout: seconds that a collective may wait.
     step_timeout: the same after the first step; None: a multiple of the slowest step so far.
+    restarts: how often the workers may be started again after a fault.
 
     Raises:
         OptionError: an option has a value that it does not take.
@@ -55,6 +57,7 @@ class Options:
     threads: int | None = None
     timeout: float = 600.0
     step_timeout: float | None = None
+    restarts: int = 0
     verbosity: Verbosity = "normal"
 
     def __post_init__(self) -> None:
@@ -65,6 +68,8 @@ class Options:
         one_of("verbosity", self.verbosity, get_args(Verbosity))
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
             raise OptionError("--threads", self.threads, f"a whole number from 1 to {MOST_THREADS}")
+        if not 0 <= self.restarts <= MOST_RESTARTS:
+            raise OptionError("--restarts", self.restarts, f"a whole number from 0 to {MOST_RESTARTS}")
         if not 0 < self.timeout <= LONGEST:
             raise OptionError("--timeout", self.timeout, "more than 0 seconds and at most 30 days")
         if self.step_timeout is not None and not 0 < self.step_timeout <= self.timeout:
@@ -94,6 +99,17 @@ def threads(text: str) -> int:
     """
     if re.fullmatch(r"[0-9]{1,9}", text.strip()) is None:
         raise OptionError("--threads", text, f"a whole number from 1 to {MOST_THREADS}")
+    return int(text)
+
+
+def restarts(text: str) -> int:
+    """The number of restarts that `--restarts` allows.
+
+    Raises:
+        OptionError: it is not a whole number.
+    """
+    if re.fullmatch(r"[0-9]{1,9}", text.strip()) is None:
+        raise OptionError("--restarts", text, f"a whole number from 0 to {MOST_RESTARTS}")
     return int(text)
 
 

@@ -49,6 +49,7 @@ class Plan:
     step_timeout: float | None  # the same after the first step; None: a multiple of the slowest step so far
     log_dir: Path | None
     verbosity: Verbosity
+    restarts: int = 0  # how often the workers may be started again after a fault
     notes: tuple[str, ...] = ()  # what was respected or ignored on the way, to be shown
     local_rank_flag: str | None = None  # --local_rank or --local-rank, where the script parses it
     self_launching: bool = False
@@ -97,6 +98,7 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
         step_timeout=options.step_timeout,
         log_dir=options.log_dir,
         verbosity=options.verbosity,
+        restarts=options.restarts,
         notes=chosen.notes + strategy_notes + thread_notes,
         local_rank_flag=told.local_rank_flag,
         self_launching=alone,
@@ -240,6 +242,8 @@ def details(plan: Plan) -> str:
     rows.append(("threads", f"{plan.threads} per worker" if plan.threads else "left to torch"))
     rows.append(("timeout", f"{plan.timeout:g} s for a collective"))
     rows.append(("", _step_timeout(plan)))
+    if plan.restarts:
+        rows.append(("restarts", f"{plan.restarts} at most, after faults"))
     if plan.kind is not Kind.DISTRIBUTED and plan.world_size > 1:
         rows.append(("output", f"of rank 0 here, of the others in {plan.log_dir or 'a temporary directory'}"))
     rows += [("note", note) for note in plan.notes]

@@ -80,11 +80,14 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     environment.show_cards([plan.devices[post.rank]] if plan.kind is not Kind.DISTRIBUTED else plan.devices)
     environment.keep_gloo_here()
     _set_threads(plan.threads)
-    place = Place(post.rank, plan.world_size, post.attempt.number, _port(wire), post.attempt.run_id)
+    shared = post.attempt
+    place = Place(post.rank, plan.world_size, shared.number, _port(wire), shared.run_id, plan.restarts)
 
     _count_steps(post.attempt.board.seat(post.rank))
-    _refuse_breakpoints(plan, post.rank)
-    run = LIVES[plan.kind]
+    if plan.world_size > 1:
+        _refuse_breakpoints(plan, post.rank)
+    by_itself = plan.self_launching or (plan.kind is Kind.PLAIN and plan.world_size == 1)
+    run = _run_as_python if by_itself else LIVES[plan.kind]
     end = _watched(run, plan, place, post)
 
     with suppress(OSError):  # there is nobody left to be told
@@ -149,6 +152,10 @@ def _port(wire: socket.socket) -> int:
     with wire.makefile("rb", buffering=0) as stream:
         line = stream.readline()
     return int(line) if line else sys.exit(1)  # its end without a word: the command process is gone
+
+
+def _run_as_python(plan: Plan, place: Place, post: Post) -> None:
+    run_target(plan.target)
 
 
 def _run_plain(plan: Plan, place: Place, post: Post) -> None:

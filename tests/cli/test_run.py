@@ -14,7 +14,7 @@ from tests.devices.driver import play
 # A new option is a decision: it is worth a line here, and a note in docs/decisions/.
 OPTIONS = """
     -h/--help -m -q/--quiet -v/--verbose --batch-norm --devices --dry-run --kind --loading --log-dir
-    --randomness --step-timeout --strategy --threads --timeout --wait
+    --randomness --restarts --step-timeout --strategy --threads --timeout --wait
 """
 
 
@@ -74,7 +74,7 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(
 def test_all_options_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     typed = (
         "--devices cpu:3 --strategy ddp --batch-norm local --randomness worker --loading whole "
-        "--log-dir logs --threads 2 --timeout 1.5m --kind plain --dry-run train.py"
+        "--log-dir logs --threads 2 --timeout 1.5m --restarts 3 --kind plain --dry-run train.py"
     )
     assert main(["run", *typed.split()]) == 0
     out = capsys.readouterr().out
@@ -86,6 +86,7 @@ def test_all_options_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
         "device      rank 2: CPU",
         "threads     2 per worker",
         "timeout     90 s",
+        "restarts    3 at most, after faults",
         "output      of rank 0 here, of the others in logs",
     ):
         assert f"\n{line}" in out
@@ -145,6 +146,7 @@ def test_picked_cards_are_held_shown_and_not_picked_again(
             "--timeout soon train.py",
             "--timeout must be more than 0 seconds and at most 30 days, like 90, 90s, 10m or 1h",
         ),
+        ("--restarts often train.py", "--restarts must be a whole number from 0 to 1000, but is 'often'"),
         ("--wait=soon train.py", "--wait must be more than 0 seconds and at most 30 days"),
         ("--wait 30m train.py", "--wait takes a time after an =: --wait=30m"),
         ("--devices free train.py", "--devices must be auto, cpu, "),

@@ -38,8 +38,8 @@ def run(flow: Flow, script: Path, *args: str, workers: int = 2, options: tuple[s
     return flow.run(["run", "--quiet", "--devices", f"cpu:{workers}", *options, script, *args])
 
 
-def start(flow: Flow, script: Path, *, workers: int = 2, options: tuple[str, ...] = ()) -> Running:
-    return flow.start(["run", "--quiet", "--devices", f"cpu:{workers}", *options, script])
+def start(flow: Flow, script: Path, *args: str, workers: int = 2, options: tuple[str, ...] = ()) -> Running:
+    return flow.start(["run", "--quiet", "--devices", f"cpu:{workers}", *options, script, *args])
 
 
 def until(condition: Callable[[], object], seconds: float = 30) -> None:

@@ -21,6 +21,7 @@ def test_every_launcher_is_there(module: str, function: str) -> None:
     [
         ({"devices": (CPU,)}, "inline"),
         ({"devices": (CPU, CPU)}, "local"),
+        ({"devices": (CPU,), "restarts": 1}, "local"),  # which outlives a worker that is killed
         ({"devices": (CPU, CPU), "self_launching": True}, "inline"),
     ],
 )

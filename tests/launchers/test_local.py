@@ -41,12 +41,14 @@ def test_an_attempt_can_follow_another_in_the_same_process(flow: Flow) -> None:
         from tests.launchers.made import plan
 
         what = plan(target=Target("ranks.py"), kind=Kind.DISTRIBUTED)
+        files = set()
         with Signals() as signals:
             run = local.Run(what, "id", Outputs(None, range(0)), signals)
             for number in range(3):
                 verdict = local.attempt(run, number)
+                files.add(len(os.listdir("/proc/self/fd")))
                 os.write(1, f"{{verdict.why}} {{verdict.code}}\\n".encode())
-        print(len(os.listdir("/proc/self/task")), "thread")
+        print(len(os.listdir("/proc/self/task")), "thread,", len(files), "number of open files")
         """
     flow.write(
         "ranks.py",
@@ -65,7 +67,7 @@ def test_an_attempt_can_follow_another_in_the_same_process(flow: Flow) -> None:
     stdout = flow.python([flow.write("first.py", source)]).ok().stdout
     ends = ["exited 5", "exited 5", "well 0"]
     attempts = [f"attempt {number}\n" * 2 + f"{end}\n" for number, end in enumerate(ends)]
-    assert stdout == "".join(attempts) + "1 thread\n"
+    assert stdout == "".join(attempts) + "1 thread, 1 number of open files\n"
 
 
 def test_ctrl_c_before_there_is_a_worker(flow: Flow) -> None:

@@ -59,6 +59,28 @@ def test_files_in_a_folder_are_there_at_once_and_begin_empty(tmp_path: Path) -> 
     assert sorted(path.name for path in folder.iterdir()) == ["rank1.log", "rank2.log"]
 
 
+def test_a_restart_writes_beside_what_was_before(tmp_path: Path) -> None:
+    outputs = Outputs(tmp_path, range(1, 2))
+    write(outputs, 1, "first\n")
+    outputs.begin(1)
+    write(outputs, 1, "second\n")
+    assert outputs.keep({}) == tmp_path / "restart1"
+    outputs.close()
+    assert (tmp_path / "rank1.log").read_text() == "first\n"
+    assert (tmp_path / "restart1/rank1.log").read_text() == "second\n"
+
+
+def test_what_is_kept_of_one_attempt_has_nothing_of_another() -> None:
+    outputs = Outputs(None, range(1, 2))
+    kept = []
+    for attempt, text in enumerate(("first\n", "second\n")):
+        outputs.begin(attempt)
+        write(outputs, 1, text)
+        kept.append(outputs.keep({}))
+    outputs.close()
+    assert [folder and (folder / "rank1.log").read_text() for folder in kept] == ["first\n", "second\n"]
+
+
 def test_the_first_rank_has_no_file() -> None:
     outputs = Outputs(None, range(1, 2))
     assert outputs.file(0) is None

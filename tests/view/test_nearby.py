@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from duoka.errors import TimedOut
-from duoka.view.nearby import RING, SLOT, Nearby, is_possible, memory_size
+from duoka.errors import PeerLost, TimedOut
+from duoka.view.nearby import RING, SLOT, Nearby, give_up, is_possible, memory_size
 from tests.view.processes import all_well, forked
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="gloo is used on this machine")
@@ -130,3 +130,22 @@ def test_a_slot_is_not_written_again_before_all_have_read_it() -> None:
 
     found = meeting(2, work, timeout=0.3)
     assert [one.kind for one in found] == [TimedOut.__name__] * 2
+
+
+def test_nobody_waits_for_a_rank_that_failed_but_what_all_came_to_ends_well() -> None:
+    """Rank 1 comes once and then no more; whoever watches says so in the shared memory."""
+    memory = mmap.mmap(-1, memory_size(2))
+
+    def work(rank: int) -> str:
+        nearby = Nearby(memory, rank, 2, timeout=60.0)
+        first = nearby.start(value(rank, 1, 3), lambda rows: None)
+        if rank == 1:
+            return "failed"
+        time.sleep(0.1)
+        give_up(memory)
+        first()
+        with pytest.raises(PeerLost, match="rank 0 lost another rank"):
+            nearby.start(value(rank, 2, 3), lambda rows: None)()
+        return "told"
+
+    assert all_well(forked(2, work)) == ["told", "failed"]

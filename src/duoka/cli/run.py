@@ -49,6 +49,11 @@ DEVICES = (
     "'free:2,mem>=10G'; best:1. cuda, cuda:1, cpu, cpu:4, mps, xpu. [default: auto]"
 )
 
+RESTARTS = (
+    "After a fault (a rank is killed, crashes, hangs or raises) start the workers again, at most N times. The script "
+    "goes on from where it last saved, if it restores that by itself, as duoka.Checkpoint does. [default: 0]"
+)
+
 VALUE_OPTIONAL = {"--wait": "720h"}  # option -> what it means without a value, which only `=` can give it
 
 GROUPS: tuple[tuple[str, tuple[click.Option, ...]], ...] = (
@@ -84,6 +89,12 @@ GROUPS: tuple[tuple[str, tuple[click.Option, ...]], ...] = (
                 default="auto",
                 metavar="auto|TIME",
                 help="The same after step 1. auto: for an idle rank, 20 times the slowest step, at least 60s.",
+            ),
+            click.Option(
+                ["--restarts"],
+                default="0",
+                metavar="N",
+                help=RESTARTS,
             ),
         ),
     ),
@@ -213,6 +224,7 @@ def _options(
     threads: str | None,
     timeout: str,
     step_timeout: str,
+    restarts: str,
     quiet: bool,
     verbose: bool,
     **words: Any,
@@ -224,6 +236,7 @@ def _options(
         threads=None if threads is None else options.threads(threads),
         timeout=options.seconds(timeout),
         step_timeout=None if step_timeout == "auto" else options.seconds(step_timeout, "--step-timeout"),
+        restarts=options.restarts(restarts),
         verbosity="quiet" if quiet else "verbose" if verbose else "normal",
         **words,
     )
@@ -245,7 +258,7 @@ def _launch(plan: Plan) -> int:
     from duoka.launchers import launch  # only now: a plan is made without it
 
     code = launch(plan)
-    if plan.world_size > 1:  # the script ran in the workers; taking torch down here takes time that nobody needs
+    if plan.world_size > 1 or plan.restarts:  # the script ran in workers; taking torch down here only takes time
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()

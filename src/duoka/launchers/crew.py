@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import selectors
 import signal
@@ -76,6 +77,7 @@ class Crew:
     def __init__(self, signals: Signals) -> None:
         self.signals = signals
         self.workers: list[Worker] = []
+        self._exchange: mmap.mmap | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals.fd, selectors.EVENT_READ)
 
@@ -85,6 +87,7 @@ class Crew:
         Raises:
             WorkerFailed: the system lets no more of them be started.
         """
+        self._exchange = attempt.exchange
         try:
             for rank in range(plan.world_size):
                 own_log = outputs.file(rank) is not None
@@ -128,6 +131,8 @@ class Crew:
         for worker in self.workers:
             if worker.alive:
                 self._look_at(worker)
+        if self.failed():
+            self._let_nobody_wait()
 
     def wait(self, until: Callable[[], bool], seconds: float) -> bool:
         """Listen until `until()`, for at most `seconds`; whether it came to be."""
@@ -150,6 +155,13 @@ class Crew:
     def failed(self) -> bool:
         """Whether a worker ended badly."""
         return any(worker.failed for worker in self.workers)
+
+    def _let_nobody_wait(self) -> None:
+        """What ranks notice of a lost one over the network by themselves, they are told where they share memory."""
+        if self._exchange is not None:
+            from duoka.view.nearby import give_up
+
+            give_up(self._exchange)
 
     def _hear(self, worker: Worker) -> None:
         try:
@@ -189,6 +201,7 @@ class Crew:
         Those whose script has ended use the time to leave by themselves. Ctrl-C hurries it.
         """
         hurried = self.signals.interrupts
+        self._let_nobody_wait()
         if not self._nothing_left():
             for worker in self.workers:
                 worker.told_to_end = worker.told_to_end or not worker.done

@@ -1,6 +1,6 @@
 """Several workers on this machine: forked from this process, which imported torch once, and watched by it.
 
-run_local    the whole run: so far one attempt
+run_local    the whole run: one attempt, and after faults others, if that was asked for
 attempt      one life of all workers: fork, store, go, watch, end, verdict
 """
 
@@ -26,6 +26,7 @@ from duoka.launchers.crew import Crew
 from duoka.launchers.heir import heir
 from duoka.launchers.output import Outputs
 from duoka.launchers.report import Scene, report
+from duoka.launchers.restarts import with_restarts
 from duoka.launchers.signals import Signals
 from duoka.launchers.stuck import Idleness, Limits, Stuck, ask_for_stacks, find_stuck, is_debugged, waits_in_vain
 from duoka.launchers.verdict import Verdict, agreed, judge
@@ -58,7 +59,7 @@ class Run:
 
 
 def run_local(plan: Plan) -> int:
-    """Run `plan` with one worker for each device, and return the exit code.
+    """Run `plan` with one worker for each device, again after faults, and return the exit code.
 
     Raises:
         OptionError: the log files cannot be made.
@@ -68,7 +69,13 @@ def run_local(plan: Plan) -> int:
     try:
         _import_once(plan)
         with Signals() as signals:
-            return attempt(Run(plan, secrets.token_hex(8), outputs, signals), 0).code
+            run = Run(plan, secrets.token_hex(8), outputs, signals)
+
+            def again(number: int) -> Verdict:
+                outputs.begin(number)
+                return attempt(run, number)
+
+            return with_restarts(again, plan.restarts, signals, run.tell)
     except KeyboardInterrupt:  # before there was a worker
         print("duoka: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

@@ -21,15 +21,22 @@ class Outputs:
     """
 
     def __init__(self, log_dir: Path | None, ranks: range) -> None:
-        self._dir = log_dir
+        self._log_dir, self._ranks = log_dir, ranks
         self._files: dict[int, IO[bytes]] = {}
+        self.begin(0)
+
+    def begin(self, attempt: int) -> None:
+        """Begin with empty files: those of the first attempt are in the directory itself, the others' below it."""
+        self.close()
+        self._dir = self._log_dir
         try:
-            if log_dir is not None and ranks:
-                log_dir.mkdir(parents=True, exist_ok=True)
-            for rank in ranks:
+            if self._dir is not None and self._ranks:
+                self._dir = self._dir / f"restart{attempt}" if attempt else self._dir
+                self._dir.mkdir(parents=True, exist_ok=True)
+            for rank in self._ranks:
                 self._files[rank] = self._open(rank)
         except OSError as error:
-            given = str(log_dir) if log_dir else None
+            given = str(self._log_dir) if self._log_dir else None
             raise OptionError("--log-dir", given, "a directory that can be written", str(error)) from None
 
     def _open(self, rank: int) -> IO[bytes]:
@@ -80,3 +87,4 @@ class Outputs:
         """Let go of the files."""
         for file in self._files.values():
             file.close()
+        self._files.clear()

@@ -21,18 +21,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.errors import TimedOut
+from duoka.errors import PeerLost, TimedOut
 
 SLOT = 1 << 20  # bytes of one tensor at most: above, gloo's cost is that of copying, too
 RING = 4  # exchanges on their way at a time
 _LINE = 128  # bytes between two ranks' counters, so that they share no cache line
 _CAME, _LEFT = 0, 8  # places of the two counters, in 64-bit words
+_OVER = 1  # in the first rank's line: not 0 once a rank has failed, for whom nobody needs to wait
 _PATIENCE = (64, 4096)  # looks without a pause, then looks that yield the processor; after that it sleeps
 
 
 def memory_size(world_size: int) -> int:
     """Bytes that the ranks share; the kernel gives pages only to what is used."""
     return world_size * (_LINE + RING * SLOT)
+
+
+def give_up(memory: mmap.mmap) -> None:
+    """Let no rank wait any longer: another has failed. What all have come to already still ends well."""
+    memoryview(memory)[:_LINE].cast("Q")[_OVER] = 1
 
 
 class Nearby:
@@ -97,6 +103,8 @@ class Nearby:
                     os.sched_yield()
                     continue
                 time.sleep(1e-4)
+                if self._counters[0][_OVER] and counters[place] < number:
+                    raise PeerLost(f"rank {self.rank} lost another rank while it waited for it")
                 now = time.monotonic()
                 deadline = deadline or now + self.timeout
                 if now > deadline:
