@@ -249,3 +249,26 @@ def test_a_rank_that_ends_before_the_others() -> None:
 
     with pytest.raises(duoka.RunError, match="came to different collectives"):  # seen by a rank, or from outside
         on_ranks(2, work)
+
+
+def test_a_model_that_keeps_a_method_of_its_own() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
+            self.body = self.normed
+
+        def normed(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.one(x)).relu()  # type: ignore[no-any-return]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x)
+
+    def work(run: duoka.Run) -> tuple[list[float], int]:
+        model = run.model(Net())
+        data = torch.arange(42.0).view(14, 3) / 42
+        losses = [model(x).square().mean().item() for (x,) in run.loader((data,), batch_size=7)]
+        return losses, len(run._session.view.opened)
+
+    expected, _ = on_ranks(1, work)[0]
+    assert on_ranks(2, work) == [(pytest.approx(expected, rel=1e-5), 0)] * 2
