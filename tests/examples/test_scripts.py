@@ -76,3 +76,12 @@ def test_a_stopped_run_goes_on_as_one_that_never_stopped(flow: Flow) -> None:
     assert_same_lines("\n".join(whole.splitlines()[:-1]), "\n".join(epochs))
     again = flow.python([script, "--limit", "512", "--epochs", "4", "--out", "parts"]).ok().stdout
     assert again == third.stdout.splitlines()[-1] + "\n"  # all was done
+
+
+def test_inference_keeps_the_order(flow: Flow) -> None:
+    script = ROOT / "examples/resnet_inference.py"
+    options = ["--limit", "11", "--size", "32", "--batch-size", "4"]  # 4, 4 and 3
+    alone = flow.python([script, *options]).ok()
+    together = flow.run(["run", "--devices", "cpu:2", script, *options]).ok()
+    assert_same_lines(alone.stdout, together.stdout)
+    assert [line.split(":")[0] for line in alone.stdout.splitlines()] == [f"image {i}" for i in range(11)]
