@@ -12,7 +12,7 @@ class CRNN(nn.Module):
         layers: list[nn.Module] = []
         inside = 1
         for i, outside in enumerate(channels):
-            pool = nn.MaxPool2d(2) if i < 2 else nn.MaxPool2d((2, 1))  # a column for every 4 pixels is left
+            pool = nn.MaxPool2d(2) if i == 0 else nn.MaxPool2d((2, 1))  # a column for every 2 pixels is left
             layers += [nn.Conv2d(inside, outside, 3, padding=1, bias=False), nn.BatchNorm2d(outside), nn.ReLU(), pool]
             inside = outside
         self.features = nn.Sequential(*layers)
