@@ -69,6 +69,7 @@ def main() -> None:
             )
     if args.save and rank == 0:
         torch.save(model.module.state_dict(), args.save)
+    del model  # before its group: gloo's thread may wait for Python's lock, and the model's end for gloo's thread
     dist.destroy_process_group()
 
 
