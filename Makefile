@@ -6,13 +6,14 @@ PYTHONS := python3.11 python3.12 python3.13 python3.14 python3
 PYTHON ?= $(shell for python in $(PYTHONS); do \
 	$$python -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help demo test test-long bench lint clean
+.PHONY: help demo test test-long bench docs lint clean
 
 help:
 	@echo "make demo       an ordinary script under python and under duoka run, side by side"
 	@echo "make test       lint, types, import layers, all tests but the long ones"
 	@echo "make test-long  the tests that take minutes; with PROGRAMS=folder other people's programs, too"
 	@echo "make bench      duoka beside its peers, measured in one run"
+	@echo "make docs       the pages of docs/ as a site, in build/site"
 	@echo "make lint       what make test checks before the tests"
 	@echo "make clean      remove .venv and what the tools leave"
 
@@ -28,6 +29,9 @@ test-long: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict
+
 lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -42,5 +46,5 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python -o -n "$(PYTHON)" || \
 		{ echo "duoka: none of $(PYTHONS) is Python 3.11 or newer with ensurepip (on Debian: python3-venv)"; exit 1; }
 	@test -x $(BIN)/python || { echo "making .venv with $(PYTHON)"; $(PYTHON) -m venv .venv; }
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,examples]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,examples]'
 	@touch $@

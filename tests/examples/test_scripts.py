@@ -1,0 +1,104 @@
+"""The guides' own scripts print the same numbers and save the same weights on any number of workers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.flows.flow import ROOT, Flow
+from tests.flows.test_same_result import assert_same_lines, assert_same_weights
+
+SECONDS = re.compile(r"\(\d+\.\d+ s\)")
+
+
+@dataclass(frozen=True)
+class Example:
+    """name: of the script. saved: the weights it leaves. says: what standard output has for sure."""
+
+    name: str
+    options: tuple[str, ...]
+    saved: str
+    says: str
+    workers: tuple[int, ...]
+
+
+EXAMPLES = [
+    Example(
+        "fashion_mnist",
+        options=("--epochs", "2", "--limit", "512", "--save", "net.pt"),
+        saved="net.pt",
+        says="no FashionMNIST in",
+        workers=(2, 3),
+    ),
+    Example(
+        "cifar10",
+        options=("--epochs", "1", "--limit", "105"),
+        saved="cifar_net.pth",
+        says="no CIFAR-10 in",
+        workers=(2,),
+    ),
+    Example(
+        "dataparallel_2019",
+        options=("--epochs", "1", "--limit", "300"),
+        saved="model.pkl",
+        says="accuracy: ",
+        workers=(3,),
+    ),
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_any_number_of_workers_prints_and_saves_the_same(flow: Flow, example: Example) -> None:
+    script = ROOT / "examples" / f"{example.name}.py"
+    alone = flow.python([script, *example.options]).ok()
+    assert example.says in alone.stdout
+    Path(flow.folder, example.saved).rename(flow.folder / "one.pt")
+    for workers in example.workers:
+        result = flow.run(["run", "--devices", f"cpu:{workers}", script, *example.options]).ok()
+        assert_same_lines(SECONDS.sub("", alone.stdout), SECONDS.sub("", result.stdout))
+        assert_same_weights(flow.folder / "one.pt", flow.folder / example.saved)
+
+
+def test_what_cifar10_saved_is_tested_again_without_training(flow: Flow) -> None:
+    script = ROOT / "examples/cifar10.py"
+    options = ["--limit", "100", "--test-device", "cpu"]
+    first = flow.python([script, "--epochs", "1", *options]).ok().stdout.split("test accuracy")[1]
+    again = flow.run(["run", "--devices", "cpu:2", script, "--epochs", "0", *options]).ok().stdout
+    assert again.split("test accuracy")[1] == first
+
+
+def test_a_script_with_its_own_ddp_is_one_on_every_launcher(flow: Flow) -> None:
+    script = ROOT / "examples/torchrun_ddp.py"
+    options = ["--epochs", "2", "--limit", "512", "--save"]
+    one = flow.python([script, *options, "one.pt"]).ok()
+    same = flow.run(["run", "--devices", "cpu:1", script, *options, "same.pt"]).ok()
+    assert same.stdout == one.stdout
+    assert_same_weights(flow.folder / "one.pt", flow.folder / "same.pt")
+    two = flow.run(["run", "--devices", "cpu:2", script, *options, "two.pt"]).ok()
+    assert [line.rpartition(", ")[2] for line in two.stdout.splitlines()] == ["2 ranks"] * 2  # rank 0's lines alone
+    half = flow.run(["run", "--devices", "cpu:2", script, "--batch-size", "32", *options, "half.pt"]).ok()
+    assert half.stdout != two.stdout  # the script's batch size is that of each process, and is left so
+
+
+def test_a_stopped_run_goes_on_as_one_that_never_stopped(flow: Flow) -> None:
+    script = ROOT / "examples/resume.py"
+    whole = flow.python([script, "--limit", "512", "--epochs", "4", "--out", "whole"]).ok().stdout
+    first = flow.python([script, "--limit", "512", "--epochs", "1", "--out", "parts"]).ok().stdout
+    second = flow.run(["run", "--devices", "cpu:3", script, "--limit", "512", "--epochs", "3", "--out", "parts"]).ok()
+    third = flow.run(["run", "--devices", "cpu:2", script, "--limit", "512", "--epochs", "4", "--out", "parts"]).ok()
+    epochs = [line for text in (first, second.stdout, third.stdout) for line in text.splitlines() if "epoch" in line]
+    assert_same_lines("\n".join(whole.splitlines()[:-1]), "\n".join(epochs))
+    again = flow.python([script, "--limit", "512", "--epochs", "4", "--out", "parts"]).ok().stdout
+    assert again == third.stdout.splitlines()[-1] + "\n"  # all was done
+
+
+def test_inference_keeps_the_order(flow: Flow) -> None:
+    script = ROOT / "examples/resnet_inference.py"
+    options = ["--limit", "11", "--size", "32", "--batch-size", "4"]  # 4, 4 and 3
+    alone = flow.python([script, *options]).ok()
+    together = flow.run(["run", "--devices", "cpu:2", script, *options]).ok()
+    assert_same_lines(alone.stdout, together.stdout)
+    assert [line.split(":")[0] for line in alone.stdout.splitlines()] == [f"image {i}" for i in range(11)]
