@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,17 +110,19 @@ class Outcome:
     def _names_the_rank(self) -> bool:
         headline = next(line for line in self.result.stderr.splitlines() if line.startswith("duoka: "))
         named = re.search(r"rank (\d+) of", headline)
-        if self.injection.workers == 2 and "different collectives" in headline:
-            return named is not None  # which of the two went astray cannot be told
         assert self.truth is not None
+        if (
+            "different collectives" in headline
+        ):  # which of two went astray cannot be told, nor while only two are there
+            return self.injection.workers == 2 or f"rank {self.truth['rank']}" in headline
         return named is not None and int(named[1]) == self.truth["rank"]
 
 
 def inject(flow: Flow, injection: Injection) -> Outcome:
     """Run a script with this fault in it."""
     folder = flow.folder / "run"
-    temporary = folder / "tmp"
-    temporary.mkdir(parents=True)
+    folder.mkdir(parents=True)
+    temporary = Path(tempfile.mkdtemp())  # a socket's path in it may not be long
     truth = folder / "truth"
     loader_workers = "1" if injection.fault.startswith("worker-") else "0"
     word = f"{injection.fault}@{injection.rank}:{injection.step}"
@@ -140,4 +144,5 @@ def inject(flow: Flow, injection: Injection) -> Outcome:
     limit = 2.0 if injection.fault in HANGS else 0.0
     seconds = end - told["time"] - limit if told else 0.0
     left = sorted(path.name for path in temporary.iterdir())
+    shutil.rmtree(temporary)
     return Outcome(injection, result, told, seconds, left)
