@@ -1,52 +1,56 @@
-"""Does the number of processes change the result? `python -m benchmarks.same_result [libraries]` prints a table.
+"""Does the number of processes change the result? Samples trained on and weights, for duoka and its peers.
 
-One epoch of a linear model with a global batch of 16, over 103 and 96 samples: how many samples 1 to 4 processes
-train on, and how far their weights are from those of one process. Libraries that are not installed are left out
-(pip install accelerate lightning pytorch-ignite).
+One epoch of a linear model with a global batch of 16, over 103 and 96 samples, shuffled or not, on 1 to 3 processes.
+Libraries that are not installed are left out (pip install -e '.[peers]').
 """
 
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 
-from benchmarks.runs import SCRIPTS, duoka, output, torchrun
+from benchmarks.runs import BIN, SCRIPTS, duoka, output, torchrun
+from benchmarks.table import Finding
 
-LIBRARIES = {"duoka": "duoka", "accelerate": "accelerate", "fabric": "lightning", "ignite": "ignite"}
-CASES = [(103, "in-order"), (103, "shuffled"), (96, "in-order"), (96, "shuffled")]
-WORKERS = (1, 2, 3, 4)
+LIBRARIES = {  # the script's word and the package
+    "duoka": ("duoka", "duoka"),
+    "Accelerate": ("accelerate", "accelerate"),
+    "Accelerate, seedable sampler": ("seedable", "accelerate"),
+    "Fabric": ("fabric", "lightning"),
+    "Ignite": ("ignite", "ignite"),
+}
+CASES = {
+    "103": "103 samples, in order",
+    "103s": "103 samples, shuffled",
+    "96": "96 samples, in order",
+    "96s": "96 samples, shuffled",
+}
+WORKERS = (1, 2, 3)  # at 3, peers whose batch is each process's cannot have 16: only samples are compared there
 SCRIPT = SCRIPTS / "same_result.py"
+ROUNDING = 1e-5
 
 
-def result(library: str, workers: int, samples: int, order: str) -> tuple[int, list[float]]:
-    """The samples trained on, and the weights."""
-    words = [library, str(samples), order]
-    command = duoka(workers, SCRIPT, *words) if library == "duoka" else [*torchrun(workers, SCRIPT), *words]
-    line = next(line for line in output(command).splitlines() if line.startswith("["))
-    seen, weights = json.loads(line)
-    return seen, weights
-
-
-def main() -> int:
-    asked = sys.argv[1:] or list(LIBRARIES)
-    print(
-        f"{'library':<12}{'samples':<9}{'order':<10}{'trained on, by 1 / 2 / 3 / 4':<31}largest difference of weights"
-    )
-    same = True
-    for library in asked:
-        if find_spec(LIBRARIES[library]) is None:
-            print(f"{library:<12}not installed")
+def measure(quick: bool) -> Iterator[Finding]:
+    """Samples trained on by 1 / 2 / 3 processes; and how far the weights of 2 are from those of one."""
+    for who, (library, package) in LIBRARIES.items():
+        if find_spec(package) is None:
             continue
-        for samples, order in CASES:
-            results = [result(library, workers, samples, order) for workers in WORKERS]
-            seen = " / ".join(str(count) for count, _ in results)
-            one = results[0][1]
-            apart = max(abs(a - b) for _, other in results for a, b in zip(one, other, strict=True))
-            print(f"{library:<12}{samples:<9}{order:<10}{seen:<31}{apart:.1e}", flush=True)
-            same = same and (library != "duoka" or (apart < 1e-5 and {count for count, _ in results} == {samples}))
-    return 0 if same else 1
+        by_workers = [results(library, workers) for workers in (WORKERS[:2] if quick else WORKERS)]
+        for case, found in zip(CASES, zip(*by_workers, strict=True), strict=True):
+            seen = [count for count, _ in found]
+            apart = [max(abs(a - b) for a, b in zip(found[0][1], other, strict=True)) for _, other in found]
+            same = set(seen) == {int(case.rstrip("s"))} and max(apart) < ROUNDING
+            words = f"{' / '.join(map(str, seen))}; {apart[1]:.0e}"
+            yield Finding(CASES[case], who, words, holds=same or who != "duoka")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def results(library: str, workers: int) -> list[tuple[int, list[float]]]:
+    """For each case the samples trained on, and the weights."""
+    if library == "duoka":
+        command = duoka(workers, SCRIPT)
+    elif workers == 1:
+        command = [BIN / "python", SCRIPT]
+    else:
+        command = torchrun(workers, SCRIPT)
+    return [json.loads(line) for line in output([*command, library, *CASES]).splitlines() if line.startswith("[")]
