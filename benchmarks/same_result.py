@@ -16,7 +16,8 @@ from benchmarks.table import Finding
 LIBRARIES = {  # the script's word and the package
     "duoka": ("duoka", "duoka"),
     "Accelerate": ("accelerate", "accelerate"),
-    "Accelerate, seedable sampler": ("seedable", "accelerate"),
+    "Accelerate, seedable sampler": ("accelerate-seedable", "accelerate"),
+    "Accelerate, `split_batches`": ("accelerate-split", "accelerate"),
     "Fabric": ("fabric", "lightning"),
     "Ignite": ("ignite", "ignite"),
 }
@@ -38,19 +39,23 @@ def measure(quick: bool) -> Iterator[Finding]:
             continue
         by_workers = [results(library, workers) for workers in (WORKERS[:2] if quick else WORKERS)]
         for case, found in zip(CASES, zip(*by_workers, strict=True), strict=True):
-            seen = [count for count, _ in found]
-            apart = [max(abs(a - b) for a, b in zip(found[0][1], other, strict=True)) for _, other in found]
-            same = set(seen) == {int(case.rstrip("s"))} and max(apart) < ROUNDING
-            words = f"{' / '.join(map(str, seen))}; {apart[1]:.0e}"
-            yield Finding(CASES[case], who, words, holds=same or who != "duoka")
+            seen = ["refused" if it is None else str(it[0]) for it in found]
+            one, *others = (it[1] for it in found if it is not None)
+            apart = [max(abs(a - b) for a, b in zip(one, other, strict=True)) for other in others]
+            same = set(seen) == {case.rstrip("s")} and max(apart) < ROUNDING
+            yield Finding(CASES[case], who, f"{' / '.join(seen)}; {apart[0]:.0e}", holds=same or who != "duoka")
 
 
-def results(library: str, workers: int) -> list[tuple[int, list[float]]]:
-    """For each case the samples trained on, and the weights."""
+def results(library: str, workers: int) -> list[tuple[int, list[float]] | None]:
+    """For each case the samples trained on, and the weights; None where the library refuses it."""
     if library == "duoka":
         command = duoka(workers, SCRIPT)
     elif workers == 1:
         command = [BIN / "python", SCRIPT]
     else:
         command = torchrun(workers, SCRIPT)
-    return [json.loads(line) for line in output([*command, library, *CASES]).splitlines() if line.startswith("[")]
+    return [
+        json.loads(line)
+        for line in output([*command, library, *CASES]).splitlines()
+        if line.startswith(("[", "null"))
+    ]

@@ -1,7 +1,7 @@
 """One epoch of a linear model with a global batch of 16, as a library has it: `same_result.py LIBRARY CASE ...`.
 
 Rank 0 prints for each case (`103`, `103s`: shuffled) how many samples were trained on, all ranks together, and the
-weights: a JSON line.
+weights, or null where the library refuses the batch: a JSON line.
 """
 
 import json
@@ -17,7 +17,7 @@ world_size = int(os.environ.get("WORLD_SIZE", "1"))
 is_first = os.environ.get("RANK", "0") == "0"
 
 
-def train(samples: int, shuffle: bool) -> tuple[int, list[float]]:
+def train(samples: int, shuffle: bool) -> tuple[int, list[float]] | None:
     source = torch.Generator().manual_seed(1)
     x = torch.randn(samples, 8, generator=source)
     data = TensorDataset(x, x @ torch.randn(8, 1, generator=source))
@@ -31,9 +31,13 @@ def train(samples: int, shuffle: bool) -> tuple[int, list[float]]:
         model, optimizer = idist.auto_model(model), idist.auto_optim(optimizer)
         loader = idist.auto_dataloader(data, batch_size=16, shuffle=shuffle)
     else:
-        loader = DataLoader(data, batch_size=max(1, 16 // world_size), shuffle=shuffle)
-        if library in ("accelerate", "seedable"):
-            model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        share = 16 if library == "accelerate-split" else max(1, 16 // world_size)
+        loader = DataLoader(data, batch_size=share, shuffle=shuffle)
+        if library.startswith("accelerate"):
+            try:
+                model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            except ValueError:  # 16 over 3
+                return None
         else:
             model, optimizer = fabric.setup(model, optimizer)
             loader = fabric.setup_dataloaders(loader)
@@ -58,10 +62,12 @@ if library == "duoka":
 
     run = duoka.start(seed=0)
     is_first = run.is_first
-elif library in ("accelerate", "seedable"):
+elif library.startswith("accelerate"):
     from accelerate import Accelerator, DataLoaderConfiguration
 
-    how = DataLoaderConfiguration(use_seedable_sampler=library == "seedable")
+    how = DataLoaderConfiguration(
+        use_seedable_sampler=library == "accelerate-seedable", split_batches=library == "accelerate-split"
+    )
     accelerator = Accelerator(cpu=True, dataloader_config=how)
     backward = accelerator.backward
 elif library == "fabric":
