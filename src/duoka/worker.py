@@ -163,6 +163,7 @@ def _run_plain(plan: Plan, place: Place, post: Post) -> None:
     from duoka.rendezvous import reach_store
 
     environment.hide_ranks()
+    environment.leave_wandb_to_rank_0(place.rank)
     store = reach_store(place, plan.timeout)
     say = _sayer(quiet=plan.verbosity == "quiet" or place.rank > 0)
     shared, seat = post.attempt, post.attempt.board.seat(place.rank)
