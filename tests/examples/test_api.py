@@ -8,14 +8,16 @@ from tests.flows.test_same_result import assert_same_lines, assert_same_weights
 EXAMPLE = Path(__file__).parents[2] / "examples" / "api.py"
 
 
-def test_the_example_gives_the_same_on_two_workers(flow: Flow) -> None:
-    one, two = flow.folder / "one", flow.folder / "two"
+def test_the_example_gives_the_same_on_any_number_of_workers(flow: Flow) -> None:
+    one = flow.folder / "one"
     one.mkdir()
-    two.mkdir()
     alone = flow.python([EXAMPLE], cwd=one).ok()
-    together = flow.run(["run", "--quiet", "--devices", "cpu:2", EXAMPLE], cwd=two).ok()
-    assert_same_lines(alone.stdout, together.stdout)
-    assert_same_weights(one / "digits.pt", two / "digits.pt")
+    for workers in (1, 2, 3):
+        many = flow.folder / str(workers)
+        many.mkdir()
+        together = flow.run(["run", "--quiet", "--devices", f"cpu:{workers}", EXAMPLE], cwd=many).ok()
+        assert_same_lines(alone.stdout, together.stdout)
+        assert_same_weights(one / "digits.pt", many / "digits.pt")
     assert float(alone.stdout.split()[-1]) > 0.9
 
 

@@ -21,6 +21,8 @@ from decoding import accuracy, beam_search, edit_distance, greedy  # noqa: E402
 from text_lines import Alphabet, render  # noqa: E402
 from train import configuration  # noqa: E402
 
+from tools.curve import ROW, picture  # noqa: E402
+
 sys.path.remove(str(FOLDER))
 SMALL = [
     "text.train=24",
@@ -36,12 +38,21 @@ def options(changes: list[str]) -> list[str]:
     return [word for change in changes for word in ("--set", change)]
 
 
-def test_two_workers_print_and_save_the_same(flow: Flow) -> None:
+def test_any_number_of_workers_prints_and_saves_the_same(flow: Flow) -> None:
     script = FOLDER / "train.py"
     alone = flow.python([script, *options(SMALL), "--save", "one.pt"]).ok()
-    together = flow.run(["run", "--devices", "cpu:2", script, *options(SMALL), "--save", "many.pt"]).ok()
-    assert_same_lines(alone.stdout, together.stdout)
-    assert_same_weights(flow.folder / "one.pt", flow.folder / "many.pt")
+    for workers in (1, 2, 3):
+        together = flow.run(["run", "--devices", f"cpu:{workers}", script, *options(SMALL), "--save", "many.pt"]).ok()
+        assert_same_lines(alone.stdout, together.stdout)
+        assert_same_weights(flow.folder / "one.pt", flow.folder / "many.pt")
+
+
+def test_the_curve_is_that_of_the_table() -> None:
+    page = (FOLDER / "README.md").read_text()
+    assert (ROOT / "docs/crnn.svg").read_text() == picture(page)
+    epochs = [float(row[1]) for row in ROW.findall(page)]
+    assert epochs[0] < 0.1
+    assert epochs[-1] > 0.9
 
 
 @pytest.mark.long

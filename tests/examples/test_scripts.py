@@ -31,21 +31,21 @@ EXAMPLES = [
         options=("--epochs", "2", "--limit", "512", "--save", "net.pt"),
         saved="net.pt",
         says="no FashionMNIST in",
-        workers=(2, 3),
+        workers=(1, 2, 3),
     ),
     Example(
         "cifar10",
         options=("--epochs", "1", "--limit", "105"),
         saved="cifar_net.pth",
         says="no CIFAR-10 in",
-        workers=(2,),
+        workers=(1, 2, 3),
     ),
     Example(
         "dataparallel_2019",
         options=("--epochs", "1", "--limit", "300"),
         saved="model.pkl",
         says="accuracy: ",
-        workers=(3,),
+        workers=(1, 2, 3),
     ),
 ]
 
@@ -79,6 +79,8 @@ def test_a_script_with_its_own_ddp_is_one_on_every_launcher(flow: Flow) -> None:
     assert_same_weights(flow.folder / "one.pt", flow.folder / "same.pt")
     two = flow.run(["run", "--devices", "cpu:2", script, *options, "two.pt"]).ok()
     assert [line.rpartition(", ")[2] for line in two.stdout.splitlines()] == ["2 ranks"] * 2  # rank 0's lines alone
+    three = flow.run(["run", "--devices", "cpu:3", script, *options, "three.pt"]).ok()
+    assert "3 ranks" in three.stdout
     half = flow.run(["run", "--devices", "cpu:2", script, "--batch-size", "32", *options, "half.pt"]).ok()
     assert half.stdout != two.stdout  # the script's batch size is that of each process, and is left so
 
@@ -99,6 +101,7 @@ def test_inference_keeps_the_order(flow: Flow) -> None:
     script = ROOT / "examples/resnet_inference.py"
     options = ["--limit", "11", "--size", "32", "--batch-size", "4"]  # 4, 4 and 3
     alone = flow.python([script, *options]).ok()
-    together = flow.run(["run", "--devices", "cpu:2", script, *options]).ok()
-    assert_same_lines(alone.stdout, together.stdout)
+    for workers in (1, 2, 3):
+        together = flow.run(["run", "--devices", f"cpu:{workers}", script, *options]).ok()
+        assert_same_lines(alone.stdout, together.stdout)
     assert [line.split(":")[0] for line in alone.stdout.splitlines()] == [f"image {i}" for i in range(11)]
