@@ -23,6 +23,6 @@ def test_what_no_machine_has_measured_says_so() -> None:
 
 def test_a_row_that_is_gone_is_told() -> None:
     words = readme.shown()
-    words["figure"][0] = {"row": "no such row", "english": ["", ""], "chinese": ["", ""]}
+    words["figure"][0]["row"] = "no such row"
     with pytest.raises(LookupError, match="no such row"):
         readme.check(words, results.read_all())
