@@ -9,7 +9,9 @@ from benchmarks.results import FOLDER, Measured, Results
 from tests.docs.pages import name
 
 
-@pytest.mark.parametrize(("page", "text"), readme.pages(results.read_all()), ids=lambda it: getattr(it, "name", ""))
+@pytest.mark.parametrize(
+    ("page", "text"), list(readme.pages(results.read_all())), ids=lambda it: getattr(it, "name", "")
+)
 def test_tables_are_what_was_measured(page, text: str) -> None:  # type: ignore[no-untyped-def]
     assert page.read_text() == text, f"python -m benchmarks --readme makes {name(page)} anew"
 

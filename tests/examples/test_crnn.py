@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.flows.flow import ROOT, Flow
-from tests.flows.test_same_result import assert_same_lines, assert_same_weights
 
 FOLDER = ROOT / "examples/crnn"
 sys.path.insert(0, str(FOLDER))  # as `python examples/crnn/train.py` does
@@ -24,27 +23,6 @@ from train import configuration  # noqa: E402
 from tools.curve import ROW, picture  # noqa: E402
 
 sys.path.remove(str(FOLDER))
-SMALL = [
-    "text.train=24",
-    "text.test=12",
-    "model.channels=[4, 8, 8]",
-    "model.hidden=16",
-    "train.epochs=1",
-    "train.batch_size=16",
-]
-
-
-def options(changes: list[str]) -> list[str]:
-    return [word for change in changes for word in ("--set", change)]
-
-
-def test_any_number_of_workers_prints_and_saves_the_same(flow: Flow) -> None:
-    script = FOLDER / "train.py"
-    alone = flow.python([script, *options(SMALL), "--save", "one.pt"]).ok()
-    for workers in (1, 2, 3):
-        together = flow.run(["run", "--devices", f"cpu:{workers}", script, *options(SMALL), "--save", "many.pt"]).ok()
-        assert_same_lines(alone.stdout, together.stdout)
-        assert_same_weights(flow.folder / "one.pt", flow.folder / "many.pt")
 
 
 def test_the_curve_is_that_of_the_table() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.flows.flow import ROOT, Flow
+from tests.flows.flow import ROOT, Flow, Result, Warm
 from tests.flows.test_same_result import assert_same_lines, assert_same_weights
 
 SECONDS = re.compile(r"\(\d+\.\d+ s\)")
@@ -22,44 +23,73 @@ class Example:
     options: tuple[str, ...]
     saved: str
     says: str
-    workers: tuple[int, ...]
+
+    @property
+    def script(self) -> Path:
+        return ROOT / "examples" / f"{self.name}.py"
 
 
+SMALL_CRNN = [
+    "text.train=24",
+    "text.test=12",
+    "model.channels=[4, 8, 8]",
+    "model.hidden=16",
+    "train.epochs=1",
+    "train.batch_size=16",
+]
 EXAMPLES = [
     Example(
         "fashion_mnist",
         options=("--epochs", "2", "--limit", "512", "--save", "net.pt"),
         saved="net.pt",
         says="no FashionMNIST in",
-        workers=(1, 2, 3),
     ),
     Example(
         "cifar10",
         options=("--epochs", "1", "--limit", "105"),
         saved="cifar_net.pth",
         says="no CIFAR-10 in",
-        workers=(1, 2, 3),
+    ),
+    Example(
+        "crnn/train",
+        options=(*(f"--set={it}" for it in SMALL_CRNN), "--save", "net.pt"),
+        saved="net.pt",
+        says="beam: words",
     ),
     Example(
         "dataparallel_2019",
         options=("--epochs", "1", "--limit", "300"),
         saved="model.pkl",
         says="accuracy: ",
-        workers=(1, 2, 3),
     ),
 ]
 
 
+@pytest.fixture(scope="module")
+def reference(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Example], tuple[Result, Path]]:
+    """What plain python gives, once for each script, and the weights that it saves."""
+    done: dict[str, tuple[Result, Path]] = {}
+
+    def run(example: Example) -> tuple[Result, Path]:
+        if example.name not in done:
+            folder = tmp_path_factory.mktemp(example.name)
+            result = Flow(warm, folder).python([example.script, *example.options]).ok()
+            assert example.says in result.stdout
+            done[example.name] = result, folder / example.saved
+        return done[example.name]
+
+    return run
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
-def test_any_number_of_workers_prints_and_saves_the_same(flow: Flow, example: Example) -> None:
-    script = ROOT / "examples" / f"{example.name}.py"
-    alone = flow.python([script, *example.options]).ok()
-    assert example.says in alone.stdout
-    Path(flow.folder, example.saved).rename(flow.folder / "one.pt")
-    for workers in example.workers:
-        result = flow.run(["run", "--devices", f"cpu:{workers}", script, *example.options]).ok()
-        assert_same_lines(SECONDS.sub("", alone.stdout), SECONDS.sub("", result.stdout))
-        assert_same_weights(flow.folder / "one.pt", flow.folder / example.saved)
+def test_any_number_of_workers_prints_and_saves_the_same(
+    flow: Flow, reference: Callable[[Example], tuple[Result, Path]], example: Example, workers: int
+) -> None:
+    alone, weights = reference(example)
+    result = flow.run(["run", "--devices", f"cpu:{workers}", example.script, *example.options]).ok()
+    assert_same_lines(SECONDS.sub("", alone.stdout), SECONDS.sub("", result.stdout))
+    assert_same_weights(weights, flow.folder / example.saved)
 
 
 def test_what_cifar10_saved_is_tested_again_without_training(flow: Flow) -> None:
@@ -102,6 +132,6 @@ def test_inference_keeps_the_order(flow: Flow) -> None:
     options = ["--limit", "11", "--size", "32", "--batch-size", "4"]  # 4, 4 and 3
     alone = flow.python([script, *options]).ok()
     for workers in (1, 2, 3):
-        together = flow.run(["run", "--devices", f"cpu:{workers}", script, *options]).ok()
-        assert_same_lines(alone.stdout, together.stdout)
+        result = flow.run(["run", "--devices", f"cpu:{workers}", script, *options]).ok()
+        assert_same_lines(alone.stdout, result.stdout)
     assert [line.split(":")[0] for line in alone.stdout.splitlines()] == [f"image {i}" for i in range(11)]
