@@ -123,7 +123,8 @@ def show_cards(devices: Sequence[Device]) -> None:
     """
     if devices[0].type == "cuda":
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(device.index) for device in devices)
+        names = (str(device.index) if device.part is None else device.uuid for device in devices)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
     elif devices[0].type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 

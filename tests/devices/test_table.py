@@ -63,6 +63,15 @@ def test_a_run_and_long_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert table.lines(used, HERE, processes=True)[3].strip() == f"bob: {process.command} (pid 12, 3.0 GiB)"
 
 
+def test_a_run_that_has_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, "mig")
+    found = inventory.read()
+    (gpu,) = found.gpus
+    parts = (gpu.parts[0], replace(gpu.parts[1], holder=Holder(11, "duoka run train.py", 0.0)))
+    lines = table.lines(replace(found, gpus=(replace(gpu, parts=parts),)), HERE)
+    assert lines[4].endswith("duoka run train.py (pid 11)")
+
+
 def test_json_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, "eight")
     data = json.loads(json.dumps(table.as_json(inventory.read(), HERE)))
