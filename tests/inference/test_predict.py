@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def test_a_generator_is_read_only_as_far_as_the_window_goes(devices: str) -> Non
     assert read == 0
     for place in range(1, 101):
         assert next(outputs).item() == 2 * place
-        assert read <= place + 5 * WINDOW * 3
+        assert read <= 5 * ((place - 1) // 5 + WINDOW * int(devices[4:] or 1))
     outputs.close()
     assert list(outputs) == []
 
@@ -98,6 +99,37 @@ def test_the_model_is_as_it_was() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     threads = torch.get_num_threads()
     assert threading.active_count() == 1 or threads >= 1
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+@pytest.mark.parametrize("end", ["error", "close", "forgotten"])
+def test_the_model_is_as_it_was_also_where_it_breaks_off(devices: str, end: str) -> None:
+    model = nn.Sequential(nn.Dropout(0.9), Failing(lambda x: end == "error" and bool((x > 20).any()), KeyError))
+    outputs = duoka.predict(model, torch.arange(60.0), devices=devices, batch_size=3)
+    assert next(outputs).item() == 0
+    if end == "error":
+        with pytest.raises(BatchFailed):
+            list(outputs)
+    elif end == "close":
+        outputs.close()
+    del outputs
+    gc.collect()
+    assert [module.training for module in model.modules()] == [True] * 3
+    assert not torch.is_inference_mode_enabled()
+    assert torch.is_grad_enabled()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("duoka-predict")]
+
+
+def test_ten_thousand_items_of_uneven_cost_are_in_order() -> None:
+    class Uneven(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            work = torch.ones(40, 40)
+            for _ in range(int(x[0]) * 7919 % 30):
+                work = work @ work
+            return x * 2
+
+    outputs = list(duoka.predict(Uneven(), torch.arange(10_000.0), devices="cpu:3", batch_size=16))
+    assert [int(output) for output in outputs] == list(range(0, 20_000, 2))
 
 
 def test_threads_of_torch_are_put_back() -> None:

@@ -32,7 +32,7 @@ def of_card(gpu: Gpu) -> Finding:
         return Finding("fault", subject, gpu.problem, "nothing runs on it", "look into dmesg; often a restart helps")
     if gpu.is_split:
         return Finding(
-            "ok", subject, f"{gpu.name}, split into {len(gpu.parts)} parts (MIG), which are not shared out"
+            "ok", subject, f"{gpu.name}, split into {len(gpu.parts)} parts (MIG), which work one at a time"
         )
     if gpu.holder is not None or user_of(gpu):
         who = gpu.holder.command if gpu.holder is not None else user_of(gpu)
