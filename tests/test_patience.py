@@ -13,6 +13,6 @@ def test_an_answer_an_error_and_none() -> None:
     assert within(20, lambda: None) is None
     with pytest.raises(KeyError):
         within(20, lambda: {}["x"])
-    with pytest.raises(TimeoutError, match="no answer within 0.05 s"):
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
         within(0.05, lambda: over.wait(30))
     over.set()
