@@ -119,6 +119,23 @@ def test_picked_cards_are_held_shown_and_not_picked_again(
     again.held.release()
 
 
+def test_a_part_of_a_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(monkeypatch, "mig")
+    monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path / "locks")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for devices in ("free:1", "MIG-2222"):
+        assert main(["run", "--dry-run", "--devices", devices, "train.py"]) == 0
+        assert "device      rank 0: GPU 0:2 (NVIDIA A100-SXM4-40GB MIG 1g.5gb)" in capsys.readouterr().out
+    taken = run._take(Options(Target("train.py"), devices="MIG-2222"), 0)
+    assert main(["gpus"]) == 0
+    assert f"duoka run train.py (pid {os.getpid()})" in capsys.readouterr().out.splitlines()[4]
+    assert main(["run", "--devices", "free:1", "train.py"]) == 2
+    assert f"GPU 0:2: duoka run train.py (pid {os.getpid()}) has it" in capsys.readouterr().err
+    taken.held.release()
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [

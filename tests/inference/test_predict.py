@@ -19,7 +19,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import duoka
 from duoka.errors import AskedError, BatchFailed, OptionError, RunError, TimedOut
 from duoka.inference import crew
+from duoka.inference import predict as predicting
 from duoka.inference.predict import WINDOW
+from duoka.inference.replica import replicate
 from tests.flows.flow import Flow
 from tests.inference.models import Double, Failing, Mortal, Slow
 
@@ -266,6 +268,22 @@ def test_parameters_are_not_copied_on_one_processor() -> None:
     model = Looks()
     list(duoka.predict(model, torch.arange(9.0), devices="cpu:3", batch_size=1))
     assert seen == {model.weight.data_ptr()}
+
+
+def test_weights_are_copied_once_to_each_device_and_outputs_can_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device "meta" computes shapes alone, and is a device like others."""
+    copied: list[torch.device] = []
+
+    def count(model: nn.Module, device: torch.device, share_buffers: bool) -> nn.Module:
+        copied.append(device)
+        return replicate(model, device, share_buffers)
+
+    monkeypatch.setattr(predicting, "replicate", count)
+    model = nn.Linear(3, 2)
+    outputs = list(duoka.predict(model, torch.ones(50, 3), devices=["meta", "meta"], batch_size=4, outputs="device"))
+    assert copied == [torch.device("meta")] * 2
+    assert [(output.device.type, output.shape) for output in outputs] == [("meta", (2,))] * 50
+    assert model.weight.device.type == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,8 @@ def choose(request: Request, inventory: Inventory, visible: str | None) -> Choic
         return Choice(_other(request, count_of(request.type)))
     allowed, notes = allowed_gpus(inventory.gpus, visible)
     if request.type == "auto" and not allowed:
-        return Choice(_cpus(request.count), notes)
+        amd = (f"there are AMD GPUs ({len(inventory.amd)}), which duoka cannot use yet",) * bool(inventory.amd)
+        return Choice(_cpus(request.count), notes + amd)
     gpus, why = _chosen(request, allowed, inventory, visible)
     notes += why
     if visible is not None:
