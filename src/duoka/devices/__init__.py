@@ -3,6 +3,7 @@
 spec.py         the grammar of --devices
 gpu.py          one GPU and who uses it, as found at one moment
 nvml.py, amd.py, processes.py    the probes: what the drivers and the kernel answer
+cgroup.py       what a container or a scheduler lets this process have
 locks.py        one lock for each card, so that two runs never take the same
 inventory.py    the snapshot: what this machine has, at one moment
 table.py        the view: a snapshot in words

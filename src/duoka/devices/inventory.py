@@ -9,9 +9,8 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-from duoka.devices import amd, nvml
+from duoka.devices import amd, cgroup, nvml
 from duoka.devices.gpu import Gpu
 
 __all__ = ["Gpu", "Inventory", "cores", "count_of", "read", "units"]
@@ -54,20 +53,7 @@ def read() -> Inventory:
 def cores() -> int:
     """How many processor cores this process may use: by its affinity and by its container's quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(allowed, _quota(Path("/sys/fs/cgroup")))))
-
-
-def _quota(cgroup: Path) -> float:
-    """The container's limit in cores, infinite where there is none. Knows cgroup v2 and v1."""
-    try:
-        if (cgroup / "cpu.max").exists():
-            limit, period = (cgroup / "cpu.max").read_text().split()
-        else:
-            limit = (cgroup / "cpu/cpu.cfs_quota_us").read_text()
-            period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
-        return int(limit) / int(period) if limit != "max" and int(limit) > 0 else math.inf
-    except (OSError, ValueError):
-        return math.inf
+    return max(1, math.ceil(min(allowed, cgroup.cores())))
 
 
 def count_of(kind: str) -> int:

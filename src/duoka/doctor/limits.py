@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from duoka import environment
-from duoka.devices import machine
+from duoka.devices import cgroup, machine
 from duoka.doctor.finding import Finding, Level
 
 GIB = 1 << 30
@@ -23,7 +23,7 @@ def examine() -> Iterator[Finding]:
     here = machine.read()
     yield of_cores(here.cores, os.cpu_count() or 1)
     yield of_threads(environment.threads(), here.cores)
-    yield of_memory(here.memory, here.used, machine.memory_limit()[0] == here.memory)
+    yield of_memory(here.memory, here.used, cgroup.memory()[0] == here.memory)
     yield of_shared_memory(SHARED_MEMORY)
     yield of_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
