@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -31,7 +30,7 @@ def read() -> Machine:
     limit, inside = cgroup.memory()
     if limit is not None and 0 < limit < total:
         total, used = limit, inside
-    return Machine(socket.gethostname(), _processor(), cores(), os.getloadavg(), total, used)
+    return Machine(os.uname().nodename, _processor(), cores(), os.getloadavg(), total, used)
 
 
 def _meminfo() -> dict[str, int]:
