@@ -23,11 +23,12 @@ from duoka.checkpoint.image import Image
 from duoka.checkpoint.loading import load_weights
 from duoka.checkpoint.lock import Lock
 from duoka.checkpoint.manifest import Manifest, State
-from duoka.checkpoint.preemption import Preempted, Preemption
+from duoka.checkpoint.preemption import Preemption
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
 from duoka.checkpoint.states import RandomState, Things, kind_of
 from duoka.checkpoint.writing import TREES, Background, Snapshot, find_best, prune, write
 from duoka.errors import CheckpointDamaged, CheckpointError, OptionError
+from duoka.process import this_process
 
 RANDOM = "random"
 LOOK = 0.2  # seconds between two looks of several ranks at whether one was asked to end
@@ -120,10 +121,10 @@ class Checkpoint:
             CheckpointError: as `restore` and `save`.
             Preempted: this run was asked to end, and has saved.
         """
-        if not self._restored:
-            self.restore()
         self._preemption.listen()
         try:
+            if not self._restored:
+                self.restore()
             while self.epoch < count:
                 before = self.step_number
                 yield self.epoch
@@ -132,6 +133,7 @@ class Checkpoint:
                 every = self._every[1]
                 self._at_boundary(due=every is not None and (self.epoch % every == 0 or self.epoch == count))
             self.wait()
+            self._preemption.give_back()
         finally:
             self._preemption.stop_listening()
 
@@ -162,7 +164,7 @@ class Checkpoint:
         if asked:
             self.save()
             self.wait()
-            raise Preempted
+            raise self._preemption.answer()
         if due or late:
             self.save()
 
@@ -233,6 +235,7 @@ class Checkpoint:
 
         def work() -> None:
             write(self.directory, snapshot, about)
+            this_process().saved(about.step)
             prune(self.directory, self._keep, self._best)
 
         self._background.start(work)
@@ -297,6 +300,7 @@ class Checkpoint:
         directory, about = found
         together(self._ranks, lambda: self._load(directory, about), f"restoring {directory}", CheckpointError)
         self.step_number, self.epoch = about.step, about.epoch
+        this_process().saved(about.step)
         self._next_look, self._looked_at = 0, (about.step, time.monotonic())
         self._saved_at = time.monotonic()
         return Position(about.step, about.epoch, directory)
@@ -354,8 +358,12 @@ class Checkpoint:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._preemption.stop_listening()
-        self.close(wait=kind is None)
+        try:
+            self.close(wait=kind is None)
+            if kind is None:
+                self._preemption.give_back()
+        finally:
+            self._preemption.stop_listening()
 
 
 def _made(world_size: int) -> dict[str, Any]:
