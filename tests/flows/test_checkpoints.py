@@ -6,12 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.flows.flow import Flow, Running
 from tests.flows.group import until
+from tests.flows.test_restarts import children
 
 SCRIPT = """
 import sys, time
@@ -88,10 +88,6 @@ def to_the_command(running: Running) -> None:
     """As with `--signal=B:USR1@60` and `exec duoka run`, and twice."""
     running.send(signal.SIGUSR1)
     running.send(signal.SIGUSR1)
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @pytest.mark.parametrize("send", [to_all, to_the_command])
