@@ -3,6 +3,7 @@
 checkpoint.py  what a training loop holds in its hand
 preemption.py  being asked to end
 writing.py     a checkpoint in memory, and the thread that writes it
+reading.py     its files, each read once, while their digests are computed
 states.py      what is kept, by kind
 values.py      numbers, strings, dicts and tensors as JSON and safetensors
 manifest.py    what a checkpoint's directory says of itself
