@@ -84,6 +84,7 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     place = Place(post.rank, plan.world_size, shared.number, _port(wire), shared.run_id, plan.restarts)
 
     _count_steps(post.attempt.board.seat(post.rank))
+    _show_checkpoints(post.attempt.board.seat(post.rank))
     if plan.world_size > 1:
         _refuse_breakpoints(plan, post.rank)
     by_itself = plan.self_launching or (plan.kind is Kind.PLAIN and plan.world_size == 1)
@@ -120,6 +121,14 @@ def _count_steps(seat: BoardSeat) -> None:
             seat.step(number)
 
     register_optimizer_step_post_hook(count)
+
+
+def _show_checkpoints(seat: BoardSeat) -> None:
+    """Show on the board of which step the newest checkpoint is."""
+    from duoka.process import this_process
+
+    this_process.cache_clear()  # a parent that called `duoka.launch` had one of its own
+    this_process().saved = seat.saved
 
 
 def _refuse_breakpoints(plan: Plan, rank: int) -> None:
@@ -188,7 +197,6 @@ def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None)
     given = device.type if index is None else f"{device.type}:{index}"
     asked = Asked(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
     rank, size = place.rank, place.world_size
-    this_process.cache_clear()  # a parent that called `duoka.launch` had one of its own
     this_process().origin = Forked(rank, size, rank, place, seat, exchange, given, asked)
 
 

@@ -104,7 +104,7 @@ def attempt(run: Run, number: int) -> Verdict:
                 crew.end()
         verdict = judge(crew.workers, stuck, asked)
         run.tell(report(verdict, Scene(run.plan, board, crew.workers, run.outputs)))
-        return verdict
+        return replace(verdict, saved=board.saved())
     finally:
         crew.close()
 
