@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from duoka.errors import OptionError
 from duoka.plain.session import Session
 from duoka.run.agreement import check_same
+from duoka.view.standin import remove_stand_ins
 
 OF_DDP = {
     "find_unused_parameters": "which parameters a pass reaches is seen as it goes, and any may be left out",
@@ -20,11 +21,8 @@ OF_DDP = {
     "broadcast_buffers": "buffers are computed from the whole batch, so they are the same on all ranks",
     "gradient_as_bucket_view": "gradients are your tensors; they are copied",
     "bucket_cap_mb": "gradients travel in buckets of 25 MB",
-    "device_ids": "a rank has one device, which duoka.start(device=...) chooses",
-    "output_device": "a rank has one device, which duoka.start(device=...) chooses",
-    "dim": "samples lie along the first dimension",
+    "device_ids": "a rank has one device, which duoka.start(device=...) chooses; strategy='dp' takes several",
     "process_group": "all ranks of the run keep the model in step",
-    "strategy": "it follows from the number of ranks",
 }
 
 
@@ -47,6 +45,7 @@ def prepare(module: nn.Module, session: Session, device: torch.device) -> None:
         RanksApart: it is not the same on all ranks; on every rank.
     """
     _check(module)
+    remove_stand_ins(module)
     module.to(device)
     check_same(_layout(module), session.ranks, _difference)
     for parameter in module.parameters():

@@ -6,11 +6,12 @@ import torch
 
 from duoka.strategies.base import Strategy
 from duoka.strategies.ddp import Ddp
+from duoka.strategies.dp import Dp
 from duoka.strategies.single import Single
 from duoka.view.collectives import Collectives
 from duoka.view.draws import random_digest
 
-__all__ = ["Ddp", "Single", "Strategy", "create"]
+__all__ = ["Ddp", "Dp", "Single", "Strategy", "create"]
 
 
 def create(name: str, ranks: Collectives, sent_as: torch.dtype = torch.float32) -> Strategy:
@@ -19,4 +20,4 @@ def create(name: str, ranks: Collectives, sent_as: torch.dtype = torch.float32) 
     def ddp() -> Strategy:
         return Ddp(ranks, stream=lambda: random_digest() & 0xFFFF, sent_as=sent_as)
 
-    return {"single": Single, "ddp": ddp}[name]()
+    return {"single": Single, "ddp": ddp, "dp": Dp}[name]()
