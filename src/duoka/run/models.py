@@ -16,10 +16,6 @@ from duoka.run.agreement import check_same
 from duoka.view.standin import remove_stand_ins
 
 OF_DDP = {
-    "find_unused_parameters": "which parameters a pass reaches is seen as it goes, and any may be left out",
-    "static_graph": "the order of gradients is learned from each pass, and checked",
-    "broadcast_buffers": "buffers are computed from the whole batch, so they are the same on all ranks",
-    "gradient_as_bucket_view": "gradients are your tensors; they are copied",
     "bucket_cap_mb": "gradients travel in buckets of 25 MB",
     "device_ids": "a rank has one device, which duoka.start(device=...) chooses; strategy='dp' takes several",
     "process_group": "all ranks of the run keep the model in step",
@@ -33,7 +29,7 @@ def check_options(given: Iterable[str]) -> None:
         OptionError: there is an option that `run.model` does not take.
     """
     for name in given:
-        hint = OF_DDP.get(name, "it takes compile and precision")
+        hint = OF_DDP.get(name, "help(run.model) lists them")
         raise OptionError("run.model", name, "given no such option", hint)
 
 

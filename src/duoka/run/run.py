@@ -26,6 +26,7 @@ from duoka.run.models import check_options, prepare
 from duoka.run.placing import Devices, WithLoss, check_strategy, make_dp, pick, share_out
 from duoka.run.precision import Precision, check_precision, set_precision
 from duoka.run.progress import Progress
+from duoka.run.reached import DdpOptions
 from duoka.run.scaling import Scale
 from duoka.run.session import ApiSession
 from duoka.strategies import Dp
@@ -75,6 +76,10 @@ class Run:
         devices: Devices | None = None,
         output_device: int | str | torch.device | None = None,
         dim: int = 0,
+        find_unused_parameters: bool | None = None,
+        static_graph: bool = False,
+        broadcast_buffers: bool | None = None,
+        gradient_as_bucket_view: bool = False,
         **more: Any,
     ) -> M:
         """The same module, in place: on this rank's device, with rank 0's weights, and kept in step from now on.
@@ -90,8 +95,14 @@ class Run:
             devices: of "dp": how many, in the words of `--devices`, or a list. The first holds the parameters.
             output_device: of "dp": where its outputs come together; the first of them, if left out.
             dim: of "dp": where samples are in its inputs.
-            more: `device_ids`, another name of `devices`. Options of DistributedDataParallel that need not be had
-                are told why.
+            find_unused_parameters: True: what a backward pass leaves out is nobody's business; False: it is an
+                error; None: it is told, once. Any may be left out.
+            static_graph: every backward pass reaches the same parameters; else it is an error.
+            broadcast_buffers: all ranks have rank 0's buffers after each pass; None: with batch_norm="local" only,
+                as they are the same else.
+            gradient_as_bucket_view: gradients are parts of larger tensors, which spares a copy.
+            more: `device_ids`, another name of `devices`. Options of DistributedDataParallel that there are not are
+                told why.
 
         Raises:
             OptionError: it is no `nn.Module`, has no parameters, or is wrapped; or an option cannot be had.
@@ -104,11 +115,15 @@ class Run:
         check_options(more)
         check_precision(precision)
         check_strategy(strategy, self.world_size, devices)
+        options = DdpOptions(find_unused_parameters, static_graph, broadcast_buffers, gradient_as_bucket_view)
         if compile and (strategy == "dp" or precision == "fp16"):
             raise OptionError("compile", True, "left out with strategy='dp' or precision='fp16'", "bf16 can be had")
         picked = pick(devices, self.device) if strategy == "dp" else Picked([self.device])
         self._picked.append(picked)
         prepare(module, session, picked[0])
+        session.passes.look_at(module, options)
+        if gradient_as_bucket_view:
+            session.strategy.give_views(module.parameters())
         if strategy == "dp":
             self._dp = self._dp or make_dp(session, self._timeout)
             share_out(module, self._dp, picked, output_device, dim)
