@@ -42,7 +42,12 @@ def prepare(module: nn.Module, session: Session, device: torch.device) -> None:
     """
     _check(module)
     remove_stand_ins(module)
+    before = list(module.parameters())
     module.to(device)
+    if any(one is not other for one, other in zip(before, module.parameters(), strict=True)):
+        hint = "else an optimizer that was made before has the old ones: move it to its device first"
+        name = type(module).__name__
+        raise OptionError("run.model", name, "given a module whose parameters stay the same when it is moved", hint)
     check_same(_layout(module), session.ranks, _difference)
     for parameter in module.parameters():
         session.strategy.adopt(parameter)
