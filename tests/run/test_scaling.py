@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -253,3 +254,20 @@ def test_gradients_that_would_be_wrong_are_refused() -> None:
             torch.optim.LBFGS(model.parameters()).step(lambda: model(X).sum())
         with pytest.raises(duoka.OptionError, match="bf16 can be had"):
             run.model(net(), precision="fp16", compile=True)
+
+
+def test_the_scale_is_in_the_runs_checkpoint(tmp_path: Path) -> None:
+    def work(run: duoka.Run) -> float:
+        model = run.model(net(), precision="fp16")
+        saved = run.checkpoint(tmp_path, model=model)
+        saved.restore()
+        scale = run._scale
+        assert scale is not None
+        found = scale.value
+        scale._update(False)
+        saved.save()
+        saved.wait()
+        return found
+
+    assert on_ranks(2, work) == [FIRST, FIRST]
+    assert on_ranks(1, work) == [FIRST / 2]

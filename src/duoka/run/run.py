@@ -232,7 +232,7 @@ class Run:
         """A `duoka.Checkpoint` of these states, by name, that all ranks save and restore together.
 
         With the loader among them, a run goes on at the next batch that was not seen, on any number of ranks. It is
-        closed with the run.
+        closed with the run. The scale of gradients in float16 is among them by itself.
 
         Args:
             directory: where to; one that all machines see.
@@ -251,9 +251,10 @@ class Run:
             raise OptionError(
                 "run.checkpoint", "nothing", "given what to save: model=model, optimizer=optimizer, ..."
             )
+        scale = {} if self._scale is None else {"loss_scale": self._scale}
         saved = Checkpoint(
             directory,
-            states,
+            scale | states,
             ranks=ranks,
             every_steps=every_steps,
             every_epochs=every_epochs,
