@@ -138,3 +138,33 @@ def test_an_optimizer_that_was_made_before() -> None:
 
     found = [on_ranks(2, lambda run, before=before: work(run, before)) for before in (False, True)]
     assert found[0] == found[1]
+
+
+STARTS: list[tuple[dict[str, Any], str]] = [
+    ({"device": "gpu"}, "device must be auto, or what torch calls it"),
+    ({"device": "cuda:99"}, "no cuda device here|has no cuda device"),
+    ({"seed": -1}, "seed must be a whole number"),
+    ({"batch_norm": "sync"}, "batch_norm must be one of whole, local"),
+    ({"randomness": "wrker"}, "did you mean worker"),
+    ({"loading": "all"}, "loading must be one of"),
+    ({"timeout": -5}, "timeout must be more than 0"),
+    ({"compress": "zip"}, "compress must be one of none, bf16, fp16, powersgd"),
+    ({"log": "tensorbord:out"}, "did you mean tensorboard"),
+]
+
+
+def test_what_start_refuses_on_every_rank() -> None:
+    def begin() -> Any:
+        texts = []
+        for how, _ in STARTS:
+            with pytest.raises(duoka.AskedError) as error:
+                duoka.start(**how)
+            texts.append(str(error.value))
+        with duoka.start(seed=0) as run:
+            assert run.all_sum(1) == 2
+        return texts
+
+    one, other = duoka.launch(begin, devices="cpu:2", timeout=20)
+    assert one == other
+    for text, (how, expected) in zip(one, STARTS, strict=True):
+        assert re.search(expected, text), (how, text)

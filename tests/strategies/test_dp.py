@@ -150,6 +150,25 @@ def test_recurrent_layers_and_samples_in_another_dimension() -> None:
     assert seen(3)[0] == [(3, 2, 4), (3, 2, 4), (3, 3, 4)]
 
 
+class Flat(nn.Module):
+    """Steps and samples in one dimension, the steps first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.drop = nn.Linear(4, 6), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.one(x.reshape(-1, 4)))  # type: ignore[no-any-return]
+
+
+def test_samples_and_steps_in_one_dimension() -> None:
+    one, other, _ = beside(
+        lambda: Watched(Flat()), torch.randn(3, 7, 4, generator=torch.Generator().manual_seed(1)), dim=1
+    )
+    assert_alike(one, other)
+    assert seen(3)[0] == [(3, 2, 4), (3, 2, 4), (3, 3, 4)]
+
+
 class Structured(nn.Module):
     """Takes a mask that has nothing to do with samples, and gives a dict."""
 

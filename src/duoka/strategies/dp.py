@@ -146,10 +146,7 @@ class _OnDevices(StandIn):
     ) -> None:
         super().__init__(module)
         self.devices, self.output, self.dim, self._dp = devices, output, dim, dp
-        self._begin()
-
-    def _begin(self) -> None:
-        self._view = View(_AllOfThem(len(self.devices)), adopt=lambda _: None, say=self._dp.say)
+        self._view = View(_AllOfThem(len(devices)), adopt=lambda _: None, say=dp.say)
         self._seams = Seams(self._view, lambda _: nullcontext(), lambda module, learned: False)
         self._looking = False
         self._calls = 0
@@ -198,7 +195,7 @@ class _OnDevices(StandIn):
         draws, meeting = Draws(learned.draws.get("", ()), self._view), Meeting(many, self._dp.timeout)
         cuts = [Cut(n, number, many) for number in range(many)]
         copies = Copies(self.module, self.devices)
-        forwards, context, before = copies.of(self), _surroundings(), random_states()
+        forwards, context, before = copies.of(self), _surroundings(self.devices), random_states()
 
         def compute(number: int) -> Any:
             device, cut = self.devices[number], cuts[number]
@@ -253,7 +250,7 @@ def _rows(leaves: list[Any], dims: tuple[int | None, ...], cut: Cut, device: tor
             found.append(leaf)
             continue
         own = leaf.narrow(dim, cut.start, cut.rows) if dim is not None and leaf.shape[dim] == cut.n else leaf
-        found.append(own.to(device, non_blocking=True))
+        found.append(own.to(device, non_blocking=device.type == "cuda"))
     return found
 
 
@@ -267,8 +264,9 @@ def _joined(parts: list[Tensor], place: Place, cuts: list[Cut], view: View) -> T
     return joined
 
 
-def _surroundings() -> Callable[[torch.device], ExitStack]:
-    """A context for another thread that computes as this one would: gradients, autocast, the current device."""
+def _surroundings(devices: Sequence[torch.device]) -> Callable[[torch.device], ExitStack]:
+    """A context for another thread that computes as this one would: gradients, autocast, streams."""
+    streams = {device: torch.cuda.current_stream(device) for device in devices if device.type == "cuda"}
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     types = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     casts = [(kind, torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()) for kind in types]
@@ -279,8 +277,8 @@ def _surroundings() -> Callable[[torch.device], ExitStack]:
         stack.enter_context(torch.set_grad_enabled(grad))
         for kind, dtype, cached in casts:
             stack.enter_context(torch.autocast(kind, dtype, cache_enabled=cached))
-        if device.type == "cuda":
-            stack.enter_context(torch.cuda.device(device))
+        if device in streams:
+            stack.enter_context(torch.cuda.stream(streams[device]))  # and its device
         return stack
 
     return entered
