@@ -51,17 +51,17 @@ def test_what_is_there_at_two_looks_is_looked_at_once() -> None:
     look = Look(recorder.tell)
     recorder.counts, recorder.entries = (12, 10), [entry(9), entry(11, pg_id=1), entry(11), entry(12)]
     assert look.again()
-    assert (look.begun, look.finished, look.oldest) == (12, 10, None)
+    assert (look.begun, look.finished, look.recent) == (12, 10, [])
     for _ in range(3):
         assert look.again()
-    assert look.oldest is not None
-    _, text, since = look.oldest
-    assert text == "all_reduce (3,) at train.py:41"
-    assert 0.9e9 < time.monotonic_ns() - since < 60e9
+    before, waited_for, after = look.recent
+    assert [before.number, waited_for.number, after.number] == [9, 11, 12]
+    assert waited_for.text == "all_reduce (3,) at train.py:41"
+    assert 0.9e9 < time.monotonic_ns() - waited_for.since < 60e9
     assert recorder.asked_for_entries == 1
     recorder.counts = (12, 12)
     assert look.again()
-    assert look.oldest is None
+    assert look.recent == []
 
 
 def test_what_differs_among_ranks_by_right_is_not_compared() -> None:
@@ -72,6 +72,6 @@ def test_what_differs_among_ranks_by_right_is_not_compared() -> None:
         look = Look(recorder.tell)
         look.again()
         look.again()
-        assert look.oldest is not None
-        digests.append(look.oldest[0])
+        digests += [one.digest for one in look.recent]
+    assert len(digests) == 2
     assert digests[0] == digests[1]

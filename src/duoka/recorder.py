@@ -1,31 +1,35 @@
 """The collectives of a script that calls torch.distributed itself, as torch's flight recorder tells them.
 
 Such a script is left alone, so its calls are not seen one by one. A thread looks twice a second at the counts of
-the default group, and at the recorder's entry only of a collective that is there at two looks. A group that the
-script makes besides is not followed.
+the default group, and at the recorder's entries only where a collective is there at two looks: at those of the last
+ones, so that ranks whose ways parted some collectives ago are told where. A group that the script makes besides is
+not followed.
 """
 
 from __future__ import annotations
 
 import _thread  # a thread of the threading module could be seen by the script, and would be waited for
 import json
+import math
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any, Protocol
 
+from duoka.board import RING, Collective
 from duoka.traces import OURS
 
 PERIOD = 0.5  # seconds between two looks
 DEFAULT_GROUP = "0"
+SAME_SIZE_ON_ALL = ("all_reduce", "allreduce", "broadcast")  # in elements: shapes may differ by right
 
 
 class Seat(Protocol):
     """Where the counts are shown (`duoka.board.Seat`)."""
 
-    def mirror(self, begun: int, finished: int, oldest: tuple[int, str, int] | None = None) -> None:
-        """Show counts, and what the first unfinished one is."""
+    def mirror(self, begun: int, finished: int, recent: Sequence[Collective] = ()) -> None:
+        """Show counts, and what the last collectives are."""
 
 
 def show_on(seat: Seat) -> None:
@@ -46,19 +50,19 @@ def _follow(seat: Seat, tellers: list[Callable[..., bytes]]) -> None:
         time.sleep(PERIOD)
         for look in looks:
             if look.again():
-                seat.mirror(look.begun, look.finished, look.oldest)
+                seat.mirror(look.begun, look.finished, look.recent)
 
 
 class Look:
     """One recorder, looked at again and again.
 
-    begun, finished: how many collectives. oldest: what `Seat.mirror` takes.
+    begun, finished: how many collectives. recent: what `Seat.mirror` takes.
     """
 
     def __init__(self, tell: Callable[..., bytes]) -> None:
         self._tell = tell
         self.begun = self.finished = 0
-        self.oldest: tuple[int, str, int] | None = None
+        self.recent: list[Collective] = []
 
     def again(self) -> bool:
         """Whether there is something to be shown."""
@@ -69,24 +73,27 @@ class Look:
         begun, finished = int(status["last_enqueued_collective"]), max(0, int(status["last_completed_collective"]))
         waits = begun > finished == self.finished and self.begun > finished
         if not waits:
-            self.oldest = None
-        elif self.oldest is None:
-            self.oldest = _entry(pickle.loads(self._tell(True, True, True)), finished + 1)
+            self.recent = []
+        elif not self.recent:
+            self.recent = _last(pickle.loads(self._tell(True, True, True)).get("entries", ()), finished + 1)
         self.begun, self.finished = begun, finished
         return begun > 0
 
 
-def _entry(trace: dict[str, Any], number: int) -> tuple[int, str, int] | None:
-    """What the default group's collective `number` is."""
-    for entry in trace.get("entries", ()):
-        if entry["pg_id"] == int(DEFAULT_GROUP) and entry["collective_seq_id"] == number and not entry["is_p2p"]:
-            operation = entry["profiling_name"].rpartition(":")[2]
-            shapes = ", ".join(str(tuple(sizes)) for sizes in entry["input_sizes"])
-            since = time.monotonic_ns() - (time.time_ns() - entry["time_created_ns"])
-            same_on_all = (operation, shapes) if operation in ("all_reduce", "allreduce") else operation
-            digest = hash(json.dumps(same_on_all))
-            return digest, f"{' '.join([operation, shapes]).strip()} at {_line(entry.get('frames', ()))}", since
-    return None
+def _last(entries: Sequence[dict[str, Any]], number: int) -> list[Collective]:
+    """The default group's collectives around `number`, as many as the board remembers of each side."""
+    group = int(DEFAULT_GROUP)
+    found = (entry for entry in entries if entry["pg_id"] == group and not entry["is_p2p"])
+    return [_collective(entry) for entry in found if abs(entry["collective_seq_id"] - number) < RING // 2]
+
+
+def _collective(entry: dict[str, Any]) -> Collective:
+    operation = entry["profiling_name"].rpartition(":")[2]
+    shapes = ", ".join(str(tuple(sizes)) for sizes in entry["input_sizes"])
+    since = time.monotonic_ns() - (time.time_ns() - entry["time_created_ns"])
+    sizes = [math.prod(size) for size in entry["input_sizes"]] if operation in SAME_SIZE_ON_ALL else []
+    text = f"{' '.join([operation, shapes]).strip()} at {_line(entry.get('frames', ()))}"
+    return Collective(entry["collective_seq_id"], hash(json.dumps([operation, sizes])), text, since)
 
 
 def _line(frames: Any) -> str:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from duoka.board import Board
+from duoka.board import Board, Collective
 from duoka.launchers import stuck as module
 from duoka.launchers.crew import Worker
 from duoka.launchers.stuck import LEAST, Idleness, Limits, Stuck, find_stuck, waits_in_vain
@@ -133,7 +133,7 @@ def late() -> Board:
     for rank in range(2):
         board.seat(rank).step(1)
         board.seat(rank).step(2)
-    board.seat(0).mirror(1, 0, (1, "a", time.monotonic_ns() - 300 * 10**9))
+    board.seat(0).mirror(1, 0, [Collective(1, 1, "a", time.monotonic_ns() - 300 * 10**9)])
     return board
 
 

@@ -14,13 +14,14 @@ import posix
 import re
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
+
+from leftovers import listeners, sockets
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,17 @@ def asked() -> Fault | None:
 
 
 @lru_cache
-def rank() -> int:
-    """This worker's rank: a plain script is not told, but workers are forked in the order of their ranks."""
+def workers() -> tuple[int, list[int]]:
+    """The command's pid, and the workers' (and last the heir's), in the order of their ranks: they are forked so."""
     parent = os.getppid()
     with open(f"/proc/{parent}/task/{parent}/children", "rb") as file:
-        return sorted(map(int, file.read().split())).index(os.getpid())
+        return parent, sorted(map(int, file.read().split()))
+
+
+@lru_cache
+def rank() -> int:
+    """This worker's rank: a plain script is not told."""
+    return workers()[1].index(os.getpid())
 
 
 def is_due(step: int, *names: str) -> bool:
@@ -61,11 +68,14 @@ def is_due(step: int, *names: str) -> bool:
 
 
 def write_truth(fault: Fault) -> None:
-    """Tell what is about to happen, and when."""
+    """Tell what is about to happen, when, and at which sockets the run listens."""
+    command, pids = workers()
+    held = set().union(*map(sockets, (command, *pids)))
     truth = {
         "fault": fault.name,
         "rank": fault.rank,
         "step": fault.step,
+        "listening": sorted(held.intersection(listeners())),
         "time": time.clock_gettime(time.CLOCK_MONOTONIC),
     }
     file = posix.open(os.environ["DUOKA_TRUTH"], os.O_WRONLY | os.O_CREAT)
@@ -140,9 +150,8 @@ def _run_out_of_files() -> None:
 
 
 def _leave_a_child() -> None:
-    subprocess.Popen(
-        [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"]
-    )
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+    posix.posix_spawn(sys.executable, [sys.executable, "-c", stubborn], os.environ)
     time.sleep(0.2)
     _raise()
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.flows.faults.leftovers import Leftovers
 from tests.flows.flow import Flow, Result
 
 HERE = Path(__file__).parent
@@ -124,6 +125,7 @@ def inject(flow: Flow, injection: Injection) -> Outcome:
     folder.mkdir(parents=True)
     temporary = Path(tempfile.mkdtemp())  # a socket's path in it may not be long
     truth = folder / "truth"
+    leftovers = Leftovers(temporary)
     loader_workers = "1" if injection.fault.startswith("worker-") else "0"
     word = f"{injection.fault}@{injection.rank}:{injection.step}"
     script = HERE / f"{injection.script}.py"
@@ -143,7 +145,6 @@ def inject(flow: Flow, injection: Injection) -> Outcome:
     told = json.loads(truth.read_text()) if truth.exists() else None
     limit = 2.0 if injection.fault in HANGS else 0.0
     seconds = end - told["time"] - limit if told else 0.0
-    # A rank that is ended by force cannot remove what Python's multiprocessing made for it.
-    left = sorted(path.name for path in temporary.iterdir() if not path.name.startswith("pymp-"))
+    left = leftovers.left(told["listening"] if told else [])
     shutil.rmtree(temporary)
     return Outcome(injection, result, told, seconds, left)
