@@ -4,7 +4,8 @@ import pickle
 import time
 from typing import Any
 
-from duoka.recorder import Look
+from duoka.board import Board
+from duoka.recorder import Follower, Look
 
 FRAMES = [
     {"filename": "/lib/site-packages/torch/distributed/distributed_c10d.py", "line": 1},
@@ -75,3 +76,21 @@ def test_what_differs_among_ranks_by_right_is_not_compared() -> None:
         digests += [one.digest for one in look.recent]
     assert len(digests) == 2
     assert digests[0] == digests[1]
+
+
+def test_the_making_of_the_group_is_the_first_collective() -> None:
+    recorder, board = Recorder(), Board.create(1)
+    follower = Follower(board.seat(0), [Look(recorder.tell)])
+    follower.look(initialized=False)
+    assert board.read(0).begun == 0
+    follower.comes("train.py:9")
+    follower.look(initialized=False)
+    progress = board.read(0)
+    assert (progress.waiting, progress.number, progress.text) == (True, 1, "init_process_group at train.py:9")
+    follower.look(initialized=True)
+    assert (board.read(0).waiting, board.read(0).begun) == (False, 1)
+    recorder.counts, recorder.entries = (5, 4), [entry(5)]
+    for _ in range(2):
+        follower.look(initialized=True)
+    progress = board.read(0)
+    assert (progress.waiting, progress.number, progress.text) == (True, 6, "all_reduce (3,) at train.py:41")

@@ -32,25 +32,53 @@ class Seat(Protocol):
         """Show counts, and what the last collectives are."""
 
 
-def show_on(seat: Seat) -> None:
-    """Go on to show on `seat` how far this process has come, from a thread of its own."""
+class Follower:
+    """Goes on to show on `seat` how far this process has come, from a thread of its own.
+
+    The making of the default group, in which ranks wait for each other too, is collective 1; the group's own follow.
+    """
+
+    def __init__(self, seat: Seat, looks: Sequence[Look]) -> None:
+        self._seat, self._looks = seat, looks
+        self._coming: Collective | None = None
+
+    def comes(self, line: str) -> None:
+        """This rank comes to make the default group, at this line of the script."""
+        text = f"init_process_group at {line}"
+        self._coming = self._coming or Collective(1, 1, text, time.monotonic_ns())
+
+    def look(self, initialized: bool) -> None:
+        """Show how far it has come. initialized: whether the default group is made."""
+        if not initialized:
+            if self._coming is not None:
+                self._seat.mirror(1, 0, [self._coming])
+            return
+        for look in self._looks:
+            if look.again():
+                later = [one._replace(number=one.number + 1) for one in look.recent]
+                self._seat.mirror(look.begun + 1, look.finished + 1, later)
+                return
+        self._seat.mirror(1, 1)
+
+
+def show_on(seat: Seat) -> Follower:
+    """Go on to show on `seat` how far this process has come."""
     import torch
 
     tell_by_device = [
         getattr(torch._C._distributed_c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")
     ]
-    tellers = [tell for tell in tell_by_device if tell is not None]
-    if tellers:
-        _thread.start_new_thread(_follow, (seat, tellers))
+    follower = Follower(seat, [Look(tell) for tell in tell_by_device if tell is not None])
+    _thread.start_new_thread(_follow, (follower, torch.distributed.is_initialized))
+    return follower
 
 
-def _follow(seat: Seat, tellers: list[Callable[..., bytes]]) -> None:
-    looks = [Look(tell) for tell in tellers]
+def _follow(follower: Follower, is_initialized: Callable[[], bool]) -> None:
+    made = False
     while True:
         time.sleep(PERIOD)
-        for look in looks:
-            if look.again():
-                seat.mirror(look.begun, look.finished, look.recent)
+        made = made or is_initialized()  # it may be left, too
+        follower.look(made)
 
 
 class Look:

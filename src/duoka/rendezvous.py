@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -19,8 +19,8 @@ def reach_store(place: Place, timeout: float) -> Store:
     return PrefixStore(f"attempt{place.attempt}", store)
 
 
-def empty_store_for_each_group() -> None:
-    """Let each init_process_group of a script begin with keys of its own.
+def empty_store_for_each_group(comes: Callable[[], None]) -> None:
+    """Let each init_process_group of a script begin with keys of its own. `comes` is called in each.
 
     Several ranks share one store, and torch uses the same keys in it again and again: a rank that comes first
     to a second init_process_group finds addresses of the first one, and fails to connect to them.
@@ -28,13 +28,14 @@ def empty_store_for_each_group() -> None:
     handlers = getattr(sys.modules["torch.distributed.rendezvous"], "_rendezvous_handlers", {})
     for scheme in ("env", "tcp"):
         if scheme in handlers:
-            handlers[scheme] = _counting(handlers[scheme])
+            handlers[scheme] = _counting(handlers[scheme], comes)
 
 
-def _counting(handler: Any) -> Any:
+def _counting(handler: Any, comes: Callable[[], None]) -> Any:
     numbers = itertools.count()
 
     def counting(url: str, **how: Any) -> Iterator[tuple[Store, int, int]]:
+        comes()
         for store, rank, size in handler(url, **how):
             yield PrefixStore(f"group{next(numbers)}", store), rank, size
 

@@ -6,6 +6,8 @@ import atexit
 import faulthandler
 import json
 import mmap
+import multiprocessing
+import os
 import signal
 import socket
 import sys
@@ -42,6 +44,8 @@ class Attempt:
     number: 0 at first, and one more each time the run is started again.
     entropy: a random number of 64 bits.
     exchange: memory through which the ranks hand each other small tensors; None: they have gloo only.
+    temporary: a directory for the sockets that multiprocessing makes, as for a loader's workers. The workers make it,
+        once somebody is there to remove it (`duoka.launchers.heir`). None: it makes its own.
     function: what they run instead of the plan's script.
     """
 
@@ -50,6 +54,7 @@ class Attempt:
     entropy: int
     board: Board
     exchange: mmap.mmap | None
+    temporary: str | None = None
     function: Callable[[], object] | None = None
 
 
@@ -82,6 +87,7 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     _set_threads(plan.threads)
     shared = post.attempt
     place = Place(post.rank, plan.world_size, shared.number, _port(wire), shared.run_id, plan.restarts)
+    _put_sockets_into(shared.temporary)
 
     _count_steps(post.attempt.board.seat(post.rank))
     if plan.world_size > 1:
@@ -97,6 +103,14 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
         with suppress(OSError):
             wire.sendall(json.dumps("".join(raised)).encode() + b"\n")
     return code
+
+
+def _put_sockets_into(folder: str | None) -> None:
+    """multiprocessing removes a directory of its own at the end of python, which a worker may not live to see."""
+    if folder is not None:
+        with suppress(OSError):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
 
 
 def _tell_stacks(file: int) -> None:
@@ -197,11 +211,12 @@ def _run_distributed(plan: Plan, place: Place, post: Post) -> None:
 
     from duoka.recorder import show_on
     from duoka.rendezvous import empty_store_for_each_group
+    from duoka.view.site import user_line
 
     environment.give_ranks(place)
     environment.record_flights()
-    show_on(post.attempt.board.seat(place.rank))
-    empty_store_for_each_group()
+    follower = show_on(post.attempt.board.seat(place.rank))
+    empty_store_for_each_group(lambda: follower.comes(user_line()))
     torch.default_generator.seed()  # under torchrun, too, every rank starts with random numbers of its own
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()

@@ -152,6 +152,7 @@ def become(request: dict[str, Any]) -> int:
     import numpy
 
     numpy.random.seed()  # a new interpreter has a state of its own; Python's `random` sees to it itself
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background are started to ignore it
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])

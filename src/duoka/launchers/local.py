@@ -13,6 +13,7 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -93,9 +94,11 @@ def attempt(run: Run, number: int) -> Verdict:
     try:
         _check_files(run.plan.world_size)
         exchange = _exchange(run.plan)
-        shared = Attempt(number, run.run_id, secrets.randbits(64), board, exchange, run.function)
+        temporary = _temporary()
+        shared = Attempt(number, run.run_id, secrets.randbits(64), board, exchange, temporary, run.function)
         crew.start(run.plan, shared, run.outputs)
-        with heir([worker.pid for worker in crew.workers]), _store() as port:  # a thread: after the forks
+        pids = [worker.pid for worker in crew.workers]
+        with heir(pids, temporary), _store() as port:  # a thread: after the forks
             crew.go(port)
             stuck, asked = _watch(run.plan, crew, board)
             if asked is not None:
@@ -146,7 +149,7 @@ def _missed(plan: Plan, crew: Crew, board: Board) -> Stuck | None:
 
 def _stop(crew: Crew, asked: signal.Signals) -> None:
     """Pass a request to end on to the scripts, and wait for them to answer; a second Ctrl-C is the last word."""
-    pressed = crew.signals.interrupts
+    pressed = int(asked is signal.SIGINT)  # a second one may be here already
     crew.signal(asked)
     crew.wait(lambda: crew.gone() or crew.signals.interrupts > pressed, TO_STOP[asked])
     if crew.signals.interrupts > pressed:
@@ -188,6 +191,14 @@ def _exchange(plan: Plan) -> mmap.mmap | None:
     from duoka.view import nearby
 
     return mmap.mmap(-1, nearby.memory_size(plan.world_size)) if nearby.is_possible() else None
+
+
+def _temporary() -> str | None:
+    """A path for a directory of the workers' own, as short as multiprocessing's: those of sockets may not be long."""
+    try:
+        return os.path.join(tempfile.gettempdir(), f"duoka-{secrets.token_urlsafe(6)}")
+    except FileNotFoundError:  # nowhere can be written
+        return None
 
 
 def _check_files(world_size: int) -> None:

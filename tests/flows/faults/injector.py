@@ -15,8 +15,10 @@ import re
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
@@ -99,9 +101,18 @@ def _kill(number: signal.Signals) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
 
 
-def _interrupt() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background was started to ignore it
-    os.kill(os.getpid(), signal.SIGINT)
+def _ask_the_command(*numbers: signal.Signals) -> Callable[[], None]:
+    """Send these signals to the command process, one after the other, and answer none but the last."""
+
+    def ask() -> None:
+        for number in numbers[:-1]:
+            with suppress(KeyboardInterrupt):
+                os.kill(workers()[0], number)
+                time.sleep(600)
+        os.kill(workers()[0], numbers[-1])
+        time.sleep(600)
+
+    return ask
 
 
 def _segfault() -> None:
@@ -114,6 +125,18 @@ def _raise_at_exit() -> None:
 
 def _die_at_exit() -> None:
     atexit.register(_kill(signal.SIGKILL))
+
+
+def _raise_and_die_at_exit() -> NoReturn:
+    _die_at_exit()
+    _raise()
+
+
+def _raise_and_stay() -> NoReturn:
+    """Raise, and leave a thread that python waits for before it ends."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    _raise()
 
 
 def _sleep() -> None:
@@ -160,16 +183,23 @@ FAULTS: dict[str, Callable[[], object]] = {
     "abort": os.abort,
     "atexit": _raise_at_exit,
     "child": _leave_a_child,
+    "command-hup": _ask_the_command(signal.SIGHUP),
+    "command-int": _ask_the_command(signal.SIGINT),
+    "command-int-int": _ask_the_command(signal.SIGINT, signal.SIGINT),
+    "command-kill": _ask_the_command(signal.SIGKILL),
+    "command-term": _ask_the_command(signal.SIGTERM),
     "dies-at-exit": _die_at_exit,
     "exit-0": lambda: sys.exit(0),
     "exit-3": lambda: sys.exit(3),
     "files": _run_out_of_files,
-    "interrupt": _interrupt,
+    "interrupt": _kill(signal.SIGINT),
     "kill": _kill(signal.SIGKILL),
     "lock": _hold_the_lock,
     "memory": _run_out_of_memory,
     "os-exit-1": lambda: os._exit(1),
     "raise": _raise,
+    "raise-die": _raise_and_die_at_exit,
+    "raise-stay": _raise_and_stay,
     "segfault": _segfault,
     "sleep": _sleep,
     "slow": _sleep_a_while,
