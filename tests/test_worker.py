@@ -48,25 +48,6 @@ def test_rank_0_can_be_debugged_at_a_terminal(flow: Flow) -> None:
     assert "went on True" in result.stdout
 
 
-def test_a_breakpoint_in_several_workers_says_how_to(flow: Flow) -> None:
-    plain = run(flow, flow.write("plain.py", "import torch\nbreakpoint()\n"))
-    assert plain.returncode == 1
-    assert (
-        "breakpoint() in 2 workers, which cannot share the terminal; use one device (--devices cpu:1" in plain.stderr
-    )
-    assert plain.stderr.count("Traceback") == 1
-    ranked = run(flow, group(flow, "if rank == 1: breakpoint()\nmeet()"))
-    assert ranked.returncode == 1
-    assert "or call it on rank 0 alone" in ranked.stderr
-
-
-def test_breakpoints_can_be_ignored_and_work_on_one_worker(flow: Flow) -> None:
-    script = flow.write("plain.py", "import torch\nbreakpoint()\nprint('went on')\n")
-    words = ["run", "-q", "--devices", "cpu:2", script]
-    assert flow.run(words, env={"PYTHONBREAKPOINT": "0"}).ok().stdout == "went on\n"
-    assert "went on" in flow.run(["run", "-q", "--devices", "cpu:1", script], stdin="c\n").ok().stdout
-
-
 def test_a_worker_s_flags_of_faulthandler_are_the_user_s(flow: Flow) -> None:
     script = group(flow, "import faulthandler; faulthandler.enable(); os.kill(os.getpid(), signal.SIGSEGV)")
     stderr = run(flow, script).stderr

@@ -20,12 +20,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from duoka import ending, environment, traces
+from duoka import debugging, ending, environment, traces
 from duoka.board import Board
 from duoka.board import Seat as BoardSeat
 from duoka.ending import Ending
 from duoka.environment import Place
-from duoka.errors import Refused
 from duoka.libc import flush_c_streams
 from duoka.plan import Kind, Plan
 from duoka.target import run_target
@@ -91,7 +90,7 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
 
     _count_steps(post.attempt.board.seat(post.rank))
     if plan.world_size > 1:
-        _refuse_breakpoints(plan, post.rank)
+        debugging.refuse(plan.kind, plan.world_size, post.rank)
     by_itself = plan.self_launching or (plan.kind is Kind.PLAIN and plan.world_size == 1)
     run = _run_as_python if by_itself else LIVES[plan.kind]
     end = _watched(run, plan, place, post)
@@ -134,24 +133,6 @@ def _count_steps(seat: BoardSeat) -> None:
             seat.step(number)
 
     register_optimizer_step_post_hook(count)
-
-
-def _refuse_breakpoints(plan: Plan, rank: int) -> None:
-    """Say how to debug, where a breakpoint could only hang: one terminal is not for several debuggers.
-
-    Rank 0 of a script that knows its rank can be debugged: the terminal is its own.
-    """
-    if environment.breakpoint_hook() or (rank == 0 and plan.kind is not Kind.PLAIN):
-        return
-    other = ", or call it on rank 0 alone" if plan.kind is not Kind.PLAIN else ""
-
-    def refuse(*args: Any, **how: Any) -> None:
-        raise Refused(
-            f"breakpoint() in {plan.world_size} workers, which cannot share the terminal; use one device "
-            f"(--devices cpu:1, --devices 0,), where it works as under python{other}; PYTHONBREAKPOINT=0 ignores it"
-        )
-
-    sys.breakpointhook = refuse
 
 
 def _set_threads(count: int | None) -> None:
