@@ -4,6 +4,8 @@ import pickle
 import time
 from typing import Any
 
+import pytest
+
 from duoka.board import Board
 from duoka.recorder import Follower, Look
 
@@ -21,6 +23,7 @@ def entry(number: int, name: str = "gloo:all_reduce", **given: Any) -> dict[str,
         "is_p2p": False,
         "profiling_name": name,
         "input_sizes": [[3]],
+        "input_dtypes": ["Float"],
         "time_created_ns": time.time_ns() - 10**9,
         "frames": FRAMES,
     }
@@ -65,32 +68,59 @@ def test_what_is_there_at_two_looks_is_looked_at_once() -> None:
     assert look.recent == []
 
 
-def test_what_differs_among_ranks_by_right_is_not_compared() -> None:
+def test_where_nobody_waits_and_nothing_goes_on_the_last_ones_are_known_too() -> None:
+    recorder = Recorder()
+    look = Look(recorder.tell)
+    recorder.counts, recorder.entries = (12, 12), [entry(11), entry(12)]
+    assert look.again()
+    assert recorder.asked_for_entries == 0
+    for _ in range(3):
+        assert look.again()
+    assert [one.number for one in look.recent] == [11, 12]
+    assert recorder.asked_for_entries == 1
+
+
+@pytest.mark.parametrize(
+    ("operation", "one", "other", "equal"),
+    [
+        ("gather", {"input_sizes": [[3]]}, {"input_sizes": []}, True),
+        ("all_reduce", {"input_sizes": [[3, 2]]}, {"input_sizes": [[6]]}, True),
+        ("all_reduce", {"input_sizes": [[3]]}, {"input_sizes": [[4]]}, False),
+        ("broadcast", {"input_dtypes": ["Float"]}, {"input_dtypes": ["Int"]}, False),
+    ],
+)
+def test_what_differs_among_ranks_by_right_is_not_compared(
+    operation: str, one: dict[str, Any], other: dict[str, Any], equal: bool
+) -> None:
     digests = []
-    for sizes in ([[3]], []):
+    for given in (one, other):
         recorder = Recorder()
-        recorder.counts, recorder.entries = (1, 0), [entry(1, "gloo:gather", input_sizes=sizes, frames=[])]
+        recorder.counts, recorder.entries = (1, 0), [entry(1, f"gloo:{operation}", frames=[], **given)]
         look = Look(recorder.tell)
         look.again()
         look.again()
-        digests += [one.digest for one in look.recent]
+        digests += [found.digest for found in look.recent]
     assert len(digests) == 2
-    assert digests[0] == digests[1]
+    assert (digests[0] == digests[1]) == equal
 
 
 def test_the_making_of_the_group_is_the_first_collective() -> None:
-    recorder, board = Recorder(), Board.create(1)
-    follower = Follower(board.seat(0), [Look(recorder.tell)])
-    follower.look(initialized=False)
+    recorder, board, made = Recorder(), Board.create(1), []
+    follower = Follower(board.seat(0), [Look(recorder.tell)], lambda: bool(made))
+    follower.look()
     assert board.read(0).begun == 0
     follower.comes("train.py:9")
-    follower.look(initialized=False)
+    follower.look()
+    assert not board.read(0).waiting
+    follower.look()
     progress = board.read(0)
     assert (progress.waiting, progress.number, progress.text) == (True, 1, "init_process_group at train.py:9")
-    follower.look(initialized=True)
+    made.append(True)
+    follower.look()
     assert (board.read(0).waiting, board.read(0).begun) == (False, 1)
     recorder.counts, recorder.entries = (5, 4), [entry(5)]
+    made.clear()  # a group that is left does not come again
     for _ in range(2):
-        follower.look(initialized=True)
+        follower.look()
     progress = board.read(0)
     assert (progress.waiting, progress.number, progress.text) == (True, 6, "all_reduce (3,) at train.py:41")

@@ -1,15 +1,14 @@
 """The collectives of a script that calls torch.distributed itself, as torch's flight recorder tells them.
 
 Such a script is left alone, so its calls are not seen one by one. A thread looks twice a second at the counts of
-the default group, and at the recorder's entries only where a collective is there at two looks: at those of the last
-ones, so that ranks whose ways parted some collectives ago are told where. A group that the script makes besides is
-not followed.
+the default group, and at the recorder's entries only where the rank stands still between two looks: at those of the
+last ones, so that ranks whose ways parted some collectives ago are told where. A group that the script makes besides
+is not followed.
 """
 
 from __future__ import annotations
 
 import _thread  # a thread of the threading module could be seen by the script, and would be waited for
-import json
 import math
 import pickle
 import time
@@ -22,7 +21,7 @@ from duoka.traces import OURS
 
 PERIOD = 0.5  # seconds between two looks
 DEFAULT_GROUP = "0"
-SAME_SIZE_ON_ALL = ("all_reduce", "allreduce", "broadcast")  # in elements: shapes may differ by right
+SAME_ON_ALL = ("all_reduce", "allreduce", "broadcast")  # in types and numbers of elements: shapes may differ by right
 
 
 class Seat(Protocol):
@@ -33,25 +32,30 @@ class Seat(Protocol):
 
 
 class Follower:
-    """Goes on to show on `seat` how far this process has come, from a thread of its own.
+    """Shows on `seat` how far this process has come, as often as it is called.
 
     The making of the default group, in which ranks wait for each other too, is collective 1; the group's own follow.
+
+    is_made: whether the default group is there. It may be left later.
     """
 
-    def __init__(self, seat: Seat, looks: Sequence[Look]) -> None:
-        self._seat, self._looks = seat, looks
+    def __init__(self, seat: Seat, looks: Sequence[Look], is_made: Callable[[], bool]) -> None:
+        self._seat, self._looks, self._is_made = seat, looks, is_made
         self._coming: Collective | None = None
+        self._seen_coming = self._made = False
 
     def comes(self, line: str) -> None:
         """This rank comes to make the default group, at this line of the script."""
         text = f"init_process_group at {line}"
         self._coming = self._coming or Collective(1, 1, text, time.monotonic_ns())
 
-    def look(self, initialized: bool) -> None:
-        """Show how far it has come. initialized: whether the default group is made."""
-        if not initialized:
+    def look(self) -> None:
+        """Show how far it has come. What it was in at the last look too, it waits in."""
+        self._made = self._made or self._is_made()
+        if not self._made:
             if self._coming is not None:
-                self._seat.mirror(1, 0, [self._coming])
+                self._seat.mirror(1, 0, [self._coming] if self._seen_coming else [])
+                self._seen_coming = True
             return
         for look in self._looks:
             if look.again():
@@ -62,23 +66,22 @@ class Follower:
 
 
 def show_on(seat: Seat) -> Follower:
-    """Go on to show on `seat` how far this process has come."""
+    """Go on to show on `seat` how far this process has come, from a thread of its own."""
     import torch
 
     tell_by_device = [
         getattr(torch._C._distributed_c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")
     ]
-    follower = Follower(seat, [Look(tell) for tell in tell_by_device if tell is not None])
-    _thread.start_new_thread(_follow, (follower, torch.distributed.is_initialized))
+    looks = [Look(tell) for tell in tell_by_device if tell is not None]
+    follower = Follower(seat, looks, torch.distributed.is_initialized)
+    _thread.start_new_thread(_follow, (follower,))
     return follower
 
 
-def _follow(follower: Follower, is_initialized: Callable[[], bool]) -> None:
-    made = False
+def _follow(follower: Follower) -> None:
     while True:
         time.sleep(PERIOD)
-        made = made or is_initialized()  # it may be left, too
-        follower.look(made)
+        follower.look()
 
 
 class Look:
@@ -99,8 +102,8 @@ class Look:
         if status is None:
             return False
         begun, finished = int(status["last_enqueued_collective"]), max(0, int(status["last_completed_collective"]))
-        waits = begun > finished == self.finished and self.begun > finished
-        if not waits:
+        stands = finished == self.finished and (begun == self.begun or self.begun > finished)
+        if not stands:
             self.recent = []
         elif not self.recent:
             self.recent = _last(pickle.loads(self._tell(True, True, True)).get("entries", ()), finished + 1)
@@ -119,9 +122,11 @@ def _collective(entry: dict[str, Any]) -> Collective:
     operation = entry["profiling_name"].rpartition(":")[2]
     shapes = ", ".join(str(tuple(sizes)) for sizes in entry["input_sizes"])
     since = time.monotonic_ns() - (time.time_ns() - entry["time_created_ns"])
-    sizes = [math.prod(size) for size in entry["input_sizes"]] if operation in SAME_SIZE_ON_ALL else []
+    what = [operation]
+    if operation in SAME_ON_ALL:
+        what += [*entry["input_dtypes"], *(str(math.prod(size)) for size in entry["input_sizes"])]
     text = f"{' '.join([operation, shapes]).strip()} at {_line(entry.get('frames', ()))}"
-    return Collective(entry["collective_seq_id"], hash(json.dumps([operation, sizes])), text, since)
+    return Collective(entry["collective_seq_id"], hash(tuple(what)), text, since)
 
 
 def _line(frames: Any) -> str:

@@ -1,4 +1,4 @@
-"""How workers reach the launcher's store, where they find each other."""
+"""How workers reach the launcher's store, where they find each other; and how they part."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
@@ -40,3 +41,22 @@ def _counting(handler: Any, comes: Callable[[], None]) -> Any:
             yield PrefixStore(f"group{next(numbers)}", store), rank, size
 
     return counting
+
+
+def keep_destroyed_groups() -> None:
+    """Let a gloo group that a script destroys live on, idle, until its process ends.
+
+    It goes with the last that holds it, mostly a DistributedDataParallel at the end of main(). torch 2.13 then waits
+    for gloo's threads while it holds Python's lock, for which one of those may wait: both wait for ever.
+    """
+    c10d = sys.modules["torch.distributed.distributed_c10d"]
+    destroy = c10d.destroy_process_group
+    kept: list[Any] = []
+
+    @wraps(destroy)
+    def destroy_and_keep(group: Any = None) -> None:
+        kept.extend(c10d._world.pg_map if group in (None, c10d.GroupMember.WORLD) else [group])
+        destroy(group)
+
+    for module in (c10d, sys.modules["torch.distributed"]):
+        module.destroy_process_group = destroy_and_keep  # type: ignore[attr-defined]

@@ -191,17 +191,21 @@ def _run_distributed(plan: Plan, place: Place, post: Post) -> None:
     import torch
 
     from duoka.recorder import show_on
-    from duoka.rendezvous import empty_store_for_each_group
+    from duoka.rendezvous import empty_store_for_each_group, keep_destroyed_groups
     from duoka.view.site import user_line
 
     environment.give_ranks(place)
     environment.record_flights()
     follower = show_on(post.attempt.board.seat(place.rank))
     empty_store_for_each_group(lambda: follower.comes(user_line()))
+    keep_destroyed_groups()
     torch.default_generator.seed()  # under torchrun, too, every rank starts with random numbers of its own
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-    run_target(plan.target, local_rank_args(plan, place.rank))
+    try:
+        run_target(plan.target, local_rank_args(plan, place.rank))
+    finally:
+        follower.look()
 
 
 LIVES = {Kind.PLAIN: _run_plain, Kind.API: _run_api, Kind.DISTRIBUTED: _run_distributed}

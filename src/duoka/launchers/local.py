@@ -29,7 +29,16 @@ from duoka.launchers.output import Outputs
 from duoka.launchers.report import Scene, report
 from duoka.launchers.restarts import with_restarts
 from duoka.launchers.signals import Signals
-from duoka.launchers.stuck import Idleness, Limits, Stuck, ask_for_stacks, find_stuck, is_debugged, waits_in_vain
+from duoka.launchers.stuck import (
+    Idleness,
+    Limits,
+    Stuck,
+    ask_for_stacks,
+    find_stuck,
+    is_debugged,
+    look_closer,
+    waits_in_vain,
+)
 from duoka.launchers.verdict import Verdict, agreed, judge
 from duoka.plan import Kind, Plan
 from duoka.worker import Attempt
@@ -128,7 +137,7 @@ def _watch(plan: Plan, crew: Crew, board: Board) -> tuple[Stuck | None, signal.S
             if not agreed(crew.workers):
                 return _missed(plan, crew, board), None
         elif time.monotonic() > debugged_until and (stuck := find_stuck(board, crew.workers, limits, idleness)):
-            stuck = ask_for_stacks(stuck, crew)
+            stuck = look_closer(ask_for_stacks(stuck, crew), board)
             if not is_debugged(stuck, stuck.missing):
                 return stuck, None
             debugged_until = time.monotonic() + TO_DEBUG
@@ -144,7 +153,9 @@ def _missed(plan: Plan, crew: Crew, board: Board) -> Stuck | None:
         return None
     timed_out = any(ending is not None and ending.kind == "TimedOut" for ending in endings)
     stuck = find_stuck(board, crew.workers, Limits(0.0) if timed_out else NEVER, Idleness())
-    return ask_for_stacks(replace(stuck, limit=plan.timeout), crew) if stuck is not None else None
+    if stuck is None:
+        return None
+    return look_closer(ask_for_stacks(replace(stuck, limit=plan.timeout), crew), board)
 
 
 def _stop(crew: Crew, asked: signal.Signals) -> None:

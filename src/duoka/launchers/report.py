@@ -112,7 +112,7 @@ def _left(verdict: Verdict, scene: Scene) -> list[str]:
 def _stuck(verdict: Verdict, scene: Scene) -> list[str]:
     stuck = verdict.stuck
     assert stuck is not None
-    ranks = stuck.missing or stuck.waiting
+    ranks = stuck.missing or (*stuck.waiting, *stuck.within)
     if stuck.parting is not None:
         what = _apart(stuck.parting, scene)
         ranks = stuck.parting.sides[0][0]
@@ -128,6 +128,8 @@ def _waited(stuck: Stuck, scene: Scene) -> str:
     collective = _collective(scene.board, stuck.waiting[0], stuck.number)
     waiting = f"{name_ranks(list(stuck.waiting))} {'waits' if len(stuck.waiting) == 1 else 'wait'}"
     since = f"{waiting} since {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
+    if stuck.within:
+        return _apart_unseen(stuck, collective, scene)
     if not stuck.missing:
         return f"{collective} did not end: {since}"
     missing, first = list(stuck.missing), stuck.missing[0]
@@ -137,6 +139,16 @@ def _waited(stuck: Stuck, scene: Scene) -> str:
     place = f"it is in {line}{asleep}; " if line and len(missing) == 1 and first not in stuck.odd else ""
     step = _step(first, scene)
     return f"{_ranks_of(missing, scene)} ({_host()}){step} {has} not come to {collective}; {place}{since}"
+
+
+def _apart_unseen(stuck: Stuck, collective: str, scene: Scene) -> str:
+    """The smaller side first, as where both can be seen."""
+    line = stacks.users_line(stuck.stacks.get(stuck.within[0], "")) or "?"
+    sides = sorted([(stuck.waiting, collective), (stuck.within, f"torch at {line}")], key=lambda side: len(side[0]))
+    (ranks, where), (them, theirs) = sides
+    who = f"{_ranks_of(list(ranks), scene)} ({_host()}){_step(ranks[0], scene)}"
+    waited = f"since {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
+    return f"the ranks do not meet: {who} waits in {where}, {name_ranks(list(them))} in {theirs}, {waited}"
 
 
 def _apart(parting: Parting, scene: Scene) -> str:

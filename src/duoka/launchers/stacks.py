@@ -34,6 +34,12 @@ def users_line(text: str) -> str | None:
     return None
 
 
+def in_torch(text: str) -> bool:
+    """Whether the script's own thread is in code of torch's that it called."""
+    frame = next(map(FRAME.match, excerpt(text, most=1)), None)
+    return frame is not None and "torch" in frame["file"].split(os.sep)[:-1] and frame["file"].startswith(LIBRARIES)
+
+
 def in_debugger(text: str) -> bool:
     """Whether a thread is in python's debugger, or one that is made of it."""
     return any(os.path.basename(file) == "bdb.py" for file, _ in _frames(text))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from duoka.board import Board, Parting, Progress
 from duoka.launchers.crew import Crew, Worker
 from duoka.launchers.processes import is_asleep, is_stopped, odd_state, work_done
-from duoka.launchers.stacks import in_debugger
+from duoka.launchers.stacks import in_debugger, in_torch
 from duoka.worker import STACKS_SIGNAL
 
 TO_ANSWER = 1.0  # seconds that a worker may take to write its stacks
@@ -49,6 +49,7 @@ class Stuck:
     parting: how the ranks disagree on which collective it is.
     stacks: by rank, of all that could tell. odd: by rank, what keeps its process from running.
     asleep: the ranks whose processes wait for something.
+    within: of the ranks that do not come, and could not look where they are, those that are somewhere in torch.
     """
 
     number: int
@@ -60,6 +61,7 @@ class Stuck:
     stacks: dict[int, str] = field(default_factory=dict)
     odd: dict[int, str] = field(default_factory=dict)
     asleep: tuple[int, ...] = ()
+    within: tuple[int, ...] = ()
 
     @property
     def culprits(self) -> tuple[int, ...]:
@@ -111,6 +113,7 @@ def find_stuck(board: Board, workers: Sequence[Worker], limits: Limits, idleness
         return None
     seconds = max(waits.values())
     stopped = [worker for worker in present if is_stopped(worker.pid)]
+    missing = [worker for worker in missing if worker in stopped] or missing
     limit = limits.after(min(one.steps for one in progress.values()), max(one.slowest for one in progress.values()))
     if not (missing or stopped) or not _waited(seconds, limit, limits, missing or stopped, idleness):
         return None
@@ -166,6 +169,19 @@ def ask_for_stacks(stuck: Stuck, crew: Crew) -> Stuck:
         odd={worker.rank: state for worker in asked if (state := odd_state(worker.pid))},
         asleep=tuple(worker.rank for worker in asked if is_asleep(worker.pid)),
     )
+
+
+def look_closer(stuck: Stuck, board: Board) -> Stuck:
+    """The same, where the stacks tell more than the board: not every rank can look where it is.
+
+    One that is in torch and holds the interpreter's lock mostly waits there too, so that another is to blame; if
+    there is no other, it is among those that do not meet.
+    """
+    now = time.monotonic()
+    blind = [rank for rank in stuck.missing if now - board.read(rank).seen > TO_LOOK and rank not in stuck.odd]
+    within = tuple(rank for rank in blind if in_torch(stuck.stacks.get(rank, "")))
+    missing = tuple(rank for rank in stuck.missing if rank not in within)
+    return replace(stuck, missing=missing) if missing else replace(stuck, missing=(), within=within)
 
 
 def is_debugged(stuck: Stuck, ranks: Collection[int]) -> bool:
