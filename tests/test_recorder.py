@@ -24,6 +24,7 @@ def entry(number: int, name: str = "gloo:all_reduce", **given: Any) -> dict[str,
         "profiling_name": name,
         "input_sizes": [[3]],
         "input_dtypes": ["Float"],
+        "retired": False,
         "time_created_ns": time.time_ns() - 10**9,
         "frames": FRAMES,
     }
@@ -53,14 +54,22 @@ def test_nothing_is_shown_before_there_is_a_group() -> None:
 def test_what_is_there_at_two_looks_is_looked_at_once() -> None:
     recorder = Recorder()
     look = Look(recorder.tell)
-    recorder.counts, recorder.entries = (12, 10), [entry(9), entry(11, pg_id=1), entry(11), entry(12)]
+    recorder.counts, recorder.entries = (
+        (12, 10),
+        [
+            entry(9, retired=True),
+            entry(11, pg_id=1),
+            entry(11),
+            entry(12),
+        ],
+    )
     assert look.again()
     assert (look.begun, look.finished, look.recent) == (12, 10, [])
     for _ in range(3):
         assert look.again()
     before, waited_for, after = look.recent
     assert [before.number, waited_for.number, after.number] == [9, 11, 12]
-    assert waited_for.text == "all_reduce (3,) at train.py:41"
+    assert waited_for.text == "all_reduce (3,) float at train.py:41"
     assert 0.9e9 < time.monotonic_ns() - waited_for.since < 60e9
     assert recorder.asked_for_entries == 1
     recorder.counts = (12, 12)
@@ -68,10 +77,21 @@ def test_what_is_there_at_two_looks_is_looked_at_once() -> None:
     assert look.recent == []
 
 
+def test_collectives_that_finish_in_another_order_do_not_count_as_not_finished() -> None:
+    """gloo has two threads: 11 finished after 12 and 13."""
+    recorder = Recorder()
+    look = Look(recorder.tell)
+    recorder.counts = (14, 11)
+    recorder.entries = [*(entry(number, retired=True) for number in (11, 12, 13)), entry(14)]
+    for _ in range(2):
+        assert look.again()
+    assert (look.begun, look.finished) == (14, 13)
+
+
 def test_where_nobody_waits_and_nothing_goes_on_the_last_ones_are_known_too() -> None:
     recorder = Recorder()
     look = Look(recorder.tell)
-    recorder.counts, recorder.entries = (12, 12), [entry(11), entry(12)]
+    recorder.counts, recorder.entries = (12, 12), [entry(11, retired=True), entry(12, retired=True)]
     assert look.again()
     assert recorder.asked_for_entries == 0
     for _ in range(3):
@@ -123,4 +143,4 @@ def test_the_making_of_the_group_is_the_first_collective() -> None:
     for _ in range(2):
         follower.look()
     progress = board.read(0)
-    assert (progress.waiting, progress.number, progress.text) == (True, 6, "all_reduce (3,) at train.py:41")
+    assert (progress.waiting, progress.number, progress.text) == (True, 6, "all_reduce (3,) float at train.py:41")

@@ -92,6 +92,7 @@ class Look:
 
     def __init__(self, tell: Callable[..., bytes]) -> None:
         self._tell = tell
+        self._counts = (0, 0)
         self.begun = self.finished = 0
         self.recent: list[Collective] = []
 
@@ -101,21 +102,26 @@ class Look:
         status = pickle.loads(self._tell(False, False, True)).get("pg_status", {}).get(DEFAULT_GROUP)
         if status is None:
             return False
-        begun, finished = int(status["last_enqueued_collective"]), max(0, int(status["last_completed_collective"]))
-        stands = finished == self.finished and (begun == self.begun or self.begun > finished)
-        if not stands:
-            self.recent = []
+        counts = int(status["last_enqueued_collective"]), max(0, int(status["last_completed_collective"]))
+        if counts != self._counts:
+            self._counts, self.recent = counts, []
+            self.begun, self.finished = counts
         elif not self.recent:
-            self.recent = _last(pickle.loads(self._tell(True, True, True)).get("entries", ()), finished + 1)
-        self.begun, self.finished = begun, finished
-        return begun > 0
+            entries = _of_default_group(pickle.loads(self._tell(True, True, True)))
+            self.finished = _finished(entries, self.begun)
+            near = (one for one in entries if abs(one["collective_seq_id"] - self.finished) < RING // 2)
+            self.recent = [_collective(one) for one in near]
+        return self.begun > 0
 
 
-def _last(entries: Sequence[dict[str, Any]], number: int) -> list[Collective]:
-    """The default group's collectives around `number`, as many as the board remembers of each side."""
+def _of_default_group(trace: dict[str, Any]) -> list[dict[str, Any]]:
     group = int(DEFAULT_GROUP)
-    found = (entry for entry in entries if entry["pg_id"] == group and not entry["is_p2p"])
-    return [_collective(entry) for entry in found if abs(entry["collective_seq_id"] - number) < RING // 2]
+    return [entry for entry in trace.get("entries", ()) if entry["pg_id"] == group and not entry["is_p2p"]]
+
+
+def _finished(entries: Sequence[dict[str, Any]], begun: int) -> int:
+    """How many are finished up to the first that is not: the count is the last one's that was, in whatever order."""
+    return min([entry["collective_seq_id"] for entry in entries if not entry["retired"]], default=begun + 1) - 1
 
 
 def _collective(entry: dict[str, Any]) -> Collective:
@@ -125,7 +131,8 @@ def _collective(entry: dict[str, Any]) -> Collective:
     what = [operation]
     if operation in SAME_ON_ALL:
         what += [*entry["input_dtypes"], *(str(math.prod(size)) for size in entry["input_sizes"])]
-    text = f"{' '.join([operation, shapes]).strip()} at {_line(entry.get('frames', ()))}"
+    words = [operation, shapes, *map(str.lower, entry["input_dtypes"])]
+    text = f"{' '.join(filter(None, words))} at {_line(entry.get('frames', ()))}"
     return Collective(entry["collective_seq_id"], hash(tuple(what)), text, since)
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from duoka.view.collectives import Seat
 
 UNWRITTEN = 120  # python's exit code where standard output cannot be written out at the end
+A_DAY = 24 * 3600.0
 STACKS_SIGNAL = signal.SIGRTMAX - 3  # none of those that scripts, schedulers and profilers use
 
 
@@ -91,6 +92,7 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     _count_steps(post.attempt.board.seat(post.rank))
     if plan.world_size > 1:
         debugging.refuse(plan.kind, plan.world_size, post.rank)
+    plan = _with_patience(plan)
     by_itself = plan.self_launching or (plan.kind is Kind.PLAIN and plan.world_size == 1)
     run = _run_as_python if by_itself else LIVES[plan.kind]
     end = _watched(run, plan, place, post)
@@ -102,6 +104,16 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
         with suppress(OSError):
             wire.sendall(json.dumps("".join(raised)).encode() + b"\n")
     return code
+
+
+def _with_patience(plan: Plan) -> Plan:
+    """Whoever watches the board ends a wait in time, or lets it go on while a rank is in a debugger.
+
+    Of what a GPU waits for the board knows nothing, and a script that is left alone chooses for itself.
+    """
+    if plan.kind is Kind.DISTRIBUTED or plan.devices[0].type != "cpu":
+        return plan
+    return replace(plan, timeout=max(plan.timeout, A_DAY))
 
 
 def _put_sockets_into(folder: str | None) -> None:

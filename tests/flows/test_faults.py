@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import statistics
 import subprocess
@@ -42,24 +43,45 @@ def test_memory_that_runs_out_says_what_helps(flow: Flow) -> None:
     assert "a smaller batch_size" in outcome.result.stderr
 
 
-def test_a_rank_in_a_debugger_is_waited_for(flow: Flow) -> None:
+DEBUGGED = """
+import pdb
+reading, writing = os.pipe()
+if rank == 0:
+    os.dup2(reading, 0)
+    if os.fork() == 0:
+        time.sleep(4)
+        os.write(writing, b"c\\n")
+        os._exit(0)
+    pdb.Pdb(stdin=open(0), stdout=open(os.devnull, "w")).set_trace()
+meet()
+"""
+API = """
+import os, time
+import duoka
+run = duoka.start()
+rank, meet = run.rank, run.barrier
+meet()
+"""
+
+
+@pytest.mark.parametrize("kind", ["distributed", "api"])
+def test_a_rank_in_a_debugger_is_waited_for(flow: Flow, kind: str) -> None:
     """Rank 0 reads its commands from a pipe that has none to give for longer than the limit."""
-    script = group(
-        flow,
-        """
-        import pdb
-        reading, writing = os.pipe()
-        if rank == 0:
-            os.dup2(reading, 0)
-            if os.fork() == 0:
-                time.sleep(4)
-                os.write(writing, b"c\\n")
-                os._exit(0)
-            pdb.Pdb(stdin=open(0), stdout=open(os.devnull, "w")).set_trace()
-        meet()
-        """,
-    )
-    run(flow, script, options=("--timeout", "2", "--step-timeout", "2")).ok()
+    script = group(flow, DEBUGGED) if kind == "distributed" else flow.write("script.py", API + DEBUGGED)
+    run(flow, script, options=("--timeout", "2")).ok()
+
+
+def test_a_rank_that_does_not_come_to_the_start_is_named(flow: Flow) -> None:
+    late = "import os, time\nif os.environ['RANK'] == '1': time.sleep(60)\n"
+    scripts = [
+        flow.write("api.py", f"{late}import duoka\nduoka.start()"),
+        flow.write("distributed.py", f"{late}import torch.distributed as dist\ndist.init_process_group('gloo')"),
+    ]
+    for script, what in zip(scripts, ("start", "init_process_group"), strict=True):
+        result = run(flow, script, workers=3, options=("--timeout", "2"))
+        assert result.returncode == 1
+        assert re.search(rf"rank 1 of 3 \(.*\) has not come to {what} 1", result.stderr), result
+        assert f"it is in {script.name}:2, asleep; ranks 0 and 2 wait since" in result.stderr
 
 
 def test_a_full_disk_under_the_logs_does_not_hide_the_error(flow: Flow) -> None:
