@@ -34,6 +34,7 @@ from duoka.launchers.stuck import (
     Limits,
     Stuck,
     ask_for_stacks,
+    find_staying,
     find_stuck,
     is_debugged,
     look_closer,
@@ -143,6 +144,8 @@ def _watch(plan: Plan, crew: Crew, board: Board) -> tuple[Stuck | None, signal.S
             debugged_until = time.monotonic() + TO_DEBUG
         elif waits_in_vain(board, crew.workers):
             return None, None
+        elif crew.done() and (stuck := find_staying(crew.workers, limits, idleness)):
+            return ask_for_stacks(stuck, crew), None
     return None, None
 
 

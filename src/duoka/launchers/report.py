@@ -117,8 +117,8 @@ def _stuck(verdict: Verdict, scene: Scene) -> list[str]:
         what = _apart(stuck.parting, scene)
         ranks = stuck.parting.sides[0][0]
     else:
-        what = _waited(stuck, scene)
-    ended = [worker.rank for worker in scene.workers if worker.ending is not None]
+        what = _stays(stuck, scene) if stuck.at_exit else _waited(stuck, scene)
+    ended = [worker.rank for worker in scene.workers if worker.ending is not None and not stuck.at_exit]
     whereabouts = (line for rank in ranks if rank not in ended for line in _whereabouts(rank, stuck, scene))
     return [_headline(what, verdict, scene), *whereabouts]
 
@@ -139,6 +139,13 @@ def _waited(stuck: Stuck, scene: Scene) -> str:
     place = f"it is in {line}{asleep}; " if line and len(missing) == 1 and first not in stuck.odd else ""
     step = _step(first, scene)
     return f"{_ranks_of(missing, scene)} ({_host()}){step} {has} not come to {collective}; {place}{since}"
+
+
+def _stays(stuck: Stuck, scene: Scene) -> str:
+    """The threads that it waits for are in its stack."""
+    ranks, has = list(stuck.missing), "has" if len(stuck.missing) == 1 else "have"
+    since = f"{stuck.seconds:.0f} s after the script ended (the limit is {stuck.limit:g} s)"
+    return f"{_ranks_of(ranks, scene)} ({_host()}) {has} not exited {since}"
 
 
 def _apart_unseen(stuck: Stuck, collective: str, scene: Scene) -> str:

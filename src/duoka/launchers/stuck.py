@@ -49,6 +49,7 @@ class Stuck:
     parting: how the ranks disagree on which collective it is.
     stacks: by rank, of all that could tell. odd: by rank, what keeps its process from running.
     asleep: the ranks whose processes wait for something.
+    at_exit: nobody waits for the missing ones but this process: their scripts have ended, and they do not exit.
     within: of the ranks that do not come, and could not look where they are, those that are somewhere in torch.
     """
 
@@ -62,6 +63,7 @@ class Stuck:
     odd: dict[int, str] = field(default_factory=dict)
     asleep: tuple[int, ...] = ()
     within: tuple[int, ...] = ()
+    at_exit: bool = False
 
     @property
     def culprits(self) -> tuple[int, ...]:
@@ -121,6 +123,19 @@ def find_stuck(board: Board, workers: Sequence[Worker], limits: Limits, idleness
     elif not _waited(seconds, limit, limits, missing or stopped, idleness):
         return None
     return Stuck(number, seconds, tuple(waits), tuple(worker.rank for worker in missing), limit=limit)
+
+
+def find_staying(workers: Sequence[Worker], limits: Limits, idleness: Idleness) -> Stuck | None:
+    """Whether workers do not exit after their scripts have ended, and do nothing, for the longest limit."""
+    staying = [worker for worker in workers if worker.alive and worker.ending is not None]
+    seconds = min((time.monotonic() - worker.ending.time for worker in staying if worker.ending), default=0.0)
+    if seconds <= limits.start / 2:
+        return None
+    idle = min([idleness.seconds(worker) for worker in staying])
+    if seconds <= limits.start or idle <= limits.start / 2 - 1:
+        return None
+    ranks = tuple(worker.rank for worker in staying)
+    return Stuck(0, seconds, (), ranks, limit=limits.start, at_exit=True)
 
 
 def _first_missed(present: Sequence[Worker], progress: dict[int, Progress]) -> tuple[int, list[Worker]]:
