@@ -58,7 +58,8 @@ def _well(verdict: Verdict, scene: Scene) -> list[str]:
 
 def _agreed(verdict: Verdict, scene: Scene) -> list[str]:
     """As python shows it: the error is the script's, and which rank it was on says nothing."""
-    return _last_words(verdict.culprits[0], scene)
+    first = verdict.culprits[0]
+    return [*_last_words(first, scene), *hints(first.ending.error if first.ending else "")]
 
 
 def _raised(verdict: Verdict, scene: Scene) -> list[str]:

@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +86,20 @@ class Injection:
     loader_workers: int = 0
 
     @classmethod
+    def of(cls, script: str, fault: str, rank: int, step: int, workers: int) -> Injection:
+        """With a loader's worker, if that is where the fault is."""
+        return cls(script, fault, rank, step, workers, loader_workers=int(fault.startswith("worker-")))
+
+    @classmethod
     def draw(cls, draws: random.Random, faults: Any = None) -> Injection:
         script = draws.choice(sorted(CATALOGUE))
         fault = draws.choice(sorted(faults or set(CATALOGUE[script]) - set(FINE)))
         workers = draws.choice((2, 3))
         # A limit that is tight holds after the first step, and some faults are in the loop.
         first = 1 if fault in HANGS else 0 if fault in {**ONLY_PLAIN, **APART, **FINE} else -1
-        loader_workers = 0 if fault == "loader" else 1 if fault.startswith("worker-") else draws.choice((0, 0, 1))
-        return cls(script, fault, draws.randrange(workers), draws.randrange(first, STEPS), workers, loader_workers)
+        one = cls.of(script, fault, draws.randrange(workers), draws.randrange(first, STEPS), workers)
+        more = script == "plain" and fault != "loader" and draws.random() < 1 / 3
+        return replace(one, loader_workers=1) if more else one
 
     def __str__(self) -> str:
         loader = f", {self.loader_workers} loader workers"
