@@ -64,3 +64,30 @@ def test_what_an_exit_function_raises_is_shown_and_the_code_stays(flow: Flow) ->
 def test_closed_streams_are_no_error(flow: Flow) -> None:
     script = group(flow, "sys.stdout.close(); sys.stderr.close()")
     assert run(flow, script).returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["plain", "distributed"])
+def test_a_process_that_the_script_forks_may_come_to_its_end(flow: Flow, kind: str) -> None:
+    """Under python it ends there by itself, and so does an error in it."""
+    script = flow.write(
+        "script.py",
+        """
+        import os, sys, time
+        import torch
+        children = []
+        for end in ("last line", "exit", "error"):
+            child = os.fork()
+            if child == 0:
+                if end == "exit": sys.exit(3)
+                if end == "error": raise ValueError("in a child")
+                break
+            children.append(child)
+        else:
+            codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+            print(codes, torch.nn.Linear(2, 1)(torch.ones(4, 2)).shape)
+        """,
+    )
+    expected = flow.python([script]).ok()
+    result = run(flow, script, options=("--kind", kind, "--log-dir", "logs")).ok()
+    assert (result.stdout, result.stderr) == (expected.stdout, expected.stderr)
+    assert "[0, 3, 1]" in result.stdout

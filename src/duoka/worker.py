@@ -95,7 +95,12 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     plan = _with_patience(plan)
     by_itself = plan.self_launching or (plan.kind is Kind.PLAIN and plan.world_size == 1)
     run = _run_as_python if by_itself else LIVES[plan.kind]
+    home = os.getpid()
     end = _watched(run, plan, place, post)
+    if os.getpid() != home:  # a process that the script forked has come to the script's end: nothing of this rank's
+        if not (post.own_log or end.shown):
+            _write(end.trace or (end.said and f"{end.said}\n"))
+        return _leave(end.code)[0]
 
     with suppress(OSError):  # there is nobody left to be told
         wire.sendall(end.line())

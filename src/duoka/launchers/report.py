@@ -266,7 +266,7 @@ def _whereabouts(rank: int, stuck: Stuck, scene: Scene) -> Iterator[str]:
     if frames:
         yield f"  rank {rank}{after} is at (innermost first):"
         yield from (f"  {frame}" for frame in frames)
-    else:
+    elif not (stuck.at_exit and rank in stuck.stacks):
         state = stuck.odd.get(rank, "does not answer when it is asked for its stack")
         yield f"  rank {rank}{after} {state}"
 
