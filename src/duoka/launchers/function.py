@@ -22,7 +22,7 @@ from duoka import environment
 from duoka.devices.inventory import Inventory
 from duoka.devices.spec import parse
 from duoka.devices.taking import Asked, Taken, take
-from duoka.errors import DeviceError, OptionError, WorkerFailed
+from duoka.errors import DeviceError, OptionError, RanksApart, RunError, TimedOut, WorkerFailed
 from duoka.launchers.local import Run, attempt
 from duoka.launchers.output import Outputs
 from duoka.launchers.signals import Signals
@@ -39,6 +39,7 @@ def launch(
     devices: str | int | Sequence[int] = "auto",
     threads: int | None = None,
     timeout: float = 600.0,
+    step_timeout: float | None = None,
     log_dir: str | Path | None = None,
     **kwargs: Any,
 ) -> list[Any]:
@@ -52,13 +53,17 @@ def launch(
         devices: as `duoka run --devices`: "auto", 2, "0,3", [0, 3], "cpu:2", ...
         threads: processor threads of each worker; None: its part of the cores.
         timeout: seconds that one rank waits for the others.
+        step_timeout: the same after the first step, whatever the others do; None: 20 times the slowest step so far,
+            at least 60 s, for a rank that is idle.
         log_dir: where the output of ranks 1, 2, ... is kept.
         **kwargs: what it is called with, too.
 
     Raises:
         OptionError: a value that is not allowed; or it is called in a worker, or not in the main thread.
         DeviceError: a device is not there, or this process has used CUDA already.
-        WorkerFailed: a worker died, or the workers waited for each other in vain.
+        WorkerFailed: a worker died.
+        RanksApart: a rank came to another collective than the others, or ended while they went on.
+        TimedOut: a rank did not come to a collective in time.
         Exception: the first that a worker raised; its cause is that worker's own traceback.
     """
     _check(function)
@@ -68,6 +73,7 @@ def launch(
         devices=str(words),
         threads=threads,
         timeout=timeout,
+        step_timeout=step_timeout,
         log_dir=None if log_dir is None else Path(log_dir),
     )
     taken = _take(options)
@@ -186,4 +192,11 @@ def _raise(verdict: Verdict, results: Sequence[IO[bytes]], told: str) -> None:
         error = _read(results[first.rank])
         if isinstance(error, BaseException):
             raise error from RemoteTraceback(f"rank {first.rank}: {first.ending.trace}")
-    raise WorkerFailed(told.strip() or f"the workers ended with exit code {verdict.code}")
+    raise _kind(verdict)(told.strip() or f"the workers ended with exit code {verdict.code}")
+
+
+def _kind(verdict: Verdict) -> type[RunError]:
+    """What a rank raises that notices it itself: who is first must not make a difference to the caller."""
+    if verdict.why == "left" or (verdict.stuck is not None and verdict.stuck.parting is not None):
+        return RanksApart
+    return WorkerFailed if verdict.stuck is None else TimedOut

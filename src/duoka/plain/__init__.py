@@ -108,9 +108,13 @@ def run_plain(
         interception.install(session)
     try:
         run_target(plan.target)
+        if (
+            not patches.active
+        ):  # a process that the script forked has come to the script's end, which is not the run's
+            return
         ranks.meet_at_end()
     except SystemExit as leaving:
-        if leaving.code in (None, 0):
+        if leaving.code in (None, 0) and patches.active:
             _finish(view, plan.verbosity == "verbose")
         raise
     _finish(view, plan.verbosity == "verbose")
