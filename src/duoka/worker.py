@@ -11,11 +11,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from duoka import ending, environment, traces
@@ -35,6 +35,27 @@ UNWRITTEN = 120  # python's exit code where standard output cannot be written ou
 STACKS_SIGNAL = signal.SIGRTMAX - 3  # none of those that scripts, schedulers and profilers use
 
 
+class Observer(Protocol):
+    """What accompanies the script in every worker and leaves its numbers alone (`duoka.proving` records them)."""
+
+    def begin(self, rank: int) -> None:
+        """Before anything is installed for the script."""
+
+    def around(self, rank: int) -> AbstractContextManager[None]:
+        """Around the script, when all is installed."""
+
+
+class Unobserved:
+    """No observer."""
+
+    def begin(self, rank: int) -> None:
+        """Nothing."""
+
+    def around(self, rank: int) -> AbstractContextManager[None]:
+        """Nothing."""
+        return nullcontext()
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """What all workers of one attempt have in common.
@@ -42,7 +63,7 @@ class Attempt:
     number: 0 at first, and one more each time the run is started again.
     entropy: a random number of 64 bits.
     exchange: memory through which the ranks hand each other small tensors; None: they have gloo only.
-    function: what they run instead of the plan's script.
+    function: what they run instead of the plan's script. observer: what accompanies it.
     """
 
     number: int
@@ -51,6 +72,7 @@ class Attempt:
     board: Board
     exchange: mmap.mmap | None
     function: Callable[[], object] | None = None
+    observer: Observer = field(default_factory=Unobserved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +105,12 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     shared = post.attempt
     place = Place(post.rank, plan.world_size, shared.number, _port(wire), shared.run_id, plan.restarts)
 
+    shared.observer.begin(post.rank)
     _count_steps(post.attempt.board.seat(post.rank))
     if plan.world_size > 1:
         _refuse_breakpoints(plan, post.rank)
     by_itself = plan.self_launching or (plan.kind is Kind.PLAIN and plan.world_size == 1)
-    run = _run_as_python if by_itself else LIVES[plan.kind]
+    run = _run_script if by_itself else LIVES[plan.kind]
     end = _watched(run, plan, place, post)
 
     with suppress(OSError):  # there is nobody left to be told
@@ -154,8 +177,9 @@ def _port(wire: socket.socket) -> int:
     return int(line) if line else sys.exit(1)  # its end without a word: the command process is gone
 
 
-def _run_as_python(plan: Plan, place: Place, post: Post) -> None:
-    run_target(plan.target)
+def _run_script(plan: Plan, place: Place, post: Post) -> None:
+    with post.attempt.observer.around(post.rank):
+        run_target(plan.target)
 
 
 def _run_plain(plan: Plan, place: Place, post: Post) -> None:
@@ -166,7 +190,9 @@ def _run_plain(plan: Plan, place: Place, post: Post) -> None:
     store = reach_store(place, plan.timeout)
     say = _sayer(quiet=plan.verbosity == "quiet" or place.rank > 0)
     shared, seat = post.attempt, post.attempt.board.seat(place.rank)
-    run_plain(plan, place.rank, store, seat, shared.exchange, shared.entropy, say)
+    run_plain(
+        plan, place.rank, store, seat, shared.exchange, shared.entropy, say, partial(_run_script, plan, place, post)
+    )
 
 
 def _run_api(plan: Plan, place: Place, post: Post) -> None:
@@ -175,7 +201,7 @@ def _run_api(plan: Plan, place: Place, post: Post) -> None:
     environment.give_ranks(place)
     take_place(plan, place, post.attempt.board.seat(place.rank), post.attempt.exchange)
     with this_process().ending():
-        (post.attempt.function or partial(run_target, plan.target))()
+        (post.attempt.function or partial(_run_script, plan, place, post))()
 
 
 def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None) -> None:
@@ -205,7 +231,8 @@ def _run_distributed(plan: Plan, place: Place, post: Post) -> None:
     torch.default_generator.seed()  # under torchrun, too, every rank starts with random numbers of its own
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-    run_target(plan.target, local_rank_args(plan, place.rank))
+    with post.attempt.observer.around(place.rank):
+        run_target(plan.target, local_rank_args(plan, place.rank))
 
 
 LIVES = {Kind.PLAIN: _run_plain, Kind.API: _run_api, Kind.DISTRIBUTED: _run_distributed}
