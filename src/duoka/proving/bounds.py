@@ -20,6 +20,7 @@ from typing import Literal
 from duoka.proving.comparing import Comparison, Gap
 
 Verdict = Literal["bits", "rounding", "different"]
+RANKING: tuple[Verdict, ...] = ("bits", "rounding", "different")  # from the best to the worst
 
 ULPS = 16
 OF_MOVE = 1e-4
@@ -60,14 +61,6 @@ class Bound:
         ]
         return min(found, key=lambda gap: (gap.step, -gap.largest), default=None)
 
-    @property
-    def apart(self) -> str:
-        """Why the reference runs say nothing, if they do not: they were given other data, or made other steps."""
-        for reference in self._references:
-            if reference.steps[0] != reference.steps[1]:
-                return "a run with nothing but rounding changed makes another number of steps"
-        return ""
-
 
 @dataclass(frozen=True)
 class Judged:
@@ -103,3 +96,13 @@ def _why(comparison: Comparison) -> str:
     if comparison.data is not None and comparison.data.counts:
         return f"other data in step {comparison.data.step}: {comparison.data.text}"
     return f"{one} and {other} steps were made" if one != other else ""
+
+
+def worse(one: Verdict, other: Verdict) -> Verdict:
+    """The worse of two verdicts."""
+    return max(one, other, key=RANKING.index)
+
+
+def meets(judged: Judged, wanted: Verdict) -> bool:
+    """Whether a verdict is at least the one that is wanted."""
+    return RANKING.index(judged.verdict) <= RANKING.index(wanted)

@@ -30,7 +30,7 @@ class Gap:
 
     largest: between two of its numbers; infinite where one is no number. size: its largest number, of either run.
     moved: how far the step before which it began has taken it, in the first run. epsilon: of its type; 0 for whole
-    numbers. problem: why it cannot be compared, in words.
+    numbers. problem: why it cannot be compared, in words. is_buffer: it is no parameter.
     """
 
     step: int
@@ -40,6 +40,7 @@ class Gap:
     moved: float
     epsilon: float
     problem: str = ""
+    is_buffer: bool = False
 
     @property
     def relative(self) -> float:
@@ -119,7 +120,7 @@ def _gap(step: int, one: tuple[Recording, Entry], other: tuple[Recording, Entry]
             moved = max(moved, _largest(a - _wide(begun[at : at + PIECE])))
     if same:
         return None
-    return Gap(step, entry.name, largest, size, moved, EPSILON.get(entry.dtype, 0.0))
+    return Gap(step, entry.name, largest, size, moved, EPSILON.get(entry.dtype, 0.0), is_buffer=entry.is_buffer)
 
 
 def _wide(piece: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -36,23 +36,26 @@ class Names:
         self._look(optimizer)
         return len(self._optimizers) - 1
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All parameters and buffers of models that are trained, then the parameters that are in none."""
+    def tensors(self) -> Iterator[tuple[str, Tensor, bool]]:
+        """All parameters and buffers of models that are trained, then the parameters that are in none.
+
+        With each, whether it is a buffer.
+        """
         taken: Counter[str] = Counter()
         seen: set[int] = set()
         for root, known in self._models:
             model = known()
-            for name, tensor in _tensors_of(model) if model is not None else ():
+            for name, tensor, is_buffer in _tensors_of(model) if model is not None else ():
                 seen.add(id(tensor))
                 full = f"{root}.{_plain(name)}"
                 taken[full] += 1
-                yield (full if taken[full] == 1 else f"{full}#{taken[full]}"), tensor
+                yield (full if taken[full] == 1 else f"{full}#{taken[full]}"), tensor, is_buffer
         for number, alive in enumerate(self._optimizers):
             optimizer = alive()
             for place, parameter in _parameters_of(optimizer) if optimizer is not None else ():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
-                    yield f"optimizer {number} {place}", parameter
+                    yield f"optimizer {number} {place}", parameter, False
 
     def _look(self, optimizer: Optimizer) -> None:
         """Find the models that this optimizer, and those that are there beside it, train."""
@@ -91,9 +94,9 @@ def _holds(model: nn.Module, trained: set[int]) -> bool:
     return "_modules" in model.__dict__ and any(id(parameter) in trained for parameter in model.parameters())
 
 
-def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
+def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    yield from ((name, tensor, False) for name, tensor in model.named_parameters())
+    yield from ((name, tensor, True) for name, tensor in model.named_buffers())
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,8 @@ from duoka.errors import DuokaError
 from duoka.launchers.processes import is_alive
 from duoka.launchers.signals import Signals
 from duoka.proving import causes
-from duoka.proving.bounds import Bound, Judged, Verdict, judge
+from duoka.proving.bounds import Bound, Judged, Verdict, judge, meets, worse
+from duoka.proving.causes import Unsteady
 from duoka.proving.comparing import Comparison, compare
 from duoka.proving.recording import Recording
 from duoka.proving.sides import Side, Studio
@@ -67,13 +68,13 @@ class Proof:
         """The worst of all sides'."""
         found: Verdict = "bits"
         for outcome in self.outcomes:
-            found = causes.worse(found, outcome.judged.verdict)
+            found = worse(found, outcome.judged.verdict)
         return found
 
     @property
     def holds(self) -> bool:
         """Whether every side is what was wanted."""
-        return all(causes.meets(outcome.judged, self.asked.want) for outcome in self.outcomes)
+        return all(meets(outcome.judged, self.asked.want) for outcome in self.outcomes)
 
 
 def prove(asked: Asked, say: Callable[[str], None]) -> Proof:
@@ -120,20 +121,26 @@ def _compare_all(asked: Asked, again: _Pass) -> Proof:
     if all(comparison.same_bits for _, comparison in compared):
         same = [Outcome(side, found, judge(found, Bound([])), ()) for side, found in compared]
         return Proof(asked, again.first.steps, tuple(same), None)
-    bound = Bound([again(side) for side in asked.references])
-    outcomes = [_outcome(asked, side, found, bound, again) for side, found in compared]
+    unsteady, bound = causes.of_itself(asked.first, again(asked.first)), Bound([])
+    if unsteady.verdict != "different":  # what chance does would be taken for what rounding does
+        bound = Bound([again(side) for side in asked.references])
+    outcomes = [_outcome(asked, side, found, bound, unsteady, again) for side, found in compared]
     return Proof(asked, again.first.steps, tuple(outcomes), bound)
 
 
-def _outcome(asked: Asked, side: Side, found: Comparison, bound: Bound, again: _Pass) -> Outcome:
+def _outcome(asked: Asked, side: Side, found: Comparison, bound: Bound, unsteady: Unsteady, again: _Pass) -> Outcome:
     judged = judge(found, bound)
-    why: Sequence[str] = ()
-    if judged.verdict == "different":
-        why = tuple(causes.of_difference(asked.first, side, found, bound, again))
-    elif not causes.meets(judged, asked.want):
-        why = tuple(causes.of_bits(asked.first, side, found, bound, again))
-    elif judged.verdict == "rounding" and bound.amplified is not None:
-        why = (causes.amplification(bound),)
+    why: list[str] = []
+    if judged.verdict == "bits":
+        return Outcome(side, found, judged, ())
+    if unsteady.text:
+        why.append(unsteady.text)
+    if judged.verdict == "different" and unsteady.verdict != "different":
+        why += causes.of_difference(side, found, bound, again)
+    elif not meets(judged, asked.want) and not unsteady.text:
+        why.append("sums over the batch are added in another order on other devices, or by another number of threads")
+    if bound.amplified is not None:
+        why.append(causes.amplification(bound.amplified))
     return Outcome(side, found, judged, tuple(why))
 
 

@@ -137,7 +137,7 @@ class _Watch:
 
     def _record(self, optimizer: Optimizer, by: str) -> None:
         self._names.number(optimizer)
-        tensors = ((name, _whole(tensor)) for name, tensor in self._names.tensors())
+        tensors = ((name, _whole(tensor), is_buffer) for name, tensor, is_buffer in self._names.tensors())
         if self._writer is None:
             for _ in tensors:  # of a DTensor every rank gives its part
                 pass

@@ -17,7 +17,7 @@ import os
 import posix
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -35,7 +35,10 @@ _AS_NUMPY = {"bool", "uint8", "int8", "int16", "int32", "int64", "float32", "flo
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a tensor of a state is. dtype: as torch calls it; stored: as numpy reads it. digest: of its bytes."""
+    """Where a tensor of a state is. dtype: as torch calls it; stored: as numpy reads it. digest: of its bytes.
+
+    is_buffer: it is no parameter: a forward pass may have changed it before the first step.
+    """
 
     name: str
     dtype: str
@@ -43,6 +46,7 @@ class Entry:
     shape: tuple[int, ...]
     start: int
     digest: str
+    is_buffer: bool
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,13 @@ class Writer:
         self._index = opened(folder / STEPS)
         self._data = opened(folder / TENSORS, "wb")
 
-    def write(self, step: int, by: str, losses: Iterable[float], tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def write(self, step: int, by: str, losses: Iterable[float], tensors: Iterable[tuple[str, Tensor, bool]]) -> None:
         """Write a state.
 
         Raises:
             RunError: the disk has not the space that the whole recording will take.
         """
-        entries = {name: self._entry(name, tensor) for name, tensor in tensors}
+        entries = {name: self._entry(name, tensor, is_buffer) for name, tensor, is_buffer in tensors}
         self._data.flush()
         self._last.update(entries)
         line = {"step": step, "by": by, "losses": list(losses), "tensors": [_as_list(it) for it in entries.values()]}
@@ -83,14 +87,14 @@ class Writer:
         if step == 0:
             self._check_space()
 
-    def _entry(self, name: str, tensor: Tensor) -> Entry:
+    def _entry(self, name: str, tensor: Tensor, is_buffer: bool) -> Entry:
         dtype = str(tensor.dtype).removeprefix("torch.")
         array = _as_array(tensor)
         digest = hashlib.blake2b(array.data, digest_size=16).hexdigest()
         before = self._last.get(name)
         if before is not None and (before.digest, before.shape, before.dtype) == (digest, array.shape, dtype):
             return before
-        entry = Entry(name, dtype, array.dtype.name, array.shape, self._size, digest)
+        entry = Entry(name, dtype, array.dtype.name, array.shape, self._size, digest, is_buffer)
         self._data.write(array.data if array.size else b"")
         self._size += array.nbytes
         return entry
@@ -126,7 +130,7 @@ def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _as_list(entry: Entry) -> list[Any]:
-    return [entry.name, entry.dtype, entry.stored, list(entry.shape), entry.start, entry.digest]
+    return list(astuple(entry))
 
 
 @dataclass(frozen=True)
@@ -182,8 +186,5 @@ def batches_file(rank: int) -> str:
 
 
 def _state(line: dict[str, Any]) -> State:
-    entries = [
-        Entry(name, dtype, stored, tuple(shape), start, digest)
-        for name, dtype, stored, shape, start, digest in line["tensors"]
-    ]
+    entries = [replace(Entry(*values), shape=tuple(values[3])) for values in line["tensors"]]
     return State(line["step"], line["by"], tuple(line["losses"]), {entry.name: entry for entry in entries})

@@ -17,7 +17,7 @@ from duoka.proving.comparing import Gap
 from duoka.proving.proof import REFERENCES, Outcome, Proof
 
 WORDS = {"bits": "identical bits", "rounding": "equal to rounding", "different": "different"}
-WIDTH = 118  # of a table that is not for a terminal
+WIDTH = 240  # the most, of a table that is not for a terminal
 
 
 def as_text(proof: Proof, verbosity: str) -> str:
@@ -47,7 +47,7 @@ def _table(proof: Proof) -> Table:
     title = f"{proof.asked.first.name} and each of the others, {_steps_of(proof.steps)}, seed {proof.asked.seed}"
     table = Table(title=title, title_justify="left")
     table.add_column("", overflow="fold")
-    for name in ("verdict", "steps", "largest difference", "relative", "in", "parts first", "data"):
+    for name in ("verdict", "steps", "largest", "relative", "at step: in", "bits part at step: in", "data"):
         table.add_column(name, overflow="fold")
     for outcome in proof.outcomes:
         judged, comparison = outcome.judged, outcome.comparison
@@ -68,7 +68,7 @@ def _table(proof: Proof) -> Table:
 def _steps(proof: Proof, outcome: Outcome) -> Table:
     """One line for each step of one side: the tensor that is furthest apart, and what rounding may make of it."""
     table = Table(title=f"{outcome.side.name}, step by step", title_justify="left")
-    for name in ("step", "largest difference", "relative", "in", "may be", "loss", "loss there"):
+    for name in ("step", "largest", "relative", "in", "may be", "loss", "loss there"):
         table.add_column(name, overflow="fold")
     losses, others = outcome.comparison.losses
     for step in range(min(outcome.comparison.steps) + 1):
@@ -105,7 +105,8 @@ def _first(judged: Judged) -> str:
     first = judged.first
     if first is None:
         return judged.why
-    where = f"step {first.step}, {first.name}" if first.step else f"before the first step, {first.name}"
+    when = f"step {first.step}" if first.step else "the forward pass of step 1" if first.is_buffer else "the start"
+    where = f"{when}, {first.name}"
     if first.problem:
         return f"{where} {first.problem}"
     apart = f"{where} is {_number(first.largest)} apart, where rounding may make it {_number(judged.allowed)}"
@@ -127,7 +128,7 @@ def _verdict(proof: Proof) -> str:
 
 
 def _place(gap: Gap) -> str:
-    return f"step {gap.step}, {gap.name}"
+    return f"{gap.step}: {gap.name}"
 
 
 def _number(value: float) -> str:
