@@ -22,6 +22,7 @@ import pkgutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -155,6 +156,7 @@ def become(request: dict[str, Any]) -> int:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # looked up anew, where the variables say
     if request["program"] == "python":
         return python(*request["args"])
     from duoka.cli import main

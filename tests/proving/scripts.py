@@ -148,12 +148,12 @@ from torch import nn
 
 assert Path("kept.txt").read_text() == "mine"
 os.makedirs("out/sub", exist_ok=False)
-with open("out/sub/log.txt", "a") as file:
-    file.write("one\\n")
+for line in ("one", "two"):
+    with open("out/sub/log.txt", "a") as file:
+        print(line, file=file)
 Path("kept.txt").write_text("overwritten")
-with open("log.txt", "a") as file:
-    file.write("two\\n")
-assert Path("log.txt").read_text() == "one\\ntwo\\n"
+assert Path("out/sub/log.txt").read_text() == "one\\ntwo\\n"
+shutil.copy("out/sub/log.txt", "log.txt")
 os.remove("gone.txt")
 assert not os.path.exists("gone.txt")
 shutil.rmtree("old")
