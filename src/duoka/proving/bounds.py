@@ -53,13 +53,12 @@ class Bound:
     @property
     def amplified(self) -> Gap | None:
         """The first tensor, of the first step, that rounding alone takes far from where it was."""
-        found = [
-            gap
-            for reference in self._references
-            for gap in reference.gaps
-            if gap.largest > AMPLIFIED * gap.moved and gap.largest > ULPS * gap.epsilon * gap.size and gap.epsilon
-        ]
+        found = [gap for reference in self._references for gap in reference.gaps if self._is_amplified(gap)]
         return min(found, key=lambda gap: (gap.step, -gap.largest), default=None)
+
+    def _is_amplified(self, gap: Gap) -> bool:
+        stored = max(ULPS * gap.epsilon * gap.size, 2 * self.grown(0, gap.name))  # at first it was moved by hand
+        return gap.step > 0 and gap.epsilon > 0 and gap.largest > max(stored, AMPLIFIED * gap.moved)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 Sums in another order differ in the last place, and so do these runs: what grows out of it in some steps is what
 any other order may grow into. Up or down is drawn for each number, from a stream that is nobody else's.
+
+The last place is that of the type in which a model computes (autocast, TF32): a smaller move would be rounded away.
+Of so coarse a type only some weights are moved, as an order of addition changes only some results.
 """
 
 from __future__ import annotations
@@ -12,6 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+FINE = 2.0**-20  # types whose last place is no larger have all their weights moved
+SOME = 1 / 16  # of the weights, of all other types
+TF32 = 2.0**-10
 
 
 class Nudge:
@@ -41,6 +48,18 @@ class Nudge:
                 continue
             self._moved[id(tensor)] = tensor
             up = torch.from_numpy(self._draw.integers(0, 2, tuple(tensor.shape), dtype=np.int8)).to(tensor.device)
+            unit, sign = _unit(tensor), 2 * up - 1
+            if unit > FINE:
+                sign *= torch.from_numpy(self._draw.random(tuple(tensor.shape)) < SOME).to(tensor.device)
             wide = tensor.detach().to(torch.float64)
-            unit = torch.finfo(tensor.dtype).eps
-            tensor.data.copy_((wide + (2 * up - 1) * unit * wide.abs()).to(tensor.dtype))
+            tensor.data.copy_((wide + sign * unit * wide.abs()).to(tensor.dtype))
+
+
+def _unit(tensor: Tensor) -> float:
+    """The last place of 1 in the type in which this parameter is computed with now."""
+    device, unit = tensor.device.type, torch.finfo(tensor.dtype).eps
+    if torch.is_autocast_enabled(device):
+        unit = max(unit, torch.finfo(torch.get_autocast_dtype(device)).eps)
+    if device == "cuda" and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32):
+        unit = max(unit, TF32)
+    return unit

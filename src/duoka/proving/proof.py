@@ -139,7 +139,7 @@ def _outcome(asked: Asked, side: Side, found: Comparison, bound: Bound, unsteady
         why += causes.of_difference(side, found, bound, again)
     elif not meets(judged, asked.want) and not unsteady.text:
         why.append("sums over the batch are added in another order on other devices, or by another number of threads")
-    if bound.amplified is not None:
+    if judged.verdict == "different" and not why and bound.amplified is not None:
         why.append(causes.amplification(bound.amplified))
     return Outcome(side, found, judged, tuple(why))
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from duoka.proving.bounds import OF_MOVE, TIMES, ULPS, Judged
+from duoka.proving.causes import amplification
 from duoka.proving.comparing import Gap
 from duoka.proving.proof import REFERENCES, Outcome, Proof
 
@@ -30,7 +31,8 @@ def as_text(proof: Proof, verbosity: str) -> str:
         parts += [_drawn(_steps(proof, outcome)) for outcome in proof.outcomes]
     parts += [line for outcome in proof.outcomes for line in _sentences(proof, outcome)]
     if proof.bound is not None:
-        parts.append(_rounding(proof))
+        amplified = proof.bound.amplified
+        parts += [_rounding(proof), *([f"note: {amplification(amplified)}"] if amplified is not None else [])]
     return "\n".join([*parts, last])
 
 
@@ -150,6 +152,7 @@ def as_data(proof: Proof) -> str:
         "verdict": proof.verdict,
         "holds": proof.holds,
         "rounding": {"units_in_the_last_place": ULPS, "of_movement": OF_MOVE, "times_reference": TIMES},
+        "amplified": _gap(proof.bound.amplified, proof) if proof.bound else None,
         "sides": sides,
     }
     return json.dumps(data, indent=2, allow_nan=False)
