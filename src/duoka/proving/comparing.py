@@ -114,10 +114,10 @@ def _gap(step: int, one: tuple[Recording, Entry], other: tuple[Recording, Entry]
         same = same and np.array_equal(_bits(flat[at : at + PIECE])[~both], _bits(theirs[at : at + PIECE])[~both])
         with np.errstate(invalid="ignore", over="ignore"):
             distance = np.where(both | (a == b), 0.0, np.abs(a - b))
+            way = a - a if begun is None else a - _wide(begun[at : at + PIECE])
         largest = max(largest, float(np.nan_to_num(distance, nan=np.inf, posinf=np.inf).max()))
         size = max(size, _largest(a), _largest(b))
-        if begun is not None:
-            moved = max(moved, _largest(a - _wide(begun[at : at + PIECE])))
+        moved = max(moved, _largest(way))
     if same:
         return None
     return Gap(step, entry.name, largest, size, moved, EPSILON.get(entry.dtype, 0.0), is_buffer=entry.is_buffer)

@@ -32,6 +32,7 @@ _OPENED = (
     ("torch.jit", "load", 0, "f", "seen"),
     ("torch.jit", "save", 1, "f", "new"),
     ("numpy", "savetxt", 0, "fname", "new"),
+    ("numpy.lib._datasource", "open", 0, "path", "seen"),  # of loadtxt and genfromtxt
     ("sqlite3", "connect", 0, "database", "changed"),
     ("safetensors.torch", "serialize_file", 1, "filename", "new"),
     ("safetensors.torch", "safe_open", 0, "filename", "seen"),
