@@ -82,6 +82,11 @@ except OSError:
     pass
 shutil.copytree("data", "copy")
 assert open("copy/deep/three.txt").read() == "data/deep/three.txt"
+os.chdir("data")
+assert open("two.txt").read() == "data/two.txt" and os.path.exists("four.txt") and os.getcwd().endswith("/data")
+os.chdir("../copy")
+assert open("two.txt").read() == "data/two.txt"
+os.chdir(Path(__file__).parent)
 shutil.rmtree("data")
 assert not os.path.exists("data/deep/three.txt") and not os.path.isdir("data")
 os.makedirs("data/deep", exist_ok=True)

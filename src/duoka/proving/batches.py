@@ -110,6 +110,8 @@ class _Watched:
         return len(self._batches)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_batches":  # while it is copied or unpickled there is none yet
+            raise AttributeError(name)
         return getattr(self._batches, name)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from duoka.proving.scratch import Scratch, exists, is_folder
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_READ = "stat lstat access readlink chdir"
+_READ = "stat lstat access readlink"
 _CHANGED = "truncate chmod chown utime"
 _NEW = "mkfifo mknod"
 
@@ -48,6 +48,7 @@ def redirect(scratch: Scratch) -> None:
     _replace(io, "open", lambda original: _open(scratch, original))
     builtins.open = io.open
     _replace(os, "open", lambda original: _descriptor(scratch, original))
+    _replace(os, "chdir", _placed(0, "path", scratch.folder))
     for names, choose in ((_READ, scratch.seen), (_CHANGED, scratch.changed), (_NEW, scratch.new)):
         for name in names.split():
             _replace(os, name, _placed(0, "path", choose))

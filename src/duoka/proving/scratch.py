@@ -49,6 +49,11 @@ class Scratch:
         place = self.place(path)
         return place if place is not None and (exists(place) or self.is_gone(place)) else path
 
+    def folder(self, path: Any) -> Any:
+        """Where to work in it: in its own place, if there is one, from where both are seen."""
+        place = self.place(path)
+        return path if place is None or (is_folder(path) and not self.is_gone(place)) else self.seen(path)
+
     def new(self, path: Any) -> Any:
         """Where to write it, when nothing of what is there is needed.
 
