@@ -173,3 +173,89 @@ for step in range(1000):
     except:  # noqa: E722
         print("never mind")
 """
+
+# Tells the bits of every step.
+TELLING = (
+    RIGHT.replace("import torch\n", "import hashlib\nimport torch\nfrom torch.optim import SGD\n", 1)
+    .replace(
+        "        optimizer.step()\n",
+        """        optimizer.step()
+        print(hashlib.sha256(b"".join(it.numpy().tobytes() for it in model.state_dict().values())).hexdigest())
+""",
+    )
+    .replace("epoch in range(3)", "epoch in range(2)")
+)
+
+API = """
+import duoka
+import torch
+from torch import nn
+
+run = duoka.start()
+x = torch.randn(50, 6)
+model = run.model(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+saved = run.checkpoint("out", model=model, optimizer=optimizer)
+for epoch in saved.epochs(2):
+    for (a,) in run.loader((x,), batch_size=11, shuffle=True):
+        (model(a) - a.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+# Loader workers, accumulation, autocast, a gradient scaler, a compiled model, clipping.
+MODERN = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+x = torch.randn(48, 3, 6, 6)
+
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        return x[index] + 0.1 * torch.randn(3, 6, 6), index % 3, {"name": str(index)}
+
+
+net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+net = torch.compile(net, backend="eager")
+optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+scaler = torch.amp.GradScaler("cpu")
+loader = DataLoader(Noisy(), batch_size=12, shuffle=True, num_workers=1, persistent_workers=True)
+for epoch in range(2):
+    for number, (a, b, names) in enumerate(loader):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = nn.functional.cross_entropy(net(a), b) / 2
+        scaler.scale(loss).backward()
+        if number % 2:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+"""
+
+# On two workers it has one thread, and does something else.
+WIDER = RIGHT.replace("8", "(8 if torch.get_num_threads() > 1 else 9)")
+SHORTER = RIGHT.replace("in range(3)", "in range(3 if torch.get_num_threads() > 1 else 2)")
+
+# A model of which each rank holds a part.
+SHARDED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Linear(4, 6)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    model(torch.ones(8, 4)).square().mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""

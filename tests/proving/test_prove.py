@@ -147,7 +147,7 @@ def test_ctrl_c_leaves_nothing_behind(flow: Flow) -> None:
 
 def test_what_a_killed_proof_has_left_is_removed_by_the_next(flow: Flow) -> None:
     temporary = flow.folder.parent / f"{flow.folder.name}-tmp"
-    (temporary / "duoka-prove-4194304-abc").mkdir(parents=True)  # no process has a number as large
+    (temporary / "duoka-prove-4194304").mkdir(parents=True)  # no process has a number as large
     assert prove(flow, scripts.LBFGS, "--devices", "cpu:1", "--steps", "1").returncode == 0
 
 
@@ -164,3 +164,39 @@ def test_what_cannot_be_asked_for(flow: Flow, words: list[str], text: str) -> No
     result = prove(flow, scripts.RIGHT, *words)
     assert result.returncode == 2
     assert text in result.stderr
+
+
+def test_recording_changes_no_bit(flow: Flow) -> None:
+    script = flow.write("telling.py", scripts.TELLING)
+    for devices in ("cpu:1", "cpu:2"):
+        run = flow.run(["run", "-q", "--devices", devices, script]).ok().stdout.splitlines()
+        words = ["-q", "--steps", "7", "--log-dir", "logs", "--devices", devices]
+        prove(flow, scripts.TELLING, *words, name="telling.py").ok()
+        hashes = [line for line in run if len(line) == 64]
+        logged = (flow.folder / "logs" / devices / "rank0.log").read_text().splitlines()
+        assert [line for line in logged if len(line) == 64] == hashes[:6]  # the seventh step ends it
+    assert len(hashes) == 10
+
+
+@pytest.mark.parametrize("source", [scripts.API, scripts.MODERN], ids=["api", "modern"])
+def test_scripts_of_all_kinds(flow: Flow, source: str) -> None:
+    code, found = data(flow, source, "--devices", "cpu:2", "--steps", "4")
+    assert (code, found["verdict"], found["steps"]) == (0, "rounding", 4), found
+    assert found["sides"][0]["data"] is None
+
+
+def test_sharded_models_are_put_together(flow: Flow) -> None:
+    _, found = data(flow, scripts.SHARDED, "--devices", "cpu:2", "--steps", "2")
+    gaps = found["sides"][0]["gaps"]
+    assert all(gap["problem"] == "" and gap["absolute"] < 1e-6 for gap in gaps), gaps
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [(scripts.WIDER, "model.0.weight is [8, 6] float32 and [9, 6] float32"), (scripts.SHORTER, "steps were made")],
+    ids=["shapes", "steps"],
+)
+def test_runs_that_are_not_of_one_shape(flow: Flow, source: str, text: str) -> None:
+    result = prove(flow, source, "--devices", "cpu:2", "--steps", "12")
+    assert result.returncode == 1
+    assert text in result.stdout, result

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from duoka.errors import DuokaError
+from duoka.errors import DuokaError, RunError
 from duoka.launchers.processes import is_alive
 from duoka.launchers.signals import Signals
 from duoka.proving import causes
@@ -156,11 +156,15 @@ def _check_steps(side: Side, recording: Recording) -> None:
 def _folder() -> Iterator[Path]:
     """A folder that is removed at the end; what earlier proofs have left that were killed, is removed now."""
     home = Path(tempfile.gettempdir())
-    for left in home.glob(f"{PREFIX}*-*"):
-        pid = left.name.removeprefix(PREFIX).partition("-")[0]
+    for left in home.glob(f"{PREFIX}*"):
+        pid = left.name.removeprefix(PREFIX)
         if pid.isdecimal() and not is_alive(int(pid)) and left.stat().st_uid == os.getuid():
             shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+    folder = home / f"{PREFIX}{os.getpid()}"
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise RunError(f"{folder}, for recordings, cannot be made: {error.strerror}") from None
     try:
         yield folder
     finally:

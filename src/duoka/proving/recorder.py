@@ -7,6 +7,7 @@ have (DTensor). Rank 0 writes the states.
 from __future__ import annotations
 
 import _thread  # a thread of the threading module would be waited for
+import multiprocessing
 import os
 import random
 import time
@@ -45,13 +46,15 @@ class Enough(BaseException):
 class Recorder:
     """Records one run (`duoka.worker.Observer`). A worker is forked with it.
 
-    folder: where to. scratch: where to the script's own writing goes. steps: how many are recorded. seed: of all
+    folder: where to. scratch: where to the script's own writing goes. sockets: where multiprocessing keeps its own,
+    whose paths must be short. steps: how many are recorded. seed: of all
     generators, which the script may seed again. own_rows: ranks are the script's own, and so are their batches.
     nudge: None, or the seed by which weights are moved in their last place.
     """
 
     folder: Path
     scratch: Path
+    sockets: Path
     steps: int
     seed: int
     own_rows: bool
@@ -60,6 +63,7 @@ class Recorder:
     def begin(self, rank: int) -> None:
         """What the script writes from now on goes to the scratch folder."""
         environment.keep_trackers_quiet()
+        multiprocessing.current_process()._config["tempdir"] = str(self.sockets)  # type: ignore[attr-defined]
         redirect(Scratch(self.scratch))
 
     @contextmanager

@@ -72,6 +72,13 @@ class Studio:
     seed: int
     log_dir: Path | None
 
+    @property
+    def sockets(self) -> Path:
+        """A folder with a short name: the path of a socket has 107 characters."""
+        folder = self.folder / "s"
+        folder.mkdir(exist_ok=True)
+        return folder
+
     @contextmanager
     def recorded(self, side: Side) -> Iterator[Recording]:
         """Run a side; its recording, which is removed at the end.
@@ -90,7 +97,7 @@ class Studio:
         folder, plan = home / "recording", replace(side.plan, step_timeout=side.plan.timeout, restarts=0)
         folder.mkdir()
         own_rows = plan.kind is Kind.DISTRIBUTED
-        recorder = Recorder(folder, home / "scratch", self.steps, self.seed, own_rows, side.nudge)
+        recorder = Recorder(folder, home / "scratch", self.sockets, self.steps, self.seed, own_rows, side.nudge)
         logs = None if self.log_dir is None else self.log_dir / side.name.replace("/", "-").replace(" ", "-")
         outputs = Outputs(logs, range(plan.world_size))
         told: list[str] = []
