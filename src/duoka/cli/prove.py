@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from duoka import environment, options
-from duoka.cli.run import GROUPS, Groups, ScriptCommand
+from duoka import environment
+from duoka.cli.run import GROUPS, Groups, ScriptCommand, asked_for
 from duoka.devices import inventory
 from duoka.devices.locks import Held, Locks
 from duoka.errors import OptionError
@@ -101,15 +101,10 @@ def prove(
     words: tuple[str, ...],
     is_module: bool,
     devices: tuple[str, ...],
-    threads: str | None,
-    timeout: str,
     steps: int,
     want: str,
     seed: int,
-    log_dir: Path | None,
     as_json: bool,
-    verbose: bool,
-    quiet: bool,
     **asked: Any,
 ) -> Callable[[], int]:
     """Check what was asked for, and return what proves it."""
@@ -120,14 +115,9 @@ def prove(
         raise OptionError("--steps", steps, f"a whole number from 1 to {LONGEST:,}")
     if not 0 <= seed < 2**63:
         raise OptionError("--seed", seed, "a whole number from 0 to 2**63 - 1")
-    opts = Options(
-        Target(words[0], words[1:], is_module),
-        threads=None if threads is None else options.threads(threads),
-        timeout=options.seconds(timeout),
-        log_dir=log_dir,
-        **asked,
-    )
-    shown = "json" if as_json else "verbose" if verbose else "quiet" if quiet else "normal"
+    target = Target(words[0], words[1:], is_module)
+    opts = asked_for(target, step_timeout="auto", restarts="0", **asked)
+    shown = "json" if as_json else opts.verbosity
     return partial(_prove, opts, devices or ("auto",), steps, seed, want, shown)
 
 

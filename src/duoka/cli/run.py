@@ -191,7 +191,7 @@ def run(
     if not words:
         raise click.UsageError("a script is missing; for example: duoka run train.py", click.get_current_context())
     target = Target(words[0], words[1:], is_module)
-    opts = _options(target, **asked)
+    opts = asked_for(target, **asked)
     limit = 0.0 if wait is None else options.seconds(wait, "--wait")
     if dry_run:
         click.echo(details(_decide_and_take(opts, dry=True)[0]))
@@ -228,7 +228,7 @@ def _decide_and_take(opts: Options, dry: bool = False) -> tuple[Plan, Held]:
     return replace(plan, notes=(*plan.notes, *shared, *filter(None, [locks.problem]))), held
 
 
-def _options(
+def asked_for(
     target: Target,
     threads: str | None,
     timeout: str,
@@ -238,6 +238,7 @@ def _options(
     verbose: bool,
     **words: Any,
 ) -> Options:
+    """What the words of a command line mean; `words`: those that `Options` takes as they are."""
     if quiet and verbose:
         raise click.UsageError("--quiet and --verbose exclude each other", click.get_current_context())
     return Options(

@@ -158,7 +158,11 @@ def _folder() -> Iterator[Path]:
     home = Path(tempfile.gettempdir())
     for left in home.glob(f"{PREFIX}*"):
         pid = left.name.removeprefix(PREFIX)
-        if pid.isdecimal() and not is_alive(int(pid)) and left.stat().st_uid == os.getuid():
+        if (
+            pid.isdecimal()
+            and (int(pid) == os.getpid() or not is_alive(int(pid)))
+            and left.stat().st_uid == os.getuid()
+        ):
             shutil.rmtree(left, ignore_errors=True)
     folder = home / f"{PREFIX}{os.getpid()}"
     try:
