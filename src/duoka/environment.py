@@ -157,3 +157,8 @@ def record_flights() -> None:
 def breakpoint_hook() -> str | None:
     """PYTHONBREAKPOINT as it is set; None where it is not."""
     return os.environ.get("PYTHONBREAKPOINT") or None
+
+
+def keep_trackers_quiet() -> None:
+    """Let trackers of experiments send nothing: a script that is only looked at is no experiment."""
+    os.environ["WANDB_MODE"] = "disabled"

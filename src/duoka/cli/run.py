@@ -57,7 +57,9 @@ RESTARTS = (
 
 VALUE_OPTIONAL = {"--wait": "720h"}  # option -> what it means without a value, which only `=` can give it
 
-GROUPS: tuple[tuple[str, tuple[click.Option, ...]], ...] = (
+Groups = tuple[tuple[str, tuple[click.Option, ...]], ...]
+
+GROUPS: Groups = (
     (
         "What to run, and where",
         (
@@ -145,8 +147,15 @@ GROUPS: tuple[tuple[str, tuple[click.Option, ...]], ...] = (
 )
 
 
-class RunCommand(click.Command):
+class ScriptCommand(click.Command):
     """Knows that the script's words follow the script, and shows its options in groups."""
+
+    def __init__(self, name: str, *, groups: Groups, examples: str, **how: Any) -> None:
+        self._groups, self._examples = groups, examples
+        words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)
+        settings = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"], "max_content_width": 110}
+        params = [*(option for _, group in groups for option in group), words]
+        super().__init__(name, params=params, context_settings=settings, **how)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Sort the words out before click sees them."""
@@ -167,11 +176,11 @@ class RunCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in their groups, then examples."""
-        for title, group in (*GROUPS, ("About this", (self.get_help_option(ctx),))):
+        for title, group in (*self._groups, ("About this", (self.get_help_option(ctx),))):
             with formatter.section(title):
                 formatter.write_dl([record for option in group if option and (record := option.get_help_record(ctx))])
         with formatter.section("Examples"):
-            formatter.write("".join(f"  {line}\n" for line in EXAMPLES.splitlines()))
+            formatter.write("".join(f"  {line}\n" for line in self._examples.splitlines()))
         formatter.write_paragraph()
         formatter.write_text(ORDER)
 
@@ -183,7 +192,7 @@ def run(
     if not words:
         raise click.UsageError("a script is missing; for example: duoka run train.py", click.get_current_context())
     target = Target(words[0], words[1:], is_module)
-    opts = _options(target, **asked)
+    opts = asked_for(target, **asked)
     limit = 0.0 if wait is None else options.seconds(wait, "--wait")
     if dry_run:
         click.echo(details(_decide(opts)))
@@ -219,7 +228,7 @@ def _decide(opts: Options) -> Plan:
         return decide(opts, marked(seen, locks), environment.visible_cards(), environment.threads())
 
 
-def _options(
+def asked_for(
     target: Target,
     threads: str | None,
     timeout: str,
@@ -229,6 +238,7 @@ def _options(
     verbose: bool,
     **words: Any,
 ) -> Options:
+    """What the words of a command line mean; `words`: those that `Options` takes as they are."""
     if quiet and verbose:
         raise click.UsageError("--quiet and --verbose exclude each other", click.get_current_context())
     return Options(
@@ -266,17 +276,4 @@ def _launch(plan: Plan) -> int:
     return code
 
 
-command = RunCommand(
-    "run",
-    callback=run,
-    help=INTRODUCTION,
-    params=[
-        *(option for _, group in GROUPS for option in group),
-        click.Argument(["words"], nargs=-1, type=click.UNPROCESSED),
-    ],
-    context_settings={
-        "allow_interspersed_args": False,
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
-    },
-)
+command = ScriptCommand("run", callback=run, help=INTRODUCTION, groups=GROUPS, examples=EXAMPLES)
