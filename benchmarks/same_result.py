@@ -1,6 +1,6 @@
 """Does the number of processes change the result? Samples trained on and weights, for duoka and its peers.
 
-One epoch of a linear model with a global batch of 16, over 103 and 96 samples, shuffled or not, on 1 to 3 processes.
+One epoch of a linear model with a global batch of 16, over 103 and 96 samples, shuffled or not, on 1 to 4 processes.
 Libraries that are not installed are left out (pip install -e '.[peers]').
 """
 
@@ -27,13 +27,13 @@ CASES = {
     "96": "96 samples, in order",
     "96s": "96 samples, shuffled",
 }
-WORKERS = (1, 2, 3)  # at 3, peers whose batch is each process's cannot have 16: only samples are compared there
+WORKERS = (1, 2, 3, 4)  # at 3, peers whose batch is each process's cannot have 16: there only samples are compared
 SCRIPT = SCRIPTS / "same_result.py"
 ROUNDING = 1e-5
 
 
 def measure(quick: bool) -> Iterator[Finding]:
-    """Samples trained on by 1 / 2 / 3 processes; and how far the weights of 2 are from those of one."""
+    """Samples trained on by 1 / 2 / 3 / 4 processes; and how far the weights of 2 are from those of one."""
     for who, (library, package) in LIBRARIES.items():
         if find_spec(package) is None:
             continue

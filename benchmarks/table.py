@@ -45,6 +45,17 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Absent:
+    """A comparison with a library that is not installed."""
+
+    what: str
+    holds: bool = True
+
+    def cells(self) -> tuple[str, ...]:
+        return self.what, "", "not installed", "", "", ""
+
+
+@dataclass(frozen=True)
 class Finding:
     """What is no time. `who`: duoka or a peer. `found`: in words. `holds`: False where duoka does not as it must."""
 
@@ -57,10 +68,10 @@ class Finding:
         return self.what, self.who, self.found, "" if self.holds else "MISSED"
 
 
-def show(found: Iterable[Row | Finding]) -> None:
+def show(found: Iterable[Row | Absent | Finding]) -> None:
     """Print what was found: of times medians, with the range of what was measured in brackets."""
     found = list(found)
-    _columns([HEAD, *(it.cells() for it in found if isinstance(it, Row))])
+    _columns([HEAD, *(it.cells() for it in found if not isinstance(it, Finding))])
     if findings := [it.cells() for it in found if isinstance(it, Finding)]:
         print()
         _columns(findings)

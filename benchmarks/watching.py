@@ -13,7 +13,7 @@ STEP = 1000.0  # microseconds
 def measure(quick: bool) -> Iterator[Row]:
     """A step of 1 ms and what it spends on telling, against the step alone."""
     times = in_turn(
-        {how: lambda how=how: _step_that_tells(how) for how in ("board", "recorder", "silent")},
+        {how: lambda how=how: _step_that_tells(how) for how in ("board", "recorder", "silent", "watcher")},
         1 if quick else ROUNDS,
         "us",
         warm_up=False,
@@ -26,6 +26,7 @@ def measure(quick: bool) -> Iterator[Row]:
         times["silent"],
         1.01,
     )
+    yield Row("a step of 1 ms, and its part of what the watching process does", times["watcher"], alone, 1.01)
 
 
 def _step_that_tells(how: str) -> float:
