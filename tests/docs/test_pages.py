@@ -86,7 +86,7 @@ def test_every_guide_is_reached_from_the_start() -> None:
 def test_pages_are_not_longer_than_a_reader_bears() -> None:
     for page in [ENGLISH, *DOCS.glob("*.md"), *DOCS.glob("how/*.md")]:
         words = len(outside_blocks(page.read_text()).split())
-        assert words < 2500 or page.name == "figures.md", (page.name, words)
+        assert words < 3000 or page.name == "figures.md", (page.name, words)
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def reference(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
     def run(example: Example) -> tuple[Result, Path]:
         if example.name not in done:
-            folder = tmp_path_factory.mktemp(example.name)
+            folder = tmp_path_factory.mktemp(example.script.stem)
             result = Flow(warm, folder).python([example.script, *example.options]).ok()
             assert example.says in result.stdout
             done[example.name] = result, folder / example.saved
