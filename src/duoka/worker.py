@@ -86,7 +86,7 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     _count_steps(post.attempt.board.seat(post.rank))
     if plan.world_size > 1:
         _refuse_breakpoints(plan, post.rank)
-    by_itself = plan.self_launching or (plan.kind is Kind.PLAIN and plan.world_size == 1)
+    by_itself = plan.self_launching or (plan.kind is Kind.PLAIN and plan.strategy == "single")
     run = _run_as_python if by_itself else LIVES[plan.kind]
     end = _watched(run, plan, place, post)
 
@@ -159,14 +159,24 @@ def _run_as_python(plan: Plan, place: Place, post: Post) -> None:
 
 
 def _run_plain(plan: Plan, place: Place, post: Post) -> None:
-    from duoka.plain import run_plain
+    from duoka.plain import meet, run_plain
     from duoka.rendezvous import reach_store
 
     environment.hide_ranks()
-    store = reach_store(place, plan.timeout)
-    say = _sayer(quiet=plan.verbosity == "quiet" or place.rank > 0)
     shared, seat = post.attempt, post.attempt.board.seat(place.rank)
-    run_plain(plan, place.rank, store, seat, shared.exchange, shared.entropy, say)
+    if plan.world_size == 1:
+        run_plain_alone(plan, shared.entropy)
+        return
+    ranks = meet(plan, place.rank, reach_store(place, plan.timeout), seat, shared.exchange)
+    run_plain(plan, ranks, shared.entropy, _sayer(quiet=plan.verbosity == "quiet" or place.rank > 0))
+
+
+def run_plain_alone(plan: Plan, entropy: int) -> None:
+    """A plain script with the interceptions of several ranks, as the only worker of `plan`."""
+    from duoka.plain import run_plain
+    from duoka.view.alone import OneRank
+
+    run_plain(plan, OneRank(), entropy, _sayer(quiet=plan.verbosity == "quiet"))
 
 
 def _run_api(plan: Plan, place: Place, post: Post) -> None:
@@ -186,7 +196,7 @@ def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None)
     device = plan.devices[place.rank]
     index = 0 if device.type == "cuda" else device.index  # the only one that this process sees
     given = device.type if index is None else f"{device.type}:{index}"
-    asked = Asked(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
+    asked = Asked(plan.batch_norm, plan.randomness, plan.loading, plan.timeout, plan.strategy, plan.shares)
     rank, size = place.rank, place.world_size
     this_process.cache_clear()  # a parent that called `duoka.launch` had one of its own
     this_process().origin = Forked(rank, size, rank, place, seat, exchange, given, asked)

@@ -19,7 +19,7 @@ import duoka
 from duoka.plan import STRATEGIES as NAMES
 from tests.run.ranks import on_ranks
 
-STRATEGIES = {"single": (1,), "ddp": (2, 3)}
+STRATEGIES = {"single": (1,), "ddp": (2, 3), "exact": (1, 2)}
 DATA = torch.Generator().manual_seed(3)
 X, Y = torch.randn(23, 6, generator=DATA), torch.randint(0, 4, (23,), generator=DATA)
 
@@ -244,11 +244,26 @@ def leaves(found: Any) -> list[float]:
     return torch.utils._pytree.tree_leaves(found)
 
 
+def with_strategy(strategy: str, one: Program) -> Program:
+    """The program in a run of this strategy, asked for with a first model."""
+
+    def work(run: duoka.Run) -> Any:
+        if strategy == "exact":
+            state = torch.get_rng_state()
+            run.model(nn.Linear(1, 1), strategy="exact", shares=4)
+            torch.set_rng_state(state)
+        return one(run)
+
+    return work
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("ranks", [ranks for many in STRATEGIES.values() for ranks in many if ranks > 1])
-def test_it_is_as_on_one_device(name: str, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "ranks"), [(one, ranks) for one, many in STRATEGIES.items() for ranks in many if one != "single"]
+)
+def test_it_is_as_on_one_device(name: str, strategy: str, ranks: int) -> None:
     expected = leaves(on_one_device(name))
-    for found in on_ranks(ranks, PROGRAMS[name]):
+    for found in on_ranks(ranks, with_strategy(strategy, PROGRAMS[name])):
         assert leaves(found) == pytest.approx(expected, rel=2e-4, abs=2e-5)
 
 

@@ -29,7 +29,7 @@ from duoka import traces
 from duoka.data.memory import Memory, state_of
 from duoka.errors import Refused
 from duoka.options import Loading
-from duoka.view.batch import BatchTensor, Spec
+from duoka.view.batch import BatchTensor
 from duoka.view.cut import Cut
 from duoka.view.draws import random_states, same_states, set_random_states
 from duoka.view.site import user_line
@@ -67,7 +67,8 @@ class Reader:
     it looks whether reading a batch draws random numbers. With "shared" it lets every
     sample draw from a stream of its own, seeded by (seed, epoch, index): the same on any number of ranks.
 
-    by_itself: a context for reading rows that the other ranks do not read.
+    by_itself: a context for reading rows that the other ranks do not read. shares: of a batch, where these are more
+    than ranks: a smaller batch is read whole.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class Reader:
         world_size: int,
         loading: Loading,
         by_itself: Callable[[], AbstractContextManager[None]] = nullcontext,
+        shares: int = 0,
     ) -> None:
         self.dataset, self.rank, self.world_size, self._by_itself = dataset, rank, world_size, by_itself
+        self._fewest = max(shares, world_size)  # samples of a batch that is cut
         self.seeded = loading == "shared"
         self.shared: bool | None = None  # None: not known yet
         self.why = ""  # it is read whole
@@ -108,11 +111,11 @@ class Reader:
     def _labelled(self, asked: Asked) -> dict[str, Any]:
         """The batch of these indices: of all, or where it may be cut of this rank's own."""
         n = len(asked.indices)
-        if n >= self.world_size and self.shared:
+        if n >= self._fewest and self.shared:
             cut = Cut(n, self.rank, self.world_size)
             own = replace(asked, indices=asked.indices[cut.start : cut.start + cut.rows])
             return {"batch": self._read_on(own), "n": n, "shared": True, "why": ""}
-        if n >= self.world_size and self.shared is None:
+        if n >= self._fewest and self.shared is None:
             return {"batch": self._find_out(asked), "n": n, "shared": False, "why": self.why}
         return {"batch": self._read(asked), "n": n, "shared": False, "why": self.why}
 
@@ -134,6 +137,10 @@ class Reader:
         self.shared = not self.why
         self._generators = now.generators if now else []
         return batch
+
+    def rows_of(self, n: int) -> int:
+        """How many samples this rank reads of a batch of n that is cut."""
+        return Cut(n, self.rank, self.world_size).rows
 
     def _remembered(self) -> Memory | None:
         return None if self.seeded else Memory(self.dataset)
@@ -204,8 +211,7 @@ class SharedIterator:
         batch, n, shared = labelled["batch"], labelled["n"], labelled["shared"]
         if not self._view.shares(n):
             return batch
-        cut = self._view.cut(n)
-        if shared and not is_stacked(batch, cut.rows):
+        if shared and not is_stacked(batch, self._reader.rows_of(n)):
             raise Refused(f"a batch of {n} samples is not stacked as the first one was; use --loading whole")
         if labelled["why"]:
             self._view.say(f"the loader at {user_line()} is read whole by every rank: {labelled['why']}")
@@ -213,8 +219,12 @@ class SharedIterator:
             return batch
         if self._reader.shared is None:
             self._reader.shared = shared or None  # the next epoch's workers need not find out again
-        spec = Spec(self._view, cut)
-        return tree_map_only(Tensor, lambda leaf: BatchTensor(leaf if shared else spec.own(leaf), spec), batch)
+        view = self._view
+
+        def as_batch(leaf: Tensor) -> BatchTensor:
+            return BatchTensor.of_rows(leaf, n, view) if shared else BatchTensor.of(leaf, view)
+
+        return tree_map_only(Tensor, as_batch, batch)
 
 
 def _reading_through(loader: DataLoader[Any], reader: Reader, numbered: Numbered) -> DataLoader[Any]:

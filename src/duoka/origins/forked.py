@@ -54,3 +54,5 @@ class Asked:
     randomness: Randomness
     loading: Loading
     timeout: float
+    strategy: str = "auto"
+    shares: int = 0

@@ -24,7 +24,6 @@ OF_DDP = {
     "output_device": "a rank has one device, which duoka.start(device=...) chooses",
     "dim": "samples lie along the first dimension",
     "process_group": "all ranks of the run keep the model in step",
-    "strategy": "it follows from the number of ranks",
 }
 
 
@@ -35,7 +34,7 @@ def check_options(given: Iterable[str]) -> None:
         OptionError: there is an option that `run.model` does not take.
     """
     for name in given:
-        hint = OF_DDP.get(name, "it takes compile and precision")
+        hint = OF_DDP.get(name, "it takes compile, precision, strategy and shares")
         raise OptionError("run.model", name, "given no such option", hint)
 
 

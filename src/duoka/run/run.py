@@ -19,14 +19,14 @@ from duoka.errors import OptionError, PeerLost, RanksApart
 from duoka.logs import Logs, check_values
 from duoka.origins import Origin
 from duoka.process import this_process
-from duoka.run.agreement import gather_objects
+from duoka.run.agreement import check_same, gather_objects
 from duoka.run.collect import OwnNumbers
 from duoka.run.models import check_options, prepare
 from duoka.run.precision import Precision, check_precision, set_precision
 from duoka.run.progress import Progress
-from duoka.run.session import ApiSession
+from duoka.run.session import ApiSession, StrategyWord, open_session, set_exact_threads, settings_with
 from duoka.traces import headline
-from duoka.view.batch import BatchTensor, Spec, batches_in, gather_all
+from duoka.view.batch import BatchTensor, batches_in, gather_all
 from duoka.view.collectives import Collectives
 from duoka.view.cut import Cut
 
@@ -49,6 +49,7 @@ class Run:
         self._logs = logs
         self._own_numbers = OwnNumbers(session.ranks)
         self._checkpoints: list[Checkpoint] = []
+        self._begun = False  # something was made that has a strategy
 
     @property
     def is_first(self) -> bool:
@@ -61,6 +62,8 @@ class Run:
         *,
         compile: bool = False,  # noqa: A002
         precision: Precision = "32",
+        strategy: StrategyWord | None = None,
+        shares: int | None = None,
         **more: Any,
     ) -> M:
         """The same module, in place: on this rank's device, with rank 0's weights, and kept in step from now on.
@@ -70,15 +73,19 @@ class Run:
             compile: compile it, in place; the names in its state dict stay.
             precision: "bf16": its forward passes compute under autocast in bfloat16, and give float32; weights and
                 gradients stay float32.
+            strategy: "exact": the same bits on 1, 2, 4, ... devices. It is that of all models of a run, so it is
+                asked for with the first, before anything else is made; None: as it is.
+            shares: with exact: into how many shares each batch is cut, a power of two; None: 8, or as many as ranks.
             more: none; those of DistributedDataParallel are told why they are not needed.
 
         Raises:
             OptionError: it is no `nn.Module`, has no parameters, or is wrapped; or an option cannot be had.
             RanksApart: its parameters have other names or shapes on another rank.
         """
-        session = self._session
         check_options(more)
         check_precision(precision)
+        session = self._use(strategy, shares)
+        self._begun = True
         prepare(module, session, self.device)
         set_precision(module, precision, self.device)
         if compile:
@@ -112,6 +119,9 @@ class Run:
             OptionError: something that is not allowed, alone or together with the rest.
         """
         session = self._session
+        self._begun = True
+        if view == "local" and session.view.own.exact:
+            raise OptionError("view", view, "'global' with strategy='exact'", "it cuts a rank's rows into shares")
 
         def on_share(cut: Cut | None) -> None:
             session.boundary.own_rows = cut
@@ -143,11 +153,11 @@ class Run:
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             raise OptionError("run.batch", tensor, "given a tensor with samples in its first dimension")
         session = self._session
+        self._begun = True
         n = tensor.shape[0]
-        if isinstance(tensor, BatchTensor) or self.world_size == 1 or not session.view.shares(n):
+        if isinstance(tensor, BatchTensor) or session.view.ranks.world_size == 1 or not session.view.shares(n):
             return tensor
-        spec = Spec(session.view, session.view.cut(n))
-        return BatchTensor(spec.own(tensor), spec)
+        return BatchTensor.of(tensor, session.view)
 
     def checkpoint(
         self,
@@ -324,6 +334,24 @@ class Run:
     def __repr__(self) -> str:
         state = "" if self._opened is not None else ", closed"
         return f"Run(rank {self.rank} of {self.world_size}, {self.device}, {self.machine}{state})"
+
+    def _use(self, strategy: StrategyWord | None, shares: int | None) -> ApiSession:
+        """The session, opened anew if another strategy is asked for."""
+        session = self._session
+        settings = settings_with(session.plan, strategy, shares)
+        check_same(
+            settings, session.ranks, lambda first, other: f"run.model was given {first} by rank 0, but {other}"
+        )
+        if settings == session.plan:
+            return session
+        if self._begun:
+            hint = "ask for it with the first model, or by duoka run --strategy exact"
+            raise OptionError("run.model", f"strategy={strategy!r}", "given before anything else is made", hint)
+        session.strategy.close()
+        session.patches.undo()
+        self._opened = open_session(session.ranks, settings, session.entropy, session.say)
+        set_exact_threads()
+        return self._opened
 
     @property
     def _numbers(self) -> OwnNumbers:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import torch
 
-from duoka.options import BatchNorm, Loading, Randomness
+from duoka import environment
+from duoka.errors import OptionError
+from duoka.options import BatchNorm, Loading, Randomness, check_shares, one_of, shares_for
 from duoka.plain import autograd, constructors, hooks, modules, norm, optimizers, transforms
 from duoka.plain.caller import Caller
 from duoka.plain.patching import Patches
@@ -17,11 +19,12 @@ from duoka.run import weights
 from duoka.run.boundary import ApiBoundary
 from duoka.strategies import create
 from duoka.view.collectives import Collectives
+from duoka.view.determinism import be_deterministic
 from duoka.view.draws import OwnStream
-from duoka.view.view import View
 
 INTERCEPTIONS = (modules, norm, autograd, hooks, constructors, transforms, optimizers)  # as in a plain script
 
+StrategyWord = Literal["auto", "exact"]
 Compress = Literal["none", "bf16", "fp16"]
 SENT_AS = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -30,32 +33,75 @@ SENT_AS = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Settings:
     """What may give other numbers than one device: the options of `duoka run` of the same names.
 
-    compress: the type in which gradients go between ranks.
+    compress: the type in which gradients go between ranks. strategy: "auto" or "exact". shares: of each batch, with
+    exact.
     """
 
     batch_norm: BatchNorm = "whole"
     randomness: Randomness = "whole"
     loading: Loading = "auto"
     compress: Compress = "none"
+    strategy: StrategyWord = "auto"
+    shares: int | None = None
 
 
 @dataclass(frozen=True)
 class ApiSession(Session):
     """The session of a script that knows of ranks."""
 
+    plan: Settings
     boundary: ApiBoundary
 
 
+def settings_with(settings: Settings, strategy: Any, shares: Any) -> Settings:
+    """The settings with another strategy; None leaves what there is.
+
+    Raises:
+        OptionError: there is no such strategy, or it does not take shares.
+    """
+    if strategy is not None:
+        one_of("strategy", strategy, get_args(StrategyWord))
+        settings = replace(settings, strategy=strategy)
+    if shares is not None:
+        check_shares(shares, "shares")
+        if settings.strategy != "exact":
+            raise OptionError("shares", shares, "given with strategy='exact'")
+        settings = replace(settings, shares=shares)
+    return settings
+
+
+def set_exact_threads() -> None:
+    """As many threads on any number of devices: sums within an operation depend on it."""
+    threads = environment.threads() or ""
+    torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else 1)
+
+
 def open_session(ranks: Collectives, settings: Settings, entropy: int, say: Callable[[str], None]) -> ApiSession:
-    """Install the interceptions, which `session.patches.undo()` puts back. With one rank there is none."""
-    strategy = create("single" if ranks.world_size == 1 else "ddp", ranks, SENT_AS[settings.compress])
-    view = View(ranks, strategy.adopt, say)
+    """Install the interceptions, which `session.patches.undo()` puts back. One device by itself needs none.
+
+    Raises:
+        OptionError: the strategy cannot be had with so many ranks, or with the other settings.
+    """
+    name, shares = "single" if ranks.world_size == 1 else "ddp", 0
+    if settings.strategy == "exact":
+        name, shares = "exact", shares_for(ranks.world_size, settings.shares, "shares")
+        _check_exact(settings)
+        be_deterministic()
+    strategy = create(name, ranks, SENT_AS[settings.compress], shares)
+    view = strategy.view(ranks, say)
     own_stream = OwnStream(entropy + ranks.rank)
     boundary = ApiBoundary(view, own_stream, settings.randomness == "whole", settings.batch_norm == "whole")
     patches = Patches()
     session = ApiSession(settings, ranks, view, boundary, strategy, patches, Caller(patches, ranks), entropy, say)
-    if ranks.world_size > 1:
+    if name != "single":
         for interception in INTERCEPTIONS:
             interception.install(session)
         weights.install(session.patches, boundary)
     return session
+
+
+def _check_exact(settings: Settings) -> None:
+    for name, allowed in (("batch_norm", "whole"), ("randomness", "whole"), ("compress", "none")):
+        given = getattr(settings, name)
+        if given != allowed:
+            raise OptionError(name, given, f"{allowed} with strategy='exact'", "its bits would depend on the devices")

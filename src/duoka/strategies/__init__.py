@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from duoka.strategies.base import Strategy
 from duoka.strategies.ddp import Ddp
+from duoka.strategies.exact import Exact
 from duoka.strategies.single import Single
 from duoka.view.collectives import Collectives
 from duoka.view.draws import random_digest
 
-__all__ = ["Ddp", "Single", "Strategy", "create"]
+__all__ = ["Ddp", "Exact", "Single", "Strategy", "create"]
 
 
-def create(name: str, ranks: Collectives, sent_as: torch.dtype = torch.float32) -> Strategy:
-    """The strategy `name` for this rank. sent_as: the type in which gradients go between ranks."""
+def create(name: str, ranks: Collectives, sent_as: torch.dtype = torch.float32, shares: int = 0) -> Strategy:
+    """The strategy `name` for this rank.
 
-    def ddp() -> Strategy:
-        return Ddp(ranks, stream=lambda: random_digest() & 0xFFFF, sent_as=sent_as)
+    sent_as: the type in which gradients go between ranks. shares: of each batch, with `exact`.
+    """
 
-    return {"single": Single, "ddp": ddp}[name]()
+    def stream() -> int:
+        return random_digest() & 0xFFFF
+
+    makers: dict[str, Callable[[], Strategy]] = {
+        "single": Single,
+        "ddp": lambda: Ddp(ranks, stream=stream, sent_as=sent_as),
+        "exact": lambda: Exact(ranks, shares, stream=stream),
+    }
+    return makers[name]()

@@ -214,11 +214,13 @@ class _Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def graph(outputs: list[Any]) -> Iterator[Any]:
-    """The nodes of the autograd graph that led to these tensors, each once, in one order on all ranks."""
+def graph(outputs: list[Any], inputs: Iterable[Any] = ()) -> Iterator[Any]:
+    """The nodes of the autograd graph that led from `inputs` to `outputs`, each once, in one order on all ranks."""
+    before = {_node(leaf) for leaf in inputs if isinstance(leaf, Tensor) and leaf.requires_grad}
     pending = [_node(leaf) for leaf in outputs if isinstance(leaf, Tensor) and leaf.requires_grad]
+    pending = [node for node in pending if node not in before]
     pending.reverse()
-    seen = set(pending)
+    seen = before.union(pending)
     while pending:
         node = pending.pop()
         yield node
