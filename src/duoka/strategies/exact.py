@@ -8,6 +8,7 @@ weights) is the same on every rank as it is.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -63,10 +64,15 @@ class Exact(Bucketed):
     # --- aliases
 
     def alias(self, place: int, leaf: Tensor) -> Tensor:
-        """What stands for a leaf among the rows of the own share at `place`; itself, if it was not adopted."""
+        """What stands for a leaf among the rows of the own share at `place`; itself, if it is nobody's parameter."""
         standing = self._standing.get(id(leaf))
-        if standing is None or standing.tensor() is not leaf or not leaf.requires_grad:
+        if not leaf.requires_grad:
             return leaf
+        if standing is None or standing.tensor() is not leaf:
+            if not isinstance(leaf, nn.Parameter):
+                return leaf
+            self.adopt(leaf)  # it was frozen, or is new
+            standing = self._standing[id(leaf)]
         alias = standing.aliases[place]
         if alias.data_ptr() != leaf.data_ptr() or alias.shape != leaf.shape or alias.dtype != leaf.dtype:
             standing.aliases = self._made(leaf, standing.index)  # `parameter.data = ...`
@@ -154,7 +160,7 @@ class Exact(Bucketed):
 
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
         """The hook is called when the pass is over, with all that it has brought."""
-        hooks = self._own_hooks.setdefault(leaf, {})
+        hooks = self._own_hooks.setdefault(leaf, OrderedDict())
         handle = RemovableHandle(hooks)
         hooks[handle.id] = hook
         return handle
