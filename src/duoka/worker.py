@@ -79,7 +79,7 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
         atexit._clear()  # of the program that it was forked from, whose end this is not
     environment.show_cards([plan.devices[post.rank]] if plan.kind is not Kind.DISTRIBUTED else plan.devices)
     environment.keep_gloo_here()
-    _set_threads(plan.threads)
+    set_threads(plan.threads)
     shared = post.attempt
     place = Place(post.rank, plan.world_size, shared.number, _port(wire), shared.run_id, plan.restarts)
 
@@ -140,7 +140,7 @@ def _refuse_breakpoints(plan: Plan, rank: int) -> None:
     sys.breakpointhook = refuse
 
 
-def _set_threads(count: int | None) -> None:
+def set_threads(count: int | None) -> None:
     if count is not None:
         import torch
 

@@ -68,7 +68,7 @@ class Reader:
     sample draw from a stream of its own, seeded by (seed, epoch, index): the same on any number of ranks.
 
     by_itself: a context for reading rows that the other ranks do not read. shares: of a batch, where these are more
-    than ranks: a smaller batch is read whole.
+    than ranks: a smaller batch is read whole. reseeds: with "auto", where reading draws it goes on as with "shared".
     """
 
     def __init__(
@@ -79,10 +79,12 @@ class Reader:
         loading: Loading,
         by_itself: Callable[[], AbstractContextManager[None]] = nullcontext,
         shares: int = 0,
+        reseeds: bool = False,
     ) -> None:
         self.dataset, self.rank, self.world_size, self._by_itself = dataset, rank, world_size, by_itself
         self._fewest = max(shares, world_size)  # samples of a batch that is cut
         self.seeded = loading == "shared"
+        self._reseeds, self._drew = reseeds and loading == "auto", False
         self.shared: bool | None = None  # None: not known yet
         self.why = ""  # it is read whole
         self.epochs = 0  # begun so far
@@ -114,15 +116,22 @@ class Reader:
         if n >= self._fewest and self.shared:
             cut = Cut(n, self.rank, self.world_size)
             own = replace(asked, indices=asked.indices[cut.start : cut.start + cut.rows])
-            return {"batch": self._read_on(own), "n": n, "shared": True, "why": ""}
+            return self._label(self._read_on(own), n, True)
         if n >= self._fewest and self.shared is None:
-            return {"batch": self._find_out(asked), "n": n, "shared": False, "why": self.why}
-        return {"batch": self._read(asked), "n": n, "shared": False, "why": self.why}
+            return self._label(self._find_out(asked), n, False)
+        return self._label(self._read(asked), n, False)
+
+    def _label(self, batch: Any, n: int, shared: bool) -> dict[str, Any]:
+        return {"batch": batch, "n": n, "shared": shared, "why": "" if shared else self.why, "seeded": self.seeded}
 
     def _find_out(self, asked: Asked) -> Any:
         """Read a whole batch, and see whether the next ones may be cut."""
         before, memory = random_states(), self._remembered()
+        if self._reseeds:
+            self.seeded = True
         batch = self._read(asked)
+        if self._reseeds:
+            self._reseeds, self.seeded = False, self._drew
         now = self._remembered()
         changed = memory and now and memory.changed(now)
         if not is_stacked(batch, len(asked.indices)):
@@ -174,9 +183,11 @@ class Reader:
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
+        seeded = random_states() if self._reseeds else None
         try:
             return self.dataset[index]
         finally:
+            self._drew = self._drew or (seeded is not None and not same_states(seeded, random_states()))
             set_random_states(states)
 
 
@@ -215,6 +226,9 @@ class SharedIterator:
             raise Refused(f"a batch of {n} samples is not stacked as the first one was; use --loading whole")
         if labelled["why"]:
             self._view.say(f"the loader at {user_line()} is read whole by every rank: {labelled['why']}")
+        if labelled["seeded"] and not self._reader.seeded:
+            self._reader.seeded = True  # for the next epoch's workers
+            self._view.say(f"the loader at {user_line()} draws random numbers: each sample its own, of its epoch")
         if not shared and not is_stacked(batch, n):
             return batch
         if self._reader.shared is None:

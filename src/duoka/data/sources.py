@@ -43,7 +43,9 @@ Around = Callable[[], AbstractContextManager[None]]
 
 
 class Source(ABC):
-    """The batches of one loader, epoch after epoch."""
+    """The batches of one loader, epoch after epoch. epoch: which one begins next."""
+
+    epoch = 0
 
     @abstractmethod
     def begin(self, skip: int) -> Iterator[Any]:
@@ -177,9 +179,17 @@ class _Shared(_Whole):
     ) -> None:
         super().__init__(through, batches)
         ranks = view.own.ranks
-        reader = Reader(through.dataset, ranks.rank, ranks.world_size, loading, by_itself, view.own.world_size)
+        own = view.own
+        reader = Reader(
+            through.dataset, ranks.rank, ranks.world_size, loading, by_itself, own.world_size, reseeds=own.exact
+        )
+        self._reader = reader
         plain = copy.copy(through)
         through.__dict__["_get_iterator"] = lambda: SharedIterator(plain, reader, view)
+
+    def begin(self, skip: int) -> Iterator[Any]:
+        self._reader.epochs = self.epoch
+        return super().begin(skip)
 
 
 class _Counting(_Whole):

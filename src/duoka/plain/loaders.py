@@ -32,7 +32,13 @@ def install(session: Session) -> None:
             if reader is None:
                 ranks, loading = session.ranks, session.plan.loading
                 reader = Reader(
-                    self.dataset, ranks.rank, ranks.world_size, loading, by_itself, session.view.own.world_size
+                    self.dataset,
+                    ranks.rank,
+                    ranks.world_size,
+                    loading,
+                    by_itself,
+                    session.view.own.world_size,
+                    reseeds=session.view.own.exact,
                 )
                 readers[self] = reader
             return SharedIterator(self, reader, session.view)

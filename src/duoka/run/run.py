@@ -351,6 +351,7 @@ class Run:
         session.patches.undo()
         self._opened = open_session(session.ranks, settings, session.entropy, session.say)
         set_exact_threads()
+        session.say(f"strategy exact with {self._opened.view.own.world_size} shares of each batch")
         return self._opened
 
     @property

@@ -25,7 +25,7 @@ class Images(Dataset):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.Conv2d(8, 16, 3, stride=2)
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.Conv2d(8, 16, 3, stride=2, bias=False)
         self.norms = nn.ModuleList([nn.BatchNorm2d(8), nn.BatchNorm2d(16)])
         self.last = nn.Linear(16, 5)
 
