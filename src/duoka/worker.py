@@ -141,6 +141,7 @@ def _refuse_breakpoints(plan: Plan, rank: int) -> None:
 
 
 def set_threads(count: int | None) -> None:
+    """Let torch compute with so many threads; None leaves it to torch."""
     if count is not None:
         import torch
 

@@ -1,4 +1,4 @@
-"""Goes on from its last checkpoint. Given steps, the rank that wrote it is killed when it comes to the next of them."""
+"""Goes on from its last checkpoint. A rank is killed when it comes to one of the steps that are given."""
 
 import hashlib
 import os
