@@ -37,6 +37,7 @@ from duoka.view.draws import (
     shape_drawn,
 )
 from duoka.view.learning import Learned, Learning, Place
+from duoka.view.lent import same_memory
 from duoka.view.repeating import Repeating
 from duoka.view.seams import Call, Opened, Seam, Seams, leads_in, uncompiled
 from duoka.view.site import calling_line, user_line
@@ -125,24 +126,29 @@ class Boundary:
         calls = [call.of_share(place) for place in range(own.count)]
         cuts = [one.cut(view, seam.lead) for one, view in zip(calls, own.views, strict=True)]
         rows = own.each(lambda place: calls[place].rows(own.views[place], cuts[place], seam.inputs))  # type: ignore[arg-type]
+        if own.exact and torch.is_grad_enabled() and not seam.learned.followed:
+            self._follow(calls[-1], seam, rows[-1], self.view)
         if own.count == 1:
             return self._share(call, seam, rows[0], self.view)
         repeating = Repeating(call.module, seam.learned.traces)
-        found, last = [], own.count - 1
-        for place, one in enumerate(calls):
-            with repeating.rehearsal() if place < last else repeating.last():
-                found.append(self._share(one, seam, rows[place], own.views[place]))
-        return joined(found)
+        found = []
+        for place in reversed(range(own.count)):  # the last, which is a large one, finds out what is not known yet
+            with repeating.rehearsal() if place else repeating.last():
+                found.append(self._share(calls[place], seam, rows[place], own.views[place]))
+        return joined(found[::-1])
 
     def _share(self, call: Call, seam: Seam, rows: list[Any], view: View) -> Any:
         """The call with one share's rows."""
-        states = None if seam.learned.followed or not view.own.exact else random_states()
+        states = random_states() if seam.learned.leaves and view.own.exact else None
         out = self._of_rows(call, seam, rows, view)
-        if not view.own.exact:
-            if seam.learned.leaves:
-                self._adopt_leaves(out)
-        elif states is not None:
-            out = self._followed(out, call, seam, rows, view, states)
+        if seam.learned.leaves:
+            unknown = self._leaves_of(out, call, rows, view)
+            for leaf in unknown:
+                view.adopt(leaf)
+            if unknown and states is not None:  # and again, with an alias in the place of each
+                self._check_again(call, seam)
+                set_random_states(states)
+                out = self._of_rows(call, seam, rows, view)
         cut = call.cut(view, seam.lead)
         assert cut is not None
         return self._wrapped(out, seam.learned.outputs, cut, view)
@@ -212,37 +218,42 @@ class Boundary:
             raise Refused(f"the model reads a value of its rows at {line}, as it did not in its first calls")
         return found
 
-    def _followed(self, out: Any, call: Call, seam: Seam, rows: list[Any], view: View, states: Any) -> Any:
-        """The output, once each tensor that needs a gradient and led to it has had an alias in its place.
+    def _follow(self, call: Call, seam: Seam, rows: list[Any], view: View) -> None:
+        """A first look at what the graph of a call leads to, so that aliases stand for all of it."""
+        with Repeating(call.module, traces=True).rehearsal():
+            out = self._of_rows(call, seam, rows, view)
+            for leaf in self._leaves_of(out, call, rows, view):
+                view.adopt(leaf)
+        seam.learned.followed = True
+
+    def _leaves_of(self, out: Any, call: Call, rows: list[Any], view: View) -> list[Tensor]:
+        """Tensors that need gradients and came in by attributes or closures: to be kept in step like parameters.
 
         Raises:
-            Refused: one was used past its alias, or has none and the call cannot be made again.
+            Refused: one has an alias, and was used past it.
         """
         unknown = []
         for node in graph(Contents(out).leaves, rows):
             leaf = getattr(node, "variable", None)
-            if not isinstance(leaf, Tensor) or view.own.is_alias(leaf):
+            if not isinstance(leaf, Tensor) or (view.own.exact and view.own.is_alias(leaf)):
                 continue
-            if view.alias(leaf) is not leaf or seam.learned.traces:
+            if any(isinstance(row, Tensor) and same_memory(row, leaf) for row in rows):
+                continue  # rows that ask for a gradient of their own
+            if view.alias(leaf) is not leaf:
                 raise Refused(
                     f"{type(call.module).__name__} at {user_line()} uses a tensor of shape {tuple(leaf.shape)} that "
                     "needs a gradient in a way that duoka does not see; --strategy exact cannot add up its gradient"
                 )
             unknown.append(leaf)
-        seam.learned.followed = True
-        if not unknown:
-            return out
-        for leaf in unknown:
-            view.adopt(leaf)
-        set_random_states(states)  # and again
-        return self._of_rows(call, seam, rows, view)
+        return unknown
 
-    def _adopt_leaves(self, out: Any) -> None:
-        """Tensors that need gradients and came in by attributes or closures: kept in step like parameters."""
-        for node in graph(Contents(out).leaves):
-            leaf = getattr(node, "variable", None)
-            if isinstance(leaf, Tensor):
-                self.view.adopt(leaf)
+    @staticmethod
+    def _check_again(call: Call, seam: Seam) -> None:
+        if seam.learned.traces:
+            raise Refused(
+                f"{type(call.module).__name__} at {user_line()} uses a new tensor that needs a gradient, and leaves "
+                "traces, so --strategy exact cannot call it again; let an optimizer have the tensor"
+            )
 
     def _open(self, call: Call, opened: Opened, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         batches = call.batches(self.view, opened)

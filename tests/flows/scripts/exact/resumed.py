@@ -1,4 +1,4 @@
-"""Goes on from its last checkpoint. A rank is killed when it comes to one of the steps that are given."""
+"""Goes on from its last checkpoint. A rank is killed when one first comes to one of the steps that are given."""
 
 import hashlib
 import os
@@ -33,7 +33,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     states = {"model": model, "optimizer": optimizer, "loader": train}
     saved = run.checkpoint(directory, every_steps=1, **states)
-    step = int(optimizer.state_dict()["state"].get(0, {"step": 0})["step"])
+    step = 0
     for _ in saved.epochs(3):
         step = int(optimizer.state_dict()["state"].get(0, {"step": 0})["step"])
         for x, y in train:
@@ -41,7 +41,9 @@ if __name__ == "__main__":
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             step += 1
-            if str(step) in deaths and run.rank == step % run.world_size:
+            grave = f"{directory}.{step}"
+            if str(step) in deaths and run.rank == step % run.world_size and not os.path.exists(grave):
+                open(grave, "w").close()
                 os.kill(os.getpid(), signal.SIGKILL)
     digest = hashlib.sha256()
     for value in model.state_dict().values():
