@@ -11,7 +11,7 @@ from duoka.view.alone import OneRank
 from duoka.view.batch import BatchTensor, Joint
 from duoka.view.rules import install
 from duoka.view.shares import ExactShares, Shares
-from duoka.view.view import View, exact_view
+from duoka.view.view import View
 
 install()
 
@@ -36,8 +36,9 @@ def test_all_come_to_each_meeting() -> None:
 
 
 def test_one_share_meets_itself() -> None:
+    own: Shares
     for own in (Shares(OneRank()), ExactShares(OneRank(), 1)):
-        assert own.each(lambda place: own.meet(lambda parts: [sum(parts)], 3)) == [3]
+        assert own.each(lambda place, own=own: own.meet(lambda parts: [sum(parts)], 3)) == [3]  # type: ignore[misc]
 
 
 def test_an_error_in_a_meeting_is_raised_by_the_share() -> None:
