@@ -18,9 +18,8 @@ install()
 
 def view_of(shares: int) -> View:
     """The view of one process that computes all shares."""
-    return exact_view(
-        OneRank(), shares, lambda leaf: None, lambda place, leaf: leaf, lambda leaf: True, lambda _: None
-    )
+    ranks = OneRank()
+    return Exact(ranks, shares).view(ranks, lambda _: None)
 
 
 def test_all_come_to_each_meeting() -> None:
