@@ -24,6 +24,7 @@ __all__ = ["STRATEGIES", "Device", "Kind", "Plan", "decide", "details", "header"
 STRATEGIES = {
     "auto": "single for one device, ddp for several",
     "ddp": "every device holds the whole model, and gradients are averaged",
+    "dp": "one process computes on several devices; a script asks for it: run.model(net, strategy='dp')",
     "exact": "the same bits on 1, 2, 4, ... devices: batches in a fixed number of shares, sums in a fixed order",
     "single": "one device computes everything",
 }
@@ -158,6 +159,9 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
         names = ("strategy", "shares", "batch_norm", "randomness", "loading")
         unused = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)]
         return "", (f"{', '.join(unused)}: without effect, as the script is left alone",) if unused else ()
+    if options.strategy == "dp":
+        hint = "in a script, run.model(net, strategy='dp', devices=2) computes on several devices in one process"
+        raise OptionError("--strategy", "dp", "auto or ddp, which starts a worker for each device", hint)
     if options.strategy == "exact":
         for name, words in (("batch_norm", "local"), ("randomness", "worker")):
             if getattr(options, name) == words:
@@ -244,7 +248,7 @@ def _devices(plan: Plan) -> str:
 
 
 def _group(name: str, members: Iterable[Device]) -> str:
-    numbers = [str(device.index) for device in members]
+    numbers = [device.number for device in members]
     return f"GPU{'s' * (len(numbers) > 1)} {', '.join(numbers)}{f' ({name})' * bool(name)}"
 
 

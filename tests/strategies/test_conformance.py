@@ -1,12 +1,12 @@
 """What every strategy has to give: the numbers of one device, for whatever a training loop does with gradients.
 
-`PROGRAMS` are small loops that know of no strategy. `STRATEGIES` has a line for each: its name, and its ranks.
+`PROGRAMS` are small loops that know of no strategy. `STRATEGIES` has a line for each: its name, and its devices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ import duoka
 from duoka.plan import STRATEGIES as NAMES
 from tests.run.ranks import on_ranks
 
-STRATEGIES = {"single": (1,), "ddp": (2, 3), "exact": (1, 2)}
+STRATEGIES = {"single": (1,), "ddp": (2, 3), "dp": (2, 3), "exact": (1, 2)}
 DATA = torch.Generator().manual_seed(3)
 X, Y = torch.randn(23, 6, generator=DATA), torch.randint(0, 4, (23,), generator=DATA)
 
@@ -235,6 +235,32 @@ def second_order_optimizer(run: duoka.Run) -> Any:
     return optimizer.step(closure).item(), weights(model)
 
 
+def exactly(work: Program, shares: int = 4) -> Program:
+    """A program in a run of strategy exact, which is asked for with a first model."""
+
+    def in_shares(run: duoka.Run) -> Any:
+        state = torch.get_rng_state()
+        run.model(nn.Linear(1, 1), strategy="exact", shares=shares)
+        torch.set_rng_state(state)
+        return work(run)
+
+    return in_shares
+
+
+def on_devices(strategy: str, devices: int, work: Program) -> list[Any]:
+    """What a program gives on each rank: one for each device, or one that has all of them."""
+    if strategy == "exact":
+        return on_ranks(devices, exactly(work))
+    if strategy != "dp":
+        return on_ranks(devices, work)
+
+    def of_one_process(run: duoka.Run) -> Any:
+        run.model = partial(run.model, strategy="dp", devices=devices)  # type: ignore[method-assign]
+        return work(run)
+
+    return on_ranks(1, of_one_process)
+
+
 @cache
 def on_one_device(name: str) -> Any:
     return on_ranks(1, PROGRAMS[name])[0]
@@ -244,26 +270,14 @@ def leaves(found: Any) -> list[float]:
     return torch.utils._pytree.tree_leaves(found)
 
 
-def with_strategy(strategy: str, one: Program) -> Program:
-    """The program in a run of this strategy, asked for with a first model."""
-
-    def work(run: duoka.Run) -> Any:
-        if strategy == "exact":
-            state = torch.get_rng_state()
-            run.model(nn.Linear(1, 1), strategy="exact", shares=4)
-            torch.set_rng_state(state)
-        return one(run)
-
-    return work
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize(
-    ("strategy", "ranks"), [(one, ranks) for one, many in STRATEGIES.items() for ranks in many if one != "single"]
+    ("strategy", "devices"),
+    [(name, many) for name, counts in STRATEGIES.items() for many in counts if name != "single"],
 )
-def test_it_is_as_on_one_device(name: str, strategy: str, ranks: int) -> None:
+def test_it_is_as_on_one_device(name: str, strategy: str, devices: int) -> None:
     expected = leaves(on_one_device(name))
-    for found in on_ranks(ranks, with_strategy(strategy, PROGRAMS[name])):
+    for found in on_devices(strategy, devices, PROGRAMS[name]):
         assert leaves(found) == pytest.approx(expected, rel=2e-4, abs=2e-5)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,19 +15,9 @@ from duoka.errors import OptionError, Refused
 from duoka.strategies.exact import Exact
 from duoka.view.alone import OneRank
 from tests.run.ranks import on_ranks
-from tests.strategies.test_conformance import PROGRAMS
+from tests.strategies.test_conformance import PROGRAMS, exactly
 
 COMPARED = ("an_ordinary_loop", "accumulated_by_hand", "held_gradients", "gradient_penalty", "batch_norm_and_buffers")
-
-
-def exactly(one: Callable[[duoka.Run], Any], shares: int = 4) -> Callable[[duoka.Run], Any]:
-    def work(run: duoka.Run) -> Any:
-        state = torch.get_rng_state()
-        run.model(nn.Linear(1, 1), strategy="exact", shares=shares)
-        torch.set_rng_state(state)
-        return one(run)
-
-    return work
 
 
 @pytest.mark.parametrize("name", COMPARED)
@@ -162,6 +152,19 @@ def test_it_is_asked_for_first() -> None:
 
     with pytest.raises(OptionError, match="before anything else is made"):
         on_ranks(1, work)
+
+
+def test_precision() -> None:
+    def work(run: duoka.Run, precision: Any = "bf16") -> Any:
+        model = run.model(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.Tanh()), precision=precision)
+        x = run.batch(torch.arange(66.0).view(11, 6).sin())
+        for _ in range(3):
+            (model(x) + model(2 * x)).square().mean().backward()
+        return [parameter.grad.tolist() for parameter in model.parameters()]
+
+    assert on_ranks(4, exactly(work))[0] == on_ranks(1, exactly(work))[0]
+    with pytest.raises(OptionError, match="left out in a run of strategy='exact'"):
+        on_ranks(1, exactly(partial(work, precision="fp16")))
 
 
 def test_not_with_what_depends_on_ranks() -> None:

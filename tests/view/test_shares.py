@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
+from duoka.strategies.exact import Exact
 from duoka.view.alone import OneRank
 from duoka.view.batch import BatchTensor, Joint
 from duoka.view.rules import install

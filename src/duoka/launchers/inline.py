@@ -34,7 +34,7 @@ def run_inline(plan: Plan) -> int:
         set_threads(plan.threads)
     try:
         if plan.kind is Kind.PLAIN and plan.strategy == "exact":
-            run_plain_alone(plan, secrets.randbits(64))
+            run_plain_alone(plan, secrets.randbits(64), partial(run_target, plan.target))
         elif plan.kind is Kind.PLAIN or plan.self_launching:
             run_target(plan.target)
         elif plan.kind is Kind.API:
@@ -55,6 +55,7 @@ def run_alone(plan: Plan, function: Callable[[], T]) -> T:
     from duoka.origins.meeting import NoSeat
     from duoka.process import this_process
 
+    this_process.cache_clear()  # a caller of `duoka.launch` has one of its own
     place = Place(0, 1, 0, 0, secrets.token_hex(8))
     take_place(plan, place, NoSeat(), None)
     with this_process().ending():

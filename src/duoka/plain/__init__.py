@@ -50,7 +50,6 @@ from duoka.plain.patching import Patches
 from duoka.plain.session import Session
 from duoka.plan import Plan
 from duoka.strategies import create
-from duoka.target import run_target
 from duoka.view.boundary import Boundary
 from duoka.view.collectives import Collectives, ProcessCollectives, Seat
 from duoka.view.determinism import be_deterministic
@@ -88,8 +87,10 @@ def meet(plan: Plan, rank: int, store: Store, seat: Seat, exchange: mmap.mmap | 
     return ProcessCollectives(store, rank, plan.world_size, timedelta(seconds=plan.timeout), seat, nearby)
 
 
-def run_plain(plan: Plan, ranks: Collectives, entropy: int, say: Callable[[str], None]) -> None:
-    """Run the plan's script as `__main__`, as one of its ranks; what it raises passes through.
+def run_plain(
+    plan: Plan, ranks: Collectives, entropy: int, say: Callable[[str], None], script: Callable[[], None]
+) -> None:
+    """Run `script`, the plan's, as one of its ranks; what it raises passes through.
 
     entropy: a number that all ranks were given. say: shows a line of the header (heard from rank 0 only).
     """
@@ -104,10 +105,12 @@ def run_plain(plan: Plan, ranks: Collectives, entropy: int, say: Callable[[str],
     for interception in INTERCEPTIONS:
         interception.install(session)
     try:
-        run_target(plan.target)
+        script()
+        if not patches.active:  # a process that the script forked has come to its end, which is not the run's
+            return
         ranks.meet_at_end()
     except SystemExit as leaving:
-        if leaving.code in (None, 0):
+        if leaving.code in (None, 0) and patches.active:
             _finish(view, plan.verbosity == "verbose")
         raise
     _finish(view, plan.verbosity == "verbose")

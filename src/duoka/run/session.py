@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
 from duoka import environment
 from duoka.errors import OptionError
-from duoka.options import BatchNorm, Loading, Randomness, check_shares, one_of, shares_for
+from duoka.options import BatchNorm, Loading, Randomness, check_shares, shares_for
 from duoka.plain import autograd, constructors, hooks, modules, norm, optimizers, transforms
 from duoka.plain.caller import Caller
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session
 from duoka.run import weights
 from duoka.run.boundary import ApiBoundary
+from duoka.run.reached import Passes
 from duoka.strategies import create
 from duoka.view.collectives import Collectives
 from duoka.view.determinism import be_deterministic
@@ -24,24 +25,19 @@ from duoka.view.draws import OwnStream
 
 INTERCEPTIONS = (modules, norm, autograd, hooks, constructors, transforms, optimizers)  # as in a plain script
 
-StrategyWord = Literal["auto", "exact"]
-Compress = Literal["none", "bf16", "fp16"]
-SENT_AS = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What may give other numbers than one device: the options of `duoka run` of the same names.
 
-    compress: the type in which gradients go between ranks. strategy: "auto" or "exact". shares: of each batch, with
-    exact.
+    compress: what goes between ranks for gradients. strategy: "auto" or "exact". shares: of each batch, with exact.
     """
 
     batch_norm: BatchNorm = "whole"
     randomness: Randomness = "whole"
     loading: Loading = "auto"
-    compress: Compress = "none"
-    strategy: StrategyWord = "auto"
+    compress: str = "none"
+    strategy: str = "auto"
     shares: int | None = None
 
 
@@ -51,16 +47,16 @@ class ApiSession(Session):
 
     plan: Settings
     boundary: ApiBoundary
+    passes: Passes
 
 
-def settings_with(settings: Settings, strategy: Any, shares: Any) -> Settings:
-    """The settings with another strategy; None leaves what there is.
+def settings_with(settings: Settings, strategy: str, shares: Any) -> Settings:
+    """The settings with what `run.model` asks for; "auto" and None leave what there is.
 
     Raises:
-        OptionError: there is no such strategy, or it does not take shares.
+        OptionError: shares that batches cannot be cut into, or without the strategy.
     """
-    if strategy is not None:
-        one_of("strategy", strategy, get_args(StrategyWord))
+    if strategy == "exact":
         settings = replace(settings, strategy=strategy)
     if shares is not None:
         check_shares(shares, "shares")
@@ -87,12 +83,15 @@ def open_session(ranks: Collectives, settings: Settings, entropy: int, say: Call
         name, shares = "exact", shares_for(ranks.world_size, settings.shares, "shares")
         _check_exact(settings)
         be_deterministic()
-    strategy = create(name, ranks, SENT_AS[settings.compress], shares)
+    strategy = create(name, ranks, settings.compress, shares)
     view = strategy.view(ranks, say)
     own_stream = OwnStream(entropy + ranks.rank)
     boundary = ApiBoundary(view, own_stream, settings.randomness == "whole", settings.batch_norm == "whole")
     patches = Patches()
-    session = ApiSession(settings, ranks, view, boundary, strategy, patches, Caller(patches, ranks), entropy, say)
+    passes = Passes(ranks, settings.batch_norm == "local", say)
+    strategy.observe(passes)
+    caller = Caller(patches, ranks)
+    session = ApiSession(settings, ranks, view, boundary, strategy, patches, caller, entropy, say, passes)
     if name != "single":
         for interception in INTERCEPTIONS:
             interception.install(session)

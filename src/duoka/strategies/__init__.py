@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from duoka.strategies.base import Strategy
+from duoka.strategies.compress import compression
 from duoka.strategies.ddp import Ddp
+from duoka.strategies.dp import Dp
 from duoka.strategies.exact import Exact
 from duoka.strategies.single import Single
 from duoka.view.collectives import Collectives
 from duoka.view.draws import random_digest
 
-__all__ = ["Ddp", "Exact", "Single", "Strategy", "create"]
+__all__ = ["Ddp", "Dp", "Exact", "Single", "Strategy", "create"]
 
 
-def create(name: str, ranks: Collectives, sent_as: torch.dtype = torch.float32, shares: int = 0) -> Strategy:
+def create(name: str, ranks: Collectives, compress: str = "none", shares: int = 0) -> Strategy:
     """The strategy `name` for this rank.
 
-    sent_as: the type in which gradients go between ranks. shares: of each batch, with `exact`.
+    compress: what goes between ranks for their gradients (compress.py). shares: of each batch, with `exact`.
     """
 
     def stream() -> int:
@@ -27,7 +27,8 @@ def create(name: str, ranks: Collectives, sent_as: torch.dtype = torch.float32, 
 
     makers: dict[str, Callable[[], Strategy]] = {
         "single": Single,
-        "ddp": lambda: Ddp(ranks, stream=stream, sent_as=sent_as),
+        "ddp": lambda: Ddp(ranks, stream=stream, compression=compression(compress)),
+        "dp": Dp,
         "exact": lambda: Exact(ranks, shares, stream=stream),
     }
     return makers[name]()

@@ -12,6 +12,8 @@ from torch import Tensor
 from duoka.view.collectives import Collectives
 from duoka.view.view import View
 
+Observer = Callable[[Callable[[Tensor], bool]], None]  # is told, of a backward pass, which parameters it reached
+
 
 class Strategy(ABC):
     """Keeps the parameters of all ranks in step. Every call is made by all ranks, in the same order."""
@@ -39,6 +41,12 @@ class Strategy(ABC):
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
         """Let `hook` see, and change, the whole batch's gradient of a leaf. register: torch's own registering."""
         return register(leaf, hook)
+
+    def give_views(self, parameters: Iterable[Tensor]) -> None:  # noqa: B027
+        """The gradients of these may be parts of larger tensors, where that spares a copy."""
+
+    def observe(self, observer: Observer) -> None:  # noqa: B027
+        """Where ranks meet in backward passes, `observer` is called at the end of each, on all of them."""
 
     @abstractmethod
     def close(self) -> None:

@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import RanksApart, Refused
-from duoka.strategies.base import Strategy
+from duoka.strategies.base import Observer, Strategy
 from duoka.view.collectives import Collectives
 from duoka.view.site import user_line
 
@@ -89,6 +89,7 @@ class Bucketed(Strategy):
         self._hooks: list[Any] = []
         self._held: set[int] = set()  # parameters that are left alone now
         self._behind: set[int] = set()  # those that were, and have been reached meanwhile
+        self._observers: list[Observer] = []
 
     @abstractmethod
     def _watch(self, parameter: Tensor, index: int) -> None:
@@ -99,12 +100,12 @@ class Bucketed(Strategy):
         """What this rank has of a parameter's gradient, in the parameter's shape."""
 
     @abstractmethod
-    def _start(self, flat: Tensor, report: int) -> Callable[[], Tensor]:
-        """Begin to sum a bucket over ranks; behind its gradients stand so many numbers of a report."""
+    def _start(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
+        """Begin to sum a bucket over ranks: the gradients of `members`, then so many numbers of a report."""
 
     @abstractmethod
     def _land(self, gradients: dict[int, Tensor]) -> None:
-        """Give parameters what the ranks' parts have come to; each is a view that is not kept."""
+        """Give parameters what the ranks' parts have come to; each is a part of its bucket."""
 
     def _holds_numbers(self, index: int) -> bool:
         """Whether the bucket of this parameter travels in a type that the report's numbers fit into."""
@@ -151,6 +152,9 @@ class Bucketed(Strategy):
 
         return register(leaf, whole_hook)
 
+    def observe(self, observer: Observer) -> None:
+        self._observers.append(observer)
+
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
@@ -170,6 +174,9 @@ class Bucketed(Strategy):
             plan = self._finish(self._pass)
             if whole:
                 self._plans[site] = plan
+                reached = {index for bucket in plan for index in bucket}
+                for observer in self._observers:
+                    observer(lambda parameter: self._index.get(parameter) in reached)
         finally:
             self._pass = None
 
@@ -252,7 +259,7 @@ class Bucketed(Strategy):
         dtype, device = (first.dtype, first.device) if first else (torch.float32, torch.device("cpu"))
         pieces = [self._part(index).reshape(-1) for index in members]
         flat = torch.cat([*pieces, torch.tensor(report or [], dtype=dtype, device=device)])
-        return _Flight(members, self._start(flat, len(report or [])))
+        return _Flight(members, self._start(flat, members, len(report or [])))
 
     def _gradients(self, flights: list[_Flight], reached: set[int]) -> dict[int, Tensor]:
         """What has come of the gradients of the parameters that any rank reached."""

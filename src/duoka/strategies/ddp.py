@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed, when_accumulated
+from duoka.strategies.compress import Compression, Unchanged
 from duoka.view.collectives import Collectives
 
 
 class Ddp(Bucketed):
     """Parameters replicated on every rank, gradients averaged.
 
-    sent_as: the type in which float32 gradients travel, if another: half the bytes, and fewer digits.
+    compression: what travels for them.
     """
 
     def __init__(
@@ -23,10 +24,14 @@ class Ddp(Bucketed):
         ranks: Collectives,
         bucket_bytes: int = BUCKET_BYTES,
         stream: Callable[[], int] = lambda: 0,
-        sent_as: torch.dtype = torch.float32,
+        compression: Compression | None = None,
     ) -> None:
         super().__init__(ranks, bucket_bytes, stream)
-        self._sent_as = sent_as
+        self._compression = compression or Unchanged()
+        self._as_views: set[int] = set()  # whose gradients are parts of their bucket
+
+    def give_views(self, parameters: Iterable[Tensor]) -> None:
+        self._as_views |= self._known(parameters)
 
     def _watch(self, parameter: Tensor, index: int) -> None:
         self._hooks.append(when_accumulated(parameter, lambda _: self._reach(index)))
@@ -42,16 +47,20 @@ class Ddp(Bucketed):
         return parameter.grad
 
     def _holds_numbers(self, index: int) -> bool:
-        return super()._holds_numbers(index) and self._sent_as == torch.float32
+        return super()._holds_numbers(index) and self._compression.exact
 
-    def _start(self, flat: Tensor, report: int) -> Callable[[], Tensor]:
+    def _start(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
         flat[: flat.numel() - report].div_(self._ranks.world_size)
-        sent = flat if report or flat.dtype != torch.float32 else flat.to(self._sent_as)
-        wait = self._ranks.start_all_reduce(sent)
+        shapes = [self._watched[index].shape for index in members]
+        wait = (
+            self._ranks.start_all_reduce(flat)
+            if report
+            else self._compression.start(flat, members, shapes, self._ranks)
+        )
 
         def finish() -> Tensor:
             wait()
-            return sent if sent is flat else flat.copy_(sent)
+            return flat
 
         return finish
 
@@ -61,7 +70,9 @@ class Ddp(Bucketed):
             parameter = self._watched[index].tensor()
             if parameter is None:
                 continue
-            if parameter.grad is None:
+            if index in self._as_views:
+                parameter.grad = mean
+            elif parameter.grad is None:
                 parameter.grad = mean.clone()
             else:
                 targets.append(parameter.grad)

@@ -131,7 +131,7 @@ class Exact(Bucketed):
         known = self._sums.get(index)
         return zero() if known is None else known.total(zero)
 
-    def _start(self, flat: Tensor, report: int) -> Callable[[], Tensor]:
+    def _start(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
         return start_sum(self._ranks, flat)
 
     def _land(self, gradients: dict[int, Tensor]) -> None:

@@ -36,7 +36,7 @@ from duoka.view.draws import (
     set_random_states,
     shape_drawn,
 )
-from duoka.view.learning import Learned, Learning, Place
+from duoka.view.learning import Learned, Learning, Place, spec_at
 from duoka.view.lent import same_memory
 from duoka.view.repeating import Repeating
 from duoka.view.seams import Call, Opened, Seam, Seams, leads_in, uncompiled
@@ -233,7 +233,9 @@ class Boundary:
             Refused: one has an alias, and was used past it.
         """
         unknown = []
-        for node in graph(Contents(out).leaves, rows):
+        asking = [row for row in rows if isinstance(row, Tensor) and row.requires_grad]
+        ends = [torch.autograd.graph.get_gradient_edge(row).node for row in asking]
+        for node in graph(Contents(out).leaves, ends):
             leaf = getattr(node, "variable", None)
             if not isinstance(leaf, Tensor) or (view.own.exact and view.own.is_alias(leaf)):
                 continue
@@ -405,10 +407,7 @@ class Boundary:
 
     def _spec(self, place: Place, shape: tuple[int, ...], cut: Cut, view: View) -> Spec:
         """Where the batch is in a tensor that came out, or is drawn, inside."""
-        each, rest = divmod(shape[place.dim], cut.rows)
-        if rest:
-            raise Refused(f"a tensor of shape {shape} does not hold {cut.rows} rows, as it should ({user_line()})")
-        return Spec(view, cut, place.dim, each if place.outer else 1, 1 if place.outer else each)
+        return spec_at(view, place, shape, cut)
 
 
 def _drawers_in(module: nn.Module, draws: dict[str, tuple[Place | None, ...]], cut: Cut) -> dict[nn.Module, _Drawer]:

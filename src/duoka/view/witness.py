@@ -214,13 +214,16 @@ class _Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def graph(outputs: list[Any], inputs: Iterable[Any] = ()) -> Iterator[Any]:
-    """The nodes of the autograd graph that led from `inputs` to `outputs`, each once, in one order on all ranks."""
-    before = {_node(leaf) for leaf in inputs if isinstance(leaf, Tensor) and leaf.requires_grad}
-    pending = [_node(leaf) for leaf in outputs if isinstance(leaf, Tensor) and leaf.requires_grad]
-    pending = [node for node in pending if node not in before]
+def graph(outputs: list[Any], ends: Iterable[Any] = ()) -> Iterator[Any]:
+    """The nodes of the autograd graph that led to these tensors, each once, in one order on all ranks.
+
+    ends: nodes that are left out, with what is behind them.
+    """
+    stop = set(ends)
+    nodes = [_node(leaf) for leaf in outputs if isinstance(leaf, Tensor) and leaf.requires_grad]
+    pending = [node for node in nodes if node not in stop]
     pending.reverse()
-    seen = before.union(pending)
+    seen = {*pending, *stop}
     while pending:
         node = pending.pop()
         yield node
