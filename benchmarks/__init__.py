@@ -4,7 +4,7 @@ A figure is a ratio of medians that were measured alternately in one run: absolu
 and on its mood, ratios hardly do. What needs a GPU is measured where there is one, and else stays "not measured".
 
 Each benchmark is a file with `measure(quick) -> Iterator[Row | Finding]` and a line in `BENCHMARKS`; what the README
-shows of it is a line in `benchmarks/readme.py`.
+shows of it is an entry in `figures.toml`.
 """
 
 BENCHMARKS = {
@@ -13,6 +13,7 @@ BENCHMARKS = {
     "step": "benchmarks.step",
     "training": "benchmarks.training",
     "api": "benchmarks.api",
+    "exact": "benchmarks.exact",
     "end_to_end": "benchmarks.end_to_end",
     "same_result": "benchmarks.same_result",
     "weights": "benchmarks.weights",
