@@ -158,11 +158,8 @@ def _folder() -> Iterator[Path]:
     home = Path(tempfile.gettempdir())
     for left in home.glob(f"{PREFIX}*"):
         pid = left.name.removeprefix(PREFIX)
-        if (
-            pid.isdecimal()
-            and (int(pid) == os.getpid() or not is_alive(int(pid)))
-            and left.stat().st_uid == os.getuid()
-        ):
+        is_over = pid.isdecimal() and (int(pid) == os.getpid() or not is_alive(int(pid)))
+        if is_over and left.stat().st_uid == os.getuid():
             shutil.rmtree(left, ignore_errors=True)
     folder = home / f"{PREFIX}{os.getpid()}"
     try:
