@@ -38,7 +38,7 @@ def of_difference(side: Side, found: Comparison, bound: Bound, again: Compare) -
     yield from tried
     if tried:
         return
-    if side.plan.world_size > 1 and not _alike(found, again(side)):
+    if side.plan.world_size > 1 and not _alike(found, again(side.again())):
         yield f"{side.name} gives other numbers each time it is run: its ranks depend on time or on chance"
     yield from _by_data(side, found)
 

@@ -121,7 +121,7 @@ def _compare_all(asked: Asked, again: _Pass) -> Proof:
     if all(comparison.same_bits for _, comparison in compared):
         same = [Outcome(side, found, judge(found, Bound([])), ()) for side, found in compared]
         return Proof(asked, again.first.steps, tuple(same), None)
-    unsteady, bound = causes.of_itself(asked.first, again(asked.first)), Bound([])
+    unsteady, bound = causes.of_itself(asked.first, again(asked.first.again())), Bound([])
     if unsteady.verdict != "different":  # what chance does would be taken for what rounding does
         bound = Bound([again(side) for side in asked.references])
     outcomes = [_outcome(asked, side, found, bound, unsteady, again) for side, found in compared]

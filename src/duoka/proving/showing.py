@@ -46,7 +46,7 @@ def _drawn(table: Table) -> str:
 
 
 def _table(proof: Proof) -> Table:
-    title = f"{proof.asked.first.name} and each of the others, {_steps_of(proof.steps)}, seed {proof.asked.seed}"
+    title = f"compared with {proof.asked.first.name}, {_steps_of(proof.steps)}, seed {proof.asked.seed}"
     table = Table(title=title, title_justify="left")
     table.add_column("", overflow="fold")
     for name in ("verdict", "steps", "largest", "relative", "at step: in", "bits part at step: in", "data"):

@@ -48,7 +48,11 @@ class Side:
 
     def nudged(self, seed: int) -> Side:
         """The same, with weights moved in their last place."""
-        return Side(f"{self.name}, nudged", self.plan, seed)
+        return Side(f"{self.name}, nudged ({seed + 1})", self.plan, seed)
+
+    def again(self) -> Side:
+        """The very same."""
+        return replace(self, name=f"{self.name}, once more")
 
 
 def as_python(plan: Plan, threads: int | None) -> Side:
