@@ -179,15 +179,16 @@ def test_recording_changes_no_bit(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "bias"),
-    [(scripts.API, "model.0.bias"), pytest.param(scripts.MODERN, "net.0.bias", marks=pytest.mark.long)],
+    ("source", "noise"),
+    [(scripts.API, {"model.0.bias"}), pytest.param(scripts.MODERN, {"net.0.bias"}, marks=pytest.mark.long)],
     ids=["api", "modern"],
 )
-def test_a_bias_before_a_normalisation_is_noise(flow: Flow, source: str, bias: str) -> None:
+def test_a_bias_before_a_normalisation_is_noise(flow: Flow, source: str, noise: set[str]) -> None:
     code, found = data(flow, source, "--devices", "cpu:2", "--steps", "4")
     assert (code, found["verdict"], found["steps"]) == (0, "rounding", 4), found
     assert found["sides"][0]["data"] is None
-    assert found["amplified"]["tensor"] == bias
+    assert found["amplified"]["step"] == 1
+    assert noise <= {gap["tensor"] for gap in found["sides"][0]["gaps"] if gap["relative"] > 1e-3}
 
 
 def test_sharded_models_are_put_together(flow: Flow) -> None:
