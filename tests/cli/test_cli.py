@@ -50,8 +50,8 @@ def test_every_command_in_the_table_is_there() -> None:
     [
         (
             ["rum"],
-            "there is no command 'rum'; there is: doctor, gpus, predict, prove, run, weights; did you mean "
-            "`duoka run`?",
+            "there is no command 'rum'; there is: doctor, gpus, predict, prove, run, weights; "
+            "did you mean `duoka run`?",
         ),
         (
             ["train.py"],

@@ -17,6 +17,7 @@ from duoka import environment
 from duoka.cli.run import GROUPS, Groups, ScriptCommand, asked_for
 from duoka.devices import inventory
 from duoka.devices.locks import Held, Locks
+from duoka.devices.taking import marked
 from duoka.errors import OptionError
 from duoka.options import Options, Target, one_of
 from duoka.plan import Plan, decide, header
@@ -134,8 +135,10 @@ def _prove(opts: Options, devices: Sequence[str], steps: int, seed: int, want: s
 def _decide_and_take(asked: Sequence[Options]) -> tuple[list[Plan], Held]:
     """Decide all plans, and take the cards of all of them for as long as the proof takes."""
     visible, threads = environment.visible_cards(), environment.threads()
+    seen = inventory.read()  # a driver that is slow keeps nobody else waiting
     with Locks() as locks:
-        plans = [decide(opts, inventory.read(locks), visible, threads) for opts in asked]
+        known = marked(seen, locks)
+        plans = [decide(opts, known, visible, threads) for opts in asked]
         uuids = sorted({device.uuid for plan in plans for device in plan.devices if device.uuid})
         held = locks.hold(uuids, f"duoka prove {asked[0].target.name}")[0] if uuids else Held()
     return plans, held

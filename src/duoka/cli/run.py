@@ -16,8 +16,9 @@ import click
 from duoka import environment, options
 from duoka.cli.words import arrange, check_times, with_values
 from duoka.devices import inventory
-from duoka.devices.locks import Held, Locks
-from duoka.devices.waiting import until_free
+from duoka.devices.locks import Locks
+from duoka.devices.spec import parse
+from duoka.devices.taking import Asked, Taken, marked, take
 from duoka.options import Options, Target
 from duoka.plan import Plan, decide, details, header
 
@@ -45,8 +46,8 @@ them. A `--` for the script itself is written twice.
 
 DEVICES = (
     "auto: all GPUs, else one CPU worker. 2: that many GPUs, else that many CPU workers. 0,3 or 0-3: GPUs by "
-    "their number in nvidia-smi (`1,` is GPU 1 alone). GPU-3c1a6d0e: by UUID. free:2: on which nobody computes; "
-    "'free:2,mem>=10G'; best:1. cuda, cuda:1, cpu, cpu:4, mps, xpu. [default: auto]"
+    "their number in nvidia-smi (`1,` is GPU 1 alone). GPU-3c1a6d0e, MIG-5a2f: by UUID. free:2: on which nobody "
+    "computes; 'free:2,mem>=10G'; best:1. cuda, cuda:1, cpu, cpu:4, mps, xpu. [default: auto]"
 )
 
 RESTARTS = (
@@ -194,7 +195,7 @@ def run(
     opts = asked_for(target, **asked)
     limit = 0.0 if wait is None else options.seconds(wait, "--wait")
     if dry_run:
-        click.echo(details(_decide_and_take(opts, dry=True)[0]))
+        click.echo(details(_decide(opts)))
         return 0
     return partial(_run, opts, limit)
 
@@ -202,30 +203,29 @@ def run(
 def _run(opts: Options, limit: float) -> int:
     """Take the devices, queueing where that is asked for, and run on them until the end."""
     try:
-        plan, held = until_free(partial(_decide_and_take, opts), limit, _say)
+        taken = _take(opts, limit)
     except KeyboardInterrupt:
         _say("interrupted while waiting for devices")
         return 130
-    with held:
+    plan = replace(taken.decided, notes=(*taken.decided.notes, *taken.notes))
+    with taken.held:
         _show(plan)
         return _launch(plan)
 
 
-def _decide_and_take(opts: Options, dry: bool = False) -> tuple[Plan, Held]:
-    """Decide, and take the cards before another run of duoka can."""
+def _take(opts: Options, wait: float) -> Taken[Plan]:
+    """Decide, and take the devices."""
     visible, threads = environment.visible_cards(), environment.threads()
+    command = f"duoka run {'-m ' * opts.target.is_module}{opts.target.name}"
+    asked = Asked(parse(opts.devices), visible, command)
+    return take(asked, lambda found: decide(opts, found, visible, threads), lambda plan: plan.devices, wait, _say)
+
+
+def _decide(opts: Options) -> Plan:
+    """Decide, and take nothing."""
+    seen = inventory.read()
     with Locks() as locks:
-        plan = decide(opts, inventory.read(locks), visible, threads)
-        uuids = [device.uuid for device in plan.devices if device.uuid]
-        if dry or not uuids:
-            return plan, Held()
-        held, others = locks.hold(uuids, f"duoka run {'-m ' * opts.target.is_module}{opts.target.name}")
-    shared = [
-        f"{device} is also used by {others[device.uuid].command} (pid {others[device.uuid].pid})"
-        for device in plan.devices
-        if device.uuid in others
-    ]
-    return replace(plan, notes=(*plan.notes, *shared, *filter(None, [locks.problem]))), held
+        return decide(opts, marked(seen, locks), environment.visible_cards(), environment.threads())
 
 
 def asked_for(

@@ -13,6 +13,7 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,17 @@ from duoka.launchers.output import Outputs
 from duoka.launchers.report import Scene, report
 from duoka.launchers.restarts import with_restarts
 from duoka.launchers.signals import Signals
-from duoka.launchers.stuck import Idleness, Limits, Stuck, ask_for_stacks, find_stuck, is_debugged, waits_in_vain
+from duoka.launchers.stuck import (
+    Idleness,
+    Limits,
+    Stuck,
+    ask_for_stacks,
+    find_staying,
+    find_stuck,
+    is_debugged,
+    look_closer,
+    waits_in_vain,
+)
 from duoka.launchers.verdict import Verdict, agreed, judge
 from duoka.plan import Kind, Plan
 from duoka.worker import Attempt, Observer, Unobserved
@@ -120,9 +131,11 @@ def attempt(run: Run, number: int) -> Verdict:
         _check_files(run.plan.world_size)
         exchange = _exchange(run.plan)
         entropy = secrets.randbits(64) if run.entropy is None else run.entropy
-        shared = Attempt(number, run.run_id, entropy, board, exchange, run.function, run.observer)
+        temporary = _temporary()
+        shared = Attempt(number, run.run_id, entropy, board, exchange, temporary, run.function, run.observer)
         crew.start(run.plan, shared, run.outputs)
-        with heir([worker.pid for worker in crew.workers]), _store() as port:  # a thread: after the forks
+        pids = [worker.pid for worker in crew.workers]
+        with heir(pids, temporary), _store() as port:  # a thread: after the forks
             crew.go(port)
             stuck, asked = _watch(run.plan, crew, board)
             if asked is not None:
@@ -131,7 +144,7 @@ def attempt(run: Run, number: int) -> Verdict:
                 crew.end()
         verdict = judge(crew.workers, stuck, asked)
         run.tell(report(verdict, Scene(run.plan, board, crew.workers, run.outputs)))
-        return verdict
+        return replace(verdict, saved=board.saved())
     finally:
         crew.close()
 
@@ -152,12 +165,14 @@ def _watch(plan: Plan, crew: Crew, board: Board) -> tuple[Stuck | None, signal.S
             if not agreed(crew.workers):
                 return _missed(plan, crew, board), None
         elif time.monotonic() > debugged_until and (stuck := find_stuck(board, crew.workers, limits, idleness)):
-            stuck = ask_for_stacks(stuck, crew)
+            stuck = look_closer(ask_for_stacks(stuck, crew), board)
             if not is_debugged(stuck, stuck.missing):
                 return stuck, None
             debugged_until = time.monotonic() + TO_DEBUG
         elif waits_in_vain(board, crew.workers):
             return None, None
+        elif crew.done() and (stuck := find_staying(crew.workers, limits, idleness)):
+            return ask_for_stacks(stuck, crew), None
     return None, None
 
 
@@ -168,12 +183,14 @@ def _missed(plan: Plan, crew: Crew, board: Board) -> Stuck | None:
         return None
     timed_out = any(ending is not None and ending.kind == "TimedOut" for ending in endings)
     stuck = find_stuck(board, crew.workers, Limits(0.0) if timed_out else NEVER, Idleness())
-    return ask_for_stacks(replace(stuck, limit=plan.timeout), crew) if stuck is not None else None
+    if stuck is None:
+        return None
+    return look_closer(ask_for_stacks(replace(stuck, limit=plan.timeout), crew), board)
 
 
 def _stop(crew: Crew, asked: signal.Signals) -> None:
     """Pass a request to end on to the scripts, and wait for them to answer; a second Ctrl-C is the last word."""
-    pressed = crew.signals.interrupts
+    pressed = int(asked is signal.SIGINT)  # a second one may be here already
     crew.signal(asked)
     crew.wait(lambda: crew.gone() or crew.signals.interrupts > pressed, TO_STOP[asked])
     if crew.signals.interrupts > pressed:
@@ -195,6 +212,14 @@ def _exchange(plan: Plan) -> mmap.mmap | None:
     from duoka.view import nearby
 
     return mmap.mmap(-1, nearby.memory_size(plan.world_size)) if nearby.is_possible() else None
+
+
+def _temporary() -> str | None:
+    """A path for a directory of the workers' own, as short as multiprocessing's: those of sockets may not be long."""
+    try:
+        return os.path.join(tempfile.gettempdir(), f"duoka-{secrets.token_urlsafe(6)}")
+    except FileNotFoundError:  # nowhere can be written
+        return None
 
 
 def _check_files(world_size: int) -> None:

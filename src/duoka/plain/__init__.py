@@ -108,9 +108,11 @@ def run_plain(
         interception.install(session)
     try:
         script()
+        if not patches.active:  # a process that the script forked has come to its end, which is not the run's
+            return
         ranks.meet_at_end()
     except SystemExit as leaving:
-        if leaving.code in (None, 0):
+        if leaving.code in (None, 0) and patches.active:
             _finish(view, plan.verbosity == "verbose")
         raise
     _finish(view, plan.verbosity == "verbose")
