@@ -206,3 +206,16 @@ def test_runs_that_are_not_of_one_shape(flow: Flow, source: str, text: str) -> N
     result = prove(flow, source, "--devices", "cpu:2", "--steps", "12")
     assert result.returncode == 1
     assert text in result.stdout, result
+
+
+@pytest.mark.parametrize("source", [scripts.RIGHT, scripts.API], ids=["plain", "api"])
+def test_exact_has_the_same_bits_on_any_number_of_devices(flow: Flow, source: str) -> None:
+    words = ["--strategy", "exact", "--shares", "4", "--want", "bits", "--steps", "4"]
+    code, found = data(flow, source, *words, "--devices", "cpu:1", "--devices", "cpu:2", "--devices", "cpu:4")
+    assert (code, [side["verdict"] for side in found["sides"]]) == (0, ["bits", "bits"]), found
+
+
+def test_exact_is_python_to_rounding(flow: Flow) -> None:
+    result = prove(flow, scripts.RIGHT, "--strategy", "exact", "--steps", "4", "--devices", "cpu:2")
+    assert result.returncode == 0, result
+    assert "running python, added up in 2 parts" in result.stderr

@@ -18,7 +18,7 @@ from duoka.proving.bounds import Bound, Judged, Verdict, judge, meets, worse
 from duoka.proving.causes import Unsteady
 from duoka.proving.comparing import Comparison, compare
 from duoka.proving.recording import Recording
-from duoka.proving.sides import Side, Studio
+from duoka.proving.sides import Side, SideFailed, Studio
 
 PREFIX = "duoka-prove-"
 REFERENCES = 2  # runs that only rounding parts from the first
@@ -123,9 +123,22 @@ def _compare_all(asked: Asked, again: _Pass) -> Proof:
         return Proof(asked, again.first.steps, tuple(same), None)
     unsteady, bound = causes.of_itself(asked.first, again(asked.first.again())), Bound([])
     if unsteady.verdict != "different":  # what chance does would be taken for what rounding does
-        bound = Bound([again(side) for side in asked.references])
+        bound = Bound([*(again(side) for side in asked.references), *_in_two_parts(asked, again)])
     outcomes = [_outcome(asked, side, found, bound, unsteady, again) for side, found in compared]
     return Proof(asked, again.first.steps, tuple(outcomes), bound)
+
+
+def _in_two_parts(asked: Asked, again: _Pass) -> list[Comparison]:
+    """The first run with its batch added up in another order, if it can be cut into parts.
+
+    With other data (`exact` seeds augmentation by sample) or other steps it would show more than rounding.
+    """
+    try:
+        found = again(asked.first.in_two_parts())
+    except SideFailed:
+        return []
+    same = found.data is None and found.steps[0] == found.steps[1]
+    return [found] if same else []
 
 
 def _outcome(asked: Asked, side: Side, found: Comparison, bound: Bound, unsteady: Unsteady, again: _Pass) -> Outcome:
