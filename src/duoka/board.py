@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import mmap
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from duoka.errors import RanksApart
 
@@ -71,6 +73,18 @@ class Parting:
     def __str__(self) -> str:
         sides = (f"{name_ranks(list(ranks))} came to {text}" for ranks, text in self.sides)
         return f"the ranks came to different collectives (number {self.number:,}): " + ", ".join(sides)
+
+
+class Collective(NamedTuple):
+    """One collective of a rank, as torch's flight recorder tells it.
+
+    digest: equal on ranks that agree. since: CLOCK_MONOTONIC in nanoseconds.
+    """
+
+    number: int
+    digest: int
+    text: str
+    since: int
 
 
 class Board:
@@ -194,25 +208,28 @@ class Seat:
         """A checkpoint of this step is on the disk."""
         self._words[SAVED] = step + 1
 
-    def mirror(self, begun: int, finished: int, oldest: tuple[int, str, int] | None = None) -> None:
+    def mirror(self, begun: int, finished: int, recent: Sequence[Collective] = ()) -> None:
         """Show the collectives of a script that calls torch itself, which torch's flight recorder counts.
 
-        oldest: of those that are not finished the first: its digest, its text, CLOCK_MONOTONIC in nanoseconds.
-            Where it is not known, no rank is said to wait.
+        recent: the last ones, where the rank waits; without the first unfinished one among them, it is not said to.
         """
-        if oldest is None:
+        if all(one.number != finished + 1 for one in recent):
             begun_shown = finished_shown = begun
         else:
             finished_shown, begun_shown = finished, min(begun, finished + RING // 2)
-            digest, text, since = oldest
-            entry, said = _entry(finished + 1), text.encode()[:TEXT]
-            self._bytes[(entry + 4) * 8 : (entry + 4) * 8 + len(said)] = said
-            values = digest & 0x7FFF_FFFF_FFFF_FFFF, since, len(said), finished + 1
-            for place, value in enumerate(values):
-                self._words[entry + place] = value
+        for one in recent:
+            if begun_shown - RING < one.number <= begun_shown:
+                self._mirror_one(one)
         self._words[FINISHED] = finished_shown
         self._words[BEGUN] = begun_shown
         self._words[SEEN] = time.monotonic_ns()
+
+    def _mirror_one(self, one: Collective) -> None:
+        entry, said = _entry(one.number), one.text.encode()[:TEXT]
+        self._bytes[(entry + 4) * 8 : (entry + 4) * 8 + len(said)] = said
+        values = one.digest & 0x7FFF_FFFF_FFFF_FFFF, one.since, len(said), one.number
+        for place, value in enumerate(values):
+            self._words[entry + place] = value
 
     def _check(self, count: int) -> None:
         difference = self._board.apart(count)  # reads again: the entry may have been written over meanwhile

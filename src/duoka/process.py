@@ -6,6 +6,7 @@ by whoever forked it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,8 +53,11 @@ class Process:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Around a script or a function: the run that it leaves open is closed; an error waits for nobody."""
-        well = False
+        """Around a script or a function: the run that it leaves open is closed; an error waits for nobody.
+
+        A process that was forked within, and comes to the end of it, closes nothing.
+        """
+        well, home = False, os.getpid()
         try:
             yield
             well = True
@@ -61,7 +65,7 @@ class Process:
             well = not error.code
             raise
         finally:
-            if self.run is not None:
+            if self.run is not None and os.getpid() == home:
                 self.run.close(wait=well)
 
 

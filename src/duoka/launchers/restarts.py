@@ -64,7 +64,7 @@ def with_restarts(attempt: Callable[[int], Verdict], most: int, signals: Signals
 
 def is_fault(verdict: Verdict) -> bool:
     """Whether the workers ended against the script's will, and may fare better another time."""
-    if verdict.why in ("well", "stopped"):
+    if verdict.why in ("well", "stopped") or (verdict.stuck is not None and verdict.stuck.at_exit):
         return False
     endings = [worker.ending for worker in verdict.culprits if worker.ending is not None]
     if any(ending.how == "exited" and ending.code == AGAIN for ending in endings):
