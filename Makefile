@@ -11,7 +11,7 @@ PYTHON ?= $(shell for python in $(PYTHONS); do \
 help:
 	@echo "make demo       an ordinary script under python and under duoka run, side by side"
 	@echo "make test       lint, types, import layers, all tests but the long ones"
-	@echo "make test-long  the tests that take minutes; with PROGRAMS=folder other people's programs, too"
+	@echo "make test-long  the tests that take minutes; with PROGRAMS=folder other people's programs, too; SEED=7"
 	@echo "make bench      duoka beside its peers, measured in one run"
 	@echo "make docs       the pages of docs/ as a site, in build/site"
 	@echo "make lint       what make test checks before the tests"
@@ -24,7 +24,7 @@ test: lint
 	$(BIN)/pytest -q -n 2
 
 test-long: $(READY)
-	$(BIN)/pytest -q -m "long and not gpu" --timeout 1800 $(if $(PROGRAMS),--programs "$(PROGRAMS)")
+	$(BIN)/pytest -q -m "long and not gpu" --timeout 3600 $(if $(SEED),--seed $(SEED)) $(if $(PROGRAMS),--programs "$(PROGRAMS)")
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -17,6 +17,9 @@ settings.load_profile("duoka")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", metavar="FOLDER", help="where other people's programs lie (tests/programs)")
+    parser.addoption(
+        "--seed", default=0, type=int, help="of the faults that are injected (tests/flows/test_faults.py)"
+    )
 
 
 @pytest.fixture(scope="session")

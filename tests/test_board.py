@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duoka.board import AT_END, RING, TEXT, Board, name_ranks
+from duoka.board import AT_END, RING, TEXT, Board, Collective, name_ranks
 from duoka.errors import RanksApart
 
 
@@ -16,6 +16,16 @@ def test_a_new_board_shows_nobody_anywhere() -> None:
     for rank in range(2):
         progress = board.read(rank)
         assert (progress.begun, progress.finished, progress.text, progress.waiting) == (0, 0, "", False)
+
+
+def test_the_newest_checkpoint() -> None:
+    board = Board.create(3)
+    assert board.saved() is None
+    board.seat(0).saved(0)
+    assert board.saved() == 0
+    board.seat(0).saved(12)
+    board.seat(1).step(3)
+    assert board.saved() == 12
 
 
 def test_a_rank_is_seen_inside_of_a_collective_and_after_it() -> None:
@@ -153,14 +163,26 @@ def test_what_is_looked_at_now_and_then_waits_only_if_it_is_known_since_when() -
     seat = board.seat(0)
     seat.mirror(7, 5)
     assert not board.read(0).waiting
-    seat.mirror(7, 5, (1, "barrier at a.py:1", 3 * 10**9))
+    seat.mirror(7, 5, [Collective(6, 1, "barrier at a.py:1", 3 * 10**9)])
     progress = board.read(0)
     assert (progress.waiting, progress.number, progress.text, progress.since) == (True, 6, "barrier at a.py:1", 3.0)
     assert progress.seen <= time.monotonic()
-    seat.mirror(500, 5, (1, "barrier at a.py:1", 3 * 10**9))
+    seat.mirror(500, 5, [Collective(6, 1, "barrier at a.py:1", 3 * 10**9)])
     assert board.read(0).number == 6
     seat.mirror(8, 8)
     assert not board.read(0).waiting
+
+
+def test_where_ways_parted_some_collectives_ago_is_told() -> None:
+    """Rank 0 sent, waited for nobody, and is one further than the others, who wait for it."""
+    board = Board.create(3)
+    seen = [Collective(number, 1, f"all_reduce at a.py:{number}", 10**9) for number in range(3, 9)]
+    astray = [*seen[:3], Collective(6, 2, "broadcast at a.py:60", 10**9), *seen[4:]]
+    for rank in range(3):
+        board.seat(rank).mirror(7 if rank == 0 else 6, 6 if rank == 0 else 5, astray if rank == 0 else seen[:4])
+    parting = board.parting()
+    assert parting is not None
+    assert (parting.number, parting.sides[0]) == (6, ((0,), "broadcast at a.py:60"))
 
 
 def test_a_rank_that_has_not_come_yet_is_not_apart() -> None:

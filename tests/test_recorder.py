@@ -4,7 +4,10 @@ import pickle
 import time
 from typing import Any
 
-from duoka.recorder import Look
+import pytest
+
+from duoka.board import Board
+from duoka.recorder import Follower, Look
 
 FRAMES = [
     {"filename": "/lib/site-packages/torch/distributed/distributed_c10d.py", "line": 1},
@@ -20,6 +23,8 @@ def entry(number: int, name: str = "gloo:all_reduce", **given: Any) -> dict[str,
         "is_p2p": False,
         "profiling_name": name,
         "input_sizes": [[3]],
+        "input_dtypes": ["Float"],
+        "retired": False,
         "time_created_ns": time.time_ns() - 10**9,
         "frames": FRAMES,
     }
@@ -49,29 +54,93 @@ def test_nothing_is_shown_before_there_is_a_group() -> None:
 def test_what_is_there_at_two_looks_is_looked_at_once() -> None:
     recorder = Recorder()
     look = Look(recorder.tell)
-    recorder.counts, recorder.entries = (12, 10), [entry(9), entry(11, pg_id=1), entry(11), entry(12)]
+    recorder.counts, recorder.entries = (
+        (12, 10),
+        [
+            entry(9, retired=True),
+            entry(11, pg_id=1),
+            entry(11),
+            entry(12),
+        ],
+    )
     assert look.again()
-    assert (look.begun, look.finished, look.oldest) == (12, 10, None)
+    assert (look.begun, look.finished, look.recent) == (12, 10, [])
     for _ in range(3):
         assert look.again()
-    assert look.oldest is not None
-    _, text, since = look.oldest
-    assert text == "all_reduce (3,) at train.py:41"
-    assert 0.9e9 < time.monotonic_ns() - since < 60e9
+    before, waited_for, after = look.recent
+    assert [before.number, waited_for.number, after.number] == [9, 11, 12]
+    assert waited_for.text == "all_reduce (3,) float at train.py:41"
+    assert 0.9e9 < time.monotonic_ns() - waited_for.since < 60e9
     assert recorder.asked_for_entries == 1
     recorder.counts = (12, 12)
     assert look.again()
-    assert look.oldest is None
+    assert look.recent == []
 
 
-def test_what_differs_among_ranks_by_right_is_not_compared() -> None:
+def test_collectives_that_finish_in_another_order_do_not_count_as_not_finished() -> None:
+    """gloo has two threads: 11 finished after 12 and 13."""
+    recorder = Recorder()
+    look = Look(recorder.tell)
+    recorder.counts = (14, 11)
+    recorder.entries = [*(entry(number, retired=True) for number in (11, 12, 13)), entry(14)]
+    for _ in range(2):
+        assert look.again()
+    assert (look.begun, look.finished) == (14, 13)
+
+
+def test_where_nobody_waits_and_nothing_goes_on_the_last_ones_are_known_too() -> None:
+    recorder = Recorder()
+    look = Look(recorder.tell)
+    recorder.counts, recorder.entries = (12, 12), [entry(11, retired=True), entry(12, retired=True)]
+    assert look.again()
+    assert recorder.asked_for_entries == 0
+    for _ in range(3):
+        assert look.again()
+    assert [one.number for one in look.recent] == [11, 12]
+    assert recorder.asked_for_entries == 1
+
+
+@pytest.mark.parametrize(
+    ("operation", "one", "other", "equal"),
+    [
+        ("gather", {"input_sizes": [[3]]}, {"input_sizes": []}, True),
+        ("all_reduce", {"input_sizes": [[3, 2]]}, {"input_sizes": [[6]]}, True),
+        ("all_reduce", {"input_sizes": [[3]]}, {"input_sizes": [[4]]}, False),
+        ("broadcast", {"input_dtypes": ["Float"]}, {"input_dtypes": ["Int"]}, False),
+    ],
+)
+def test_what_differs_among_ranks_by_right_is_not_compared(
+    operation: str, one: dict[str, Any], other: dict[str, Any], equal: bool
+) -> None:
     digests = []
-    for sizes in ([[3]], []):
+    for given in (one, other):
         recorder = Recorder()
-        recorder.counts, recorder.entries = (1, 0), [entry(1, "gloo:gather", input_sizes=sizes, frames=[])]
+        recorder.counts, recorder.entries = (1, 0), [entry(1, f"gloo:{operation}", frames=[], **given)]
         look = Look(recorder.tell)
         look.again()
         look.again()
-        assert look.oldest is not None
-        digests.append(look.oldest[0])
-    assert digests[0] == digests[1]
+        digests += [found.digest for found in look.recent]
+    assert len(digests) == 2
+    assert (digests[0] == digests[1]) == equal
+
+
+def test_the_making_of_the_group_is_the_first_collective() -> None:
+    recorder, board, made = Recorder(), Board.create(1), []
+    follower = Follower(board.seat(0), [Look(recorder.tell)], lambda: bool(made))
+    follower.look()
+    assert board.read(0).begun == 0
+    follower.comes("train.py:9")
+    follower.look()
+    assert not board.read(0).waiting
+    follower.look()
+    progress = board.read(0)
+    assert (progress.waiting, progress.number, progress.text) == (True, 1, "init_process_group at train.py:9")
+    made.append(True)
+    follower.look()
+    assert (board.read(0).waiting, board.read(0).begun) == (False, 1)
+    recorder.counts, recorder.entries = (5, 4), [entry(5)]
+    made.clear()  # a group that is left does not come again
+    for _ in range(2):
+        follower.look()
+    progress = board.read(0)
+    assert (progress.waiting, progress.number, progress.text) == (True, 6, "all_reduce (3,) float at train.py:41")

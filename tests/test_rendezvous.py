@@ -44,7 +44,8 @@ def test_each_group_of_a_script_begins_with_an_empty_store(
 
     for name in ("env", "tcp"):
         monkeypatch.setitem(HANDLERS, name, to_the_server)
-    empty_store_for_each_group()
+    comings: list[int] = []
+    empty_store_for_each_group(lambda: comings.append(len(comings)))
     stores = []
     for number in range(3):
         store, rank, size = next(HANDLERS[scheme](f"{scheme}://"))
@@ -52,3 +53,4 @@ def test_each_group_of_a_script_begins_with_an_empty_store(
         store.set("key", str(number))
         stores.append(store)
     assert [store.get("key") for store in stores] == [b"0", b"1", b"2"]
+    assert comings == [0, 1, 2]

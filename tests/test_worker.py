@@ -48,25 +48,6 @@ def test_rank_0_can_be_debugged_at_a_terminal(flow: Flow) -> None:
     assert "went on True" in result.stdout
 
 
-def test_a_breakpoint_in_several_workers_says_how_to(flow: Flow) -> None:
-    plain = run(flow, flow.write("plain.py", "import torch\nbreakpoint()\n"))
-    assert plain.returncode == 1
-    assert (
-        "breakpoint() in 2 workers, which cannot share the terminal; use one device (--devices cpu:1" in plain.stderr
-    )
-    assert plain.stderr.count("Traceback") == 1
-    ranked = run(flow, group(flow, "if rank == 1: breakpoint()\nmeet()"))
-    assert ranked.returncode == 1
-    assert "or call it on rank 0 alone" in ranked.stderr
-
-
-def test_breakpoints_can_be_ignored_and_work_on_one_worker(flow: Flow) -> None:
-    script = flow.write("plain.py", "import torch\nbreakpoint()\nprint('went on')\n")
-    words = ["run", "-q", "--devices", "cpu:2", script]
-    assert flow.run(words, env={"PYTHONBREAKPOINT": "0"}).ok().stdout == "went on\n"
-    assert "went on" in flow.run(["run", "-q", "--devices", "cpu:1", script], stdin="c\n").ok().stdout
-
-
 def test_a_worker_s_flags_of_faulthandler_are_the_user_s(flow: Flow) -> None:
     script = group(flow, "import faulthandler; faulthandler.enable(); os.kill(os.getpid(), signal.SIGSEGV)")
     stderr = run(flow, script).stderr
@@ -83,3 +64,30 @@ def test_what_an_exit_function_raises_is_shown_and_the_code_stays(flow: Flow) ->
 def test_closed_streams_are_no_error(flow: Flow) -> None:
     script = group(flow, "sys.stdout.close(); sys.stderr.close()")
     assert run(flow, script).returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["plain", "distributed"])
+def test_a_process_that_the_script_forks_may_come_to_its_end(flow: Flow, kind: str) -> None:
+    """Under python it ends there by itself, and so does an error in it."""
+    script = flow.write(
+        "script.py",
+        """
+        import os, sys, time
+        import torch
+        children = []
+        for end in ("last line", "exit", "error"):
+            child = os.fork()
+            if child == 0:
+                if end == "exit": sys.exit(3)
+                if end == "error": raise ValueError("in a child")
+                break
+            children.append(child)
+        else:
+            codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+            print(codes, torch.nn.Linear(2, 1)(torch.ones(4, 2)).shape)
+        """,
+    )
+    expected = flow.python([script]).ok()
+    result = run(flow, script, options=("--kind", kind, "--log-dir", "logs")).ok()
+    assert (result.stdout, result.stderr) == (expected.stdout, expected.stderr)
+    assert "[0, 3, 1]" in result.stdout

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import mmap
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from duoka.errors import RanksApart
 
 RING = 64  # collectives that each rank's seat remembers
 ENTRY = 256  # bytes of one of them: four 64-bit numbers, then the text
 TEXT = ENTRY - 4 * 8
-HEAD = 64  # bytes in front of the entries: collectives begun and finished, steps
+HEAD = 64  # bytes in front of the entries: collectives begun and finished, steps, checkpoints
 SEAT = HEAD + RING * ENTRY
 
 # Places of the 64-bit numbers in a seat and in an entry.
-BEGUN, FINISHED, STEPS, STEPPED, SLOWEST, SEEN = range(6)
+BEGUN, FINISHED, STEPS, STEPPED, SLOWEST, SEEN, SAVED = range(7)
 DIGEST, SINCE, LENGTH, NUMBER = 0, 1, 2, 3
 
 AT_END = "the end of the script"  # in place of a line, in the text of a collective there
@@ -73,6 +75,18 @@ class Parting:
         return f"the ranks came to different collectives (number {self.number:,}): " + ", ".join(sides)
 
 
+class Collective(NamedTuple):
+    """One collective of a rank, as torch's flight recorder tells it.
+
+    digest: equal on ranks that agree. since: CLOCK_MONOTONIC in nanoseconds.
+    """
+
+    number: int
+    digest: int
+    text: str
+    since: int
+
+
 class Board:
     """The seats of all ranks, in anonymous memory shared with every process forked from here on."""
 
@@ -105,6 +119,11 @@ class Board:
             text = self.text(rank, number)
             if words[BEGUN] < number + RING:  # otherwise it may have been written over meanwhile
                 return Progress(begun, min(finished, begun), number, text, since, seen, steps, slowest)
+
+    def saved(self) -> int | None:
+        """The step of the newest checkpoint that any rank has written or restored; None where there is none."""
+        newest = max(words[SAVED] for words in self._words)
+        return newest - 1 if newest else None
 
     def text(self, rank: int, count: int) -> str:
         """What `rank` called its collective number `count`, one of its last `RING`."""
@@ -185,25 +204,32 @@ class Seat:
         words[STEPPED] = now
         words[STEPS] = steps
 
-    def mirror(self, begun: int, finished: int, oldest: tuple[int, str, int] | None = None) -> None:
+    def saved(self, step: int) -> None:
+        """A checkpoint of this step is on the disk."""
+        self._words[SAVED] = step + 1
+
+    def mirror(self, begun: int, finished: int, recent: Sequence[Collective] = ()) -> None:
         """Show the collectives of a script that calls torch itself, which torch's flight recorder counts.
 
-        oldest: of those that are not finished the first: its digest, its text, CLOCK_MONOTONIC in nanoseconds.
-            Where it is not known, no rank is said to wait.
+        recent: the last ones, where the rank waits; without the first unfinished one among them, it is not said to.
         """
-        if oldest is None:
+        if all(one.number != finished + 1 for one in recent):
             begun_shown = finished_shown = begun
         else:
             finished_shown, begun_shown = finished, min(begun, finished + RING // 2)
-            digest, text, since = oldest
-            entry, said = _entry(finished + 1), text.encode()[:TEXT]
-            self._bytes[(entry + 4) * 8 : (entry + 4) * 8 + len(said)] = said
-            values = digest & 0x7FFF_FFFF_FFFF_FFFF, since, len(said), finished + 1
-            for place, value in enumerate(values):
-                self._words[entry + place] = value
+        for one in recent:
+            if begun_shown - RING < one.number <= begun_shown:
+                self._mirror_one(one)
         self._words[FINISHED] = finished_shown
         self._words[BEGUN] = begun_shown
         self._words[SEEN] = time.monotonic_ns()
+
+    def _mirror_one(self, one: Collective) -> None:
+        entry, said = _entry(one.number), one.text.encode()[:TEXT]
+        self._bytes[(entry + 4) * 8 : (entry + 4) * 8 + len(said)] = said
+        values = one.digest & 0x7FFF_FFFF_FFFF_FFFF, one.since, len(said), one.number
+        for place, value in enumerate(values):
+            self._words[entry + place] = value
 
     def _check(self, count: int) -> None:
         difference = self._board.apart(count)  # reads again: the entry may have been written over meanwhile

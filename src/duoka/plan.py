@@ -226,7 +226,7 @@ def _devices(plan: Plan) -> str:
 
 
 def _group(name: str, members: Iterable[Device]) -> str:
-    numbers = [str(device.index) for device in members]
+    numbers = [device.number for device in members]
     return f"GPU{'s' * (len(numbers) > 1)} {', '.join(numbers)}{f' ({name})' * bool(name)}"
 
 

@@ -6,17 +6,19 @@ by whoever forked it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # a script with its own torch.distributed needs none of it
+    import torch
+    from torch import Tensor
 
-from duoka.origins import Origin
-from duoka.origins.meeting import Meeting
+    from duoka.origins import Origin
+    from duoka.origins.meeting import Meeting
 
 
 class Open(Protocol):
@@ -38,17 +40,24 @@ class Open(Protocol):
 
 @dataclass(slots=True)
 class Process:
-    """origin: set in workers that duoka forked. meeting: where this process met the others, once for all runs."""
+    """origin: set in workers that duoka forked. meeting: where this process met the others, once for all runs.
+
+    saved: told the step of each checkpoint that is on the disk.
+    """
 
     origin: Origin | None = None
     meeting: Meeting | None = None
     run: Open | None = None
     runs: int = 0  # opened so far
+    saved: Callable[[int], None] = lambda step: None
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Around a script or a function: the run that it leaves open is closed; an error waits for nobody."""
-        well = False
+        """Around a script or a function: the run that it leaves open is closed; an error waits for nobody.
+
+        A process that was forked within, and comes to the end of it, closes nothing.
+        """
+        well, home = False, os.getpid()
         try:
             yield
             well = True
@@ -56,7 +65,7 @@ class Process:
             well = not error.code
             raise
         finally:
-            if self.run is not None:
+            if self.run is not None and os.getpid() == home:
                 self.run.close(wait=well)
 
 

@@ -1,11 +1,12 @@
-"""How workers reach the launcher's store, where they find each other."""
+"""How workers reach the launcher's store, where they find each other; and how they part."""
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
@@ -19,8 +20,8 @@ def reach_store(place: Place, timeout: float) -> Store:
     return PrefixStore(f"attempt{place.attempt}", store)
 
 
-def empty_store_for_each_group() -> None:
-    """Let each init_process_group of a script begin with keys of its own.
+def empty_store_for_each_group(comes: Callable[[], None]) -> None:
+    """Let each init_process_group of a script begin with keys of its own. `comes` is called in each.
 
     Several ranks share one store, and torch uses the same keys in it again and again: a rank that comes first
     to a second init_process_group finds addresses of the first one, and fails to connect to them.
@@ -28,14 +29,34 @@ def empty_store_for_each_group() -> None:
     handlers = getattr(sys.modules["torch.distributed.rendezvous"], "_rendezvous_handlers", {})
     for scheme in ("env", "tcp"):
         if scheme in handlers:
-            handlers[scheme] = _counting(handlers[scheme])
+            handlers[scheme] = _counting(handlers[scheme], comes)
 
 
-def _counting(handler: Any) -> Any:
+def _counting(handler: Any, comes: Callable[[], None]) -> Any:
     numbers = itertools.count()
 
     def counting(url: str, **how: Any) -> Iterator[tuple[Store, int, int]]:
+        comes()
         for store, rank, size in handler(url, **how):
             yield PrefixStore(f"group{next(numbers)}", store), rank, size
 
     return counting
+
+
+def keep_destroyed_groups() -> None:
+    """Let a gloo group that a script destroys live on, idle, until its process ends.
+
+    It goes with the last that holds it, mostly a DistributedDataParallel at the end of main(). torch 2.13 then waits
+    for gloo's threads while it holds Python's lock, for which one of those may wait: both wait for ever.
+    """
+    c10d = sys.modules["torch.distributed.distributed_c10d"]
+    destroy = c10d.destroy_process_group
+    kept: list[Any] = []
+
+    @wraps(destroy)
+    def destroy_and_keep(group: Any = None) -> None:
+        kept.extend(c10d._world.pg_map if group in (None, c10d.GroupMember.WORLD) else [group])
+        destroy(group)
+
+    for module in (c10d, sys.modules["torch.distributed"]):
+        module.destroy_process_group = destroy_and_keep  # type: ignore[attr-defined]

@@ -6,24 +6,25 @@ import atexit
 import faulthandler
 import json
 import mmap
+import multiprocessing
+import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
-from duoka import ending, environment, traces
+from duoka import debugging, ending, environment, traces
 from duoka.board import Board
 from duoka.board import Seat as BoardSeat
 from duoka.ending import Ending
 from duoka.environment import Place
-from duoka.errors import Refused
 from duoka.libc import flush_c_streams
 from duoka.plan import Kind, Plan
 from duoka.target import run_target
@@ -32,7 +33,29 @@ if TYPE_CHECKING:
     from duoka.view.collectives import Seat
 
 UNWRITTEN = 120  # python's exit code where standard output cannot be written out at the end
+A_DAY = 24 * 3600.0
 STACKS_SIGNAL = signal.SIGRTMAX - 3  # none of those that scripts, schedulers and profilers use
+
+
+class Observer(Protocol):
+    """What accompanies the script in every worker and leaves its numbers alone (`duoka.proving` records them)."""
+
+    def begin(self, rank: int) -> None:
+        """Before anything is installed for the script."""
+
+    def around(self, rank: int) -> AbstractContextManager[None]:
+        """Around the script, when all is installed."""
+
+
+class Unobserved:
+    """No observer."""
+
+    def begin(self, rank: int) -> None:
+        """Nothing."""
+
+    def around(self, rank: int) -> AbstractContextManager[None]:
+        """Nothing."""
+        return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +65,9 @@ class Attempt:
     number: 0 at first, and one more each time the run is started again.
     entropy: a random number of 64 bits.
     exchange: memory through which the ranks hand each other small tensors; None: they have gloo only.
-    function: what they run instead of the plan's script.
+    temporary: a directory for the sockets that multiprocessing makes, as for a loader's workers. The workers make it,
+        once somebody is there to remove it (`duoka.launchers.heir`). None: it makes its own.
+    function: what they run instead of the plan's script. observer: what accompanies it.
     """
 
     number: int
@@ -50,7 +75,9 @@ class Attempt:
     entropy: int
     board: Board
     exchange: mmap.mmap | None
+    temporary: str | None = None
     function: Callable[[], object] | None = None
+    observer: Observer = field(default_factory=Unobserved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +109,22 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     _set_threads(plan.threads)
     shared = post.attempt
     place = Place(post.rank, plan.world_size, shared.number, _port(wire), shared.run_id, plan.restarts)
+    _put_sockets_into(shared.temporary)
 
+    shared.observer.begin(post.rank)
     _count_steps(post.attempt.board.seat(post.rank))
+    _show_checkpoints(post.attempt.board.seat(post.rank))
     if plan.world_size > 1:
-        _refuse_breakpoints(plan, post.rank)
+        debugging.refuse(plan.kind, plan.world_size, post.rank)
+    plan = _with_patience(plan)
     by_itself = plan.self_launching or (plan.kind is Kind.PLAIN and plan.world_size == 1)
-    run = _run_as_python if by_itself else LIVES[plan.kind]
+    run = _run_script if by_itself else LIVES[plan.kind]
+    home = os.getpid()
     end = _watched(run, plan, place, post)
+    if os.getpid() != home:  # a process that the script forked has come to the script's end: nothing of this rank's
+        if not (post.own_log or end.shown):
+            _write(end.trace or (end.said and f"{end.said}\n"))
+        return _leave(end.code)[0]
 
     with suppress(OSError):  # there is nobody left to be told
         wire.sendall(end.line())
@@ -97,6 +133,24 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
         with suppress(OSError):
             wire.sendall(json.dumps("".join(raised)).encode() + b"\n")
     return code
+
+
+def _with_patience(plan: Plan) -> Plan:
+    """Whoever watches the board ends a wait in time, or lets it go on while a rank is in a debugger.
+
+    Of what a GPU waits for the board knows nothing, and a script that is left alone chooses for itself.
+    """
+    if plan.kind is Kind.DISTRIBUTED or plan.devices[0].type != "cpu":
+        return plan
+    return replace(plan, timeout=max(plan.timeout, A_DAY))
+
+
+def _put_sockets_into(folder: str | None) -> None:
+    """multiprocessing removes a directory of its own at the end of python, which a worker may not live to see."""
+    if folder is not None:
+        with suppress(OSError):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
 
 
 def _tell_stacks(file: int) -> None:
@@ -122,22 +176,12 @@ def _count_steps(seat: BoardSeat) -> None:
     register_optimizer_step_post_hook(count)
 
 
-def _refuse_breakpoints(plan: Plan, rank: int) -> None:
-    """Say how to debug, where a breakpoint could only hang: one terminal is not for several debuggers.
+def _show_checkpoints(seat: BoardSeat) -> None:
+    """Show on the board of which step the newest checkpoint is."""
+    from duoka.process import this_process
 
-    Rank 0 of a script that knows its rank can be debugged: the terminal is its own.
-    """
-    if environment.breakpoint_hook() or (rank == 0 and plan.kind is not Kind.PLAIN):
-        return
-    other = ", or call it on rank 0 alone" if plan.kind is not Kind.PLAIN else ""
-
-    def refuse(*args: Any, **how: Any) -> None:
-        raise Refused(
-            f"breakpoint() in {plan.world_size} workers, which cannot share the terminal; use one device "
-            f"(--devices cpu:1, --devices 0,), where it works as under python{other}; PYTHONBREAKPOINT=0 ignores it"
-        )
-
-    sys.breakpointhook = refuse
+    this_process.cache_clear()  # a parent that called `duoka.launch` had one of its own
+    this_process().saved = seat.saved
 
 
 def _set_threads(count: int | None) -> None:
@@ -154,8 +198,9 @@ def _port(wire: socket.socket) -> int:
     return int(line) if line else sys.exit(1)  # its end without a word: the command process is gone
 
 
-def _run_as_python(plan: Plan, place: Place, post: Post) -> None:
-    run_target(plan.target)
+def _run_script(plan: Plan, place: Place, post: Post) -> None:
+    with post.attempt.observer.around(post.rank):
+        run_target(plan.target)
 
 
 def _run_plain(plan: Plan, place: Place, post: Post) -> None:
@@ -166,7 +211,9 @@ def _run_plain(plan: Plan, place: Place, post: Post) -> None:
     store = reach_store(place, plan.timeout)
     say = _sayer(quiet=plan.verbosity == "quiet" or place.rank > 0)
     shared, seat = post.attempt, post.attempt.board.seat(place.rank)
-    run_plain(plan, place.rank, store, seat, shared.exchange, shared.entropy, say)
+    run_plain(
+        plan, place.rank, store, seat, shared.exchange, shared.entropy, say, partial(_run_script, plan, place, post)
+    )
 
 
 def _run_api(plan: Plan, place: Place, post: Post) -> None:
@@ -175,7 +222,7 @@ def _run_api(plan: Plan, place: Place, post: Post) -> None:
     environment.give_ranks(place)
     take_place(plan, place, post.attempt.board.seat(place.rank), post.attempt.exchange)
     with this_process().ending():
-        (post.attempt.function or partial(run_target, plan.target))()
+        (post.attempt.function or partial(_run_script, plan, place, post))()
 
 
 def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None) -> None:
@@ -188,7 +235,6 @@ def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None)
     given = device.type if index is None else f"{device.type}:{index}"
     asked = Asked(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
     rank, size = place.rank, place.world_size
-    this_process.cache_clear()  # a parent that called `duoka.launch` had one of its own
     this_process().origin = Forked(rank, size, rank, place, seat, exchange, given, asked)
 
 
@@ -196,16 +242,22 @@ def _run_distributed(plan: Plan, place: Place, post: Post) -> None:
     import torch
 
     from duoka.recorder import show_on
-    from duoka.rendezvous import empty_store_for_each_group
+    from duoka.rendezvous import empty_store_for_each_group, keep_destroyed_groups
+    from duoka.view.site import user_line
 
     environment.give_ranks(place)
     environment.record_flights()
-    show_on(post.attempt.board.seat(place.rank))
-    empty_store_for_each_group()
+    follower = show_on(post.attempt.board.seat(place.rank))
+    empty_store_for_each_group(lambda: follower.comes(user_line()))
+    keep_destroyed_groups()
     torch.default_generator.seed()  # under torchrun, too, every rank starts with random numbers of its own
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-    run_target(plan.target, local_rank_args(plan, place.rank))
+    try:
+        with post.attempt.observer.around(place.rank):
+            run_target(plan.target, local_rank_args(plan, place.rank))
+    finally:
+        follower.look()
 
 
 LIVES = {Kind.PLAIN: _run_plain, Kind.API: _run_api, Kind.DISTRIBUTED: _run_distributed}

@@ -6,6 +6,8 @@ import re
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from tests.flows.flow import Flow, Result
 
 PLAIN = """\
@@ -104,6 +106,34 @@ def test_a_rank_that_leaves_but_whose_process_goes_on_is_found_by_the_board(flow
     result = run(flow, body, timeout=600)
     assert result.returncode == 1
     assert re.search(r"rank 1 of 2 \(.*\) left in step 5, after", result.stderr)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_rank_that_does_not_exit_is_named(flow: Flow, workers: int) -> None:
+    body = """
+        import atexit, threading
+        if is_rank_0:
+            threading.Thread(target=time.sleep, args=(60,)).start()
+        """
+    result = run(flow, body, workers=workers)
+    assert result.returncode == 1
+    who, since = rf"rank 0 of {workers} \(.*\)", "3 s after the script ended (the limit is 3 s)"
+    assert re.search(rf"duoka: {who} has not exited {re.escape(since)}; the run was ended; logs: logs", result.stderr)
+    assert "threading.py" in result.stderr
+    assert "Thread" in (flow.folder / "logs/rank0.stacks").read_text()
+
+
+def test_a_rank_that_works_at_exit_is_waited_for(flow: Flow) -> None:
+    body = """
+        import atexit
+        def work():
+            until = time.clock_gettime(time.CLOCK_MONOTONIC) + 5
+            while time.clock_gettime(time.CLOCK_MONOTONIC) < until:
+                pass
+            print("saved")
+        atexit.register(work)
+        """
+    assert run(flow, body).ok().stdout == "saved\n"
 
 
 def test_where_a_rank_died_is_told(flow: Flow) -> None:

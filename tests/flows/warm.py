@@ -22,6 +22,7 @@ import pkgutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -152,9 +153,11 @@ def become(request: dict[str, Any]) -> int:
     import numpy
 
     numpy.random.seed()  # a new interpreter has a state of its own; Python's `random` sees to it itself
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background are started to ignore it
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # found anew: TMPDIR may be another
     if request["program"] == "python":
         return python(*request["args"])
     from duoka.cli import main

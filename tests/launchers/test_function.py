@@ -81,6 +81,61 @@ def test_the_first_error_comes_with_its_traceback(flow: Flow) -> None:
     assert lines[3] == "IndexError"
 
 
+def test_what_is_raised_is_the_same_whoever_sees_it_first(flow: Flow) -> None:
+    """A rank that waits is told by the others, or by the process that watches."""
+    script = flow.write(
+        "train.py",
+        """
+        import sys, time
+        import duoka
+        from torch import nn, ones, optim
+
+        def late(run, seconds):
+            model = run.model(nn.Linear(1, 1))
+            optimizer = optim.SGD(model.parameters(), lr=0.1)
+            for step in range(4):
+                if step == 3 and run.rank == 1:
+                    time.sleep(seconds)
+                model(run.batch(ones(4, 1))).mean().backward()
+                optimizer.step()
+
+        def early(run, seconds):
+            if run.rank == 0:
+                time.sleep(seconds)
+                run.all_sum(1)
+
+        def leaves(run, seconds):
+            if run.rank == 1:
+                time.sleep(seconds)
+                sys.exit(0)
+            run.all_sum(1)
+
+        def elsewhere(run, seconds):
+            if run.rank == 1:
+                time.sleep(seconds)
+                run.all_sum(1)
+            run.all_sum(1)
+
+        def works(run, seconds):
+            time.sleep(run.rank * seconds)
+
+        def watched(work, seconds):
+            try:
+                duoka.launch(lambda: work(duoka.start(), seconds), devices="cpu:2", timeout=30, step_timeout=1)
+                return "ended well"
+            except duoka.RunError as error:
+                return type(error).__name__
+
+        print(watched(late, 60))
+        for work in early, leaves, elsewhere:
+            print(*(watched(work, seconds) for seconds in (0, 0.3)))
+        print(watched(works, 0.3))
+        """,
+    )
+    lines = flow.python([script]).ok().stdout.splitlines()
+    assert lines == ["TimedOut", *["RanksApart RanksApart"] * 3, "ended well"]
+
+
 def test_ctrl_c_ends_all(flow: Flow) -> None:
     script = flow.write(
         "train.py",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -18,17 +19,24 @@ def sleeper():
         sleeper.kill()
 
 
-def test_who_lives_ends_nobody(sleeper: subprocess.Popen[bytes]) -> None:
-    with heir([sleeper.pid]):
-        pass
+def test_who_lives_ends_nobody(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "temporary"
+    with heir([sleeper.pid], str(folder)):
+        folder.mkdir()
+        (folder / "socket").touch()
     assert sleeper.poll() is None
+    assert not folder.exists()
+    with heir([sleeper.pid], str(folder)):
+        pass  # nobody made it
 
 
-def test_who_is_killed_is_survived_by_nobody(sleeper: subprocess.Popen[bytes]) -> None:
+def test_who_is_killed_is_survived_by_nobody(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "temporary"
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        with heir([sleeper.pid]):
+        with heir([sleeper.pid], str(folder)):
+            folder.mkdir()
             os.write(writing, b"!")
             signal.pause()
         os._exit(1)
@@ -37,5 +45,6 @@ def test_who_is_killed_is_survived_by_nobody(sleeper: subprocess.Popen[bytes]) -
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     until(lambda: sleeper.poll() == -signal.SIGKILL)
+    until(lambda: not folder.exists())
     for end in (reading, writing):
         os.close(end)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from duoka.board import Board
+from duoka.board import Board, Collective
 from duoka.launchers import stuck as module
 from duoka.launchers.crew import Worker
 from duoka.launchers.stuck import LEAST, Idleness, Limits, Stuck, find_stuck, waits_in_vain
@@ -50,7 +50,20 @@ def test_of_several_on_their_way_the_first_counts() -> None:
     board = Board.create(2)
     come(board, 0, "a", "b", "c", leave=False)
     come(board, 1, "a", "b", leave=False)
-    assert found_stuck(board, [worker(0), worker(1)], timeout=0) is None
+    assert find_stuck(board, [worker(0), worker(1)], Limits(0.0, patient=True), Idleness()) is None
+
+
+def test_a_rank_that_waits_for_the_same_one_as_others_further_on_is_not_to_blame() -> None:
+    """Rank 0 sends to rank 2, which goes on to the next, and to rank 1, which does not take it."""
+    board = Board.create(3)
+    for rank in range(3):
+        come(board, rank, "a")
+    come(board, 0, "b", leave=False)
+    come(board, 2, "b")
+    come(board, 2, "c", leave=False)
+    found = found_stuck(board, [worker(rank) for rank in range(3)], timeout=0)
+    assert found is not None
+    assert (found.number, found.waiting, found.missing) == (2, (0, 2), (1,))
 
 
 def test_a_rank_that_computes_with_a_collective_on_its_way_is_missing_in_the_next() -> None:
@@ -69,13 +82,25 @@ def test_where_all_came_the_network_is_waited_for_unless_one_is_stopped() -> Non
         come(board, rank, "a", leave=False)
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         workers = [worker(0), worker(1, pid=sleeper.pid)]
-        assert found_stuck(board, workers, timeout=0) is None
+        patient = Limits(0.0, patient=True)
+        assert find_stuck(board, workers, patient, Idleness()) is None
         sleeper.send_signal(signal.SIGSTOP)
         deadline = time.monotonic() + 10
-        while (found := found_stuck(board, workers, timeout=0)) is None:
+        while (found := find_stuck(board, workers, patient, Idleness())) is None:
             assert time.monotonic() < deadline
         assert (found.waiting, found.missing) == ((0, 1), ())
         sleeper.kill()
+
+
+def test_what_all_came_to_may_take_as_long_as_the_longest_limit() -> None:
+    board = Board.create(2)
+    for rank in range(2):
+        come(board, rank, "a", leave=False)
+    workers = [worker(0), worker(1)]
+    assert find_stuck(board, workers, Limits(600.0, step=0.0), Idleness()) is None
+    found = find_stuck(board, workers, Limits(0.0), Idleness())
+    assert found is not None
+    assert (found.waiting, found.missing) == ((0, 1), ())
 
 
 def test_ranks_that_came_to_different_collectives_are_stuck_at_once() -> None:
@@ -133,7 +158,7 @@ def late() -> Board:
     for rank in range(2):
         board.seat(rank).step(1)
         board.seat(rank).step(2)
-    board.seat(0).mirror(1, 0, (1, "a", time.monotonic_ns() - 300 * 10**9))
+    board.seat(0).mirror(1, 0, [Collective(1, 1, "a", time.monotonic_ns() - 300 * 10**9)])
     return board
 
 

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from duoka import environment
-from duoka.devices import inventory
-from duoka.errors import DeviceError, OptionError, WorkerFailed
+from duoka.devices.inventory import Inventory
+from duoka.devices.spec import parse
+from duoka.devices.taking import Asked, Taken, take
+from duoka.errors import DeviceError, OptionError, RanksApart, RunError, TimedOut, WorkerFailed
 from duoka.launchers.local import Run, attempt
 from duoka.launchers.output import Outputs
 from duoka.launchers.signals import Signals
@@ -37,6 +39,7 @@ def launch(
     devices: str | int | Sequence[int] = "auto",
     threads: int | None = None,
     timeout: float = 600.0,
+    step_timeout: float | None = None,
     log_dir: str | Path | None = None,
     **kwargs: Any,
 ) -> list[Any]:
@@ -50,13 +53,17 @@ def launch(
         devices: as `duoka run --devices`: "auto", 2, "0,3", [0, 3], "cpu:2", ...
         threads: processor threads of each worker; None: its part of the cores.
         timeout: seconds that one rank waits for the others.
+        step_timeout: the same after the first step, whatever the others do; None: 20 times the slowest step so far,
+            at least 60 s, for a rank that is idle.
         log_dir: where the output of ranks 1, 2, ... is kept.
         **kwargs: what it is called with, too.
 
     Raises:
         OptionError: a value that is not allowed; or it is called in a worker, or not in the main thread.
         DeviceError: a device is not there, or this process has used CUDA already.
-        WorkerFailed: a worker died, or the workers waited for each other in vain.
+        WorkerFailed: a worker died.
+        RanksApart: a rank came to another collective than the others, or ended while they went on.
+        TimedOut: a rank did not come to a collective in time.
         Exception: the first that a worker raised; its cause is that worker's own traceback.
     """
     _check(function)
@@ -66,10 +73,27 @@ def launch(
         devices=str(words),
         threads=threads,
         timeout=timeout,
+        step_timeout=step_timeout,
         log_dir=None if log_dir is None else Path(log_dir),
     )
-    found = inventory.read(), environment.visible_cards(), environment.threads()
-    plan = decide_function(options.target.name, options, *found)
+    taken = _take(options)
+    plan = replace(taken.decided, notes=(*taken.decided.notes, *taken.notes))
+    with taken.held:
+        return _start(plan, partial(function, *args, **kwargs))
+
+
+def _take(options: Options) -> Taken[Plan]:
+    """Decide, and take the devices: no other run of duoka picks them meanwhile."""
+    visible, threads = environment.visible_cards(), environment.threads()
+    asked = Asked(parse(options.devices), visible, f"duoka.launch({options.target.name})")
+
+    def decide(found: Inventory) -> Plan:
+        return decide_function(options.target.name, options, found, visible, threads)
+
+    return take(asked, decide, lambda plan: plan.devices, 0.0, lambda text: None)
+
+
+def _start(plan: Plan, call: Callable[[], Any]) -> list[Any]:
     if plan.devices[0].type == "cuda" and _has_used_cuda():
         raise DeviceError(
             "duoka.launch: this process has used CUDA already, which cannot be used after a fork; "
@@ -77,7 +101,7 @@ def launch(
         )
     if not end_thread_pools():
         plan = replace(plan, threads=1)  # a worker that asked for the threads of this process would wait for ever
-    return _run(plan, partial(function, *args, **kwargs))
+    return _run(plan, call)
 
 
 def _check(function: Any) -> None:
@@ -168,4 +192,11 @@ def _raise(verdict: Verdict, results: Sequence[IO[bytes]], told: str) -> None:
         error = _read(results[first.rank])
         if isinstance(error, BaseException):
             raise error from RemoteTraceback(f"rank {first.rank}: {first.ending.trace}")
-    raise WorkerFailed(told.strip() or f"the workers ended with exit code {verdict.code}")
+    raise _kind(verdict)(told.strip() or f"the workers ended with exit code {verdict.code}")
+
+
+def _kind(verdict: Verdict) -> type[RunError]:
+    """What a rank raises that notices it itself: who is first must not make a difference to the caller."""
+    if verdict.why == "left" or (verdict.stuck is not None and verdict.stuck.parting is not None):
+        return RanksApart
+    return WorkerFailed if verdict.stuck is None else TimedOut

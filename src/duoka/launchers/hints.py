@@ -15,6 +15,10 @@ HINTS = {
     r"insufficient shared memory|shm|Bus error|unable to open shared memory": (
         "shared memory ran out (`df /dev/shm`); in a container: --shm-size=8g, or fewer DataLoader workers"
     ),
+    r"Function not implemented|Read-only file system": (
+        "a file system is missing or cannot be written; where a DataLoader was made, that is /dev/shm: num_workers=0 "
+        "does without it"
+    ),
     r"No space left on device": "a disk is full, or /dev/shm is: `df -h` shows which",
     r"DataLoader worker .* killed by signal: Killed": (
         "a loader worker was killed, mostly by the kernel when memory ran out; what helps: fewer DataLoader workers"

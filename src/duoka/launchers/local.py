@@ -13,10 +13,11 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from duoka import environment
@@ -28,10 +29,20 @@ from duoka.launchers.output import Outputs
 from duoka.launchers.report import Scene, report
 from duoka.launchers.restarts import with_restarts
 from duoka.launchers.signals import Signals
-from duoka.launchers.stuck import Idleness, Limits, Stuck, ask_for_stacks, find_stuck, is_debugged, waits_in_vain
+from duoka.launchers.stuck import (
+    Idleness,
+    Limits,
+    Stuck,
+    ask_for_stacks,
+    find_staying,
+    find_stuck,
+    is_debugged,
+    look_closer,
+    waits_in_vain,
+)
 from duoka.launchers.verdict import Verdict, agreed, judge
 from duoka.plan import Kind, Plan
-from duoka.worker import Attempt
+from duoka.worker import Attempt, Observer, Unobserved
 
 TICK = 0.5  # seconds between two looks at the board
 GRACE = 0.5  # seconds that the other ranks have after the first bad end, to end by themselves
@@ -48,7 +59,11 @@ def _tell(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is the same for all attempts of a run. tell: shows what ended it. function: what is run, if no script."""
+    """What is the same for all attempts of a run.
+
+    tell: shows what ended it. function: what is run, if no script. observer: what accompanies it. entropy: 64 bits
+    for all random numbers that a script leaves to the system; None: new ones for each attempt.
+    """
 
     plan: Plan
     run_id: str
@@ -56,6 +71,8 @@ class Run:
     signals: Signals
     tell: Callable[[str], None] = _tell
     function: Callable[[], object] | None = None
+    observer: Observer = field(default_factory=Unobserved)
+    entropy: int | None = None
 
 
 def run_local(plan: Plan) -> int:
@@ -67,7 +84,7 @@ def run_local(plan: Plan) -> int:
     """
     outputs = Outputs(plan.log_dir, _ranks_with_a_log(plan))
     try:
-        _import_once(plan)
+        import_once(plan)
         with Signals() as signals:
             run = Run(plan, secrets.token_hex(8), outputs, signals)
 
@@ -83,6 +100,26 @@ def run_local(plan: Plan) -> int:
         outputs.close()
 
 
+def import_once(plan: Plan) -> None:
+    """Import what every worker needs, in this process, which they are forked from.
+
+    All of it lives as long as the run, so the garbage collector neither looks at it now, which takes time,
+    nor in the workers, where its looking writes to, and so copies, the memory that they share.
+    """
+    environment.give_threads(plan.threads)
+    gc.disable()
+    import torch.distributed
+
+    if plan.kind is not Kind.DISTRIBUTED:
+        import torch._dynamo  # noqa: F401  # the first optimizer of every worker would
+
+        import duoka.plain
+    if plan.kind is Kind.API:
+        import duoka.run  # noqa: F401
+    gc.freeze()
+    gc.enable()
+
+
 def attempt(run: Run, number: int) -> Verdict:
     """One life of all workers, from the fork to the end of the last. What ended it is told, and returned.
 
@@ -93,9 +130,12 @@ def attempt(run: Run, number: int) -> Verdict:
     try:
         _check_files(run.plan.world_size)
         exchange = _exchange(run.plan)
-        shared = Attempt(number, run.run_id, secrets.randbits(64), board, exchange, run.function)
+        entropy = secrets.randbits(64) if run.entropy is None else run.entropy
+        temporary = _temporary()
+        shared = Attempt(number, run.run_id, entropy, board, exchange, temporary, run.function, run.observer)
         crew.start(run.plan, shared, run.outputs)
-        with heir([worker.pid for worker in crew.workers]), _store() as port:  # a thread: after the forks
+        pids = [worker.pid for worker in crew.workers]
+        with heir(pids, temporary), _store() as port:  # a thread: after the forks
             crew.go(port)
             stuck, asked = _watch(run.plan, crew, board)
             if asked is not None:
@@ -104,7 +144,7 @@ def attempt(run: Run, number: int) -> Verdict:
                 crew.end()
         verdict = judge(crew.workers, stuck, asked)
         run.tell(report(verdict, Scene(run.plan, board, crew.workers, run.outputs)))
-        return verdict
+        return replace(verdict, saved=board.saved())
     finally:
         crew.close()
 
@@ -125,12 +165,14 @@ def _watch(plan: Plan, crew: Crew, board: Board) -> tuple[Stuck | None, signal.S
             if not agreed(crew.workers):
                 return _missed(plan, crew, board), None
         elif time.monotonic() > debugged_until and (stuck := find_stuck(board, crew.workers, limits, idleness)):
-            stuck = ask_for_stacks(stuck, crew)
+            stuck = look_closer(ask_for_stacks(stuck, crew), board)
             if not is_debugged(stuck, stuck.missing):
                 return stuck, None
             debugged_until = time.monotonic() + TO_DEBUG
         elif waits_in_vain(board, crew.workers):
             return None, None
+        elif crew.done() and (stuck := find_staying(crew.workers, limits, idleness)):
+            return ask_for_stacks(stuck, crew), None
     return None, None
 
 
@@ -141,12 +183,14 @@ def _missed(plan: Plan, crew: Crew, board: Board) -> Stuck | None:
         return None
     timed_out = any(ending is not None and ending.kind == "TimedOut" for ending in endings)
     stuck = find_stuck(board, crew.workers, Limits(0.0) if timed_out else NEVER, Idleness())
-    return ask_for_stacks(replace(stuck, limit=plan.timeout), crew) if stuck is not None else None
+    if stuck is None:
+        return None
+    return look_closer(ask_for_stacks(replace(stuck, limit=plan.timeout), crew), board)
 
 
 def _stop(crew: Crew, asked: signal.Signals) -> None:
     """Pass a request to end on to the scripts, and wait for them to answer; a second Ctrl-C is the last word."""
-    pressed = crew.signals.interrupts
+    pressed = int(asked is signal.SIGINT)  # a second one may be here already
     crew.signal(asked)
     crew.wait(lambda: crew.gone() or crew.signals.interrupts > pressed, TO_STOP[asked])
     if crew.signals.interrupts > pressed:
@@ -161,26 +205,6 @@ def _ranks_with_a_log(plan: Plan) -> range:
     return range(0) if left_alone else range(1, plan.world_size)
 
 
-def _import_once(plan: Plan) -> None:
-    """Import what every worker needs, in this process, which they are forked from.
-
-    All of it lives as long as the run, so the garbage collector neither looks at it now, which takes time,
-    nor in the workers, where its looking writes to, and so copies, the memory that they share.
-    """
-    environment.give_threads(plan.threads)
-    gc.disable()
-    import torch.distributed
-
-    if plan.kind is not Kind.DISTRIBUTED:
-        import torch._dynamo  # noqa: F401  # the first optimizer of every worker would
-
-        import duoka.plain
-    if plan.kind is Kind.API:
-        import duoka.run  # noqa: F401
-    gc.freeze()
-    gc.enable()
-
-
 def _exchange(plan: Plan) -> mmap.mmap | None:
     """Memory for small tensors that the ranks exchange on CPUs, if it is duoka that lets them."""
     if plan.kind is Kind.DISTRIBUTED:
@@ -188,6 +212,14 @@ def _exchange(plan: Plan) -> mmap.mmap | None:
     from duoka.view import nearby
 
     return mmap.mmap(-1, nearby.memory_size(plan.world_size)) if nearby.is_possible() else None
+
+
+def _temporary() -> str | None:
+    """A path for a directory of the workers' own, as short as multiprocessing's: those of sockets may not be long."""
+    try:
+        return os.path.join(tempfile.gettempdir(), f"duoka-{secrets.token_urlsafe(6)}")
+    except FileNotFoundError:  # nowhere can be written
+        return None
 
 
 def _check_files(world_size: int) -> None:

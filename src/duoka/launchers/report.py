@@ -58,7 +58,8 @@ def _well(verdict: Verdict, scene: Scene) -> list[str]:
 
 def _agreed(verdict: Verdict, scene: Scene) -> list[str]:
     """As python shows it: the error is the script's, and which rank it was on says nothing."""
-    return _last_words(verdict.culprits[0], scene)
+    first = verdict.culprits[0]
+    return [*_last_words(first, scene), *hints(first.ending.error if first.ending else "")]
 
 
 def _raised(verdict: Verdict, scene: Scene) -> list[str]:
@@ -112,13 +113,13 @@ def _left(verdict: Verdict, scene: Scene) -> list[str]:
 def _stuck(verdict: Verdict, scene: Scene) -> list[str]:
     stuck = verdict.stuck
     assert stuck is not None
-    ranks = stuck.missing or stuck.waiting
+    ranks = stuck.missing or (*stuck.waiting, *stuck.within)
     if stuck.parting is not None:
         what = _apart(stuck.parting, scene)
         ranks = stuck.parting.sides[0][0]
     else:
-        what = _waited(stuck, scene)
-    ended = [worker.rank for worker in scene.workers if worker.ending is not None]
+        what = _stays(stuck, scene) if stuck.at_exit else _waited(stuck, scene)
+    ended = [worker.rank for worker in scene.workers if worker.ending is not None and not stuck.at_exit]
     whereabouts = (line for rank in ranks if rank not in ended for line in _whereabouts(rank, stuck, scene))
     return [_headline(what, verdict, scene), *whereabouts]
 
@@ -128,6 +129,8 @@ def _waited(stuck: Stuck, scene: Scene) -> str:
     collective = _collective(scene.board, stuck.waiting[0], stuck.number)
     waiting = f"{name_ranks(list(stuck.waiting))} {'waits' if len(stuck.waiting) == 1 else 'wait'}"
     since = f"{waiting} since {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
+    if stuck.within:
+        return _apart_unseen(stuck, collective, scene)
     if not stuck.missing:
         return f"{collective} did not end: {since}"
     missing, first = list(stuck.missing), stuck.missing[0]
@@ -137,6 +140,23 @@ def _waited(stuck: Stuck, scene: Scene) -> str:
     place = f"it is in {line}{asleep}; " if line and len(missing) == 1 and first not in stuck.odd else ""
     step = _step(first, scene)
     return f"{_ranks_of(missing, scene)} ({_host()}){step} {has} not come to {collective}; {place}{since}"
+
+
+def _stays(stuck: Stuck, scene: Scene) -> str:
+    """The threads that it waits for are in its stack."""
+    ranks, has = list(stuck.missing), "has" if len(stuck.missing) == 1 else "have"
+    since = f"{stuck.seconds:.0f} s after the script ended (the limit is {stuck.limit:g} s)"
+    return f"{_ranks_of(ranks, scene)} ({_host()}) {has} not exited {since}"
+
+
+def _apart_unseen(stuck: Stuck, collective: str, scene: Scene) -> str:
+    """The smaller side first, as where both can be seen."""
+    line = stacks.users_line(stuck.stacks.get(stuck.within[0], "")) or "?"
+    sides = sorted([(stuck.waiting, collective), (stuck.within, f"torch at {line}")], key=lambda side: len(side[0]))
+    (ranks, where), (them, theirs) = sides
+    who = f"{_ranks_of(list(ranks), scene)} ({_host()}){_step(ranks[0], scene)}"
+    waited = f"since {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
+    return f"the ranks do not meet: {who} waits in {where}, {name_ranks(list(them))} in {theirs}, {waited}"
 
 
 def _apart(parting: Parting, scene: Scene) -> str:
@@ -246,7 +266,7 @@ def _whereabouts(rank: int, stuck: Stuck, scene: Scene) -> Iterator[str]:
     if frames:
         yield f"  rank {rank}{after} is at (innermost first):"
         yield from (f"  {frame}" for frame in frames)
-    else:
+    elif not (stuck.at_exit and rank in stuck.stacks):
         state = stuck.odd.get(rank, "does not answer when it is asked for its stack")
         yield f"  rank {rank}{after} {state}"
 

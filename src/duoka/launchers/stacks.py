@@ -17,21 +17,39 @@ def excerpt(text: str, most: int = 8) -> list[str]:
 
     text: one dump of all threads, as faulthandler writes it.
     """
-    threads = [_frames(block) for block in re.split(r"\n(?=Thread |Current thread )", text)]
-    scripts = [frames for frames in threads if any(file == RUNS_SCRIPTS for file, _ in frames)]
-    for frames in scripts or threads[-1:]:
-        files = [file for file, _ in frames]
-        inside = frames[: files.index(RUNS_SCRIPTS)] if RUNS_SCRIPTS in files else frames
-        return [line for file, line in inside if not file.startswith(OURS)][:most]
+    threads = [_inside(_frames(block)) for block in re.split(r"\n(?=Thread |Current thread )", text)]
+    scripts = [frames for frames, in_script in threads if in_script]
+    others = [frames for frames, _ in threads if any(_is_users(file) for file, _ in frames)]
+    for frames in scripts or others or [frames for frames, _ in threads[-1:]]:
+        return [line for file, line in frames if not file.startswith(OURS)][:most]
     return []
+
+
+def _inside(frames: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], bool]:
+    """The frames without those that were there before the script, and whether the script runs there."""
+    files = [file for file, _ in frames]
+    if RUNS_SCRIPTS in files:
+        return frames[: files.index(RUNS_SCRIPTS)], True
+    first = next((place for place, file in enumerate(files) if file.startswith(OURS)), len(files))
+    return frames[:first], False
+
+
+def _is_users(file: str) -> bool:
+    return not file.startswith((*LIBRARIES, OURS, "<"))
 
 
 def users_line(text: str) -> str | None:
     """`data.py:17`: where the script is, in its own code; None where that cannot be told."""
     for frame in map(FRAME.match, excerpt(text)):
-        if frame is not None and not frame["file"].startswith(LIBRARIES):
+        if frame is not None and _is_users(frame["file"]):
             return f"{os.path.basename(frame['file'])}:{frame['line']}"
     return None
+
+
+def in_torch(text: str) -> bool:
+    """Whether the script's own thread is in code of torch's that it called."""
+    frame = next(map(FRAME.match, excerpt(text, most=1)), None)
+    return frame is not None and "torch" in frame["file"].split(os.sep)[:-1] and frame["file"].startswith(LIBRARIES)
 
 
 def in_debugger(text: str) -> bool:

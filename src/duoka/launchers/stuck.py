@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from duoka.board import Board, Parting, Progress
 from duoka.launchers.crew import Crew, Worker
 from duoka.launchers.processes import is_asleep, is_stopped, odd_state, work_done
-from duoka.launchers.stacks import in_debugger
+from duoka.launchers.stacks import in_debugger, in_torch
 from duoka.worker import STACKS_SIGNAL
 
 TO_ANSWER = 1.0  # seconds that a worker may take to write its stacks
@@ -49,6 +49,8 @@ class Stuck:
     parting: how the ranks disagree on which collective it is.
     stacks: by rank, of all that could tell. odd: by rank, what keeps its process from running.
     asleep: the ranks whose processes wait for something.
+    at_exit: nobody waits for the missing ones but this process: their scripts have ended, and they do not exit.
+    within: of the ranks that do not come, and could not look where they are, those that are somewhere in torch.
     """
 
     number: int
@@ -60,6 +62,8 @@ class Stuck:
     stacks: dict[int, str] = field(default_factory=dict)
     odd: dict[int, str] = field(default_factory=dict)
     asleep: tuple[int, ...] = ()
+    within: tuple[int, ...] = ()
+    at_exit: bool = False
 
     @property
     def culprits(self) -> tuple[int, ...]:
@@ -90,17 +94,16 @@ class Idleness:
 def find_stuck(board: Board, workers: Sequence[Worker], limits: Limits, idleness: Idleness) -> Stuck | None:
     """Whether ranks wait in a collective that others do not come to, for longer than the limit.
 
-    Ranks that came to different ones are stuck at once. Where all came to the same, it ends by itself or by
-    the network's own timeout, unless one of them is stopped.
+    Ranks that came to different ones are stuck at once. Where all came to the same, it mostly ends by itself: only
+    the longest limit holds, unless one of them is stopped; or the network's own, for a script that is left alone.
     """
     if parting := board.parting():
         waiting = tuple(rank for ranks, _ in parting.sides for rank in ranks)
         return Stuck(parting.number, 0.0, waiting, (), parting)
     present = [worker for worker in workers if worker.failed or not worker.done]
     progress = {worker.rank: board.read(worker.rank) for worker in present}
-    number = max((one.number for one in progress.values() if one.waiting), default=0)
-    waits = {rank: one.seen - one.since for rank, one in progress.items() if one.waiting and one.number == number}
-    missing = [worker for worker in present if progress[worker.rank].begun < number]
+    number, missing = _first_missed(present, progress)
+    waits = {rank: one.seen - one.since for rank, one in progress.items() if one.waiting and one.number >= number}
     unseen = _waits_unseen(present, progress)
     missing = [worker for worker in missing if worker.rank not in unseen] or missing
     if not waits and unseen:
@@ -111,10 +114,42 @@ def find_stuck(board: Board, workers: Sequence[Worker], limits: Limits, idleness
         return None
     seconds = max(waits.values())
     stopped = [worker for worker in present if is_stopped(worker.pid)]
+    missing = [worker for worker in missing if worker in stopped] or missing
     limit = limits.after(min(one.steps for one in progress.values()), max(one.slowest for one in progress.values()))
-    if not (missing or stopped) or not _waited(seconds, limit, limits, missing or stopped, idleness):
+    if not (missing or stopped):
+        limit = limits.start
+        if limits.patient or seconds <= limit:
+            return None
+    elif not _waited(seconds, limit, limits, missing or stopped, idleness):
         return None
     return Stuck(number, seconds, tuple(waits), tuple(worker.rank for worker in missing), limit=limit)
+
+
+def find_staying(workers: Sequence[Worker], limits: Limits, idleness: Idleness) -> Stuck | None:
+    """Whether workers do not exit after their scripts have ended, and do nothing, for the longest limit."""
+    staying = [worker for worker in workers if worker.alive and worker.ending is not None]
+    seconds = min((time.monotonic() - worker.ending.time for worker in staying if worker.ending), default=0.0)
+    if seconds <= limits.start / 2:
+        return None
+    idle = min([idleness.seconds(worker) for worker in staying])
+    if seconds <= limits.start or idle <= limits.start / 2 - 1:
+        return None
+    ranks = tuple(worker.rank for worker in staying)
+    return Stuck(0, seconds, (), ranks, limit=limits.start, at_exit=True)
+
+
+def _first_missed(present: Sequence[Worker], progress: dict[int, Progress]) -> tuple[int, list[Worker]]:
+    """The first collective in which ranks wait for others that wait in none, and those.
+
+    Where all wait, it is the last, and those that are in one before it; 0 where nobody does.
+    """
+    numbers = sorted({one.number for one in progress.values() if one.waiting})
+    for number in numbers:
+        behind = [worker for worker in present if progress[worker.rank].begun < number]
+        if busy := [worker for worker in behind if not progress[worker.rank].waiting]:
+            return number, busy
+    last = numbers[-1] if numbers else 0
+    return last, [worker for worker in present if progress[worker.rank].begun < last]
 
 
 def _waits_unseen(present: Sequence[Worker], progress: dict[int, Progress]) -> dict[int, float]:
@@ -155,6 +190,7 @@ def _waits_beyond(progress: Progress, number: int, ended_at: float) -> bool:
 def ask_for_stacks(stuck: Stuck, crew: Crew) -> Stuck:
     """The same with the stacks of all ranks that can tell."""
     asked = [worker for worker in crew.workers if worker.alive]
+    asleep = tuple(worker.rank for worker in asked if is_asleep(worker.pid))  # until it is asked
     for worker in asked:
         os.ftruncate(worker.stacks, 0)
         os.lseek(worker.stacks, 0, os.SEEK_SET)  # where the worker goes on to write: it shares the file
@@ -164,8 +200,21 @@ def ask_for_stacks(stuck: Stuck, crew: Crew) -> Stuck:
         stuck,
         stacks={worker.rank: text for worker in asked if (text := read_stacks(worker))},
         odd={worker.rank: state for worker in asked if (state := odd_state(worker.pid))},
-        asleep=tuple(worker.rank for worker in asked if is_asleep(worker.pid)),
+        asleep=asleep,
     )
+
+
+def look_closer(stuck: Stuck, board: Board) -> Stuck:
+    """The same, where the stacks tell more than the board: not every rank can look where it is.
+
+    One that is in torch and holds the interpreter's lock mostly waits there too, so that another is to blame; if
+    there is no other, it is among those that do not meet.
+    """
+    now = time.monotonic()
+    blind = [rank for rank in stuck.missing if now - board.read(rank).seen > TO_LOOK and rank not in stuck.odd]
+    within = tuple(rank for rank in blind if in_torch(stuck.stacks.get(rank, "")))
+    missing = tuple(rank for rank in stuck.missing if rank not in within)
+    return replace(stuck, missing=missing) if missing else replace(stuck, missing=(), within=within)
 
 
 def is_debugged(stuck: Stuck, ranks: Collection[int]) -> bool:

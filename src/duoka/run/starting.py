@@ -72,6 +72,8 @@ def start(
     if process.run is not None:
         raise OptionError("duoka.start()", "called again", "called once", "close the run before: run.close()")
     origin = process.origin or find()
+    if seed is None and isinstance(origin, Forked):
+        seed = origin.asked.seed
     settings, timeout = _settings(origin, batch_norm, randomness, loading, compress, timeout)
     _check_seed(seed)
     logs = check_logs(log)

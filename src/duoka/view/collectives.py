@@ -111,7 +111,9 @@ class ProcessCollectives(Collectives):
         self._store, self._timeout, self._seat, self._nearby = store, timeout, seat, nearby
         self._groups: dict[str, Any] = {}
         self._line: Callable[[], str] = user_line
+        seat.enter(0, "start")  # the ranks wait for each other here, too
         self._group("cpu")
+        seat.leave()
 
     def _group(self, device_type: str) -> Any:
         if device_type not in self._groups:

@@ -14,13 +14,16 @@ import posix
 import re
 import resource
 import signal
-import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
+
+from leftovers import listeners, sockets
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,17 @@ def asked() -> Fault | None:
 
 
 @lru_cache
-def rank() -> int:
-    """This worker's rank: a plain script is not told, but workers are forked in the order of their ranks."""
+def workers() -> tuple[int, list[int]]:
+    """The command's pid, and the workers' (and last the heir's), in the order of their ranks: they are forked so."""
     parent = os.getppid()
     with open(f"/proc/{parent}/task/{parent}/children", "rb") as file:
-        return sorted(map(int, file.read().split())).index(os.getpid())
+        return parent, sorted(map(int, file.read().split()))
+
+
+@lru_cache
+def rank() -> int:
+    """This worker's rank: a plain script is not told."""
+    return workers()[1].index(os.getpid())
 
 
 def is_due(step: int, *names: str) -> bool:
@@ -61,11 +70,14 @@ def is_due(step: int, *names: str) -> bool:
 
 
 def write_truth(fault: Fault) -> None:
-    """Tell what is about to happen, and when."""
+    """Tell what is about to happen, when, and at which sockets the run listens."""
+    command, pids = workers()
+    held = set().union(*map(sockets, (command, *pids)))
     truth = {
         "fault": fault.name,
         "rank": fault.rank,
         "step": fault.step,
+        "listening": sorted(held.intersection(listeners())),
         "time": time.clock_gettime(time.CLOCK_MONOTONIC),
     }
     file = posix.open(os.environ["DUOKA_TRUTH"], os.O_WRONLY | os.O_CREAT)
@@ -89,9 +101,18 @@ def _kill(number: signal.Signals) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
 
 
-def _interrupt() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background was started to ignore it
-    os.kill(os.getpid(), signal.SIGINT)
+def _ask_the_command(*numbers: signal.Signals) -> Callable[[], None]:
+    """Send these signals to the command process, one after the other, and answer none but the last."""
+
+    def ask() -> None:
+        for number in numbers[:-1]:
+            with suppress(KeyboardInterrupt):
+                os.kill(workers()[0], number)
+                time.sleep(600)
+        os.kill(workers()[0], numbers[-1])
+        time.sleep(600)
+
+    return ask
 
 
 def _segfault() -> None:
@@ -104,6 +125,18 @@ def _raise_at_exit() -> None:
 
 def _die_at_exit() -> None:
     atexit.register(_kill(signal.SIGKILL))
+
+
+def _raise_and_die_at_exit() -> NoReturn:
+    _die_at_exit()
+    _raise()
+
+
+def _raise_and_stay() -> NoReturn:
+    """Raise, and leave a thread that python waits for before it ends."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    _raise()
 
 
 def _sleep() -> None:
@@ -140,9 +173,8 @@ def _run_out_of_files() -> None:
 
 
 def _leave_a_child() -> None:
-    subprocess.Popen(
-        [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"]
-    )
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+    posix.posix_spawn(sys.executable, [sys.executable, "-c", stubborn], os.environ)
     time.sleep(0.2)
     _raise()
 
@@ -151,16 +183,23 @@ FAULTS: dict[str, Callable[[], object]] = {
     "abort": os.abort,
     "atexit": _raise_at_exit,
     "child": _leave_a_child,
+    "command-hup": _ask_the_command(signal.SIGHUP),
+    "command-int": _ask_the_command(signal.SIGINT),
+    "command-int-int": _ask_the_command(signal.SIGINT, signal.SIGINT),
+    "command-kill": _ask_the_command(signal.SIGKILL),
+    "command-term": _ask_the_command(signal.SIGTERM),
     "dies-at-exit": _die_at_exit,
     "exit-0": lambda: sys.exit(0),
     "exit-3": lambda: sys.exit(3),
     "files": _run_out_of_files,
-    "interrupt": _interrupt,
+    "interrupt": _kill(signal.SIGINT),
     "kill": _kill(signal.SIGKILL),
     "lock": _hold_the_lock,
     "memory": _run_out_of_memory,
     "os-exit-1": lambda: os._exit(1),
     "raise": _raise,
+    "raise-die": _raise_and_die_at_exit,
+    "raise-stay": _raise_and_stay,
     "segfault": _segfault,
     "sleep": _sleep,
     "slow": _sleep_a_while,

@@ -36,6 +36,7 @@ class Data(torch.utils.data.Dataset):
 
 
 RANK = injector.rank()  # a loader's worker has another parent
+injector.strike(-1)
 torch.manual_seed(0)
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 STEPS = int(sys.argv[1])
 
+injector.strike(-1)
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
