@@ -36,21 +36,18 @@ class Result:
     weights: tuple[float, ...] = ()
 
 
-def result(library: str, workers: int, samples: int, order: str) -> Result:
-    """Train with so many processes."""
-    words = [library, str(samples), order]
-    command = duoka(workers, SCRIPT, *words) if library == "duoka" else [*torchrun(workers, SCRIPT), *words]
-    line = next(line for line in output(command).splitlines() if line.startswith(("[", "refused")))
-    if line.startswith("refused"):
-        return Result(None)
-    seen, weights = json.loads(line)
-    return Result(seen, tuple(weights))
+def results(library: str, workers: int) -> list[Result]:
+    """Train with so many processes: what came of each case."""
+    words = [library, *(f"{samples},{order}" for samples, order in CASES)]
+    command = duoka(workers, SCRIPT, *words) if library == "duoka" else torchrun(workers, SCRIPT, *words)
+    found = [json.loads(line) for line in output(command).splitlines() if line.startswith("[")]
+    return [Result(samples, tuple(weights)) for samples, weights in found]
 
 
-def apart(results: Sequence[Result]) -> float:
+def apart(found: Sequence[Result]) -> float:
     """The largest difference of any weight from that of one process."""
-    ones = results[0].weights
-    return max(abs(a - b) for other in results for a, b in zip(ones, other.weights, strict=False))
+    ones = found[0].weights
+    return max(abs(a - b) for other in found for a, b in zip(ones, other.weights, strict=False))
 
 
 def main() -> int:
@@ -65,12 +62,12 @@ def main() -> int:
         if find_spec(LIBRARIES[library]) is None:
             print(f"{library:<21}not installed")
             continue
-        for samples, order in CASES:
-            results = [result(library, workers, samples, order) for workers in WORKERS]
-            seen = " / ".join(str(one.samples or "refused") for one in results)
-            print(f"{library:<21}{samples:<9}{order:<10}{seen:<31}{apart(results):.1e}", flush=True)
+        every = zip(*(results(library, workers) for workers in WORKERS), strict=True)
+        for (samples, order), found in zip(CASES, every, strict=True):
+            seen = " / ".join(str(one.samples or "refused") for one in found)
+            print(f"{library:<21}{samples:<9}{order:<10}{seen:<31}{apart(found):.1e}", flush=True)
             if library == "duoka":
-                same = same and apart(results) < 1e-5 and all(one.samples == samples for one in results)
+                same = same and apart(found) < 1e-5 and all(one.samples == samples for one in found)
     return 0 if same else 1
 
 

@@ -1,6 +1,6 @@
-"""One epoch of a linear model, global batch 16: `same_result.py LIBRARY SAMPLES shuffled|in-order`.
+"""Epochs of a linear model, global batch 16: `same_result.py LIBRARY SAMPLES,ORDER...` (103,shuffled 96,in-order).
 
-Rank 0 prints the samples that were trained on, all ranks together, and the weights.
+For each, rank 0 prints the samples that were trained on, all ranks together, and the weights; null: it was refused.
 """
 
 import json
@@ -11,67 +11,81 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-library, samples, order = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-world_size = int(os.environ.get("WORLD_SIZE", "1"))
-source = torch.Generator().manual_seed(1)
-x = torch.randn(samples, 8, generator=source)
-data = TensorDataset(x, x @ torch.randn(8, 1, generator=source))
-torch.manual_seed(0)
-model = nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(data, batch_size=max(1, 16 // world_size), shuffle=order == "shuffled")
-backward = torch.Tensor.backward
-is_first = os.environ.get("RANK", "0") == "0"
+LIBRARY, CASES = sys.argv[1], [case.split(",") for case in sys.argv[2:]]
+WORLD_SIZE, IS_FIRST = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
 
-if library == "duoka":
+
+def by_duoka(model, optimizer, loader, how):
+    model = run.model(model)
+    return model, optimizer, run.loader(loader.dataset, batch_size=16, shuffle=how == "shuffled")
+
+
+def by_accelerate(model, optimizer, loader, how):
+    if accelerator.split_batches:
+        loader = DataLoader(loader.dataset, batch_size=16, shuffle=how == "shuffled")
+    return accelerator.prepare(model, optimizer, loader)
+
+
+def by_fabric(model, optimizer, loader, how):
+    model, optimizer = fabric.setup(model, optimizer)
+    return model, optimizer, fabric.setup_dataloaders(loader)
+
+
+def by_ignite(model, optimizer, loader, how):
+    loader = idist.auto_dataloader(loader.dataset, batch_size=16, shuffle=how == "shuffled")
+    return idist.auto_model(model), idist.auto_optim(optimizer), loader
+
+
+backward = torch.Tensor.backward
+if LIBRARY == "duoka":
     import duoka
 
     run = duoka.start(seed=0)
-    model = run.model(model)
-    loader = run.loader(data, batch_size=16, shuffle=order == "shuffled")
-    is_first = run.is_first
-elif library.startswith("accelerate"):
+    prepare, WORLD_SIZE, IS_FIRST = by_duoka, run.world_size, run.is_first
+elif LIBRARY.startswith("accelerate"):
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
-    split = library == "accelerate-split"
-    how = DataLoaderConfiguration(use_seedable_sampler=library == "accelerate-seedable", split_batches=split)
-    accelerator = Accelerator(cpu=True, dataloader_config=how)
-    if split:
-        loader = DataLoader(data, batch_size=16, shuffle=order == "shuffled")
-    try:
-        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    except ValueError as error:  # 16 over 3
-        if is_first:
-            print("refused:", error)
-        sys.exit()
-    backward = accelerator.backward
-elif library == "fabric":
+    words = {"use_seedable_sampler": LIBRARY.endswith("seedable"), "split_batches": LIBRARY.endswith("split")}
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**words))
+    prepare, backward = by_accelerate, accelerator.backward
+elif LIBRARY == "fabric":
     from lightning.fabric import Fabric
 
-    fabric = Fabric(accelerator="cpu", devices=world_size)
+    fabric = Fabric(accelerator="cpu", devices=WORLD_SIZE)
     fabric.launch()
-    model, optimizer = fabric.setup(model, optimizer)
-    loader = fabric.setup_dataloaders(loader)
-    backward = fabric.backward
-elif library == "ignite":
+    prepare, backward = by_fabric, fabric.backward
+else:
     import ignite.distributed as idist
 
-    if world_size > 1:
+    if WORLD_SIZE > 1:
         idist.initialize("gloo")
-    model, optimizer = idist.auto_model(model), idist.auto_optim(optimizer)
-    loader = idist.auto_dataloader(data, batch_size=16, shuffle=order == "shuffled")
+    prepare = by_ignite
 
-seen = 0
-for inputs, targets in loader:
-    loss = (model(inputs) - targets).square().mean()
-    optimizer.zero_grad()
-    backward(loss)
-    optimizer.step()
-    seen += len(inputs)
-if library != "duoka" and world_size > 1:
-    total = torch.tensor(seen)
-    torch.distributed.all_reduce(total)
-    seen = int(total)
-if is_first:
-    print(json.dumps([seen, torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()]))
+for samples, how in CASES:
+    source = torch.Generator().manual_seed(1)
+    x = torch.randn(int(samples), 8, generator=source)
+    data = TensorDataset(x, x @ torch.randn(8, 1, generator=source))
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data, batch_size=max(1, 16 // WORLD_SIZE), shuffle=how == "shuffled")
+    try:
+        model, optimizer, loader = prepare(model, optimizer, loader, how)
+        seen = 0
+        for inputs, targets in loader:
+            loss = (model(inputs) - targets).square().mean()
+            optimizer.zero_grad()
+            backward(loss)
+            optimizer.step()
+            seen += len(inputs)
+    except ValueError:  # Accelerate's split_batches: 16 over 3
+        if IS_FIRST:
+            print("[null, []]", flush=True)
+        continue
+    if LIBRARY != "duoka" and WORLD_SIZE > 1:
+        total = torch.tensor(seen)
+        torch.distributed.all_reduce(total)
+        seen = int(total)
+    if IS_FIRST:
+        print(json.dumps([seen, torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()]), flush=True)
