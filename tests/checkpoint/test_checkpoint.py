@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import duoka
 from duoka.checkpoint import manifest
 from duoka.checkpoint.preemption import AGAIN, SIGNALS, Preempted
 from tests.checkpoint.nets import Net, compiled, same
-from tests.checkpoint.runs import Stop, fail, fault, filled, outcome, small, things, train, value_in
+from tests.checkpoint.runs import Stop, fail, fault, filled, in_child, outcome, small, things, train, value_in
 
 
 def steps(directory: Path) -> list[str]:
@@ -364,11 +365,20 @@ def test_a_path_that_is_a_file(tmp_path: Path) -> None:
         small(tmp_path / "out" / "below", 1).save()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(duoka.CheckpointError, match=r"cannot be written: .*Permission denied"):
-        small(tmp_path / "out", 1).save()
+def test_a_directory_that_may_not_be_written() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are for root alone, where it is root that tests
+        os.chmod(folder, 0o555)
+
+        def act() -> None:
+            if os.geteuid() == 0:  # who may write everywhere
+                os.setuid(65534)
+            with pytest.raises(duoka.CheckpointError, match=r"cannot be written: .*Permission denied"):
+                small(Path(folder) / "out", 1).save()
+            with pytest.raises(duoka.WeightsError, match=r"is as it was before: .*Permission denied"):
+                duoka.save_weights(filled(1), Path(folder) / "net.safetensors")
+
+        assert in_child(act) == 0
+        os.chmod(folder, 0o755)
 
 
 @pytest.fixture

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,12 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import duoka
+from duoka.checkpoint import manifest
+from duoka.checkpoint.manifest import Entry
 from tests.checkpoint.nets import Net, Own
+from tests.checkpoint.runs import filled, small
 
-KINDS = ("safetensors", "zip", "legacy", "pickle in a zip", "index", "dcp", "whole module")
+KINDS = ("safetensors", "zip", "legacy", "pickle in a zip", "index", "dcp", "dcp data", "whole module", "manifest")
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +49,8 @@ def made(folder: Path, kind: str) -> tuple[Path, Path, bytes]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             save(Net().state_dict(), checkpoint_id=root / "dcp", no_dist=True)
+        with small(root / "run", 1) as saved:
+            saved.save()
     file, target = {
         "safetensors": ("net.safetensors", "net.safetensors"),
         "zip": ("zip.pth", "zip.pth"),
@@ -52,6 +59,9 @@ def made(folder: Path, kind: str) -> tuple[Path, Path, bytes]:
         "whole module": ("whole.pth", "whole.pth"),
         "index": ("index.json/model.safetensors.index.json", "index.json"),
         "dcp": ("dcp/.metadata", "dcp"),
+        "dcp data": ("dcp/__0_0.distcp", "dcp"),
+        "manifest": ("run/step-00000000/manifest.json", "run"),
+        "states": ("run/step-00000000/states.json", "run"),
     }[kind]
     kept = root / "kept"
     if not kept.exists():
@@ -97,6 +107,32 @@ def load(kind: str, folder: Path, changes: list[tuple[int, int, int]]) -> None:
         model = Net()
         with suppress(duoka.WeightsError):
             assert str(duoka.load_weights(model, target, strict=False, objects=objects))  # type: ignore[arg-type]
+
+
+def restore(folder: Path, changes: list[tuple[int, int, int]]) -> None:
+    """What another program wrote, whose manifest fits: it makes no sense, and says so, or is taken."""
+    file, target, data = made(folder, "states")
+    file.write_bytes(mutated(data, changes, 0, len(data)))
+    about = manifest.read(file.parent)
+    entry = Entry(file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest())
+    (file.parent / "manifest.json").write_bytes(replace(about, files={**about.files, "states.json": entry}).text())
+    for states in ({"model": filled(2), "note": [0.0]}, {"model": filled(2), "note": torch.zeros(())}, {"note": {}}):
+        with duoka.Checkpoint(target, states) as saved, warnings.catch_warnings(), suppress(duoka.DuokaError):
+            warnings.simplefilter("ignore")
+            saved.restore()
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(changes=CHANGES)
+def test_states_that_make_no_sense(folder: Path, changes: list[tuple[int, int, int]]) -> None:
+    restore(folder, changes)
+
+
+@pytest.mark.long
+@settings(max_examples=2000, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(changes=CHANGES)
+def test_many_states_that_make_no_sense(folder: Path, changes: list[tuple[int, int, int]]) -> None:
+    restore(folder, changes)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import resource
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,25 @@ def test_show(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-3:] == ["beside the tensors:", "  format = 'pt'", "  licence = 'MIT'"]
     assert main(["weights", "show", "run.pth", "--key", "ema"]) == 0
     assert "  fc.weight                       [5, 4]        float32   80 B" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["big.pth", "big.safetensors"])
+def test_ten_gigabytes_are_shown_without_their_data(
+    name: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name == "big.pth":
+        with torch.serialization.skip_data():  # a hole: it takes no space
+            torch.save({"state_dict": {"big": torch.empty(2_500_000_000)}}, name)
+    else:
+        header = b'{"state_dict.big":{"dtype":"F32","shape":[2500000000],"data_offsets":[0,10000000000]}}'
+        with open(name, "wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + 10**10)
+    assert (files / name).stat().st_size > 10**10
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert main(["weights", "show", name]) == 0
+    assert capsys.readouterr().out.endswith("  state_dict.big  [2500000000]  float32  10.0 GB\n")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000  # kB
 
 
 def test_show_says_what_is_beside_the_tensors(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.flows.flow import Flow, Running
 from tests.flows.group import until
 from tests.flows.test_restarts import children
+from tests.flows.test_same_result import assert_same_lines
 
 SCRIPT = """
 import sys, time
@@ -105,3 +108,50 @@ def test_a_scheduler_s_warning_is_answered_by_a_save_and_exit_code_75(
     said = [int(line.split()[0]) for line in ended.stdout.splitlines() if line[0].isdigit()]
     assert int(step.name[5:]) in (said[-1], said[-1] + 1)
     assert "restart" not in ended.stderr
+
+
+SHARDED = """
+import sys
+import torch, torch.distributed as dist
+import duoka
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+dist.init_process_group("gloo")
+strategy, steps = sys.argv[1], int(sys.argv[2])
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
+x = torch.randn(12, 5)
+if strategy == "fsdp":
+    fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+with duoka.Checkpoint("out", {"model": model, "optimizer": optimizer}, every_steps=1) as saved:
+    saved.restore()
+    while saved.step_number < steps:
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        saved.step()
+        if dist.get_rank() == 0:
+            print(saved.step_number, f"{loss.item():.6f}", flush=True)
+duoka.save_weights(model, "weights.safetensors")
+assert strategy != "fsdp" or isinstance(model[0].weight, DTensor)
+assert duoka.load_weights(model, "weights.safetensors").loaded
+duoka.save_weights(model, "again.safetensors")
+"""
+
+
+@pytest.mark.long  # importing FSDP takes each worker seconds
+def test_sharded_parameters_go_on_whole_and_on_other_ranks(flow: Flow) -> None:
+    script = flow.write("train.py", SHARDED)
+    lines = []
+    for strategy, workers, steps in (("fsdp", 2, 2), ("plain", 1, 3), ("fsdp", 3, 5), ("plain", 2, 6)):
+        done = flow.run(["run", "--quiet", "--devices", f"cpu:{workers}", script, strategy, str(steps)]).ok()
+        lines += done.stdout.splitlines()
+        first, again = (load_file(flow.folder / f"{name}.safetensors") for name in ("weights", "again"))
+        assert first.keys() == again.keys()
+        assert all(first[name].shape == again[name].shape and (first[name] == again[name]).all() for name in first)
+    shutil.rmtree(flow.folder / "out")
+    whole = flow.run(["run", "--quiet", "--devices", "cpu:1", script, "plain", "6"]).ok().stdout.splitlines()
+    assert_same_lines("\n".join(whole), "\n".join(lines))

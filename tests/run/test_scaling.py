@@ -252,7 +252,7 @@ def test_gradients_that_would_be_wrong_are_refused() -> None:
         model(X).sum().backward()
         with pytest.raises(duoka.Refused, match="computes gradients by itself"):
             torch.optim.LBFGS(model.parameters()).step(lambda: model(X).sum())
-        with pytest.raises(duoka.OptionError, match="bf16 can be had"):
+        with pytest.raises(duoka.OptionError, match="bf16 compiles"):
             run.model(net(), precision="fp16", compile=True)
 
 

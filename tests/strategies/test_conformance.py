@@ -254,11 +254,9 @@ def on_devices(strategy: str, devices: int, work: Program) -> list[Any]:
     if strategy != "dp":
         return on_ranks(devices, work)
 
-    def of_one_process(run: duoka.Run) -> Any:
+    with duoka.start(seed=0) as run:
         run.model = partial(run.model, strategy="dp", devices=devices)  # type: ignore[method-assign]
-        return work(run)
-
-    return on_ranks(1, of_one_process)
+        return [work(run)]
 
 
 @cache

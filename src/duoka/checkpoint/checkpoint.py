@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -26,7 +25,7 @@ from duoka.checkpoint.preemption import Preemption
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
 from duoka.checkpoint.reading import Reading
 from duoka.checkpoint.states import RandomState, Things, kind_of
-from duoka.checkpoint.writing import TREES, Background, Snapshot, find_best, prune, write
+from duoka.checkpoint.writing import Background, Snapshot, find_best, prune, write
 from duoka.errors import CheckpointDamaged, CheckpointError, OptionError
 from duoka.process import this_process
 
@@ -339,7 +338,7 @@ class Checkpoint:
         if there - here:
             warnings.warn(f"not restored from {directory}: {', '.join(sorted(there - here))}", stacklevel=5)
         try:
-            trees = json.loads((directory / TREES).read_bytes())
+            trees = reading.trees()
             for name in sorted(here, key=lambda name: name == RANDOM):  # last: restoring may itself draw
                 self._load_one(name, reading, about.states[name], trees)
         except OSError as error:
@@ -349,12 +348,12 @@ class Checkpoint:
         kind = self._things.kinds[name]
         if kind != state.kind:
             raise CheckpointError(f"{name!r} is of kind {kind}, but was saved as {state.kind} in {reading.directory}")
-        files = [file for file in state.files if file != TREES]
+        files = [file for file in state.files if file != manifest.TREES]
         if files and files == list(state.files) and kind == "model":
             load_weights(self._things.things[name], reading.directory / files[0])
             return
         tensors = {key: tensor for file in files for key, tensor in reading.tensors(file).items()}
-        value = self._things.put(name, trees[name], tensors)
+        value = self._things.put(name, trees.get(name), tensors)
         if kind == "value":
             self.values[name] = value
 

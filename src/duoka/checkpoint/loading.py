@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from duoka.checkpoint import formats, names
 from duoka.checkpoint.formats import Objects
 from duoka.checkpoint.mismatch import Mismatch, Shape
-from duoka.checkpoint.stored import Stored
+from duoka.checkpoint.stored import Stored, part_of
 from duoka.errors import WeightsError, WeightsMismatch
 
 
@@ -100,7 +100,7 @@ def load_weights(
     others = [group for group in names.groups(contents.tree) if group and not at.startswith(group) and at]
     if others and key is None:
         notes.append(f"also in the file: {', '.join(others[:6])} (key= chooses)")
-    mismatch = _fill(model, targets, pairing, found[at], contents.path, strict)
+    mismatch = _fill(model, pairing, contents.path, strict)
     return Loaded(
         contents.path,
         contents.format,
@@ -120,8 +120,14 @@ def _several(patterns: str | Sequence[str]) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Pairing:
-    """sources: what each of the model's names is loaded from. pairs: the file's name for each of these."""
+    """How the tensors of a model and of a file belong together.
 
+    targets: the model's. group: the file's, by its own names. sources: what each of the model's names is loaded from.
+    pairs: the file's name for each of these.
+    """
+
+    targets: Mapping[str, Tensor]
+    group: Mapping[str, Stored]
     sources: Mapping[str, Stored]
     pairs: Mapping[str, str]
     mismatch: Mismatch
@@ -159,7 +165,7 @@ def _pair(
     unexpected = {name: group[name].shape for name in unused if name not in ignored}
     kept = {name: pairs[name] for name in sources}
     skipped = tuple(name for name in targets if name not in wanted)
-    return Pairing(sources, kept, Mismatch(missing, unexpected, wrong), skipped, tuple(notes))
+    return Pairing(targets, group, sources, kept, Mismatch(missing, unexpected, wrong), skipped, tuple(notes))
 
 
 def _misfit(target: Tensor, source: Stored) -> tuple[str, str] | None:
@@ -236,20 +242,14 @@ def _is_special(module: nn.Module) -> bool:
     )
 
 
-def _fill(
-    model: nn.Module,
-    targets: Mapping[str, Tensor],
-    pairing: Pairing,
-    group: Mapping[str, Stored],
-    path: Path,
-    strict: bool,
-) -> Mismatch:
+def _fill(model: nn.Module, pairing: Pairing, path: Path, strict: bool) -> Mismatch:
     """Give the model its values, and return what does not fit."""
+    targets = pairing.targets
     on_meta = any(targets[name].is_meta for name in pairing.sources)
     try:
         with torch.no_grad():
             if on_meta or _loads_by_itself(model):
-                return _load_state(model, targets, pairing, group, on_meta, path, strict)
+                return _load_state(model, pairing, path, strict, assign=on_meta)
             for name, source in pairing.sources.items():
                 target = targets[name]
                 source.read_into(target if tuple(target.shape) == source.shape else target.view(source.shape))
@@ -260,17 +260,10 @@ def _fill(
     return pairing.mismatch
 
 
-def _load_state(
-    model: nn.Module,
-    targets: Mapping[str, Tensor],
-    pairing: Pairing,
-    group: Mapping[str, Stored],
-    assign: bool,
-    path: Path,
-    strict: bool,
-) -> Mismatch:
+def _load_state(model: nn.Module, pairing: Pairing, path: Path, strict: bool, assign: bool) -> Mismatch:
     """Through `load_state_dict`, which then also sees the names that only the model's own code understands."""
-    state: dict[str, Any] = {name: source.read() for name, source in pairing.sources.items()}
+    targets, group = pairing.targets, pairing.group
+    state: dict[str, Any] = {name: part_of(it.read(), targets[name]) for name, it in pairing.sources.items()}
     state |= {name: group[name].read() for name in pairing.mismatch.unexpected}
     if assign:
         state = {

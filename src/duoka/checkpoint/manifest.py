@@ -30,6 +30,7 @@ from duoka.errors import CheckpointDamaged, CheckpointError
 
 FORMAT = 1
 NAME = "manifest.json"
+TREES = "states.json"  # what is not a tensor, of all states that have it
 LARGEST = 64 << 20  # bytes that are read of one
 _DIRECTORY = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 _PIECE = 1 << 20

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from duoka.checkpoint import manifest
 from duoka.checkpoint.formats import safetensors
 from duoka.checkpoint.manifest import Manifest
-from duoka.errors import WeightsError
+from duoka.errors import CheckpointError, WeightsError
 
 
 class Reading:
@@ -34,6 +36,17 @@ class Reading:
                 for file in ahead:
                     self.tensors(file)
             sound.result()
+
+    def trees(self) -> dict[str, Any]:
+        """What JSON holds of each state that is more than tensors, by name."""
+        path = self.directory / manifest.TREES
+        try:
+            trees = json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} is no JSON: {error}") from error
+        if not isinstance(trees, dict):
+            raise CheckpointError(f"{path} is no JSON object")
+        return trees
 
     def tensors(self, file: str) -> dict[str, Tensor]:
         """A file's tensors by name; none of one that is not safetensors."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from duoka.checkpoint.saving import plain_names, plain_state, whole
+from duoka.checkpoint.stored import part_of
 from duoka.checkpoint.values import join, split
 from duoka.errors import CheckpointError, WeightsError
 
@@ -48,11 +49,14 @@ class RandomState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where they were; a GPU's stream is left as it is where none was saved, or none is here."""
-        random.setstate(state["python"])
-        np.random.set_state(state["numpy"])
-        torch.set_rng_state(state["torch"])
-        if "cuda" in state and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["cuda"])
+        try:
+            random.setstate(state["python"])
+            np.random.set_state(state["numpy"])
+            torch.set_rng_state(state["torch"])
+            if "cuda" in state and torch.cuda.is_available():
+                torch.cuda.set_rng_state(state["cuda"])
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"what was saved of the random streams makes no sense: {error!r}") from error
 
 
 def kind_of(thing: Any) -> str:
@@ -94,10 +98,13 @@ class Things:
 
     def put(self, name: str, tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         """Give a thing that is more than a model's tensors its old state back, and return what it was saved as."""
-        thing, state = self.things[name], join(tree, tensors)
+        try:
+            thing, state = self.things[name], join(tree, tensors)
+        except Exception as error:  # whatever is odd in what another program has written
+            raise CheckpointError(f"what was saved of {name!r} makes no sense: {error!r}") from error
         kind = self.kinds[name]
         if kind == "optimizer":
-            thing.load_state_dict(by_index(state, self._names(thing), name))
+            thing.load_state_dict(sharded(by_index(state, self._names(thing), name), thing))
             thing._opt_called = bool(state["state"])  # for schedulers, which warn of steps without one of its own
         elif kind in ("model", "object"):
             thing.load_state_dict(state)
@@ -163,6 +170,21 @@ def by_index(state: Mapping[str, Any], names: list[list[str]], optimizer: str) -
             {**group, "params": [index[name] for name in own]} for group, own in zip(groups, names, strict=True)
         ],
     }
+
+
+def sharded(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state dict with the tensors of sharded parameters sharded as these are."""
+    parameters = dict(enumerate(it for group in optimizer.param_groups for it in group["params"]))
+
+    def part(value: Any, parameter: Tensor | None) -> Any:
+        alike = isinstance(value, Tensor) and parameter is not None and value.shape == parameter.shape
+        return part_of(value, parameter) if alike and parameter is not None else value
+
+    own = {
+        index: {name: part(value, parameters.get(index)) for name, value in kept.items()}
+        for index, kept in state["state"].items()
+    }
+    return {**state, "state": own}
 
 
 def _refill(thing: Any, state: Any, name: str) -> None:

@@ -59,7 +59,7 @@ class Stored(ABC):
 
     def read_into(self, target: Tensor) -> None:
         """Give `target`, of the same shape, its values; the type and device stay the target's."""
-        target.copy_(self.read())
+        target.copy_(part_of(self.read(), target))
 
 
 class Held(Stored):
@@ -72,6 +72,16 @@ class Held(Stored):
 
     def read(self) -> Tensor:
         return self.tensor
+
+
+def part_of(whole: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor as `like` holds it: of a sharded one (a DTensor) this rank's part. No rank waits for another."""
+    if not hasattr(like, "device_mesh"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    whole = whole.to(like.device)
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

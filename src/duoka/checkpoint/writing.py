@@ -18,11 +18,11 @@ from torch import Tensor
 
 from duoka.checkpoint import disk, manifest
 from duoka.checkpoint.image import Image, lay_out
-from duoka.checkpoint.manifest import Entry, Manifest, State
+from duoka.checkpoint.manifest import TREES, Entry, Manifest, State
 from duoka.checkpoint.states import OWN_FILE, Taken
 from duoka.errors import CheckpointError
 
-TREES, TENSORS = "states.json", "states.safetensors"
+TENSORS = "states.safetensors"
 
 
 class Snapshot:

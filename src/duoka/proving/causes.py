@@ -38,7 +38,7 @@ def of_difference(side: Side, found: Comparison, bound: Bound, again: Compare) -
     yield from tried
     if tried:
         return
-    if side.plan.world_size > 1 and not _alike(found, again(side)):
+    if side.plan.world_size > 1 and not _alike(found, again(side.again())):
         yield f"{side.name} gives other numbers each time it is run: its ranks depend on time or on chance"
     yield from _by_data(side, found)
 
@@ -46,7 +46,7 @@ def of_difference(side: Side, found: Comparison, bound: Bound, again: Compare) -
 def amplification(gap: Gap) -> str:
     """What rounding alone does to this script, where that is much. gap: of a reference run."""
     return (
-        f"rounding is amplified: with weights moved by one unit in the last place, and nothing else, {gap.name} is "
+        f"rounding is amplified: in a reference run, which nothing else parts from the first, {gap.name} is "
         f"{gap.largest:.1e} apart after step {gap.step}, which is {_percent(gap.largest, gap.moved)} of what it has "
         "learned; typical are a bias before a normalisation under Adam, a high learning rate, a chaotic recurrence"
     )

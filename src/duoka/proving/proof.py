@@ -18,7 +18,7 @@ from duoka.proving.bounds import Bound, Judged, Verdict, judge, meets, worse
 from duoka.proving.causes import Unsteady
 from duoka.proving.comparing import Comparison, compare
 from duoka.proving.recording import Recording
-from duoka.proving.sides import Side, Studio
+from duoka.proving.sides import Side, SideFailed, Studio
 
 PREFIX = "duoka-prove-"
 REFERENCES = 2  # runs that only rounding parts from the first
@@ -121,11 +121,24 @@ def _compare_all(asked: Asked, again: _Pass) -> Proof:
     if all(comparison.same_bits for _, comparison in compared):
         same = [Outcome(side, found, judge(found, Bound([])), ()) for side, found in compared]
         return Proof(asked, again.first.steps, tuple(same), None)
-    unsteady, bound = causes.of_itself(asked.first, again(asked.first)), Bound([])
+    unsteady, bound = causes.of_itself(asked.first, again(asked.first.again())), Bound([])
     if unsteady.verdict != "different":  # what chance does would be taken for what rounding does
-        bound = Bound([again(side) for side in asked.references])
+        bound = Bound([*(again(side) for side in asked.references), *_in_two_parts(asked, again)])
     outcomes = [_outcome(asked, side, found, bound, unsteady, again) for side, found in compared]
     return Proof(asked, again.first.steps, tuple(outcomes), bound)
+
+
+def _in_two_parts(asked: Asked, again: _Pass) -> list[Comparison]:
+    """The first run with its batch added up in another order, if it can be cut into parts.
+
+    With other data (`exact` seeds augmentation by sample) or other steps it would show more than rounding.
+    """
+    try:
+        found = again(asked.first.in_two_parts())
+    except SideFailed:
+        return []
+    same = found.data is None and found.steps[0] == found.steps[1]
+    return [found] if same else []
 
 
 def _outcome(asked: Asked, side: Side, found: Comparison, bound: Bound, unsteady: Unsteady, again: _Pass) -> Outcome:
@@ -158,11 +171,8 @@ def _folder() -> Iterator[Path]:
     home = Path(tempfile.gettempdir())
     for left in home.glob(f"{PREFIX}*"):
         pid = left.name.removeprefix(PREFIX)
-        if (
-            pid.isdecimal()
-            and (int(pid) == os.getpid() or not is_alive(int(pid)))
-            and left.stat().st_uid == os.getuid()
-        ):
+        is_over = pid.isdecimal() and (int(pid) == os.getpid() or not is_alive(int(pid)))
+        if is_over and left.stat().st_uid == os.getuid():
             shutil.rmtree(left, ignore_errors=True)
     folder = home / f"{PREFIX}{os.getpid()}"
     try:

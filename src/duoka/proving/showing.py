@@ -46,7 +46,7 @@ def _drawn(table: Table) -> str:
 
 
 def _table(proof: Proof) -> Table:
-    title = f"{proof.asked.first.name} and each of the others, {_steps_of(proof.steps)}, seed {proof.asked.seed}"
+    title = f"compared with {proof.asked.first.name}, {_steps_of(proof.steps)}, seed {proof.asked.seed}"
     table = Table(title=title, title_justify="left")
     table.add_column("", overflow="fold")
     for name in ("verdict", "steps", "largest", "relative", "at step: in", "bits part at step: in", "data"):
@@ -118,8 +118,8 @@ def _first(judged: Judged) -> str:
 def _rounding(proof: Proof) -> str:
     return (
         f"rounding: at most {ULPS} units in the last place of a tensor's largest number, {OF_MOVE:g} of how far the "
-        f"steps have moved it, or {TIMES} times what moving all weights by one unit in the last place does to "
-        f"{proof.asked.first.name} ({REFERENCES} runs)"
+        f"steps have moved it, or {TIMES} times what moving all weights by one unit in the last place ({REFERENCES} "
+        f"runs), or adding up the batch in another order on one device, does to {proof.asked.first.name}"
     )
 
 

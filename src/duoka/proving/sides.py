@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from duoka.errors import RunError, ScriptError
 from duoka.launchers.local import Run, attempt, import_once
@@ -48,13 +49,27 @@ class Side:
 
     def nudged(self, seed: int) -> Side:
         """The same, with weights moved in their last place."""
-        return Side(f"{self.name}, nudged", self.plan, seed)
+        return Side(f"{self.name}, nudged ({seed + 1})", self.plan, seed)
+
+    def in_two_parts(self) -> Side:
+        """The same on one device, with sums over the batch added up in two parts, or in twice as many."""
+        plan, parts = self.plan, 2 * max(self.plan.shares, 1)
+        if plan.kind is Kind.DISTRIBUTED:
+            raise SideFailed(self.name, "its ranks add up by themselves", "")
+        numbers: dict[str, Any] = {"batch_norm": "whole", "randomness": "whole", "loading": "auto"}
+        plan = replace(plan, devices=plan.devices[:1], strategy="exact", shares=parts, **numbers)
+        return Side(f"{self.name}, added up in {parts} parts", plan)
+
+    def again(self) -> Side:
+        """The very same."""
+        return replace(self, name=f"{self.name}, once more")
 
 
 def as_python(plan: Plan, threads: int | None) -> Side:
     """The script of a plan on the first of its devices, as `python` runs it; where it needs ranks, as one of one."""
     kind = Kind.PLAIN if plan.kind_can_be_either else plan.kind
-    alone = replace(plan, devices=plan.devices[:1], strategy=plan.strategy and "single", kind=kind, threads=threads)
+    strategy = plan.strategy and "single"
+    alone = replace(plan, devices=plan.devices[:1], strategy=strategy, shares=0, kind=kind, threads=threads)
     name = {Kind.PLAIN: "python", Kind.API: "python", Kind.DISTRIBUTED: "one rank"}[kind]
     return Side(f"{name} ({alone.devices[0]})" if alone.devices[0].type != "cpu" else name, alone)
 

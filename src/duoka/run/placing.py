@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
@@ -75,31 +75,64 @@ def _device(asked: int | str | torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "cpu" else device
 
 
-def share_out(module: nn.Module, dp: Dp, devices: Sequence[torch.device], output_device: Any, dim: Any) -> None:
-    """Let `module` compute on these devices.
+class Placing:
+    """Where the models of one run compute. here: the device of this rank. timeout: seconds that copies may wait."""
 
-    Raises:
-        OptionError: it cannot.
-    """
-    if not isinstance(dim, int) or isinstance(dim, bool) or dim < 0:
-        raise OptionError("dim", dim, "the dimension of the samples in the model's inputs, 0 or more")
-    output = devices[0] if output_device is None else _device(output_device)
-    if output not in tuple(devices):
-        raise OptionError("output_device", output_device, f"one of {', '.join(map(str, dict.fromkeys(devices)))}")
-    if any(map(is_compiled, module.modules())):
-        raise OptionError("strategy", "dp", "used for a model that is not compiled", "several ranks may compile it")
-    if len(devices) > 1:
-        dp.share_out(module, devices, output, dim)
+    def __init__(self, session: ApiSession, here: torch.device, timeout: float) -> None:
+        self._session, self._here, self._timeout = session, here, timeout
+        self._picked: list[Picked] = []
+        self._made: Dp | None = None
 
+    def devices(self, strategy: str, asked: Devices | None) -> Sequence[torch.device]:
+        """Those of a model: several with the strategy dp, else this rank's.
 
-def make_dp(session: ApiSession, timeout: float) -> Dp:
-    """The strategy of one process with several devices, with what it has to see of torch."""
-    dp = Dp(timeout, session.plan.batch_norm == "whole", session.say)
-    session.patches.replace(F, "batch_norm", dp.batch_norm)
-    checkpoints: Any = torch.utils.checkpoint
-    session.patches.replace(checkpoints, "_checkpoint_without_reentrant_generator", dp.checkpoint)
-    session.patches.replace(checkpoints.CheckpointFunction, "apply", dp.reentrant_checkpoint)
-    return dp
+        Raises:
+            OptionError, DeviceError: as `pick` does.
+        """
+        if strategy != "dp":
+            return [self._here]
+        picked = pick(asked, self._here)
+        self._picked.append(picked)
+        return picked
+
+    def share_out(self, module: nn.Module, devices: Sequence[torch.device], output_device: Any, dim: Any) -> None:
+        """Let `module` compute on these devices.
+
+        Raises:
+            OptionError: it cannot.
+        """
+        if not isinstance(dim, int) or isinstance(dim, bool) or dim < 0:
+            raise OptionError("dim", dim, "the dimension of the samples in the model's inputs, 0 or more")
+        output = devices[0] if output_device is None else _device(output_device)
+        if output not in tuple(devices):
+            allowed = ", ".join(map(str, dict.fromkeys(devices)))
+            raise OptionError("output_device", output_device, f"one of {allowed}")
+        if any(map(is_compiled, module.modules())):
+            raise OptionError("strategy", "dp", "used for a model that is not compiled", "ranks may compile it")
+        if len(devices) > 1:
+            self._dp().share_out(module, devices, output, dim)
+
+    def with_loss(self, model: nn.Module, loss: Any) -> WithLoss:
+        """A model and the loss behind it, where the model computes."""
+        both = WithLoss(model, loss)
+        if self._made is not None:
+            self._made.share_out_as(model, both)
+        return both
+
+    def close(self) -> None:
+        """Let other programs have the devices."""
+        for picked in self._picked:
+            picked.release()
+
+    def _dp(self) -> Dp:
+        """The strategy, and what it has to see of torch, from the first model on that wants it."""
+        if self._made is None:
+            session, checkpoints = self._session, cast(Any, torch.utils.checkpoint)
+            self._made = dp = Dp(self._timeout, session.plan.batch_norm == "whole", session.say)
+            session.patches.replace(F, "batch_norm", dp.batch_norm)
+            session.patches.replace(checkpoints, "_checkpoint_without_reentrant_generator", dp.checkpoint)
+            session.patches.replace(checkpoints.CheckpointFunction, "apply", dp.reentrant_checkpoint)
+        return self._made
 
 
 class WithLoss(nn.Module):

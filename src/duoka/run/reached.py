@@ -48,6 +48,7 @@ class _Looking:
     """What is looked for in one model. passes: how many reached it. first: what the first one reached."""
 
     options: DdpOptions
+    parameters: list[Tensor]
     passes: int = 0
     first: frozenset[str] = frozenset()
     told: bool = False
@@ -62,7 +63,7 @@ class Passes:
 
     def look_at(self, module: nn.Module, options: DdpOptions) -> None:
         """Look at the passes that reach `module` from now on."""
-        self._models[module] = _Looking(options)
+        self._models[module] = _Looking(options, list(module.parameters()))
 
     def __call__(self, reached: Reached) -> None:
         """A pass is over, on every rank.
@@ -71,7 +72,7 @@ class Passes:
             Refused: it left out what it should not.
         """
         for module, looking in list(self._models.items()):
-            if not any(map(reached, module.parameters())):
+            if not any(map(reached, looking.parameters)):
                 continue
             looking.passes += 1
             self._see_parameters(module, looking, reached)

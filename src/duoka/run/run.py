@@ -18,18 +18,16 @@ from duoka.data.loader import Loader, ViewWord, make_loader
 from duoka.errors import OptionError, PeerLost, RanksApart
 from duoka.logs import Logs, check_values
 from duoka.origins import Origin
-from duoka.picking import Picked
 from duoka.process import this_process
 from duoka.run.agreement import check_same, gather_objects
 from duoka.run.collect import OwnNumbers
 from duoka.run.models import check_options, prepare
-from duoka.run.placing import Devices, WithLoss, check_strategy, make_dp, pick, share_out
+from duoka.run.placing import Devices, Placing, check_strategy
 from duoka.run.precision import Precision, check_precision, set_precision
 from duoka.run.progress import Progress
 from duoka.run.reached import DdpOptions
 from duoka.run.scaling import Scale
 from duoka.run.session import ApiSession, open_session, set_exact_threads, settings_with
-from duoka.strategies import Dp
 from duoka.traces import headline
 from duoka.view.batch import BatchTensor, batches_in, gather_all
 from duoka.view.collectives import Collectives
@@ -57,9 +55,7 @@ class Run:
         self._own_numbers = OwnNumbers(session.ranks)
         self._checkpoints: list[Checkpoint] = []
         self._begun = False  # something was made that has a strategy
-        self._timeout = timeout
-        self._picked: list[Picked] = []
-        self._dp: Dp | None = None
+        self._placing = Placing(session, device, timeout)
         self._scale: Scale | None = None
 
     @property
@@ -125,16 +121,14 @@ class Run:
             raise OptionError("run.model", given, "left out in a run of strategy='exact'", "bf16 can be had")
         options = DdpOptions(find_unused_parameters, static_graph, broadcast_buffers, gradient_as_bucket_view)
         if compile and (strategy == "dp" or precision == "fp16"):
-            raise OptionError("compile", True, "left out with strategy='dp' or precision='fp16'", "bf16 can be had")
-        picked = pick(devices, self.device) if strategy == "dp" else Picked([self.device])
-        self._picked.append(picked)
-        prepare(module, session, picked[0])
+            raise OptionError("compile", True, "left out with strategy='dp' or precision='fp16'", "bf16 compiles")
+        on = self._placing.devices(strategy, devices)
+        prepare(module, session, on[0])
         session.passes.look_at(module, options)
         if gradient_as_bucket_view:
             session.strategy.give_views(module.parameters())
         if strategy == "dp":
-            self._dp = self._dp or make_dp(session, self._timeout)
-            share_out(module, self._dp, picked, output_device, dim)
+            self._placing.share_out(module, on, output_device, dim)
         if precision == "fp16":
             self._scale = self._scale or Scale(session.say)
         set_precision(module, precision, self.device, self._scale)
@@ -157,10 +151,7 @@ class Run:
             OptionError: when it is called: the loss is of all samples together.
         """
         self._session  # noqa: B018  # is it open?
-        both = WithLoss(model, loss)
-        if self._dp is not None:
-            self._dp.share_out_as(model, both)
-        return both
+        return self._placing.with_loss(model, loss)
 
     def loader(
         self,
@@ -382,8 +373,7 @@ class Run:
         finally:
             for saved in self._checkpoints:
                 saved.close(wait=False)
-            for picked in self._picked:
-                picked.release()
+            self._placing.close()
             if self._scale is not None:
                 self._scale.close()
             session.strategy.close()

@@ -58,7 +58,7 @@ class Scale:
         return self
 
     def __reduce__(self) -> Any:
-        """In another process it would belong to no run: there the model computes without gradients."""
+        """In another process it belongs to no run: a model computes there as under autocast alone."""
         return _no_scale, ()
 
     def state_dict(self) -> dict[str, float]:
