@@ -54,7 +54,9 @@ class Side:
 def as_python(plan: Plan, threads: int | None) -> Side:
     """The script of a plan on the first of its devices, as `python` runs it; where it needs ranks, as one of one."""
     kind = Kind.PLAIN if plan.kind_can_be_either else plan.kind
-    alone = replace(plan, devices=plan.devices[:1], strategy=plan.strategy and "single", kind=kind, threads=threads)
+    alone = replace(
+        plan, devices=plan.devices[:1], strategy=plan.strategy and "single", shares=0, kind=kind, threads=threads
+    )
     name = {Kind.PLAIN: "python", Kind.API: "python", Kind.DISTRIBUTED: "one rank"}[kind]
     return Side(f"{name} ({alone.devices[0]})" if alone.devices[0].type != "cpu" else name, alone)
 
