@@ -233,8 +233,8 @@ class Seams:
         why = "aliases stand for its parameters (--strategy exact)"
         if not own.exact:
             why = (
-                "its BatchNorm or its random numbers are the whole batch's (--batch-norm local and --randomness worker "
-                "keep it compiled)"
+                "its BatchNorm or its random numbers are the whole batch's (--batch-norm local and --randomness "
+                "worker keep it compiled)"
             )
         self._view.say(f"{type(call.module).__name__} at {user_line()} runs uncompiled: {why}")
         return replace(found, uncompiled=True)
