@@ -16,10 +16,6 @@ def test_what_is_set() -> None:
             os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
         be_deterministic()
         told = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
-        return (
-            torch.are_deterministic_algorithms_enabled(),
-            cudnn.deterministic,
-            os.environ["CUBLAS_WORKSPACE_CONFIG"],
-        )
+        return *told, os.environ["CUBLAS_WORKSPACE_CONFIG"]
 
     assert all_well(forked(2, work)) == [(True, True, ":4096:8"), (True, True, ":16:8")]
