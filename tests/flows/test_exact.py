@@ -11,7 +11,7 @@ from tests.flows.flow import Flow
 from tests.flows.test_same_result import assert_same_lines
 
 SCRIPTS = Path(__file__).parent / "scripts" / "exact"
-PLAIN = ("mlp", "cnn", "lstm", "transformer", "gan", "hard")
+PLAIN = ("mlp", "cnn", "lstm", "transformer", "gan", "force", "hard")
 
 
 def exact(flow: Flow, script: str, workers: int, *more: str) -> str:

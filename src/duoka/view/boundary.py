@@ -228,7 +228,8 @@ class Boundary:
         with Repeating(call.module, traces=True).rehearsal():
             out = self._of_rows(call, seam, rows, view)
             for leaf in self._leaves_of(out, call, rows, view):
-                view.adopt(leaf)
+                if seam.learned.leaves:  # else the call has made it
+                    view.adopt(leaf)
         seam.learned.followed = True
 
     def _leaves_of(self, out: Any, call: Call, rows: list[Any], view: View) -> list[Tensor]:
