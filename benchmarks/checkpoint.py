@@ -18,7 +18,7 @@ from torch import nn
 
 import duoka
 from benchmarks.runs import Samples
-from benchmarks.table import Row
+from benchmarks.table import Absent, Row
 from benchmarks.weights import LAYERS, stack
 
 
@@ -137,7 +137,8 @@ SAVERS = {"torch.save": TorchSave, "duoka": Duoka, "DCP async_save": AsyncDcp}
 PEERS = {"Accelerate save_state": ("accelerate", Accelerate), "Fabric save": ("lightning", Fabric)}
 
 
-def measure(quick: bool) -> Iterator[Row]:
+def measure(quick: bool) -> Iterator[Row | Absent]:
+    """Seconds to save and to restore; the peers are the extra `peers`."""
     layers = LAYERS // 5 if quick else LAYERS
     model = stack(layers)
     optimizer = torch.optim.Adam(model.parameters())
@@ -150,6 +151,7 @@ def measure(quick: bool) -> Iterator[Row]:
         warnings.simplefilter("ignore")
         savers = {at: kind(Path(name) / at.replace(" ", "-"), model, optimizer) for at, kind in kinds.items()}
         found = _in_turn(savers, 2 if quick else 5)
+    missing = [name for name in PEERS if name not in kinds]
     against = found["torch.save"]
     size = f"{round(layers * 16.8)} MB and Adam"
     yield Row(f"{size}: save() stops the loop, against torch.save", found["duoka"][0], against[1], bar=0.15)
@@ -160,6 +162,8 @@ def measure(quick: bool) -> Iterator[Row]:
             yield Row(f"save() stops the loop, against {at}", found["duoka"][0], found[at][0])
             yield Row(f"the whole save, against {at}", found["duoka"][1], found[at][1])
             yield Row(f"restore, against {at}", found["duoka"][2], found[at][2])
+    for at in missing:
+        yield Absent(f"saving and restoring, against {at}")
 
 
 def _in_turn(savers: dict[str, Saver], rounds: int) -> dict[str, tuple[Samples, Samples, Samples]]:

@@ -62,6 +62,6 @@ def duoka(workers: int, *words: str | Path) -> list[str | Path]:
     return [BIN / "duoka", "run", "--quiet", "--devices", f"cpu:{workers}", *words]
 
 
-def torchrun(workers: int, script: Path) -> list[str | Path]:
+def torchrun(workers: int, *words: str | Path) -> list[str | Path]:
     """The same for torchrun."""
-    return [BIN / "torchrun", "--nproc_per_node", str(workers), script]
+    return [BIN / "torchrun", "--nproc_per_node", str(workers), *words]

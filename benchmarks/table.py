@@ -37,7 +37,18 @@ class Row:
         return self.what, str(self.this), str(self.against), f"{self.ratio:.2f}", bar, verdict
 
 
-def show(rows: Iterable[Row]) -> None:
+@dataclass(frozen=True)
+class Absent:
+    """A comparison with a library that is not installed."""
+
+    what: str
+    holds: bool = True
+
+    def cells(self) -> tuple[str, ...]:
+        return self.what, "", "not installed", "", "", ""
+
+
+def show(rows: Iterable[Row | Absent]) -> None:
     """Print the table: medians, with the range of what was measured in brackets."""
     lines = [HEAD, *(row.cells() for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

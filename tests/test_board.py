@@ -18,6 +18,16 @@ def test_a_new_board_shows_nobody_anywhere() -> None:
         assert (progress.begun, progress.finished, progress.text, progress.waiting) == (0, 0, "", False)
 
 
+def test_the_newest_checkpoint() -> None:
+    board = Board.create(3)
+    assert board.saved() is None
+    board.seat(0).saved(0)
+    assert board.saved() == 0
+    board.seat(0).saved(12)
+    board.seat(1).step(3)
+    assert board.saved() == 12
+
+
 def test_a_rank_is_seen_inside_of_a_collective_and_after_it() -> None:
     board = Board.create(1)
     seat = board.seat(0)

@@ -66,6 +66,11 @@ def test_a_process_sees_the_chosen_cards_alone_and_in_their_order(devices: list[
     assert environment.visible_cards() == visible
 
 
+def test_a_part_of_a_card_is_named_by_its_uuid() -> None:
+    environment.show_cards([Device("cuda", 3, "A100", "MIG-5a2f", part=0)])
+    assert environment.visible_cards() == "MIG-5a2f"
+
+
 def test_cards_are_numbered_as_the_plan_numbers_them() -> None:
     os.environ["CUDA_DEVICE_ORDER"] = "FASTEST_FIRST"
     environment.show_cards(GPUS)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 import duoka
 from duoka.devices import locks
-from duoka.errors import DevicesBusy, OptionError
+from duoka.errors import DeviceError, DevicesBusy, OptionError
 from tests.devices.driver import play
 
 
@@ -50,6 +51,20 @@ def test_numbers_are_physical_and_answers_are_torchs(monkeypatch: pytest.MonkeyP
     with duoka.devices("3,6") as named:
         assert [device.index for device in named] == [2, 0]
     assert [device.index for device in duoka.devices("free:1,mem>=79G")] == [2]
+
+
+def test_a_part_is_all_that_this_process_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, "mig")
+    monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with duoka.devices("free:1") as (part,):
+        assert part == torch.device("cuda", 0)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-22222222-0000-5000-8000-000000000002"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(DeviceError, match=r"GPU 0:0 is a part \(MIG\), of which a process sees one: ask before"):
+        duoka.devices("MIG-1")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 
 @pytest.mark.parametrize("wait", ["soon", "-1"])

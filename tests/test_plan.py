@@ -105,8 +105,9 @@ def test_a_script_with_ranks_of_its_own_keeps_all_threads(plan: Any) -> None:
         (
             {"strategy": "dpd"},
             OptionError,
-            "--strategy must be one of auto, ddp, single, but is 'dpd'; did you mean ddp?",
+            "--strategy must be one of auto, ddp, dp, single, but is 'dpd'; did you mean dp?",
         ),
+        ({"strategy": "dp", "devices": "2"}, OptionError, "run.model(net, strategy='dp', devices=2)"),
         ({"strategy": "single", "devices": "2"}, OptionError, "--strategy must be auto or ddp for 2 devices"),
         ({"devices": "0,0"}, OptionError, "--devices must be"),
         ({"devices": "cuda"}, DeviceError, "no NVIDIA driver answers here"),

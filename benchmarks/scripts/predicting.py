@@ -19,7 +19,10 @@ ITEMS, BATCH = 10_000, 32
 
 
 class Uneven(nn.Module):
-    """Convolutions, one to six times over, by what is in the batch. Its output begins with the item's number."""
+    """Convolutions, one to six times over, by what is in the batch. Its output begins with the item's number.
+
+    Two batches that follow each other cost the same, so that every other batch is half of the work.
+    """
 
     def __init__(self):
         super().__init__()
@@ -27,7 +30,7 @@ class Uneven(nn.Module):
 
     def forward(self, numbers):
         x = numbers[:, None, None, None].expand(-1, 8, 32, 32) / ITEMS
-        for _ in range(1 + int(numbers[0]) // BATCH * 7919 % 6):
+        for _ in range(1 + int(numbers[0]) // BATCH // 2 * 7919 % 6):
             x = torch.relu(self.convolution(x))
         return torch.stack([numbers, x.mean((1, 2, 3))], dim=1)
 

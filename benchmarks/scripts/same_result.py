@@ -30,11 +30,21 @@ if library == "duoka":
     model = run.model(model)
     loader = run.loader(data, batch_size=16, shuffle=order == "shuffled")
     is_first = run.is_first
-elif library == "accelerate":
+elif library.startswith("accelerate"):
     from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
 
-    accelerator = Accelerator(cpu=True)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    split = library == "accelerate-split"
+    how = DataLoaderConfiguration(use_seedable_sampler=library == "accelerate-seedable", split_batches=split)
+    accelerator = Accelerator(cpu=True, dataloader_config=how)
+    if split:
+        loader = DataLoader(data, batch_size=16, shuffle=order == "shuffled")
+    try:
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    except ValueError as error:  # 16 over 3
+        if is_first:
+            print("refused:", error)
+        sys.exit()
     backward = accelerator.backward
 elif library == "fabric":
     from lightning.fabric import Fabric

@@ -18,11 +18,11 @@ from duoka.errors import RanksApart
 RING = 64  # collectives that each rank's seat remembers
 ENTRY = 256  # bytes of one of them: four 64-bit numbers, then the text
 TEXT = ENTRY - 4 * 8
-HEAD = 64  # bytes in front of the entries: collectives begun and finished, steps
+HEAD = 64  # bytes in front of the entries: collectives begun and finished, steps, checkpoints
 SEAT = HEAD + RING * ENTRY
 
 # Places of the 64-bit numbers in a seat and in an entry.
-BEGUN, FINISHED, STEPS, STEPPED, SLOWEST, SEEN = range(6)
+BEGUN, FINISHED, STEPS, STEPPED, SLOWEST, SEEN, SAVED = range(7)
 DIGEST, SINCE, LENGTH, NUMBER = 0, 1, 2, 3
 
 AT_END = "the end of the script"  # in place of a line, in the text of a collective there
@@ -120,6 +120,11 @@ class Board:
             if words[BEGUN] < number + RING:  # otherwise it may have been written over meanwhile
                 return Progress(begun, min(finished, begun), number, text, since, seen, steps, slowest)
 
+    def saved(self) -> int | None:
+        """The step of the newest checkpoint that any rank has written or restored; None where there is none."""
+        newest = max(words[SAVED] for words in self._words)
+        return newest - 1 if newest else None
+
     def text(self, rank: int, count: int) -> str:
         """What `rank` called its collective number `count`, one of its last `RING`."""
         entry = _entry(count)
@@ -198,6 +203,10 @@ class Seat:
             words[SLOWEST] = now - words[STEPPED]
         words[STEPPED] = now
         words[STEPS] = steps
+
+    def saved(self, step: int) -> None:
+        """A checkpoint of this step is on the disk."""
+        self._words[SAVED] = step + 1
 
     def mirror(self, begun: int, finished: int, recent: Sequence[Collective] = ()) -> None:
         """Show the collectives of a script that calls torch itself, which torch's flight recorder counts.

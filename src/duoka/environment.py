@@ -123,7 +123,8 @@ def show_cards(devices: Sequence[Device]) -> None:
     """
     if devices[0].type == "cuda":
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(device.index) for device in devices)
+        names = (str(device.index) if device.part is None else device.uuid for device in devices)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
     elif devices[0].type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -156,3 +157,8 @@ def record_flights() -> None:
 def breakpoint_hook() -> str | None:
     """PYTHONBREAKPOINT as it is set; None where it is not."""
     return os.environ.get("PYTHONBREAKPOINT") or None
+
+
+def keep_trackers_quiet() -> None:
+    """Let trackers of experiments send nothing: a script that is only looked at is no experiment."""
+    os.environ["WANDB_MODE"] = "disabled"

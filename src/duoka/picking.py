@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from duoka import environment
-from duoka import options as asked
-from duoka.devices import Device, allowed_gpus, choose
-from duoka.devices.inventory import Inventory, read
-from duoka.devices.locks import Held, Locks
-from duoka.devices.spec import Request, parse
-from duoka.devices.waiting import until_free
+from duoka.devices import Choice, Device, allowed_gpus, choose
+from duoka.devices.inventory import Inventory
+from duoka.devices.locks import Held
+from duoka.devices.spec import parse
+from duoka.devices.taking import Asked, take
+from duoka.errors import DeviceError
+from duoka.options import seconds
 
 
 class Picked(tuple[torch.device, ...]):
@@ -49,7 +50,7 @@ def devices(request: str = "auto", *, wait: str | float = 0) -> Picked:
 
     Args:
         request: in the words of `--devices`: "free:2", "free:2,mem>=10G", "best:1", "0,3", "GPU-3c1a6d0e", "cpu:4".
-            Numbers are physical, as nvidia-smi shows them.
+            Numbers are physical, as nvidia-smi shows them. Of a part of a GPU (MIG) this process sees no other.
         wait: how long to queue until they are free, in seconds or like "30m"; 0 does not wait.
 
     Returns:
@@ -60,23 +61,27 @@ def devices(request: str = "auto", *, wait: str | float = 0) -> Picked:
         DevicesBusy: others use them now, and the time to wait is over.
         OptionError: `request` or `wait` is not in the grammar.
     """
-    wanted = parse(request)
-    limit = asked.seconds(wait, "wait") if isinstance(wait, str) else float(wait)
-    return until_free(lambda: _take(wanted), limit, _say)
+    asked = Asked(parse(request), environment.visible_cards(), _command())
+    limit = seconds(wait, "wait") if isinstance(wait, str) else float(wait)
 
+    def decide(found: Inventory) -> tuple[Choice, list[torch.device]]:
+        choice = choose(asked.request, found, asked.visible)
+        return choice, [_as_torch_names(device, found, asked.visible) for device in choice.devices]
 
-def _take(wanted: Request) -> Picked:
-    visible = environment.visible_cards()
-    with Locks() as locks:
-        inventory = read(locks)
-        choice = choose(wanted, inventory, visible)
-        held, _ = locks.hold([device.uuid for device in choice.devices if device.uuid], _command())
-    return Picked((_as_torch_names(device, inventory, visible) for device in choice.devices), choice.notes, held)
+    taken = take(asked, decide, lambda decided: decided[0].devices, limit, _say)
+    choice, names = taken.decided
+    if any(device.part is not None for device in choice.devices):
+        environment.show_cards(choice.devices)
+    return Picked(names, choice.notes + taken.notes, taken.held)
 
 
 def _as_torch_names(device: Device, inventory: Inventory, visible: str | None) -> torch.device:
     if device.type != "cuda":
         return torch.device(device.type) if device.index is None else torch.device(device.type, device.index)
+    if device.part is not None:
+        if torch.cuda.is_initialized():
+            raise DeviceError(f"{device} is a part (MIG), of which a process sees one: ask before CUDA is used")
+        return torch.device("cuda", 0)
     if torch.cuda.is_initialized() and not environment.cards_are_ordered_by_bus():
         return torch.device("cuda", _place_by_uuid(device))
     environment.order_cards_by_bus()

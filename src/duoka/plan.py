@@ -24,6 +24,7 @@ __all__ = ["STRATEGIES", "Device", "Kind", "Plan", "decide", "details", "header"
 STRATEGIES = {
     "auto": "single for one device, ddp for several",
     "ddp": "every device holds the whole model, and gradients are averaged",
+    "dp": "one process computes on several devices; a script asks for it: run.model(net, strategy='dp')",
     "single": "one device computes everything",
 }
 
@@ -155,6 +156,9 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
         names = ("strategy", "batch_norm", "randomness", "loading")
         unused = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)]
         return "", (f"{', '.join(unused)}: without effect, as the script is left alone",) if unused else ()
+    if options.strategy == "dp":
+        hint = "in a script, run.model(net, strategy='dp', devices=2) computes on several devices in one process"
+        raise OptionError("--strategy", "dp", "auto or ddp, which starts a worker for each device", hint)
     if workers == 1:
         return "single", ("--strategy ddp: one device has nothing to keep in step",) * (options.strategy == "ddp")
     if options.strategy == "single":
@@ -222,7 +226,7 @@ def _devices(plan: Plan) -> str:
 
 
 def _group(name: str, members: Iterable[Device]) -> str:
-    numbers = [str(device.index) for device in members]
+    numbers = [device.number for device in members]
     return f"GPU{'s' * (len(numbers) > 1)} {', '.join(numbers)}{f' ({name})' * bool(name)}"
 
 

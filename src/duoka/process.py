@@ -7,17 +7,18 @@ by whoever forked it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # a script with its own torch.distributed needs none of it
+    import torch
+    from torch import Tensor
 
-from duoka.origins import Origin
-from duoka.origins.meeting import Meeting
+    from duoka.origins import Origin
+    from duoka.origins.meeting import Meeting
 
 
 class Open(Protocol):
@@ -39,12 +40,16 @@ class Open(Protocol):
 
 @dataclass(slots=True)
 class Process:
-    """origin: set in workers that duoka forked. meeting: where this process met the others, once for all runs."""
+    """origin: set in workers that duoka forked. meeting: where this process met the others, once for all runs.
+
+    saved: told the step of each checkpoint that is on the disk.
+    """
 
     origin: Origin | None = None
     meeting: Meeting | None = None
     run: Open | None = None
     runs: int = 0  # opened so far
+    saved: Callable[[int], None] = lambda step: None
 
     @contextmanager
     def ending(self) -> Iterator[None]:

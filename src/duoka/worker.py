@@ -13,11 +13,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from duoka import debugging, ending, environment, traces
@@ -37,6 +37,27 @@ A_DAY = 24 * 3600.0
 STACKS_SIGNAL = signal.SIGRTMAX - 3  # none of those that scripts, schedulers and profilers use
 
 
+class Observer(Protocol):
+    """What accompanies the script in every worker and leaves its numbers alone (`duoka.proving` records them)."""
+
+    def begin(self, rank: int) -> None:
+        """Before anything is installed for the script."""
+
+    def around(self, rank: int) -> AbstractContextManager[None]:
+        """Around the script, when all is installed."""
+
+
+class Unobserved:
+    """No observer."""
+
+    def begin(self, rank: int) -> None:
+        """Nothing."""
+
+    def around(self, rank: int) -> AbstractContextManager[None]:
+        """Nothing."""
+        return nullcontext()
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """What all workers of one attempt have in common.
@@ -46,7 +67,7 @@ class Attempt:
     exchange: memory through which the ranks hand each other small tensors; None: they have gloo only.
     temporary: a directory for the sockets that multiprocessing makes, as for a loader's workers. The workers make it,
         once somebody is there to remove it (`duoka.launchers.heir`). None: it makes its own.
-    function: what they run instead of the plan's script.
+    function: what they run instead of the plan's script. observer: what accompanies it.
     """
 
     number: int
@@ -56,6 +77,7 @@ class Attempt:
     exchange: mmap.mmap | None
     temporary: str | None = None
     function: Callable[[], object] | None = None
+    observer: Observer = field(default_factory=Unobserved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +111,14 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     place = Place(post.rank, plan.world_size, shared.number, _port(wire), shared.run_id, plan.restarts)
     _put_sockets_into(shared.temporary)
 
+    shared.observer.begin(post.rank)
     _count_steps(post.attempt.board.seat(post.rank))
+    _show_checkpoints(post.attempt.board.seat(post.rank))
     if plan.world_size > 1:
         debugging.refuse(plan.kind, plan.world_size, post.rank)
     plan = _with_patience(plan)
     by_itself = plan.self_launching or (plan.kind is Kind.PLAIN and plan.world_size == 1)
-    run = _run_as_python if by_itself else LIVES[plan.kind]
+    run = _run_script if by_itself else LIVES[plan.kind]
     home = os.getpid()
     end = _watched(run, plan, place, post)
     if os.getpid() != home:  # a process that the script forked has come to the script's end: nothing of this rank's
@@ -152,6 +176,14 @@ def _count_steps(seat: BoardSeat) -> None:
     register_optimizer_step_post_hook(count)
 
 
+def _show_checkpoints(seat: BoardSeat) -> None:
+    """Show on the board of which step the newest checkpoint is."""
+    from duoka.process import this_process
+
+    this_process.cache_clear()  # a parent that called `duoka.launch` had one of its own
+    this_process().saved = seat.saved
+
+
 def _set_threads(count: int | None) -> None:
     if count is not None:
         import torch
@@ -166,8 +198,9 @@ def _port(wire: socket.socket) -> int:
     return int(line) if line else sys.exit(1)  # its end without a word: the command process is gone
 
 
-def _run_as_python(plan: Plan, place: Place, post: Post) -> None:
-    run_target(plan.target)
+def _run_script(plan: Plan, place: Place, post: Post) -> None:
+    with post.attempt.observer.around(post.rank):
+        run_target(plan.target)
 
 
 def _run_plain(plan: Plan, place: Place, post: Post) -> None:
@@ -178,7 +211,9 @@ def _run_plain(plan: Plan, place: Place, post: Post) -> None:
     store = reach_store(place, plan.timeout)
     say = _sayer(quiet=plan.verbosity == "quiet" or place.rank > 0)
     shared, seat = post.attempt, post.attempt.board.seat(place.rank)
-    run_plain(plan, place.rank, store, seat, shared.exchange, shared.entropy, say)
+    run_plain(
+        plan, place.rank, store, seat, shared.exchange, shared.entropy, say, partial(_run_script, plan, place, post)
+    )
 
 
 def _run_api(plan: Plan, place: Place, post: Post) -> None:
@@ -187,7 +222,7 @@ def _run_api(plan: Plan, place: Place, post: Post) -> None:
     environment.give_ranks(place)
     take_place(plan, place, post.attempt.board.seat(place.rank), post.attempt.exchange)
     with this_process().ending():
-        (post.attempt.function or partial(run_target, plan.target))()
+        (post.attempt.function or partial(_run_script, plan, place, post))()
 
 
 def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None) -> None:
@@ -200,7 +235,6 @@ def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None)
     given = device.type if index is None else f"{device.type}:{index}"
     asked = Asked(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
     rank, size = place.rank, place.world_size
-    this_process.cache_clear()  # a parent that called `duoka.launch` had one of its own
     this_process().origin = Forked(rank, size, rank, place, seat, exchange, given, asked)
 
 
@@ -220,7 +254,8 @@ def _run_distributed(plan: Plan, place: Place, post: Post) -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     try:
-        run_target(plan.target, local_rank_args(plan, place.rank))
+        with post.attempt.observer.around(place.rank):
+            run_target(plan.target, local_rank_args(plan, place.rank))
     finally:
         follower.look()
 

@@ -6,6 +6,7 @@ import re
 import signal
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 import duoka
 from duoka.checkpoint import manifest
-from duoka.checkpoint.preemption import AGAIN, Preempted
+from duoka.checkpoint.preemption import AGAIN, SIGNALS, Preempted
 from tests.checkpoint.nets import Net, compiled, same
 from tests.checkpoint.runs import Stop, fail, fault, filled, outcome, small, things, train, value_in
 
@@ -370,10 +371,19 @@ def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
         small(tmp_path / "out", 1).save()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """What this process does at signals is as before, afterwards."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.usefixtures("handlers")
 def test_a_preempted_run_saves_and_says_that_it_is_to_be_started_again(number: int, tmp_path: Path) -> None:
     whole = outcome(train(tmp_path / "whole"))
-    before = signal.getsignal(number)
     original = duoka.Checkpoint.step
 
     def step(self: duoka.Checkpoint) -> None:
@@ -387,9 +397,25 @@ def test_a_preempted_run_saves_and_says_that_it_is_to_be_started_again(number: i
         with pytest.raises(Preempted) as raised:
             train(tmp_path / "cut")
     assert raised.value.code == AGAIN == 75
+    os.kill(os.getpid(), number)  # nor one that comes while the process ends: it would cost the exit code
     assert steps(tmp_path / "cut")[-1] == "step-00000006"
-    assert signal.getsignal(number) == before
     assert outcome(train(tmp_path / "cut")) == whole
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_after_the_last_step_is_for_what_follows(tmp_path: Path) -> None:
+    seen: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    with small(tmp_path, 1) as saved:
+        for _ in saved.epochs(1):
+            pass
+        assert seen == []
+    with small(tmp_path, 1) as saved:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen == []
+    assert seen == [signal.SIGTERM]
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert seen == [signal.SIGTERM] * 2
 
 
 def test_a_loader_can_call_step_by_itself(tmp_path: Path) -> None:

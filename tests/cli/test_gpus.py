@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
+import re
 import select
+import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +18,7 @@ import pytest
 from duoka.cli import main
 from tests.devices.driver import play
 
+SIZE = ("COLUMNS", "LINES")
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -45,28 +51,78 @@ def test_what_cannot_be(typed: str, said: str, capsys: pytest.CaptureFixture[str
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("key", [b"q", b"\x03"])
-def test_watching_draws_until_a_key_and_leaves_the_terminal_as_it_was(key: bytes) -> None:
-    ours, theirs = pty.openpty()
-    words = [sys.executable, "-m", "duoka", "gpus", "--watch"]
-    process = subprocess.Popen(
-        words,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=os.environ | {"TERM": "xterm"},
-        start_new_session=True,
-        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
-    )
-    seen = b""
-    while b"q quits" not in seen:
-        assert select.select([ours], [], [], 30)[0], seen
-        seen += os.read(ours, 4096)
-    os.write(ours, key)
-    while process.poll() is None:
-        if select.select([ours], [], [], 0.05)[0]:
-            seen += os.read(ours, 4096)
-    os.close(theirs)
-    os.close(ours)
-    assert process.returncode == 0, seen
-    assert b"\x1b[?1049h" in seen  # a screen of its own, in place
+class Watching:
+    """`duoka gpus --watch` in a terminal of its own. seen: what it has drawn."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = pty.openpty()
+        self.resize(24, 100)
+        self.before = termios.tcgetattr(self.theirs)
+        self.seen = b""
+        words = [sys.executable, "-m", "duoka", "gpus", "--watch"]
+        self.process = subprocess.Popen(
+            words,
+            stdin=self.theirs,
+            stdout=self.theirs,
+            stderr=self.theirs,
+            env={**{name: value for name, value in os.environ.items() if name not in SIZE}, "TERM": "xterm"},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def frames(self) -> list[list[str]]:
+        """The lines of each drawing, which begins at the top of the screen."""
+        text = re.sub(r"\x1b\[[0-9;?]*[a-zA-GI-Z]", "", self.seen.decode())
+        return [frame.splitlines() for frame in text.split("\x1b[H")[1:] if frame]
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            assert select.select([self.ours], [], [], 30)[0], self.seen
+            self.seen += os.read(self.ours, 4096)
+
+    def end(self) -> int:
+        """Its exit code; the terminal is as it was, and shows what it showed."""
+        while self.process.poll() is None:
+            if select.select([self.ours], [], [], 0.05)[0]:
+                self.seen += os.read(self.ours, 4096)
+        while select.select([self.ours], [], [], 0)[0]:
+            self.seen += os.read(self.ours, 4096)
+        after = termios.tcgetattr(self.theirs)
+        os.close(self.theirs)
+        os.close(self.ours)
+        assert after == self.before
+        last = {code: self.seen.rfind(code) for code in (b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25l", b"\x1b[?25h")}
+        assert 0 <= last[b"\x1b[?1049h"] < last[b"\x1b[?1049l"]  # back from a screen of its own
+        assert 0 <= last[b"\x1b[?25l"] < last[b"\x1b[?25h"]  # the cursor is shown again
+        assert b"Traceback" not in self.seen
+        return self.process.returncode
+
+
+@pytest.mark.parametrize("keys", [b"x q", b"\x1a\x1bQ", b"\x03"])
+def test_watching_draws_until_a_key_and_leaves_the_terminal_as_it_was(keys: bytes) -> None:
+    watching = Watching()
+    watching.until(lambda: b"q quits" in watching.seen)
+    os.write(watching.ours, keys)
+    assert watching.end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_the_terminal_as_it_was(number: signal.Signals) -> None:
+    watching = Watching()
+    watching.until(lambda: b"q quits" in watching.seen)
+    watching.process.send_signal(number)
+    assert watching.end() == 128 + number
+
+
+def test_watching_draws_in_place_and_follows_the_size_of_the_terminal() -> None:
+    watching = Watching()
+    watching.until(lambda: len(watching.frames()) >= 3)
+    assert {len(frame) for frame in watching.frames()[:2]} == {24}
+    watching.resize(10, 30)
+    watching.until(lambda: len(watching.frames()[-2]) == 10)
+    assert max(map(len, watching.frames()[-2])) <= 30
+    os.write(watching.ours, b"q")
+    assert watching.end() == 0

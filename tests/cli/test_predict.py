@@ -114,6 +114,21 @@ def test_a_batch_that_fails_is_named_by_its_place_in_the_data(flow: Flow) -> Non
         assert "duoka: error: items 6 to 7 on cpu: ValueError: no sixes" in result.stderr
         assert 'raise ValueError("no sixes")' in result.stderr
         assert "6 of 20 outputs are in out.jsonl.part; --resume goes on" in result.stderr
+    (flow.folder / "out.jsonl.part.json").unlink()
+    result = flow.run([*words[:-1], "8"])
+    assert "items 0 to 7 on cpu" in result.stderr
+    assert "--resume" not in result.stderr  # there is nothing to go on with
+
+
+@pytest.mark.usefixtures("folder")
+def test_other_data_under_the_same_name_is_not_gone_on_with(flow: Flow) -> None:
+    words = ["predict", "nets:make", "--data", "data.npy", "--out", "out.jsonl", "--batch-size", "2"]
+    flow.write("broken", "")
+    flow.run(words)
+    numpy.save(flow.folder / "data.npy", numpy.arange(20, 40, dtype=numpy.float32))
+    result = flow.run([*words, "--resume"])
+    assert result.returncode == 2
+    assert "--resume must be made of the same data, but is 'out.jsonl.part'" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -127,6 +142,17 @@ def test_a_batch_that_fails_is_named_by_its_place_in_the_data(flow: Flow) -> Non
         ("nets:mak --data data.npy --out out.npy", "MODEL must be the name of something in it; nets has no mak"),
         ("nets:make --data data.npy --out out.npy --weights x.pt", "--weights must be a file that is there"),
         ("nets:make --data data.npy --out out.npy --devices cuda:99", "--devices cuda:99"),
+        ("nets:make --data data.npy --out out.npy --wait=soon", "wait must be more than 0 seconds"),
+        ("nets:make --data data.npy --out out.npy --precision half", "precision must be one of fp32, bf16, fp16"),
+        ("nets:make --data data.npy --out none/out.npy", "--out must be a file in a folder that is there"),
+        ("nets:make --data data.npy --out data.npy", "--out must be a file that is not there yet"),
+        ("nets:size --data data.npy --out out.npy", "MODEL must be a torch.nn.Module, or a function without arg"),
+        (
+            "nest:make --data data.npy --out out.npy",
+            "MODEL must be in a module that can be imported; there is no nest",
+        ),
+        ("nets:make --data . --out out.npy", "--data must be a .npy file, or a folder of .npy, .pt or image files"),
+        ("nets:make --data data.npy --out out.npy --read nets:nothing", "--read must be the name of something in it"),
     ],
 )
 def test_what_cannot_be(

@@ -98,23 +98,42 @@ def test_picked_cards_are_held_shown_and_not_picked_again(
     play(monkeypatch, "eight")
     monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path / "locks")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    plan, held = run._decide_and_take(Options(Target("train.py"), devices="free:2"))
-    assert [device.index for device in plan.devices] == [1, 3]
+    first = run._take(Options(Target("train.py"), devices="free:2"), 0)
+    assert [device.index for device in first.decided.devices] == [1, 3]
     assert main(["run", "--dry-run", "--devices", "free:2", "train.py"]) == 0
     assert "device      rank 1: GPU 6 (" in capsys.readouterr().out
     assert main(["gpus"]) == 0
     assert f"duoka run train.py (pid {os.getpid()})" in capsys.readouterr().out.splitlines()[3]
-    plan, shared = run._decide_and_take(Options(Target("train.py"), devices="3,4"))
-    assert plan.notes == (f"GPU 3 is also used by duoka run train.py (pid {os.getpid()})",)
+    shared = run._take(Options(Target("train.py"), devices="3,4"), 0)
+    assert shared.notes == (f"GPU 3 is also used by duoka run train.py (pid {os.getpid()})",)
+    assert main(["run", "--devices", "4,", "--wait=0.01", "train.py"]) == 2
+    assert "--devices cuda:4: GPU 4: duoka run train.py (pid " in capsys.readouterr().err
     assert main(["run", "--devices", "free:3", "--wait=0.01", "train.py"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("duoka: waiting for devices: GPU 0: pid 4194301; GPU 1: duoka run train.py (pid ")
     assert "duoka: error: --devices free:3: 2 GPUs are to be had now" in said
-    shared.release()
-    held.release()
-    plan, held = run._decide_and_take(Options(Target("train.py"), devices="free:1"))
-    assert [device.index for device in plan.devices] == [1]
-    held.release()
+    shared.held.release()
+    first.held.release()
+    again = run._take(Options(Target("train.py"), devices="free:1"), 0)
+    assert [device.index for device in again.decided.devices] == [1]
+    again.held.release()
+
+
+def test_a_part_of_a_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(monkeypatch, "mig")
+    monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path / "locks")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for devices in ("free:1", "MIG-2222"):
+        assert main(["run", "--dry-run", "--devices", devices, "train.py"]) == 0
+        assert "device      rank 0: GPU 0:2 (NVIDIA A100-SXM4-40GB MIG 1g.5gb)" in capsys.readouterr().out
+    taken = run._take(Options(Target("train.py"), devices="MIG-2222"), 0)
+    assert main(["gpus"]) == 0
+    assert f"duoka run train.py (pid {os.getpid()})" in capsys.readouterr().out.splitlines()[4]
+    assert main(["run", "--devices", "free:1", "train.py"]) == 2
+    assert f"GPU 0:2: duoka run train.py (pid {os.getpid()}) has it" in capsys.readouterr().err
+    taken.held.release()
 
 
 @pytest.mark.parametrize(

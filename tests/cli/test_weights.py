@@ -28,7 +28,7 @@ def test_show(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "net.safetensors: safetensors, 9 tensors, 107 numbers, 432 B"
     assert "  fc.weight                       [10, 4]       float32  160 B" in lines
-    assert lines[-2:] == ["beside the tensors:", "  licence = 'MIT'"]
+    assert lines[-3:] == ["beside the tensors:", "  format = 'pt'", "  licence = 'MIT'"]
     assert main(["weights", "show", "run.pth", "--key", "ema"]) == 0
     assert "  fc.weight                       [5, 4]        float32   80 B" in capsys.readouterr().out
 
@@ -62,6 +62,15 @@ def test_convert_to_every_format(target: str, files: Path, capsys: pytest.Captur
     duoka.load_weights(net, "run.pth")
     duoka.load_weights(other, target)
     assert same(net, other)
+
+
+def test_convert_to_several_files(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["weights", "convert", "run.pth", "out/model.safetensors", "--max-shard-size", "0.3kB"]) == 0
+    assert (files / "out" / "model-00001-of-00002.safetensors").is_file()
+    for path in ("out/model.safetensors", "out"):
+        assert main(["weights", "diff", "run.pth", path]) == 0
+    assert main(["weights", "convert", "out", "again.pth"]) == 0
+    assert main(["weights", "diff", "run.pth", "again.pth"]) == 0
 
 
 def test_convert_with_other_names(files: Path) -> None:
@@ -101,6 +110,7 @@ def duoka_state(path: str) -> dict[str, torch.Tensor]:
         (["show"], 2, "missing argument"),
         (["convert", "net.safetensors", "out.h5"], 2, "the target must be a name that ends in .safetensors"),
         (["convert", "net.safetensors", "out.pth", "--rename", "x"], 2, "--rename must be OLD=NEW, but is 'x'"),
+        (["convert", "net.safetensors", "out.pth", "--max-shard-size", "x"], 2, "max_shard_size must be a number"),
         (["show", "net.safetensors", "--objects", "trust"], 2, "objects must be 'refuse' or 'inert'"),
         (["show", "run.pth", "--key", "x"], 1, "no weights under 'x'"),
         (["shwo"], 2, "no such command"),

@@ -11,7 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, random_split
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    get_worker_info,
+    random_split,
+)
 
 import duoka
 from duoka.view.batch import BatchTensor, gather_all
@@ -37,6 +45,15 @@ class Stream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(zip(torch.arange(self.n).float(), range(self.n), strict=True))
+
+
+class Divided(Stream):
+    """Every loader worker goes through its own samples; their ends are uneven."""
+
+    def __iter__(self) -> Iterator[Any]:
+        told = get_worker_info()
+        first, step = (0, 1) if told is None else (told.id, told.num_workers)
+        return itertools.islice(super().__iter__(), first, None, step)
 
 
 def padded(samples: list[Any]) -> dict[str, Tensor]:
@@ -68,6 +85,7 @@ LOADERS: dict[str, Any] = {
     "collated": lambda: DataLoader(Squares(23), 5, shuffle=True, collate_fn=padded),
     "a stream": lambda: DataLoader(Stream(23), 5),
     "a stream, collated": lambda: DataLoader(Stream(23), 5, collate_fn=padded, drop_last=True),
+    "a stream, workers": lambda: DataLoader(Divided(23), 5, num_workers=2),
     "not batched": lambda: DataLoader(Squares(5), batch_size=None),
 }
 
@@ -202,7 +220,8 @@ def test_going_on_at_the_next_batch(how: dict[str, Any], before: int) -> None:
 
     def go_on(run: duoka.Run, state: Any) -> Any:
         torch.rand(7)  # another place in the stream of random numbers
-        loader = run.loader((torch.arange(37),), batch_size=5, shuffle=True, **how | {"num_workers": 0})
+        workers = 0 if how.get("num_workers") else 2
+        loader = run.loader((torch.arange(37),), batch_size=5, shuffle=True, **how | {"num_workers": workers})
         loader.load_state_dict(state)
         return list(order(loader)), loader.epoch
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from duoka.devices import amd, inventory
+from duoka.devices import amd, choose, inventory
+from duoka.devices.spec import parse
 
 
 class SmiError(Exception):
@@ -54,6 +56,22 @@ def test_a_card_that_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", library())
     (gpu,), _ = amd.ask()
     assert (gpu.name, gpu.memory, gpu.used, gpu.uuid) == ("AMD GPU", 0, None, "")
+
+
+def test_a_driver_that_hangs_costs_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    smi = library()
+    smi.amdsmi_init = lambda: over.wait(60)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "amdsmi", smi)
+    monkeypatch.setattr(amd, "PATIENCE", 0.05)
+    assert amd.ask() == ((), "the AMD driver has not answered for 0.05 s; dmesg may tell why")
+    over.set()
+
+
+def test_that_they_are_not_used_is_said() -> None:
+    choice = choose(parse("auto"), inventory.Inventory(amd=(inventory.Gpu(0, "", "MI300X", 1 << 37),)), None)
+    assert choice.notes == ("there are AMD GPUs (1), which duoka cannot use yet",)
+    assert [device.type for device in choice.devices] == ["cpu"]
 
 
 def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def test_hidden_gpus_leave_the_cpu_and_a_note(visible: str, said: str) -> None:
         ("3", TWO, None, "3 GPUs are asked for; this machine has GPUs 0 and 1"),
         ("0,", EIGHT, "2,3", "GPU 0 cannot be used; CUDA_VISIBLE_DEVICES=2,3 allows GPUs 2 and 3"),
         ("3", EIGHT, "3,2", "3 GPUs are asked for; CUDA_VISIBLE_DEVICES=3,2 allows GPUs 2 and 3"),
-        ("auto", ONE, "MIG-7a1b", "names MIG-7a1b, a part of a GPU"),
+        ("cuda", ONE, "MIG-7a1b", "CUDA_VISIBLE_DEVICES=MIG-7a1b hides all GPUs"),
         ("xpu", NONE, None, "torch finds no xpu device here; use auto or cpu"),
     ],
 )

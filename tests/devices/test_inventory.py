@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pynvml
 import pytest
@@ -52,21 +50,3 @@ def test_cores_are_those_that_may_be_used() -> None:
         assert inventory.cores() == 1
     finally:
         os.sched_setaffinity(0, allowed)
-
-
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({}, math.inf),
-        ({"cpu.max": "max 100000\n"}, math.inf),
-        ({"cpu.max": "150000 100000\n"}, 1.5),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
-        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0),
-        ({"cpu.max": "nonsense\n"}, math.inf),
-    ],
-)
-def test_a_containers_quota_is_read(tmp_path: Path, files: dict[str, str], cores: float) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert inventory._quota(tmp_path) == cores

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from duoka.devices import nvml
-from tests.devices.driver import driver, play
+from tests.devices.driver import play, put
 
 
 def test_one_card(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_one_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_eight_cards_and_their_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     recording = play(monkeypatch, "eight")
-    recording["cards"][0]["nvmlDeviceGetComputeRunningProcesses"][0]["pid"] = os.getpid()
+    recording["cards"][0]["nvmlDeviceGetComputeRunningProcesses_v3"][0]["pid"] = os.getpid()
     gpus = nvml.ask().gpus
     assert [gpu.index for gpu in gpus] == list(range(8))
     (mine,) = gpus[0].processes or ()
@@ -38,6 +38,7 @@ def test_eight_cards_and_their_processes(monkeypatch: pytest.MonkeyPatch) -> Non
         ("none", "the NVIDIA driver sees no GPU"),
         ("no-driver", "no NVIDIA driver answers here (NVML Shared Library Not Found)"),
         ("driver-not-loaded", "no NVIDIA driver answers here (Driver Not Loaded)"),
+        ("driver-updated", "no NVIDIA driver answers here (RM has detected an NVML/RM version mismatch.)"),
     ],
 )
 def test_no_gpu_and_the_reason(recording: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +57,16 @@ def test_parts_of_a_split_card(monkeypatch: pytest.MonkeyPatch) -> None:
         (2, "MIG-22222222", 3 << 20),
     ]
     assert [len(part.processes or ()) for part in gpu.parts] == [1, 0]
-    assert gpu.problem == ""
+    assert [part.number for part in gpu.parts] == ["0:0", "0:2"]
+    assert [part.problem for part in (gpu, *gpu.parts)] == ["", "", ""]
+
+
+def test_processes_of_parts_where_the_driver_tells_those_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = play(monkeypatch, "mig")
+    for part in filter(None, recording["cards"][0]["parts"]):
+        del part["nvmlDeviceGetComputeRunningProcesses_v3"]
+    (gpu,) = nvml.ask().gpus
+    assert [len(part.processes or ()) for part in gpu.parts] == [1, 0]
 
 
 def test_a_card_that_fails_in_the_middle_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,17 +92,57 @@ def test_what_may_not_be_asked_is_not_known(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_old_driver_is_asked_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, "old-driver")
     answer = nvml.ask()
+    assert (answer.driver, answer.cuda) == ("470.223.02", "11.4")
+    (gpu,) = answer.gpus
+    assert [process.memory for process in gpu.processes or ()] == [5 << 30]
+    assert (gpu.power, gpu.power_limit, gpu.utilisation, gpu.capability) == (None, None, 77, "3.7")
+
+
+def test_a_driver_older_than_that_still_shows_its_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, "oldest-driver")
+    answer = nvml.ask()
     assert (answer.driver, answer.cuda) == ("418.87", "10.1")
-    assert [process.memory for process in answer.gpus[0].processes or ()] == [5 << 30]
-    assert answer.gpus[0].power is None
+    (gpu,) = answer.gpus
+    assert (gpu.name, gpu.used, gpu.processes, gpu.problem) == ("Tesla K80", 5 << 30, None, "")
+
+
+@pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetUUID"])
+def test_a_driver_that_hangs_costs_the_time_limit(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = play(monkeypatch, "eight") | {"hangs": function}
+    driver = put(monkeypatch, recording)
+    assert driver is not None
+    monkeypatch.setattr(nvml, "PATIENCE", 0.05)
+    answer = nvml.ask()
+    assert answer.gpus == ()
+    assert "has not answered for 0.05 s" in answer.why_none
+    if function == "nvmlInitWithFlags":
+        assert nvml.links() == []
+    driver.over.set()
+
+
+def test_a_meter_that_is_broken_is_no_broken_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = play(monkeypatch, "one")
+    recording["cards"][0]["nvmlDeviceGetPowerUsage"] = {"error": 999}
+    assert [(gpu.power, gpu.problem) for gpu in nvml.ask().gpus] == [(None, "")]
+    recording["cards"][0]["nvmlDeviceGetMemoryInfo"] = {"error": 999}
+    assert [gpu.problem for gpu in nvml.ask().gpus] == ["Unknown Error"]
+
+
+def test_memory_that_the_driver_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = play(monkeypatch, "eight")
+    recording["cards"][0]["nvmlDeviceGetComputeRunningProcesses_v3"][0]["usedGpuMemory"] = None
+    (process,) = nvml.ask().gpus[0].processes or ()
+    assert process.memory is None
 
 
 def test_links_between_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     recording = play(monkeypatch, "eight")
     links = nvml.links()
     assert len(links) == 28
-    assert {(link.direct, link.nvlinks) for link in links} == {(True, nvml.NVLINKS)}
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", driver(recording | {"cards": recording["cards"][:1]}))
+    assert {(link.direct, link.nvlinks) for link in links} == {(True, 12)}
+    put(monkeypatch, recording | {"cards": recording["cards"][:1]})
     assert nvml.links() == []
+    play(monkeypatch, "lost")
+    assert [(link.first, link.second, link.nvlinks) for link in nvml.links()] == [(0, 1, 0)]
     play(monkeypatch, "no-driver")
     assert nvml.links() == []

@@ -13,7 +13,7 @@ from duoka.devices.inventory import read as read_inventory
 from duoka.devices.pick import user_of
 from duoka.devices.spec import parse
 from duoka.errors import DeviceError, DevicesBusy
-from tests.devices.driver import play
+from tests.devices.driver import play, put
 
 GIB = 1 << 30
 
@@ -92,9 +92,56 @@ def test_broken_and_split_cards_are_not_picked(monkeypatch: pytest.MonkeyPatch) 
     assert "left out: GPU is lost" in choose(parse("auto"), inventory, None).notes[0]
     with pytest.raises(DeviceError, match="GPU 1 cannot be used: GPU is lost"):
         choose(parse("0,1"), inventory, None)
+
+
+FIRST, SECOND = "MIG-11111111-0000-5000-8000-000000000001", "MIG-22222222-0000-5000-8000-000000000002"
+
+
+def test_parts_are_picked_and_named_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, "mig")
-    with pytest.raises(DeviceError, match="no GPUs can be used here"):
-        choose(parse("best:1"), read_inventory(), None)
+    split = read_inventory()
+    for text, uuid in (("free:1", SECOND), ("free:1,mem>=4G", SECOND), ("best:1,mem>=9G", FIRST), ("MIG-1", FIRST)):
+        (device,) = choose(parse(text), split, None).devices
+        assert device.uuid == uuid
+    assert (str(device), device.index, device.part, device.number) == ("GPU 0:0", 0, 0, "0:0")
+    with pytest.raises(DevicesBusy, match=r"0 GPUs are to be had now; GPU 0:0: pid 4194305|no GPUs are to be had"):
+        choose(parse("free:1,mem>=9G"), split, None)
+    with pytest.raises(DeviceError, match=r"no GPUs can be used here; a part of a GPU \(MIG\) works alone"):
+        choose(parse("free:2"), split, None)
+    with pytest.raises(DeviceError, match=f"GPU 0 is split \\(MIG\\); name one of its parts: {FIRST}, {SECOND}"):
+        choose(parse("0,"), split, None)
+    with pytest.raises(DeviceError, match="MIG-3 cannot be used"):
+        choose(parse("MIG-3"), split, None)
+    for text in ("auto", "cuda", "1"):
+        choice = choose(parse(text), split, None)
+        assert [device.uuid for device in choice.devices] == [FIRST]
+        assert "--devices free:1 takes one that nobody uses" in choice.notes[0]
+
+
+@pytest.mark.parametrize("visible", [SECOND, "MIG-22222222"])
+def test_a_part_that_cuda_visible_devices_names_is_all_there_is(
+    visible: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, "mig")
+    for text in ("auto", "free:1", "best:1", "1", "cuda", "MIG-2"):
+        choice = choose(parse(text), read_inventory(), visible)
+        assert [device.uuid for device in choice.devices] == [SECOND]
+        assert "respected: cuda:0 = GPU 0:2" in choice.notes[-1]
+    with pytest.raises(DeviceError, match=f"CUDA_VISIBLE_DEVICES={visible} allows GPU 0:2"):
+        choose(parse("MIG-1"), read_inventory(), visible)
+
+
+def test_whole_cards_are_taken_before_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = play(monkeypatch, "one")
+    split = play(monkeypatch, "mig")
+    put(monkeypatch, {**whole, "cards": [*split["cards"], *whole["cards"]]})
+    both = read_inventory()
+    choice = choose(parse("auto"), both, None)
+    assert [device.number for device in choice.devices] == ["1"]
+    assert choice.notes == ("GPU 0 is left out: it is split into parts (MIG), which work one at a time",)
+    assert [device.number for device in choose(parse("free:1"), both, None).devices] == ["1"]
+    with pytest.raises(DeviceError, match="1 GPU can be used here; a part of a GPU"):
+        choose(parse("free:2"), both, None)
 
 
 def test_the_choice_and_its_reason_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

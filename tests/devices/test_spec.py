@@ -3,7 +3,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duoka.devices.spec import MOST_WORKERS, Request, parse
@@ -37,6 +37,8 @@ from duoka.errors import OptionError
         ("free:1,mem>=500MB", Request("cuda", count=1, pick="free", memory=500 << 20)),
         ("GPU-3c1a6d0e", Request("cuda", uuids=("GPU-3c1a6d0e",))),
         ("gpu-3C1A6D0E-7f2b,GPU-8", Request("cuda", uuids=("GPU-3c1a6d0e-7f2b", "GPU-8"))),
+        ("MIG-5A2F", Request("cuda", uuids=("MIG-5a2f",))),
+        ("mig-gpu-3c1a/1/0", Request("cuda", uuids=("MIG-GPU-3c1a/1/0",))),
         ("mps", Request("mps")),
         ("xpu", Request("xpu")),
         ("xpu:1", Request("xpu", indices=(1,))),
@@ -61,7 +63,12 @@ def test_grammar(text: str, request_: Request) -> None:
         ("GPU-xyz", "'gpu-xyz' is not the beginning of a UUID"),
         ("GPU-3c,1", "numbers and UUIDs do not mix"),
         ("GPU-3c,GPU-3c", "there twice"),
-        ("MIG-3c1a6d0e", "a part of a GPU (MIG) cannot be shared out"),
+        ("MIG-3c,MIG-4d", "a part of a GPU (MIG) works alone"),
+        ("GPU-3c,MIG-4d", "a part of a GPU (MIG) works alone"),
+        ("MIG-", "'mig-' is not the beginning of a UUID"),
+        ("MIG-xyz", "'mig-xyz' is not the beginning of a UUID"),
+        ("0:2", "name a part of a GPU (MIG) by its UUID, which `duoka gpus` shows"),
+        ("cuda:0:2", "name a part of a GPU (MIG) by its UUID"),
         ("gpu:1", "write cuda:1"),
         ("gpus:0,1", "write cuda:0,1"),
         ("tpu", ""),
@@ -117,7 +124,7 @@ requests = st.one_of(
         pick=st.sampled_from(["free", "best"]),
         memory=st.integers(0, 1 << 45),
     ),
-    st.builds(Request, st.just("cuda"), uuids=st.just(("GPU-1", "GPU-2c"))),
+    st.builds(Request, st.just("cuda"), uuids=st.sampled_from([("GPU-1", "GPU-2c"), ("MIG-5a2f",)])),
     st.builds(Request, st.sampled_from(["mps", "xpu"]), indices=st.tuples(st.integers(0, 9))),
 )
 
@@ -134,7 +141,21 @@ def test_a_range_is_its_list(first: int, length: int) -> None:
     assert parse(f"{first}-{last}") == parse(listed)
 
 
-@given(st.text("0123456789,-: cpudamfre>=G", max_size=12))
+@given(st.text("0123456789,-: cpudamfre>=G", max_size=12) | st.text(max_size=8))
 def test_anything_is_a_request_or_an_option_error(text: str) -> None:
     with contextlib.suppress(OptionError):
         assert parse(str(parse(text))) == parse(text)
+
+
+WORDS = ["auto", "cpu", "cuda", "gpu", "free", "best", "mps", "xpu", "GPU-", "MIG-", "mem", ">=", "10G", "1.5", "TB"]
+PIECES = [*WORDS, *"0123456789", *":,-./ ", "٣", "1e9", "nan", "inf", "\n"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=9))
+@settings(max_examples=500)
+def test_pieces_of_the_grammar_in_any_order_are_a_request_or_an_option_error(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    with contextlib.suppress(OptionError):
+        request = parse(text)
+        assert parse(str(request)) == request
+        assert request.count is None or 1 <= request.count <= MOST_WORKERS

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
 from duoka.devices import inventory, table
-from duoka.devices.gpu import Holder, Process
+from duoka.devices.gpu import Gpu, Holder, Process
 from duoka.devices.machine import Machine
 from tests.devices.driver import play
 
@@ -61,6 +62,26 @@ def test_a_run_and_long_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "duoka run train.py (pid 11); bob: python xxx" in line
     assert "x… (pid 12, 3.0 GiB)" in line
     assert table.lines(used, HERE, processes=True)[3].strip() == f"bob: {process.command} (pid 12, 3.0 GiB)"
+
+
+def test_a_run_that_has_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, "mig")
+    found = inventory.read()
+    (gpu,) = found.gpus
+    parts = (gpu.parts[0], replace(gpu.parts[1], holder=Holder(11, "duoka run train.py", 0.0)))
+    lines = table.lines(replace(found, gpus=(replace(gpu, parts=parts),)), HERE)
+    assert lines[4].endswith("duoka run train.py (pid 11)")
+
+
+def test_every_field_of_the_json_is_in_the_docs() -> None:
+    page = (
+        (Path(__file__).parents[2] / "docs/devices.md")
+        .read_text()
+        .partition("### As data")[2]
+        .partition("## Pick")[0]
+    )
+    names = {field.name for kind in (Gpu, Process, Holder, Machine, inventory.Inventory) for field in fields(kind)}
+    assert {name for name in names if f"`{name}`" not in page} == set()
 
 
 def test_json_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:

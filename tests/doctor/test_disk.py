@@ -15,5 +15,13 @@ def test_a_folder(free: int, writable: bool, level: str) -> None:
     assert of_folder("disk", "/here", free, writable).level == level
 
 
+def test_a_disk_on_which_no_file_can_be_made() -> None:
+    finding = of_folder("disk", "/here", 100 * GIB, writable=True, no_files=True)
+    assert (finding.level, finding.what) == (
+        "fault",
+        "/here: 100.0 GiB are free, but no further file can be made (inodes)",
+    )
+
+
 def test_here() -> None:
     assert 1 <= len(list(examine())) <= 2

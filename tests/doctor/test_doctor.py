@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -19,7 +20,18 @@ def test_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     monkeypatch.setattr(doctor, "SUBJECTS", SUBJECTS)
     main(["doctor"])
     text = capsys.readouterr().out
-    for subject in ("python", "torch", "CUDA", "gloo", "cores", "threads", "memory", "shared memory", "open files"):
+    for subject in (
+        "python",
+        "torch",
+        "CUDA",
+        "gloo",
+        "cores",
+        "threads",
+        "memory",
+        "shared memory",
+        "open files",
+        "clock",
+    ):
         assert f"  {subject}  " in text
     assert main(["doctor", "--json"]) in (0, 1)
     findings = json.loads(capsys.readouterr().out)
@@ -41,11 +53,28 @@ def test_a_subject_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> N
         yield Finding("ok", "first", "fine")
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(doctor, "SUBJECTS", {"odd": (__name__, "fails")})
+    monkeypatch.setattr(doctor, "SUBJECTS", {"odd": (__name__, "fails", 9.0)})
     monkeypatch.setattr(sys.modules[__name__], "fails", fails, raising=False)
     first, second = doctor.examine()
     assert first.subject == "first"
     assert (second.level, second.what) == ("advice", "could not be looked at: ZeroDivisionError: oh")
+
+
+def test_a_subject_that_hangs_is_a_finding_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def hangs() -> Iterator[Finding]:
+        yield Finding("ok", "first", "fine")
+        over.wait(60)
+
+    subjects = {"odd": (__name__, "hangs", 0.05), "disk": doctor.SUBJECTS["disk"]}
+    monkeypatch.setattr(doctor, "SUBJECTS", subjects)
+    monkeypatch.setattr(sys.modules[__name__], "hangs", hangs, raising=False)
+    first, second, *others = doctor.examine()
+    over.set()
+    assert (first.subject, second.level, second.subject) == ("first", "fault", "odd")
+    assert second.what == "could not be looked at: no answer within 0.05 s"
+    assert others[0].subject == "disk here"
 
 
 def test_in_words() -> None:

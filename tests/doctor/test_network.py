@@ -8,7 +8,7 @@ import pytest
 
 from duoka import libc
 from duoka.doctor import network
-from duoka.doctor.network import of_clock, of_name
+from duoka.doctor.network import of_clock, of_interface, of_localhost, of_name
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,30 @@ def test_a_name_that_leads_nowhere_or_keeps_one_waiting(monkeypatch: pytest.Monk
     for resolve in (unknown, silent):
         assert "cannot be resolved" in of_name("box", resolve).what
     over.set()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "level"), [(["127.0.0.1", "::1"], "ok"), (["10.0.0.7"], "fault"), ([], "fault")]
+)
+def test_localhost_must_be_here(addresses: list[str], level: str) -> None:
+    assert of_localhost(lambda name: addresses).level == level
+
+
+@pytest.mark.parametrize(
+    ("names", "well"),
+    [
+        (None, True),
+        ("eth0", True),
+        ("eth", True),
+        ("ib0,eth0", True),
+        ("=eth0", True),
+        ("^docker", True),
+        ("ib0", False),
+    ],
+)
+def test_a_network_device_that_is_not_there(names: str | None, well: bool) -> None:
+    findings = list(of_interface("NCCL_SOCKET_IFNAME", names, ["lo", "eth0"]))
+    assert [finding.level for finding in findings] == ["fault"] * (not well)
 
 
 def test_the_clock() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
+from collections.abc import Callable
 
 import pytest
 
-from tests.flows.flow import Flow
+from tests.flows.flow import Flow, Running
 from tests.flows.group import until
+from tests.flows.test_restarts import children
 
 SCRIPT = """
 import sys, time
@@ -49,3 +53,55 @@ def test_a_run_that_is_ended_goes_on_with_other_ranks(number: signal.Signals, fl
     first, *rest = again.stdout.splitlines()
     assert int(first.split()[1]) >= 2
     assert rest[-1].startswith("8 ")
+
+
+PLAIN = """
+import sys, time
+import torch
+import duoka
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+saved = duoka.Checkpoint("out", {"model": model, "optimizer": optimizer}, every_epochs=None)
+for epoch in saved.epochs(1):
+    while saved.step_number < 8:
+        optimizer.zero_grad()
+        model(torch.randn(6, 4)).square().mean().backward()
+        optimizer.step()
+        saved.step()
+        print(saved.step_number, flush=True)
+        time.sleep(float(sys.argv[1]))
+"""
+KINDS = {"plain": PLAIN, "distributed": SCRIPT.replace(", every_steps=1", "")}
+
+
+def to_all(running: Running) -> None:
+    """As Slurm does with `--signal=USR1@60`, to every process of a job's step; several times, in any order."""
+    for _ in range(3):
+        for pid in (*children(running.pid), running.pid):
+            os.kill(pid, signal.SIGUSR1)
+        time.sleep(0.002)
+
+
+def to_the_command(running: Running) -> None:
+    """As with `--signal=B:USR1@60` and `exec duoka run`, and twice."""
+    running.send(signal.SIGUSR1)
+    running.send(signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("send", [to_all, to_the_command])
+@pytest.mark.parametrize(("kind", "workers"), [("plain", 1), ("plain", 3), ("distributed", 2)])
+def test_a_scheduler_s_warning_is_answered_by_a_save_and_exit_code_75(
+    kind: str, workers: int, send: Callable[[Running], None], flow: Flow
+) -> None:
+    script = flow.write("train.py", KINDS[kind])
+    running = flow.start(["run", "--quiet", "--restarts", "1", "--devices", f"cpu:{workers}", script, "0.15"])
+    until(lambda: "\n3" in running.stdout())
+    send(running)
+    ended = running.wait()
+    assert ended.returncode == 75, ended
+    (step,) = (flow.folder / "out").glob("step-*")
+    said = [int(line.split()[0]) for line in ended.stdout.splitlines() if line[0].isdigit()]
+    assert int(step.name[5:]) in (said[-1], said[-1] + 1)
+    assert "restart" not in ended.stderr

@@ -49,6 +49,7 @@ def test_local_rank_is_given_in_the_spelling_that_is_parsed(flow: Flow, flag: st
         parser.add_argument("--epochs", type=int)
         args = parser.parse_args()
         dist.init_process_group("gloo")
+        dist.barrier()
         os.write(1, f"{{args.local_rank}} {{args.epochs}}\\n".encode())
         """,
     )

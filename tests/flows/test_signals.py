@@ -117,3 +117,29 @@ def test_what_ignores_ctrl_c_goes_on_to_ignore_it(flow: Flow) -> None:
     ignoring = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
     result = subprocess.run([*ignoring, *command], capture_output=True, text=True, timeout=60)
     assert result.stdout == "True\n" * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_what_is_meant_for_scripts_is_passed_on(flow: Flow, number: signal.Signals) -> None:
+    body = f"""
+        asked = []
+        signal.signal({int(number)}, lambda *_: asked.append(1))
+        open(f"ready{{rank}}", "w").close()
+        while len(asked) < 2: time.sleep(0.01)
+        meet()
+        """
+    running = ready(flow, start(flow, group(flow, body)))
+    running.send(number)
+    time.sleep(0.3)
+    running.send(number)
+    assert running.wait().ok().stderr == ""
+
+
+def test_what_scripts_do_not_take_in_ends_them_as_under_python(flow: Flow) -> None:
+    script = group(flow, "open(f'ready{rank}', 'w').close()\ntime.sleep(60)")
+    running = ready(flow, start(flow, script, options=("--restarts", "3")))
+    running.send(signal.SIGUSR1)
+    result = running.wait()
+    assert result.returncode == 128 + signal.SIGUSR1
+    assert "ended by SIGUSR1" in result.stderr
+    assert "restart" not in result.stderr  # somebody wanted that

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from duoka.errors import OptionError
-from duoka.inference.loading import model_named, named, open_data
+from duoka.inference.loading import check_kind, model_named, named, open_data
 
 THIS = "tests.inference.test_loading"
 LINEAR = nn.Linear(2, 1)
@@ -16,6 +16,14 @@ LINEAR = nn.Linear(2, 1)
 
 def make() -> nn.Module:
     return nn.Linear(2, 1)
+
+
+def needy(classes: int) -> nn.Module:
+    return nn.Linear(2, classes)
+
+
+def empty() -> None:
+    pass
 
 
 def test_a_model_by_its_name() -> None:
@@ -32,6 +40,9 @@ def test_a_model_by_its_name() -> None:
         ("tests.no_such:make", "there is no tests.no_such"),
         (f"{THIS}:mak", f"{THIS} has no mak"),
         (f"{THIS}:THIS", "a function without arguments that returns one"),
+        (f"{THIS}:needy", "this one needs arguments: write one around it"),
+        (f"{THIS}:empty", "this one gives NoneType"),
+        ("nets.py:make", "write nets:make"),
     ],
 )
 def test_no_model(name: str, said: str) -> None:
@@ -65,6 +76,10 @@ def test_rows_of_an_array_stay_on_the_disk(tmp_path: Path) -> None:
 def test_no_data(tmp_path: Path) -> None:
     numpy.save(tmp_path / "objects.npy", numpy.array([{}], dtype=object), allow_pickle=True)
     numpy.save(tmp_path / "scalar.npy", numpy.array(1))
+    numpy.save(tmp_path / "nothing.npy", numpy.zeros((0, 4)))
+    numpy.save(tmp_path / "words.npy", numpy.array(["a", "b"]))
+    (tmp_path / "short.npy").write_bytes((tmp_path / "words.npy").read_bytes()[:130])
+    (tmp_path / "junk.npy").write_bytes(b"hello, I am no array")
     (tmp_path / "empty").mkdir()
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "a.xyz").write_text("")
@@ -73,8 +88,21 @@ def test_no_data(tmp_path: Path) -> None:
         ("empty", "this folder is empty"),
         ("objects.npy", "memory-mapped"),
         ("scalar.npy", "has no rows"),
+        ("nothing.npy", "has no rows"),
+        ("words.npy", "of <U1, which are no numbers"),
+        ("short.npy", "it cannot be read as one: mmap length is greater"),
+        ("junk.npy", "it cannot be read as one: the magic string is not correct"),
+        ("odd", "--read module:function reads other files"),
     ):
         with pytest.raises(OptionError, match=said):
             open_data(tmp_path / name)
-    with pytest.raises(OptionError, match="--read module:function reads other files"):
-        open_data(tmp_path / "odd")[0]
+    assert len(open_data(tmp_path / "odd", len)) == 1
+
+
+def test_doubles_for_a_model_of_floats_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "doubles.npy"
+    numpy.save(path, numpy.ones((2, 2)))
+    with pytest.raises(OptionError, match=r"an array of float32, as the model's weights are.*astype\('float32'\)"):
+        check_kind(open_data(path), path, LINEAR)
+    check_kind(open_data(path), path, nn.Linear(2, 1).double())
+    check_kind(numpy.ones(2, numpy.int64), path, LINEAR)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import duoka
 from duoka.errors import AskedError, BatchFailed, OptionError, RunError, TimedOut
 from duoka.inference import crew
+from duoka.inference import predict as predicting
 from duoka.inference.predict import WINDOW
+from duoka.inference.replica import replicate
 from tests.flows.flow import Flow
 from tests.inference.models import Double, Failing, Mortal, Slow
 
@@ -55,7 +58,7 @@ def test_a_generator_is_read_only_as_far_as_the_window_goes(devices: str) -> Non
     assert read == 0
     for place in range(1, 101):
         assert next(outputs).item() == 2 * place
-        assert read <= place + 5 * WINDOW * 3
+        assert read <= 5 * ((place - 1) // 5 + WINDOW * int(devices[4:] or 1))
     outputs.close()
     assert list(outputs) == []
 
@@ -98,6 +101,37 @@ def test_the_model_is_as_it_was() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     threads = torch.get_num_threads()
     assert threading.active_count() == 1 or threads >= 1
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+@pytest.mark.parametrize("end", ["error", "close", "forgotten"])
+def test_the_model_is_as_it_was_also_where_it_breaks_off(devices: str, end: str) -> None:
+    model = nn.Sequential(nn.Dropout(0.9), Failing(lambda x: end == "error" and bool((x > 20).any()), KeyError))
+    outputs = duoka.predict(model, torch.arange(60.0), devices=devices, batch_size=3)
+    assert next(outputs).item() == 0
+    if end == "error":
+        with pytest.raises(BatchFailed):
+            list(outputs)
+    elif end == "close":
+        outputs.close()
+    del outputs
+    gc.collect()
+    assert [module.training for module in model.modules()] == [True] * 3
+    assert not torch.is_inference_mode_enabled()
+    assert torch.is_grad_enabled()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("duoka-predict")]
+
+
+def test_ten_thousand_items_of_uneven_cost_are_in_order() -> None:
+    class Uneven(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            work = torch.ones(40, 40)
+            for _ in range(int(x[0]) * 7919 % 30):
+                work = work @ work
+            return x * 2
+
+    outputs = list(duoka.predict(Uneven(), torch.arange(10_000.0), devices="cpu:3", batch_size=16))
+    assert [int(output) for output in outputs] == list(range(0, 20_000, 2))
 
 
 def test_threads_of_torch_are_put_back() -> None:
@@ -234,6 +268,22 @@ def test_parameters_are_not_copied_on_one_processor() -> None:
     model = Looks()
     list(duoka.predict(model, torch.arange(9.0), devices="cpu:3", batch_size=1))
     assert seen == {model.weight.data_ptr()}
+
+
+def test_weights_are_copied_once_to_each_device_and_outputs_can_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device "meta" computes shapes alone, and is a device like others."""
+    copied: list[torch.device] = []
+
+    def count(model: nn.Module, device: torch.device, share_buffers: bool) -> nn.Module:
+        copied.append(device)
+        return replicate(model, device, share_buffers)
+
+    monkeypatch.setattr(predicting, "replicate", count)
+    model = nn.Linear(3, 2)
+    outputs = list(duoka.predict(model, torch.ones(50, 3), devices=["meta", "meta"], batch_size=4, outputs="device"))
+    assert copied == [torch.device("meta")] * 2
+    assert [(output.device.type, output.shape) for output in outputs] == [("meta", (2,))] * 50
+    assert model.weight.device.type == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
+import signal
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 import torch
 
-from duoka.errors import OptionError
+from duoka.errors import OptionError, RunError
 from duoka.inference import writing
 from duoka.inference.writing import writer
 
@@ -58,6 +64,84 @@ def test_nothing_written_is_nothing_to_go_on_with(tmp_path: Path) -> None:
     one.keep()
     assert list(tmp_path.iterdir()) == []
     assert writer(tmp_path / "out.jsonl", 2, {}, resume=True).done == 0
+
+
+def fill(path: Path, left: int | None = None) -> None:
+    """Write 3 items one by one, from wherever it is, and note each; in a process that dies after `left` moments."""
+    writing.BETWEEN_NOTES = -1.0
+
+    def mortal(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **how: Any) -> Any:
+            one_moment()
+            result = function(*args, **how)
+            one_moment()
+            return result
+
+        return call
+
+    def one_moment() -> None:
+        nonlocal left
+        if left is not None:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    if left is not None:
+        os.fsync = mortal(lambda file: None)
+        os.replace, os.unlink, json.dump = mortal(os.replace), mortal(os.unlink), mortal(json.dump)
+    one = writer(path, 3, {}, resume=True)
+    for item in range(one.done, 3):
+        one.write([torch.tensor([float(item)] * 3)])
+        one_moment()
+    one.finish()
+    one.close()
+
+
+@pytest.mark.parametrize("ending", [".npy", ".jsonl"])
+def test_killed_at_any_moment_nothing_is_lost_and_nothing_is_double(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # a process dies here, not the machine
+    for moments in count(1):
+        path = tmp_path / str(moments) / f"out{ending}"
+        path.parent.mkdir()
+        pid = os.fork()
+        if pid == 0:
+            fill(path, moments)
+            os._exit(0)
+        killed = os.waitpid(pid, 0)[1] == signal.SIGKILL
+        if not path.exists():
+            fill(path)
+        if ending == ".npy":
+            rows = numpy.load(path).tolist()
+        else:
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            assert [line["index"] for line in lines] == list(range(3))
+            rows = [line["output"] for line in lines]
+        assert rows == [[float(item)] * 3 for item in range(3)]
+        if not killed:
+            break
+    assert moments > 20
+
+
+def test_a_note_without_its_part_is_nothing(tmp_path: Path) -> None:
+    one = writer(tmp_path / "out.npy", 2, {}, resume=False)
+    one.note.write_text('{"done": 2}')
+    assert writer(tmp_path / "out.npy", 2, {}, resume=True).done == 0
+
+
+def test_a_folder_that_cannot_be_written_to_and_a_disk_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(RunError, match=r"out\.npy\.part cannot be written: No space left on device"):
+        writer(tmp_path / "out.npy", 2, {}, resume=False).write([torch.zeros(2)])
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(OptionError, match="in a folder that can be written to"):
+        writer(tmp_path / "new.npy", 2, {}, resume=False)
 
 
 @pytest.mark.parametrize(

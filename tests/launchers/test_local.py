@@ -75,7 +75,7 @@ def test_ctrl_c_before_there_is_a_worker(flow: Flow) -> None:
         import os, signal, sys
         import duoka.launchers.local as local
         from duoka.cli import main
-        local._import_once = lambda plan: os.kill(os.getpid(), signal.SIGINT)
+        local.import_once = lambda plan: os.kill(os.getpid(), signal.SIGINT)
         open("empty.py", "w").close()
         sys.exit(main(["run", "-q", "--devices", "cpu:2", "empty.py"]))
         """

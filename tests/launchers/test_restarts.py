@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,9 +77,8 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    def pause(self, seconds: float, signals: Signals) -> bool:
+    def pause(self, seconds: float, signals: Signals, answered: int) -> None:
         self.pauses.append(seconds)
-        return not signals.stops
 
 
 @pytest.fixture
@@ -141,8 +141,28 @@ def test_who_was_asked_to_end_while_a_fault_was_cleared_away_does_not_begin_agai
     assert told == ["duoka: interrupted\n"]
 
 
-@pytest.mark.parametrize("asked", [signal.SIGTERM, None])
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGUSR1, None])
 def test_a_pause_ends_with_a_signal(asked: Any, signals: Signals) -> None:
+    signals.for_scripts.append(signal.SIGUSR1)  # one that a script has answered
     if asked:
         signal.raise_signal(asked)
-    assert restarts._pause(0.0 if asked is None else 60.0, signals) == (asked is None)
+    assert restarts._pause(0.0 if asked is None else 60.0, signals, 1) == asked
+
+
+def test_a_signal_that_the_script_did_not_take_in_is_no_fault(signals: Signals) -> None:
+    ended = Verdict("died", 128 + signal.SIGUSR1, (worker(1, status=-signal.SIGUSR1),))
+
+    def attempt(number: int) -> Verdict:
+        assert number == 0
+        signals.for_scripts.append(signal.SIGUSR1)
+        return ended
+
+    assert with_restarts(attempt, 3, signals, lambda text: None) == 138
+
+
+def test_the_step_from_which_it_goes_on_is_told(clock: Clock, signals: Signals) -> None:
+    told: list[str] = []
+    attempt = lives(clock, (9, replace(KILLED, saved=8)), (1, KILLED), (100, WELL))
+    assert with_restarts(attempt, 3, signals, told.append) == 0
+    assert told[0] == "duoka: restart 1 of 3, from the checkpoint of step 8, after: rank 1 was killed by SIGKILL\n"
+    assert told[1].startswith("duoka: restart 2 of 3, from the checkpoint of step 8, in 1 s, as")

@@ -38,6 +38,22 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+def test_signals_for_scripts_are_kept_apart_and_left_to_who_has_a_handler_of_its_own() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
+    try:
+        with Signals() as signals:
+            for one in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+                os.kill(os.getpid(), one)
+            signals.read()
+            assert signals.for_scripts == [signal.SIGUSR1]
+            assert signals.stops == [signal.SIGTERM]
+            assert seen == [signal.SIGUSR2]
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
 def test_no_descriptor_is_left_and_restoring_twice_does_no_harm() -> None:
     before = os.listdir("/proc/self/fd")
     with Signals() as signals:

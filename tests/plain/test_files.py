@@ -188,3 +188,24 @@ def test_input_is_asked_once(flow: Flow) -> None:
     options = ["--quiet", "--devices", "cpu:2", "--log-dir", logs]
     assert flow.run(["run", *options, script], stdin="typed\nmore\n").ok().stdout == "typed\n"
     assert (logs / "rank1.log").read_text() == "typed\n"
+
+
+def test_what_a_training_library_writes_for_the_script(flow: Flow) -> None:
+    source = """
+        import fsspec, os
+        folder = fsspec.filesystem("file")
+        folder.makedirs("out", exist_ok=False)
+        with fsspec.open("out/a.txt", "w") as file:
+            file.write("first")
+        with folder.transaction:
+            with folder.open("out/b.txt", "wb") as file:
+                file.write(str(os.getpid()).encode())
+        b = fsspec.open("out/b.txt", "r").open().read()
+        print(fsspec.open("out/a.txt", "r").open().read(), b, sorted(folder.ls("out", detail=False)))
+        folder.rm("out", recursive=True)
+        print(folder.exists("out"))
+        """
+    first, other = said(flow, source)
+    assert first == other
+    assert "first" in first
+    assert first.endswith("False\n")

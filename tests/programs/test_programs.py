@@ -46,7 +46,7 @@ def test_a_program_gives_what_python_gives(
     if importlib.util.find_spec(program.needs) is None:
         pytest.skip(f"needs {program.needs}")
     if program.needs == "torch" and not (programs / program.script).is_file():
-        pytest.skip(f"there is no {program.script} in {programs}")
+        pytest.skip(f"there is no {program.script} in {programs} (--programs FOLDER)")
     duoka = [Path(sys.executable).with_name("duoka"), "run", "--devices", "cpu:2", "--verbose", *program.options]
     one = run(program, programs, tmp_path / "python", [sys.executable])
     two = run(program, programs, tmp_path / "duoka", duoka)

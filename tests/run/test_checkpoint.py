@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import signal
+import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,8 +16,9 @@ import torch
 from torch import nn
 
 import duoka
-from tests.flows.flow import Flow, Warm
+from tests.flows.flow import Flow, Result, Warm
 from tests.flows.group import until
+from tests.flows.test_restarts import children
 from tests.flows.test_same_result import assert_same_lines, assert_same_weights
 from tests.run.ranks import on_ranks
 
@@ -59,6 +65,54 @@ def test_a_run_that_is_asked_to_end_goes_on(flow: Flow, uninterrupted: tuple[lis
     assert ended.returncode == 75, ended
     again = flow.run(on(2, 0)).ok()
     assert_it_went_on(flow, ended.stdout, again.stdout, uninterrupted)
+
+
+def killed_and_restarted(flow: Flow, workers: int, victim: int, seconds: float) -> Result:
+    """A run of which a rank is killed so many seconds after its first step, and that goes on by itself."""
+    words = ["run", "--quiet", "--restarts", "1", *on(workers, 0.03)[2:]]
+    running = flow.start(words)
+    until(lambda: "\n" in running.stdout())
+    time.sleep(seconds)
+    os.kill(children(running.pid)[victim], signal.SIGKILL)
+    return running.wait().ok()
+
+
+def assert_it_is_as_if_nothing_had_happened(flow: Flow, result: Result, uninterrupted: tuple[list[str], Path]) -> int:
+    """Returns the step from which it went on: 0, where it was killed before anything was saved."""
+    words = r"restart 1 of 1(?:, from the checkpoint of step (\d+),)? after: rank \d was killed"
+    told = re.search(words, result.stderr)
+    assert told, result
+    lines, weights = uninterrupted
+    step, seen = int(told[1] or 0), result.stdout.splitlines()
+    assert_same_lines("\n".join(lines[step:]), "\n".join(seen[step - len(lines) :]))
+    first = seen[: step - len(lines)] if step < len(lines) else seen
+    assert step <= len(first) <= step + 2  # at most the last steps are done again
+    assert_same_lines("\n".join(lines[: len(first)]), "\n".join(first))
+    assert_same_weights(weights, flow.folder / "weights.pt")
+    return step
+
+
+@pytest.mark.parametrize(("workers", "victim", "seconds"), [(2, 1, 0.3), (3, 0, 0.15)])
+def test_a_killed_rank_is_started_again_and_the_run_goes_on_at_the_very_batch(
+    workers: int, victim: int, seconds: float, flow: Flow, uninterrupted: tuple[list[str], Path]
+) -> None:
+    result = killed_and_restarted(flow, workers, victim, seconds)
+    assert_it_is_as_if_nothing_had_happened(flow, result, uninterrupted)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [2, 3])
+def test_thirty_of_thirty_come_to_the_same_end(
+    workers: int, flow: Flow, uninterrupted: tuple[list[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    random, steps = Random(workers), []
+    for _ in range(30):
+        result = killed_and_restarted(flow, workers, random.randrange(workers), random.uniform(0, 0.45))
+        steps.append(assert_it_is_as_if_nothing_had_happened(flow, result, uninterrupted))
+        shutil.rmtree(flow.folder / "out")
+        (flow.folder / "weights.pt").unlink()
+    with capsys.disabled():
+        print(f" [30 of 30 runs of {workers} workers went on, from steps {sorted(steps)}]", end="")
 
 
 def test_it_ends_with_the_run(tmp_path: Path) -> None:

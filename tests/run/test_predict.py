@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import duoka
+from tests.flows.flow import Flow
 from tests.run.ranks import on_ranks
 
 X = torch.randn(23, 5, generator=torch.Generator().manual_seed(1))
@@ -109,6 +110,29 @@ def test_what_one_rank_raises_all_raise() -> None:
     one, other = on_ranks(2, work)
     assert one == other
     assert "items 8 to 11" in one
+
+
+def test_under_duoka_run_rank_0_gets_everything_in_order(flow: Flow) -> None:
+    script = flow.write(
+        "script.py",
+        """
+        import duoka, os, torch
+
+        class Looks(torch.nn.Module):
+            def forward(self, x):
+                with open(f"computed-{run.rank}", "a") as file:
+                    file.writelines(f"{int(item)}\\n" for item in x)
+                return x * 2
+
+        run = duoka.start()
+        outputs = duoka.predict(Looks(), torch.arange(100.0), batch_size=3).stack()
+        run.print(outputs.tolist() == [2.0 * item for item in range(100)], len(outputs))
+        """,
+    )
+    assert flow.run(["run", "--quiet", "--devices", "cpu:2", script]).ok().stdout == "True 100\n"
+    shares = [(flow.folder / f"computed-{rank}").read_text().split() for rank in range(2)]
+    assert sorted(int(item) for share in shares for item in share) == list(range(100))
+    assert all(shares)
 
 
 def test_batch_tensors_one_by_one_are_refused() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -59,11 +62,26 @@ def variables(name: str, rank: int, port: int) -> dict[str, str]:
     """What a launcher tells one of two processes."""
     told = {
         "torchrun": {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost"},
-        "srun": {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_ID": 0, "MASTER_ADDR": "localhost"},
-        "mpirun": {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": 2, "OMPI_COMM_WORLD_LOCAL_RANK": rank},
-        "mpiexec": {"PMI_RANK": rank, "PMI_SIZE": 2, "MASTER_ADDR": "localhost"},
+        "srun": {
+            "SLURM_JOB_ID": port,
+            "SLURM_STEP_ID": 0,
+            "SLURM_NTASKS": 4,  # of the job; the step has two
+            "SLURM_STEP_NUM_TASKS": 2,
+            "SLURM_STEP_NODELIST": "localhost",
+            "SLURM_PROCID": rank,
+            "SLURM_LOCALID": rank,
+        },
+        "mpirun": {
+            "PMIX_NAMESPACE": f"prterun-node-{port}@1",
+            "OMPI_COMM_WORLD_RANK": rank,
+            "OMPI_COMM_WORLD_SIZE": 2,
+            "OMPI_COMM_WORLD_LOCAL_RANK": rank,
+            "OMPI_COMM_WORLD_LOCAL_SIZE": 2,
+        },
+        "mpiexec": {"PMI_RANK": rank, "PMI_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": port},
     }[name]
-    return {key: str(value) for key, value in (told | {"MASTER_PORT": port, "PMIX_NAMESPACE": port}).items()}
+    told |= {"MASTER_PORT": port} if name == "torchrun" else {}
+    return {key: str(value) for key, value in told.items()}
 
 
 @pytest.mark.parametrize("name", ["torchrun", "srun", "mpirun", "mpiexec"])
@@ -76,6 +94,19 @@ def test_it_works_under_any_launcher(flow: Flow, reference: Callable[..., tuple[
     for result in [rank.wait().ok() for rank in ranks]:
         assert_same_lines(expected.stdout, result.stdout)
     assert_same_weights(weights, flow.folder / "weights.pt")
+
+
+def test_it_works_under_torchrun_itself(
+    tmp_path: Path, reference: Callable[..., tuple[Result, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, weights = reference(*CASES[1])
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    options = ["--standalone", "--nproc-per-node=2", "--local-ranks-filter=0"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, LOOP, "api", *CASES[1], tmp_path / "w.pt"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert_same_lines(expected.stdout, re.sub(r"(?m)^\[default0\]:", "", done.stdout))
+    assert_same_weights(weights, tmp_path / "w.pt")
 
 
 def test_who_am_i() -> None:

@@ -155,6 +155,26 @@ DISTRIBUTED = {
         if "RANK" not in os.environ:
             sys.exit("use torchrun")
     """,
+    "train.py:2 uses deepspeed's initialize": """
+        import deepspeed
+        engine, *_ = deepspeed.initialize(model=None)
+    """,
+    "train.py:2 uses horovod's init": """
+        import horovod.torch as hvd
+        hvd.init()
+    """,
+}
+
+
+@pytest.mark.parametrize(("reason", "source"), DISTRIBUTED.items(), ids=DISTRIBUTED)
+def test_distributed(tell, reason: str, source: str) -> None:
+    script = tell(source)
+    assert (script.kind, script.reason) == (Kind.DISTRIBUTED, reason.strip())
+    assert not script.can_be_either
+    assert not script.self_launching
+
+
+EITHER = {
     "train.py:2 uses accelerate's Accelerator": """
         from accelerate import Accelerator
         accelerator = Accelerator()
@@ -178,26 +198,6 @@ DISTRIBUTED = {
         import ignite.distributed as idist
         with idist.Parallel(backend="gloo") as parallel: pass
     """,
-    "train.py:2 uses deepspeed's initialize": """
-        import deepspeed
-        engine, *_ = deepspeed.initialize(model=None)
-    """,
-    "train.py:2 uses horovod's init": """
-        import horovod.torch as hvd
-        hvd.init()
-    """,
-}
-
-
-@pytest.mark.parametrize(("reason", "source"), DISTRIBUTED.items(), ids=DISTRIBUTED)
-def test_distributed(tell, reason: str, source: str) -> None:
-    script = tell(source)
-    assert (script.kind, script.reason) == (Kind.DISTRIBUTED, reason.strip())
-    assert not script.can_be_either
-    assert not script.self_launching
-
-
-EITHER = {
     "train.py:2 reads RANK if it is set": """
         import os, torch
         if int(os.environ.get("RANK", -1)) != -1:

@@ -1,12 +1,12 @@
 """What every strategy has to give: the numbers of one device, for whatever a training loop does with gradients.
 
-`PROGRAMS` are small loops that know of no strategy. `STRATEGIES` has a line for each: its name, and its ranks.
+`PROGRAMS` are small loops that know of no strategy. `STRATEGIES` has a line for each: its name, and its devices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ import duoka
 from duoka.plan import STRATEGIES as NAMES
 from tests.run.ranks import on_ranks
 
-STRATEGIES = {"single": (1,), "ddp": (2, 3)}
+STRATEGIES = {"single": (1,), "ddp": (2, 3), "dp": (2, 3)}
 DATA = torch.Generator().manual_seed(3)
 X, Y = torch.randn(23, 6, generator=DATA), torch.randint(0, 4, (23,), generator=DATA)
 
@@ -235,6 +235,18 @@ def second_order_optimizer(run: duoka.Run) -> Any:
     return optimizer.step(closure).item(), weights(model)
 
 
+def on_devices(strategy: str, devices: int, work: Program) -> list[Any]:
+    """What a program gives on each rank: one for each device, or one that has all of them."""
+    if strategy != "dp":
+        return on_ranks(devices, work)
+
+    def of_one_process(run: duoka.Run) -> Any:
+        run.model = partial(run.model, strategy="dp", devices=devices)  # type: ignore[method-assign]
+        return work(run)
+
+    return on_ranks(1, of_one_process)
+
+
 @cache
 def on_one_device(name: str) -> Any:
     return on_ranks(1, PROGRAMS[name])[0]
@@ -245,10 +257,12 @@ def leaves(found: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("ranks", [ranks for many in STRATEGIES.values() for ranks in many if ranks > 1])
-def test_it_is_as_on_one_device(name: str, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "devices"), [(name, many) for name, counts in STRATEGIES.items() for many in counts if many > 1]
+)
+def test_it_is_as_on_one_device(name: str, strategy: str, devices: int) -> None:
     expected = leaves(on_one_device(name))
-    for found in on_ranks(ranks, PROGRAMS[name]):
+    for found in on_devices(strategy, devices, PROGRAMS[name]):
         assert leaves(found) == pytest.approx(expected, rel=2e-4, abs=2e-5)
 
 

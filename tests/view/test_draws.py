@@ -38,6 +38,7 @@ OF_A_TENSOR: dict[str, Draw] = {
     "dropout of bfloat16": lambda x: F.dropout(x.bfloat16(), 0.3),
     "two": lambda x: F.dropout(F.dropout(x, 0.2).sin(), 0.5),
     "rrelu": lambda x: F.rrelu(x, 0.1, 0.9, True),
+    "rrelu in place": lambda x: F.rrelu(x - 1, 0.1, 0.9, True, True),
     "gumbel_softmax": lambda x: F.gumbel_softmax(x, hard=True),
     "rand_like": lambda x: x + torch.rand_like(x),
     "randn_like": lambda x: x * torch.randn_like(x),

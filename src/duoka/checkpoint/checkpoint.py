@@ -18,16 +18,17 @@ from typing import Any, Literal
 import torch
 
 from duoka.checkpoint import disk, manifest
-from duoka.checkpoint.formats import safetensors
 from duoka.checkpoint.image import Image
 from duoka.checkpoint.loading import load_weights
 from duoka.checkpoint.lock import Lock
 from duoka.checkpoint.manifest import Manifest, State
-from duoka.checkpoint.preemption import Preempted, Preemption
+from duoka.checkpoint.preemption import Preemption
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
+from duoka.checkpoint.reading import Reading
 from duoka.checkpoint.states import RandomState, Things, kind_of
 from duoka.checkpoint.writing import TREES, Background, Snapshot, find_best, prune, write
 from duoka.errors import CheckpointDamaged, CheckpointError, OptionError
+from duoka.process import this_process
 
 RANDOM = "random"
 LOOK = 0.2  # seconds between two looks of several ranks at whether one was asked to end
@@ -120,10 +121,10 @@ class Checkpoint:
             CheckpointError: as `restore` and `save`.
             Preempted: this run was asked to end, and has saved.
         """
-        if not self._restored:
-            self.restore()
         self._preemption.listen()
         try:
+            if not self._restored:
+                self.restore()
             while self.epoch < count:
                 before = self.step_number
                 yield self.epoch
@@ -132,6 +133,7 @@ class Checkpoint:
                 every = self._every[1]
                 self._at_boundary(due=every is not None and (self.epoch % every == 0 or self.epoch == count))
             self.wait()
+            self._preemption.give_back()
         finally:
             self._preemption.stop_listening()
 
@@ -162,7 +164,7 @@ class Checkpoint:
         if asked:
             self.save()
             self.wait()
-            raise Preempted
+            raise self._preemption.answer()
         if due or late:
             self.save()
 
@@ -233,6 +235,7 @@ class Checkpoint:
 
         def work() -> None:
             write(self.directory, snapshot, about)
+            this_process().saved(about.step)
             prune(self.directory, self._keep, self._best)
 
         self._background.start(work)
@@ -290,25 +293,29 @@ class Checkpoint:
             WeightsMismatch: a model has other tensors.
         """
         self._background.finish()
-        found = on_first(self._ranks, self._find)
+        readings: list[Reading] = []  # on rank 0, which has found it
+        found = on_first(self._ranks, lambda: self._find(readings))
         self._restored = True
         if found is None:
             return None
         directory, about = found
-        together(self._ranks, lambda: self._load(directory, about), f"restoring {directory}", CheckpointError)
+        reading = readings.pop() if readings else Reading(directory)
+        together(self._ranks, lambda: self._load(reading, about), f"restoring {directory}", CheckpointError)
         self.step_number, self.epoch = about.step, about.epoch
+        this_process().saved(about.step)
         self._next_look, self._looked_at = 0, (about.step, time.monotonic())
         self._saved_at = time.monotonic()
         return Position(about.step, about.epoch, directory)
 
-    def _find(self) -> tuple[Path, Manifest] | None:
-        """Rank 0: the newest that is sound."""
+    def _find(self, readings: list[Reading]) -> tuple[Path, Manifest] | None:
+        """Rank 0: the newest that is sound. What was read of it is added to `readings`."""
         self._hold()
         damaged: dict[Path, str] = {}
         for directory in reversed(manifest.directories(self.directory)):
+            reading = Reading(directory)
             try:
                 about = manifest.read(directory)
-                manifest.check(directory, about)
+                reading.check(about)
             except CheckpointDamaged as error:
                 damaged[directory] = str(error)
                 continue
@@ -316,12 +323,14 @@ class Checkpoint:
                 warnings.warn(f"passed over a damaged checkpoint: {why}; using {directory.name}", stacklevel=5)
                 with suppress(OSError):
                     os.rename(other, other.with_name(other.name + ".damaged"))
+            readings.append(reading)
             return directory, about
         if damaged:
             raise CheckpointError(f"no checkpoint in {self.directory} is sound: {'; '.join(damaged.values())}")
         return None
 
-    def _load(self, directory: Path, about: Manifest) -> None:
+    def _load(self, reading: Reading, about: Manifest) -> None:
+        directory = reading.directory
         here, there = set(self._things.things), set(about.states)
         if here - there:
             raise CheckpointError(
@@ -332,19 +341,19 @@ class Checkpoint:
         try:
             trees = json.loads((directory / TREES).read_bytes())
             for name in sorted(here, key=lambda name: name == RANDOM):  # last: restoring may itself draw
-                self._load_one(name, directory, about.states[name], trees)
+                self._load_one(name, reading, about.states[name], trees)
         except OSError as error:
             raise CheckpointError(f"{directory} cannot be read: {error}") from error
 
-    def _load_one(self, name: str, directory: Path, state: State, trees: Mapping[str, Any]) -> None:
+    def _load_one(self, name: str, reading: Reading, state: State, trees: Mapping[str, Any]) -> None:
         kind = self._things.kinds[name]
         if kind != state.kind:
-            raise CheckpointError(f"{name!r} is of kind {kind}, but was saved as {state.kind} in {directory}")
+            raise CheckpointError(f"{name!r} is of kind {kind}, but was saved as {state.kind} in {reading.directory}")
         files = [file for file in state.files if file != TREES]
         if files and files == list(state.files) and kind == "model":
-            load_weights(self._things.things[name], directory / files[0])
+            load_weights(self._things.things[name], reading.directory / files[0])
             return
-        tensors = {key: it.read() for file in files for key, it in safetensors.read(directory / file).tree.items()}
+        tensors = {key: tensor for file in files for key, tensor in reading.tensors(file).items()}
         value = self._things.put(name, trees[name], tensors)
         if kind == "value":
             self.values[name] = value
@@ -354,8 +363,12 @@ class Checkpoint:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._preemption.stop_listening()
-        self.close(wait=kind is None)
+        try:
+            self.close(wait=kind is None)
+            if kind is None:
+                self._preemption.give_back()
+        finally:
+            self._preemption.stop_listening()
 
 
 def _made(world_size: int) -> dict[str, Any]:

@@ -167,17 +167,21 @@ def convert(
     key: str | None = None,
     rename: Mapping[str, str] | None = None,
     objects: Objects = "refuse",
+    max_shard_size: int | str | None = None,
 ) -> str:
     """Write the weights of one file to another, whose name says in which format; returns what was done.
 
-    Names lose what wrappers put into them. A target that ends in "/" becomes a DCP directory.
+    Names lose what wrappers put into them. A target that ends in "/" becomes a DCP directory; one of more than
+    `max_shard_size` bytes becomes several files and an index.
     """
     from duoka.checkpoint.saving import PICKLES, plain_state, write_weights
+    from duoka.checkpoint.shards import parse_size
 
     directory, target = str(target).endswith("/"), Path(target)
     if not directory and target.suffix not in (".safetensors", *PICKLES):
         allowed = f"a name that ends in .safetensors, {', '.join(PICKLES)}, or / for a DCP directory"
         raise OptionError("the target", str(target), allowed)
+    most = None if max_shard_size is None else parse_size(max_shard_size)
     contents = formats.read(source, objects)
     contents.check()
     at, group = _group(contents, key)
@@ -186,7 +190,7 @@ def convert(
     if directory:
         _write_dcp(tensors, target)
     else:
-        write_weights(tensors, target, contents.metadata)
+        write_weights(tensors, target, contents.metadata, most)
     others = [name for name in names.groups(contents.tree) if name and at and not at.startswith(name)]
     lines = [f"wrote {len(tensors)} tensors to {target}{f', found under {at!r}' if at else ''}", *contents.notes]
     lines += [f"not written, also in the file: {', '.join(others)} (--key chooses)"] if others and key is None else []

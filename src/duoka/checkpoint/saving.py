@@ -14,6 +14,7 @@ from duoka.checkpoint import disk
 from duoka.checkpoint.image import lay_out, straight
 from duoka.checkpoint.names import WRAPPERS
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here
+from duoka.checkpoint.shards import parse_size, remove_shards, split, write_shards
 from duoka.errors import OptionError, WeightsError
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt")
@@ -25,6 +26,7 @@ def save_weights(
     path: str | Path,
     *,
     metadata: Mapping[str, str] | None = None,
+    max_shard_size: int | str | None = None,
     ranks: Ranks | None = None,
 ) -> None:
     """Save a model's parameters and buffers under its own names, without what wrappers put into them.
@@ -35,30 +37,49 @@ def save_weights(
         model: the model, or its state dict.
         path: `.safetensors`; or `.pth`, `.pt`, `.bin`, `.ckpt` for what `torch.save` writes.
         metadata: strings to keep in the file's header (safetensors alone).
+        max_shard_size: bytes, or "5GB": what is larger becomes several files and an index, with Hugging Face's names
+            (`model-00001-of-00003.safetensors`, `model.safetensors.index.json`). None: one file, however large.
         ranks: who saves together; those of torch.distributed if it is not given.
 
     Raises:
-        OptionError: another ending of `path`.
+        OptionError: another ending of `path`, or a size that is none.
         WeightsError: the file cannot be written, or a tensor cannot be kept in safetensors.
     """
     path = Path(path)
     if path.suffix not in (".safetensors", *PICKLES):
         raise OptionError("path", str(path), f"a name that ends in .safetensors, or in {', '.join(PICKLES)}")
+    most = None if max_shard_size is None else parse_size(max_shard_size)
     ranks = ranks or ranks_here()
     tensors = plain_state(model)
-    on_first(ranks, partial(write_weights, tensors, path, metadata or {}))
+    on_first(ranks, partial(write_weights, tensors, path, metadata or {}, most))
 
 
-def write_weights(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write tensors to a file whose ending says in which format; raises WeightsError."""
+def write_weights(
+    tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str], most: int | None = None
+) -> None:
+    """Write tensors to a file whose ending says in which format; to several, if they are more than `most` bytes.
+
+    Raises:
+        WeightsError: it cannot be written, or cannot hold them.
+    """
+    parts = [dict(tensors)] if most is None else split(tensors, most)
+    write = partial(_write_one, metadata=metadata)
     try:
-        if path.suffix in PICKLES:
-            disk.replace(path, partial(_pickle, dict(tensors)))
+        if len(parts) > 1:
+            write_shards(path, parts, write)
         else:
-            layout = lay_out(tensors, metadata)
-            disk.replace(path, lambda beside: disk.write(beside, straight(tensors, layout)))
+            write(parts[0], path)
+            remove_shards(path)
     except OSError as error:
         raise WeightsError(f"{path} cannot be written, and is as it was before: {error}") from error
+
+
+def _write_one(tensors: dict[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
+    if path.suffix in PICKLES:
+        disk.replace(path, partial(_pickle, tensors))
+    else:
+        layout = lay_out(tensors, {"format": "pt", **metadata})  # without which transformers does not take it
+        disk.replace(path, lambda beside: disk.write(beside, straight(tensors, layout)))
 
 
 def _pickle(tensors: dict[str, Tensor], path: Path) -> None:

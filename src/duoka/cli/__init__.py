@@ -18,6 +18,7 @@ COMMANDS = {
     "doctor": ("duoka.cli.doctor", "Say whether this machine will train well, and what to do where not."),
     "gpus": ("duoka.cli.gpus", "Show the GPUs of this machine, and who uses them."),
     "predict": ("duoka.cli.predict", "Compute a model's outputs for all of some data, on all devices."),
+    "prove": ("duoka.cli.prove", "Show that a script computes the same on other devices, step by step."),
     "run": ("duoka.cli.run", "Run a training script on the devices you have."),
     "weights": ("duoka.cli.weights", "Look into files of weights, convert them, compare them."),
 }

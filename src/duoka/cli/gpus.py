@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 import click
 
 from duoka.devices import inventory, machine, table
 from duoka.devices.locks import Locks
+from duoka.devices.taking import marked
 from duoka.errors import DeviceError
 
 STEP = 1.0  # seconds between two looks
@@ -36,8 +39,9 @@ def gpus(watch: bool, as_json: bool, processes: bool) -> Callable[[], int] | int
 
 
 def _look() -> inventory.Inventory:
+    seen = inventory.read()
     with Locks() as locks:
-        return inventory.read(locks)
+        return marked(seen, locks)
 
 
 def _lines(processes: bool) -> list[str]:
@@ -54,30 +58,53 @@ def _watch(processes: bool) -> int:
     def shown() -> Text:
         return Text("\n".join([*_lines(processes), "", "q quits"]), no_wrap=True, overflow="ellipsis")
 
-    with suppress(KeyboardInterrupt), _keys() as pressed, Live(shown(), screen=True, auto_refresh=False) as live:
+    with suppress(KeyboardInterrupt), _signals_that_end(), _keys() as pressed, ExitStack() as ending:
+        live = Live(shown(), screen=True, auto_refresh=False)
+        ending.callback(live.stop)  # before it starts: a signal may come while it does
+        live.start(refresh=True)
         while "q" not in pressed(STEP).lower():
             live.update(shown(), refresh=True)
     return 0
 
 
 @contextmanager
+def _signals_that_end() -> Iterator[None]:
+    """A terminal that goes away and a polite kill end it as an error does: the terminal is put back first."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Read keys as they are pressed: what is given waits for one for so many seconds."""
+    """Read keys as they are pressed: what is given waits for some for so many seconds."""
     import select
     import termios
     import tty
 
-    before = termios.tcgetattr(sys.stdin)
+    file = sys.stdin.fileno()
+    before = termios.tcgetattr(file)
 
     def pressed(seconds: float) -> str:
-        ready, _, _ = select.select([sys.stdin], [], [], seconds)
-        return (sys.stdin.read(1) or "q") if ready else ""  # the end of the input is an end, too
+        ready, _, _ = select.select([file], [], [], seconds)
+        return (os.read(file, 64).decode(errors="ignore") or "q") if ready else ""  # the end of the input is an end
 
     try:
-        tty.setcbreak(sys.stdin)
+        tty.setcbreak(file)
+        now = termios.tcgetattr(file)
+        now[6][termios.VSUSP] = b"\0"  # Ctrl-Z would leave a screen that is not the shell's
+        termios.tcsetattr(file, termios.TCSADRAIN, now)
         yield pressed
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # the terminal may be gone
+            termios.tcsetattr(file, termios.TCSADRAIN, before)
 
 
 command = click.Command(

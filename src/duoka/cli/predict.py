@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -28,6 +29,7 @@ The file is there only when it is whole. What is interrupted is gone on with by 
 """
 EXAMPLE = "Example:  duoka predict nets:make --weights net.pt --data images.npy --out predictions.npy --devices 0,3"
 FILE = click.Path(path_type=Path)
+LONGEST_WAIT = "720h"
 
 
 def predict(**asked: Any) -> Callable[[], int]:
@@ -45,25 +47,30 @@ def _predict(
     precision: str,
     read: str | None,
     resume: bool,
+    wait: str | None,
 ) -> int:
     from duoka.checkpoint.loading import load_weights
-    from duoka.inference.loading import model_named, named, open_data
+    from duoka.inference.loading import check_kind, model_named, named, open_data
     from duoka.inference.predict import predict as start
     from duoka.inference.writing import writer
+    from duoka.picking import devices as pick_devices
 
     if batch_size < 1:
         raise OptionError("--batch-size", batch_size, "a whole number from 1")
     if weights is not None and not weights.exists():
         raise OptionError("--weights", str(weights), "a file that is there")
     items = open_data(data, None if read is None else named("--read", read))
-    facts = {"model": model, "weights": _stamp(weights), "data": str(data.absolute()), "precision": precision}
-    output = writer(out, len(items), facts, resume)
+    made_of = {"weights": _stamp(weights), "data": _stamp(data)}
+    output = writer(out, len(items), {"model": model, "read": read, "precision": precision, **made_of}, resume)
     net = model_named(model)
+    check_kind(items, data, net)
     if weights is not None:
         print(f"duoka: {load_weights(net, weights)}", file=sys.stderr)
-    with closing(output):
+    with closing(output), pick_devices(devices, wait=wait or 0) as picked:
+        for why in picked.why:
+            print(f"duoka: {why}", file=sys.stderr)
         rest = items[output.done :]
-        predictions = start(net, rest, devices=devices, batch_size=batch_size, precision=precision)
+        predictions = start(net, rest, devices=picked, batch_size=batch_size, precision=precision)
         return _fill(output, predictions, batch_size)
 
 
@@ -73,11 +80,12 @@ def _fill(output: Writer, predictions: Predictions, batch_size: int) -> int:
     try:
         _write(predictions, output, batch_size)
     except KeyboardInterrupt:
-        print(f"\nduoka: interrupted; {_left(output)}", file=sys.stderr)
+        print(f"\nduoka: interrupted{f'; {_left(output)}' if output.done else ''}", file=sys.stderr)
         return 130
     except BatchFailed as error:
         print(traces.shown(error.__cause__ or error), end="", file=sys.stderr)
-        print(f"duoka: {_left(output)}", file=sys.stderr)
+        if output.done:
+            print(f"duoka: {_left(output)}", file=sys.stderr)
         indices = range(begin + error.indices.start, begin + error.indices.stop)
         raise BatchFailed(indices, error.device, error.reason) from error
     output.finish()
@@ -104,14 +112,24 @@ def _write(predictions: Predictions, output: Writer, batch_size: int) -> None:
         bar.update(len(waiting))
 
 
-def _stamp(weights: Path | None) -> list[Any] | None:
-    """What tells one file of weights from another: it is too large to be read twice."""
-    if weights is None or not weights.exists():
+def _stamp(path: Path | None) -> list[Any] | None:
+    """What tells one file, or the files of one folder, from others: they are too large to be read twice."""
+    if path is None or not path.exists():
         return None
-    return [str(weights.absolute()), weights.stat().st_size, weights.stat().st_mtime_ns]
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    told = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return [str(path.absolute()), hashlib.sha256(repr(told).encode()).hexdigest()]
 
 
-command = click.Command(
+class PredictCommand(click.Command):
+    """Knows that --wait may stand without a time."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Give it the longest one there."""
+        return super().parse_args(ctx, [f"--wait={LONGEST_WAIT}" if word == "--wait" else word for word in args])
+
+
+command = PredictCommand(
     "predict",
     callback=predict,
     help=HELP,
@@ -122,6 +140,7 @@ command = click.Command(
         click.Option(["--data"], type=FILE, required=True, metavar="PATH", help="Each row or file is an item."),
         click.Option(["--out"], type=FILE, required=True, metavar="FILE", help="predictions.npy or .jsonl"),
         click.Option(["--devices"], default="auto", metavar="DEVICES", help="As for `duoka run`. [default: auto]"),
+        click.Option(["--wait"], metavar="[=TIME]", help="Queue until they are free, for at most TIME: --wait=30m."),
         click.Option(["--batch-size"], type=int, default=32, metavar="N", help="[default: 32]"),
         click.Option(["--precision"], default="fp32", metavar="fp32|bf16|fp16", help="[default: fp32]"),
         click.Option(["--read"], metavar="MODULE:NAME", help="A function from the path of a file to an item."),

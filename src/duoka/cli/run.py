@@ -16,8 +16,9 @@ import click
 from duoka import environment, options
 from duoka.cli.words import arrange, check_times, with_values
 from duoka.devices import inventory
-from duoka.devices.locks import Held, Locks
-from duoka.devices.waiting import until_free
+from duoka.devices.locks import Locks
+from duoka.devices.spec import parse
+from duoka.devices.taking import Asked, Taken, marked, take
 from duoka.options import Options, Target
 from duoka.plan import Plan, decide, details, header
 
@@ -45,8 +46,8 @@ them. A `--` for the script itself is written twice.
 
 DEVICES = (
     "auto: all GPUs, else one CPU worker. 2: that many GPUs, else that many CPU workers. 0,3 or 0-3: GPUs by "
-    "their number in nvidia-smi (`1,` is GPU 1 alone). GPU-3c1a6d0e: by UUID. free:2: on which nobody computes; "
-    "'free:2,mem>=10G'; best:1. cuda, cuda:1, cpu, cpu:4, mps, xpu. [default: auto]"
+    "their number in nvidia-smi (`1,` is GPU 1 alone). GPU-3c1a6d0e, MIG-5a2f: by UUID. free:2: on which nobody "
+    "computes; 'free:2,mem>=10G'; best:1. cuda, cuda:1, cpu, cpu:4, mps, xpu. [default: auto]"
 )
 
 RESTARTS = (
@@ -56,7 +57,9 @@ RESTARTS = (
 
 VALUE_OPTIONAL = {"--wait": "720h"}  # option -> what it means without a value, which only `=` can give it
 
-GROUPS: tuple[tuple[str, tuple[click.Option, ...]], ...] = (
+Groups = tuple[tuple[str, tuple[click.Option, ...]], ...]
+
+GROUPS: Groups = (
     (
         "What to run, and where",
         (
@@ -144,8 +147,15 @@ GROUPS: tuple[tuple[str, tuple[click.Option, ...]], ...] = (
 )
 
 
-class RunCommand(click.Command):
+class ScriptCommand(click.Command):
     """Knows that the script's words follow the script, and shows its options in groups."""
+
+    def __init__(self, name: str, *, groups: Groups, examples: str, **how: Any) -> None:
+        self._groups, self._examples = groups, examples
+        words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)
+        settings = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"], "max_content_width": 110}
+        params = [*(option for _, group in groups for option in group), words]
+        super().__init__(name, params=params, context_settings=settings, **how)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Sort the words out before click sees them."""
@@ -166,11 +176,11 @@ class RunCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in their groups, then examples."""
-        for title, group in (*GROUPS, ("About this", (self.get_help_option(ctx),))):
+        for title, group in (*self._groups, ("About this", (self.get_help_option(ctx),))):
             with formatter.section(title):
                 formatter.write_dl([record for option in group if option and (record := option.get_help_record(ctx))])
         with formatter.section("Examples"):
-            formatter.write("".join(f"  {line}\n" for line in EXAMPLES.splitlines()))
+            formatter.write("".join(f"  {line}\n" for line in self._examples.splitlines()))
         formatter.write_paragraph()
         formatter.write_text(ORDER)
 
@@ -182,10 +192,10 @@ def run(
     if not words:
         raise click.UsageError("a script is missing; for example: duoka run train.py", click.get_current_context())
     target = Target(words[0], words[1:], is_module)
-    opts = _options(target, **asked)
+    opts = asked_for(target, **asked)
     limit = 0.0 if wait is None else options.seconds(wait, "--wait")
     if dry_run:
-        click.echo(details(_decide_and_take(opts, dry=True)[0]))
+        click.echo(details(_decide(opts)))
         return 0
     return partial(_run, opts, limit)
 
@@ -193,33 +203,32 @@ def run(
 def _run(opts: Options, limit: float) -> int:
     """Take the devices, queueing where that is asked for, and run on them until the end."""
     try:
-        plan, held = until_free(partial(_decide_and_take, opts), limit, _say)
+        taken = _take(opts, limit)
     except KeyboardInterrupt:
         _say("interrupted while waiting for devices")
         return 130
-    with held:
+    plan = replace(taken.decided, notes=(*taken.decided.notes, *taken.notes))
+    with taken.held:
         _show(plan)
         return _launch(plan)
 
 
-def _decide_and_take(opts: Options, dry: bool = False) -> tuple[Plan, Held]:
-    """Decide, and take the cards before another run of duoka can."""
+def _take(opts: Options, wait: float) -> Taken[Plan]:
+    """Decide, and take the devices."""
     visible, threads = environment.visible_cards(), environment.threads()
+    command = f"duoka run {'-m ' * opts.target.is_module}{opts.target.name}"
+    asked = Asked(parse(opts.devices), visible, command)
+    return take(asked, lambda found: decide(opts, found, visible, threads), lambda plan: plan.devices, wait, _say)
+
+
+def _decide(opts: Options) -> Plan:
+    """Decide, and take nothing."""
+    seen = inventory.read()
     with Locks() as locks:
-        plan = decide(opts, inventory.read(locks), visible, threads)
-        uuids = [device.uuid for device in plan.devices if device.uuid]
-        if dry or not uuids:
-            return plan, Held()
-        held, others = locks.hold(uuids, f"duoka run {'-m ' * opts.target.is_module}{opts.target.name}")
-    shared = [
-        f"{device} is also used by {others[device.uuid].command} (pid {others[device.uuid].pid})"
-        for device in plan.devices
-        if device.uuid in others
-    ]
-    return replace(plan, notes=(*plan.notes, *shared, *filter(None, [locks.problem]))), held
+        return decide(opts, marked(seen, locks), environment.visible_cards(), environment.threads())
 
 
-def _options(
+def asked_for(
     target: Target,
     threads: str | None,
     timeout: str,
@@ -229,6 +238,7 @@ def _options(
     verbose: bool,
     **words: Any,
 ) -> Options:
+    """What the words of a command line mean; `words`: those that `Options` takes as they are."""
     if quiet and verbose:
         raise click.UsageError("--quiet and --verbose exclude each other", click.get_current_context())
     return Options(
@@ -266,17 +276,4 @@ def _launch(plan: Plan) -> int:
     return code
 
 
-command = RunCommand(
-    "run",
-    callback=run,
-    help=INTRODUCTION,
-    params=[
-        *(option for _, group in GROUPS for option in group),
-        click.Argument(["words"], nargs=-1, type=click.UNPROCESSED),
-    ],
-    context_settings={
-        "allow_interspersed_args": False,
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
-    },
-)
+command = ScriptCommand("run", callback=run, help=INTRODUCTION, groups=GROUPS, examples=EXAMPLES)

@@ -20,6 +20,11 @@ RENAME = click.Option(
     metavar="OLD=NEW",
     help="A regular expression, and what to put in its place in the names. May be given more than once.",
 )
+SHARDS = click.Option(
+    ["--max-shard-size"],
+    metavar="SIZE",
+    help="Write several files and an index, if it is more than this, such as 5GB.",
+)
 KNOWN = "FILE: safetensors, .pth .pt .bin .ckpt, sharded files with an index, a DCP directory, a duoka checkpoint."
 
 
@@ -29,7 +34,7 @@ def show(files: tuple[str, ...], **how: str) -> int:
     return 0
 
 
-def convert(source: str, target: str, rename: tuple[str, ...], **how: str) -> int:
+def convert(source: str, target: str, rename: tuple[str, ...], **how: str | None) -> int:
     """Write the weights of one file to another."""
     wrong = [pair for pair in rename if "=" not in pair]
     if wrong:
@@ -60,7 +65,7 @@ command = click.Group(
             "convert",
             callback=convert,
             help="Write the weights in SOURCE to TARGET: .safetensors, .pth .pt .bin .ckpt, or a DCP directory (x/).",
-            params=[click.Argument(["source"]), click.Argument(["target"]), KEY, RENAME, OBJECTS],
+            params=[click.Argument(["source"]), click.Argument(["target"]), KEY, RENAME, OBJECTS, SHARDS],
         ),
         click.Command(
             "diff",

@@ -3,12 +3,14 @@
 spec.py         the grammar of --devices
 gpu.py          one GPU and who uses it, as found at one moment
 nvml.py, amd.py, processes.py    the probes: what the drivers and the kernel answer
+cgroup.py       what a container or a scheduler lets this process have
 locks.py        one lock for each card, so that two runs never take the same
 inventory.py    the snapshot: what this machine has, at one moment
 table.py        the view: a snapshot in words
-pick.py         which cards are free, and which are the best
-waiting.py      queueing until they are
 choose()        the devices, one for each worker
+pick.py         which cards are free, and which are the best
+waiting.py      who waits for cards, in the order in which they came
+taking.py       all of it in one step: looking, choosing, keeping others away
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from duoka.devices.gpu import Gpu
-from duoka.devices.inventory import Inventory, count_of
+from duoka.devices.inventory import Inventory, count_of, units
 from duoka.devices.pick import pick
 from duoka.devices.spec import Request
 from duoka.errors import DeviceError
@@ -33,18 +35,25 @@ __all__ = ["Choice", "Device", "allowed_gpus", "choose"]
 class Device:
     """One device of this machine.
 
-    index: physical, in PCI bus order; None for a CPU worker. uuid: of a GPU.
+    index: physical, in PCI bus order; None for a CPU worker. uuid: of a GPU, or of its part.
+    part: which part, of a GPU that is split (MIG); else None.
     """
 
     type: str  # cpu, cuda, mps, xpu
     index: int | None = None
     name: str = ""
     uuid: str = field(default="", compare=False)
+    part: int | None = None
 
     def __str__(self) -> str:
-        """As people call it: `GPU 3`, `CPU`, `xpu 0`."""
+        """As people call it: `GPU 3`, `GPU 3:0` (a part), `CPU`, `xpu 0`."""
         word = {"cuda": "GPU", "cpu": "CPU"}.get(self.type, self.type)
-        return word if self.index is None else f"{word} {self.index}"
+        return word if self.index is None else f"{word} {self.number}"
+
+    @property
+    def number(self) -> str:
+        """As `duoka gpus` shows it: `3`, and `3:0` for a part; empty for a CPU worker."""
+        return "" if self.index is None else str(self.index) if self.part is None else f"{self.index}:{self.part}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +82,20 @@ def choose(request: Request, inventory: Inventory, visible: str | None) -> Choic
         return Choice(_other(request, count_of(request.type)))
     allowed, notes = allowed_gpus(inventory.gpus, visible)
     if request.type == "auto" and not allowed:
-        return Choice(_cpus(request.count), notes)
+        amd = (f"there are AMD GPUs ({len(inventory.amd)}), which duoka cannot use yet",) * bool(inventory.amd)
+        return Choice(_cpus(request.count), notes + amd)
     gpus, why = _chosen(request, allowed, inventory, visible)
     notes += why
     if visible is not None:
-        mapping = ", ".join(f"cuda:{place} = GPU {gpu.index}" for place, gpu in enumerate(gpus))
+        mapping = ", ".join(f"cuda:{place} = GPU {gpu.number}" for place, gpu in enumerate(gpus))
         notes = (*notes, f"{_setting(visible)} respected: {mapping}")
-    return Choice(tuple(Device("cuda", gpu.index, gpu.name, gpu.uuid) for gpu in gpus), notes)
+    return Choice(tuple(map(_device, gpus)), notes)
+
+
+def _device(gpu: Gpu) -> Device:
+    if gpu.card is None:
+        return Device("cuda", gpu.index, gpu.name, gpu.uuid)
+    return Device("cuda", gpu.card, gpu.name, gpu.uuid, gpu.index)
 
 
 def _cpus(count: int | None) -> tuple[Device, ...]:
@@ -103,17 +119,26 @@ def _chosen(
         why = f"{_setting(visible)} hides all GPUs" if inventory.gpus else inventory.no_gpus
         raise DeviceError(f"--devices {request}: {why}; use auto or cpu")
     if request.pick:
-        gpus, why = pick(request, [gpu for gpu in allowed if not (gpu.problem or gpu.is_split)])
+        gpus, why = pick(request, [gpu for gpu in units(allowed) if not gpu.problem])
         return gpus, (why,)
     if request.indices or request.uuids:
         return _named_ones(request, allowed, visible), ()
-    able = [gpu for gpu in allowed if not gpu.problem]
-    left_out = tuple(f"GPU {gpu.index} is left out: {gpu.problem}" for gpu in allowed if gpu.problem)
-    if (request.count is not None and request.count > len(able)) or not able:
+    whole = [gpu for gpu in allowed if not (gpu.problem or gpu.is_split)]
+    parts = [part for part in units(allowed) if part.card is not None and not part.problem]
+    left_out = tuple(f"GPU {gpu.number} is left out: {why}" for gpu in allowed if (why := _unfit(gpu)))
+    if not whole and parts and request.count in (None, 1):
+        rest = " of several; --devices free:1 takes one that nobody uses" if len(parts) > 1 else ""
+        return parts[:1], (f"GPU {parts[0].number} is a part (MIG){rest}",)
+    if (request.count is not None and request.count > len(whole)) or not whole:
         asked = "GPUs are" if request.count is None else f"{request.count} GPUs are"
         ill = f"; {'; '.join(left_out)}" if left_out else ""
         raise DeviceError(f"--devices {request}: {asked} asked for; {_may(allowed, visible)}{ill}")
-    return able[: request.count], left_out
+    return whole[: request.count], left_out
+
+
+def _unfit(gpu: Gpu) -> str:
+    """Why a card is not taken unless it is named; empty if it is."""
+    return gpu.problem or ("it is split into parts (MIG), which work one at a time" if gpu.is_split else "")
 
 
 def _named_ones(request: Request, allowed: tuple[Gpu, ...], visible: str | None) -> list[Gpu]:
@@ -121,24 +146,33 @@ def _named_ones(request: Request, allowed: tuple[Gpu, ...], visible: str | None)
     gpus: list[Gpu] = []
     for name in request.indices or request.uuids:
         called = f"GPU {name}" if isinstance(name, int) else name
-        found = [gpu for gpu in allowed if name == gpu.index or (isinstance(name, str) and gpu.uuid.startswith(name))]
+        found = [gpu for gpu in dict.fromkeys((*allowed, *units(allowed))) if _is(gpu, name)]
         if not found:
             raise DeviceError(f"--devices {request}: {called} cannot be used; {_may(allowed, visible)}")
         if len(found) > 1 or found[0] in gpus:
             raise DeviceError(f"--devices {request}: {called} does not name one GPU; write more of its UUID")
         if found[0].problem:
             raise DeviceError(f"--devices {request}: {called} cannot be used: {found[0].problem}")
+        if found[0].is_split:
+            parts = ", ".join(part.uuid for part in found[0].parts) or "it has none yet"
+            raise DeviceError(f"--devices {request}: {called} is split (MIG); name one of its parts: {parts}")
         gpus += found
     return gpus
 
 
+def _is(gpu: Gpu, name: int | str) -> bool:
+    """Whether a card or a part is named so: by the number of a card, or the beginning of a UUID."""
+    return gpu.uuid.startswith(name) if isinstance(name, str) else gpu.card is None and gpu.index == name
+
+
 def _may(allowed: tuple[Gpu, ...], visible: str | None) -> str:
     may = f"{_setting(visible)} allows" if visible is not None else "this machine has"
-    return f"{may} {_listed(sorted(gpu.index for gpu in allowed))} (numbers as in nvidia-smi)"
+    numbers = _listed(gpu.number for gpu in sorted(allowed, key=lambda gpu: gpu.place))
+    return f"{may} {numbers} (numbers as in nvidia-smi)"
 
 
 def allowed_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order, and a note where it names what is not there.
+    """The GPUs and parts of GPUs that CUDA_VISIBLE_DEVICES leaves, in its order, and a note on what it names in vain.
 
     As in CUDA, the first entry that is no GPU of this machine ends the list.
     """
@@ -160,13 +194,11 @@ def _end_of_list(entry: str, visible: str, some: bool) -> tuple[str, ...]:
 
 
 def _named(entry: str, gpus: tuple[Gpu, ...]) -> Gpu | None:
-    """The GPU that an entry of CUDA_VISIBLE_DEVICES names: by number, or by the beginning of its UUID."""
-    if entry.startswith("MIG-"):
-        raise DeviceError(
-            f"CUDA_VISIBLE_DEVICES names {entry}, a part of a GPU, and only whole GPUs can be shared out; "
-            "name GPUs by number or UUID there, or use --devices cpu"
-        )
-    found = [gpu for gpu in gpus if entry == str(gpu.index) or (entry[:4] == "GPU-" and gpu.uuid.startswith(entry))]
+    """What an entry of CUDA_VISIBLE_DEVICES names: by number, or by the beginning of a UUID."""
+    if entry.startswith(("GPU-", "MIG-")):
+        found = [gpu for card in gpus for gpu in (card, *card.parts) if gpu.uuid.startswith(entry)]
+    else:
+        found = [gpu for gpu in gpus if entry == str(gpu.index)]
     return found[0] if len(found) == 1 else None
 
 
@@ -174,8 +206,8 @@ def _setting(visible: str | None) -> str:
     return f"CUDA_VISIBLE_DEVICES={visible}" if visible else "CUDA_VISIBLE_DEVICES, set to nothing,"
 
 
-def _listed(numbers: Iterable[int]) -> str:
-    words = [str(number) for number in numbers]
+def _listed(numbers: Iterable[str]) -> str:
+    words = list(numbers)
     return f"GPU {words[0]}" if len(words) == 1 else f"GPUs {', '.join(words[:-1])} and {words[-1]}"
 
 

@@ -10,16 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from duoka.devices.gpu import Gpu
+from duoka.patience import within
 
 DRIVER = Path("/dev/kfd")  # there where the AMD driver is
 NO_LIBRARY = "there is an AMD GPU (/dev/kfd), and the package amdsmi, which comes with ROCm, is missing"
 MIB = 1 << 20
+PATIENCE = 30.0  # seconds
 
 
 def ask() -> tuple[tuple[Gpu, ...], str]:
     """The AMD cards; and where the driver is there without an answer, why. Both empty elsewhere."""
     if not DRIVER.exists():
         return (), ""
+    try:
+        return within(PATIENCE, _answer)
+    except TimeoutError:
+        return (), f"the AMD driver has not answered for {PATIENCE:g} s; dmesg may tell why"
+
+
+def _answer() -> tuple[tuple[Gpu, ...], str]:
     try:
         import amdsmi  # type: ignore[import-not-found]  # it comes with ROCm, not from the package index
     except (ImportError, KeyError, OSError):  # it looks for its library while it is imported

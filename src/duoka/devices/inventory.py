@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from duoka.devices import amd, nvml
+from duoka.devices import amd, cgroup, nvml
 from duoka.devices.gpu import Gpu
-from duoka.devices.locks import Locks
 
-__all__ = ["Gpu", "Inventory", "cores", "count_of", "read"]
+__all__ = ["Gpu", "Inventory", "cores", "count_of", "read", "units"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +32,28 @@ class Inventory:
     cuda: str = ""
     amd: tuple[Gpu, ...] = ()
 
+    def units(self) -> list[Gpu]:
+        """What a worker can be given: whole cards, and in place of those that are split their parts."""
+        return units(self.gpus)
 
-def read(locks: Locks | None = None) -> Inventory:
-    """Look at this machine. Takes milliseconds for each GPU.
 
-    Args:
-        locks: where the runs of duoka that hold cards are found; None leaves them out.
-    """
+def units(gpus: Iterable[Gpu]) -> list[Gpu]:
+    """Whole cards as they are, and in place of those that are split their parts."""
+    return [unit for gpu in gpus for unit in (gpu.parts if gpu.is_split else (gpu,))]
+
+
+def read() -> Inventory:
+    """Look at this machine. Takes milliseconds for each GPU. Who of duoka holds them, `taking.marked` adds."""
     found = nvml.ask()
-    gpus = tuple(replace(gpu, holder=locks.holder(gpu.uuid)) for gpu in found.gpus) if locks else found.gpus
     others, why_not = amd.ask()
     no_gpus = "; ".join(filter(None, (found.why_none, why_not)))
-    return Inventory(gpus, cores(), no_gpus, found.driver, found.cuda, others)
+    return Inventory(found.gpus, cores(), no_gpus, found.driver, found.cuda, others)
 
 
 def cores() -> int:
     """How many processor cores this process may use: by its affinity and by its container's quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(allowed, _quota(Path("/sys/fs/cgroup")))))
-
-
-def _quota(cgroup: Path) -> float:
-    """The container's limit in cores, infinite where there is none. Knows cgroup v2 and v1."""
-    try:
-        if (cgroup / "cpu.max").exists():
-            limit, period = (cgroup / "cpu.max").read_text().split()
-        else:
-            limit = (cgroup / "cpu/cpu.cfs_quota_us").read_text()
-            period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
-        return int(limit) / int(period) if limit != "max" and int(limit) > 0 else math.inf
-    except (OSError, ValueError):
-        return math.inf
+    return max(1, math.ceil(min(allowed, cgroup.cores())))
 
 
 def count_of(kind: str) -> int:

@@ -1,5 +1,7 @@
 """One lock for each card, so that two runs never take the same: `~run/duoka/GPU-….lock`, with its holder's name.
 
+Those who wait for cards have a place in a queue in the same way: `~run/duoka/7.waits`, locked as long as they wait.
+
 The kernel frees a lock when the last process that holds it is gone, in whatever way: the command process and
 the workers that were forked from it. Locks are for the processes of one user on one machine; what others do is
 seen by what computes on a card.
@@ -14,12 +16,27 @@ import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from duoka.devices.gpu import Holder
 
 PATIENCE = 10.0  # seconds
+UNKNOWN = Holder(0, "another program", 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A process of duoka that waits for cards. number: who has a smaller one came before.
+
+    request: in the words of `--devices`. visible: its CUDA_VISIBLE_DEVICES.
+    """
+
+    number: int
+    holder: Holder
+    request: str
+    visible: str | None
 
 
 class Held:
@@ -75,40 +92,80 @@ class Locks:
 
     def holder(self, uuid: str) -> Holder | None:
         """Who holds the lock of a card; None if nobody does."""
-        if self.problem:
-            return None
-        try:
-            file = os.open(self._path(uuid), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            return None if _lock(file) else _read(file)
-        finally:
-            os.close(file)
+        return None if self.problem else _as_holder(_read_locked(self._path(uuid)))
 
     def hold(self, uuids: Iterable[str], command: str) -> tuple[Held, dict[str, Holder]]:
         """Take the locks of these cards.
 
         Returns what is held now, and who holds those that are not to be had.
         """
-        if self.problem:
-            return Held(), {}
-        mine = json.dumps(asdict(Holder(os.getpid(), command, time.time()))).encode()
         files: list[int] = []
         others: dict[str, Holder] = {}
-        for uuid in uuids:
-            file = os.open(self._path(uuid), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            if _lock(file):
-                os.ftruncate(file, 0)
-                os.pwrite(file, mine, 0)
-                files.append(file)
+        for uuid in () if self.problem else uuids:
+            file = _take(self._path(uuid), asdict(Holder(os.getpid(), command, time.time())))
+            if file is None:
+                others[uuid] = self.holder(uuid) or UNKNOWN
             else:
-                others[uuid] = _read(file)
-                os.close(file)
+                files.append(file)
         return Held(files), others
 
+    def queue(self) -> list[Waiting]:
+        """Those who wait, in the order in which they came. What others left behind who wait no more is removed."""
+        found = []
+        for path in [] if self.problem else self.folder.glob("*.waits"):
+            told = _read_locked(path)
+            if told is None:
+                path.unlink(missing_ok=True)
+            elif path.stem.isdecimal() and isinstance(told.get("request"), str):
+                holder = _as_holder(told.get("holder")) or UNKNOWN
+                found.append(Waiting(int(path.stem), holder, told["request"], told.get("visible")))
+        return sorted(found, key=lambda waiting: waiting.number)
+
+    def join(self, request: str, visible: str | None, command: str) -> tuple[int, Held]:
+        """Take the last place in the queue: its number, and what keeps it."""
+        number = max((waiting.number for waiting in self.queue()), default=0) + 1
+        holder = asdict(Holder(os.getpid(), command, time.time()))
+        file = _take(self.folder / f"{number}.waits", {"holder": holder, "request": request, "visible": visible})
+        return number, Held([] if file is None else [file])
+
     def _path(self, uuid: str) -> Path:
-        return self.folder / f"{uuid}.lock"
+        return self.folder / f"{uuid.replace('/', '-')}.lock"
+
+
+def _take(path: Path, told: dict[str, Any]) -> int | None:
+    """A file, locked, with this in it; None if another process has it locked."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    if not _lock(file):
+        os.close(file)
+        return None
+    os.ftruncate(file, 0)
+    os.pwrite(file, json.dumps(told).encode(), 0)
+    return file
+
+
+def _read_locked(path: Path) -> dict[str, Any] | None:
+    """What is in a file that a process has locked, empty if it is nothing of ours; None if none has."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if _lock(file):
+            return None
+        with suppress(ValueError):
+            told = json.loads(os.pread(file, 1 << 16, 0))
+            return told if isinstance(told, dict) else {}
+        return {}
+    finally:
+        os.close(file)
+
+
+def _as_holder(told: Any) -> Holder | None:
+    if told is None:
+        return None
+    with suppress(TypeError):
+        return Holder(**told)
+    return UNKNOWN
 
 
 def _lock(file: int) -> bool:
@@ -128,12 +185,6 @@ def _wait_for(mutex: int) -> bool:
             return False
         time.sleep(0.01)
     return True
-
-
-def _read(file: int) -> Holder:
-    with suppress(ValueError, TypeError):
-        return Holder(**json.loads(os.pread(file, 1 << 16, 0)))
-    return Holder(0, "another program", 0.0)
 
 
 def _folder_of_this_user() -> Path:

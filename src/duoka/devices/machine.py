@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+from duoka.devices import cgroup
 from duoka.devices.inventory import cores
 
 
@@ -28,22 +27,10 @@ def read() -> Machine:
     """Look at this machine. A container's limit of memory counts as the machine's memory."""
     facts = _meminfo()
     total, used = facts.get("MemTotal", 0), facts.get("MemTotal", 0) - facts.get("MemAvailable", 0)
-    limit, inside = memory_limit()
+    limit, inside = cgroup.memory()
     if limit is not None and 0 < limit < total:
         total, used = limit, inside
-    return Machine(socket.gethostname(), _processor(), cores(), os.getloadavg(), total, used)
-
-
-def memory_limit(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int | None, int]:
-    """The container's limit of memory and what it uses, in bytes; None where there is none. cgroup v2 and v1."""
-    pairs = (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    )
-    for limit, usage in pairs:
-        with suppress(OSError, ValueError):
-            return int((cgroup / limit).read_text()), int((cgroup / usage).read_text())
-    return None, 0
+    return Machine(os.uname().nodename, _processor(), cores(), os.getloadavg(), total, used)
 
 
 def _meminfo() -> dict[str, int]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from duoka.devices.gpu import Gpu
-from duoka.devices.spec import Request
+from duoka.devices.spec import ONE_PART, Request
 from duoka.errors import DeviceError, DevicesBusy
 
 IDLE_MEMORY = 1 << 30  # what a driver and a desktop keep on a card that nobody computes on, in bytes
@@ -22,26 +22,33 @@ def pick(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Gpu], str]:
     """
     assert request.pick is not None
     assert request.count is not None
-    able = [gpu for gpu in gpus if gpu.memory >= request.memory]
+    able = [gpu for gpu in gpus if gpu.memory >= request.memory and (request.count == 1 or gpu.card is None)]
     if len(able) < request.count:
         raise DeviceError(
             f"--devices {request}: {_count(request.count, 'is', 'are')} asked for; {_able(request, gpus)}"
         )
-    reasons = {gpu.index: taken(gpu, request) for gpu in able}
-    found = sorted((gpu for gpu in able if not reasons[gpu.index]), key=_work)[: request.count]
-    others = "; ".join(f"GPU {index}: {reason}" for index, reason in reasons.items() if reason)
+    reasons = {gpu: taken(gpu, request) for gpu in able}
+    found = the_best([gpu for gpu in able if not reasons[gpu]])[: request.count]
+    others = "; ".join(f"GPU {gpu.number}: {reason}" for gpu, reason in reasons.items() if reason)
     if len(found) < request.count:
         raise DevicesBusy(f"--devices {request}: {_count(len(found), 'is', 'are')} to be had now; {others}", others)
-    found.sort(key=lambda gpu: gpu.index)
-    chosen = ", ".join(f"GPU {gpu.index} ({_state(gpu)})" for gpu in found)
+    found.sort(key=lambda gpu: gpu.place)
+    chosen = ", ".join(f"GPU {gpu.number} ({_state(gpu)})" for gpu in found)
     return found, f"--devices {request} picked {chosen}{f'; not {others}' if others else ''}"
+
+
+def the_best(gpus: Iterable[Gpu]) -> list[Gpu]:
+    """Sorted: those with the least work first, then those with the most free memory."""
+    return sorted(gpus, key=_work)
 
 
 def taken(gpu: Gpu, request: Request) -> str:
     """Why a card is not for this request now; empty if it is."""
     if gpu.holder is not None:
         return f"{gpu.holder.command} (pid {gpu.holder.pid}) has it"
-    if request.pick == "free" and (user := user_of(gpu)):
+    if gpu.awaited is not None:
+        return f"{gpu.awaited.command} (pid {gpu.awaited.pid}) waits for it and came before"
+    if request.pick != "best" and (user := user_of(gpu)):
         return user
     if gpu.free_memory < request.memory:
         return f"{gpu.free_memory / (1 << 30):.1f} GiB are free"
@@ -70,9 +77,9 @@ def _computing(gpu: Gpu) -> Iterator[str]:
             yield f"{who}pid {process.pid}{command}"
 
 
-def _work(gpu: Gpu) -> tuple[int, int, int, int]:
+def _work(gpu: Gpu) -> tuple[int, int, int, tuple[int, int]]:
     computing = sum(process.kind == "compute" for process in gpu.processes or ())
-    return computing, gpu.utilisation or 0, -gpu.free_memory, gpu.index
+    return computing, gpu.utilisation or 0, -gpu.free_memory, gpu.place
 
 
 def _state(gpu: Gpu) -> str:
@@ -82,8 +89,10 @@ def _state(gpu: Gpu) -> str:
 
 def _able(request: Request, gpus: Sequence[Gpu]) -> str:
     if not request.memory:
-        return f"{_count(len(gpus), 'can', 'can')} be used here"
-    sizes = ", ".join(f"GPU {gpu.index} {gpu.memory / (1 << 30):.1f} GiB" for gpu in gpus)
+        whole = [gpu for gpu in gpus if gpu.card is None]
+        parts = f"; {ONE_PART}" if len(whole) < len(gpus) else ""
+        return f"{_count(len(whole), 'can', 'can')} be used here{parts}"
+    sizes = ", ".join(f"GPU {gpu.number} {gpu.memory / (1 << 30):.1f} GiB" for gpu in gpus)
     return f"they have {sizes}"
 
 

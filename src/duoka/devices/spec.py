@@ -5,6 +5,7 @@ auto        all GPUs; without any, one CPU worker
 0,3   0-3   GPUs by number, as nvidia-smi numbers them; also 0-1,4, and `1,` for GPU 1 alone
 cuda        all GPUs; also cuda:1, cuda:0,3, cuda:0-3
 GPU-3c1a…   a GPU by its UUID, or the beginning of it; several with commas
+MIG-3c1a…   one part of a GPU that is split, in the same way
 free:2      two GPUs on which nobody else computes; free:2,mem>=10G: with so much free memory
 best:1      the GPU with the least work and the most free memory; also with mem>=
 cpu         one CPU worker; cpu:4 is four of them
@@ -24,9 +25,10 @@ Pick = Literal["free", "best"]
 
 MOST_WORKERS = 1024
 FORMS = (
-    "auto, cpu, cpu:4, a count like 2, GPU numbers like 0,3 or 0-3, cuda, cuda:1, a UUID like GPU-3c1a6d0e, "
-    "free:2, free:2,mem>=10G, best:1, mps or xpu"
+    "auto, cpu, cpu:4, a count like 2, GPU numbers like 0,3 or 0-3, cuda, cuda:1, a UUID like GPU-3c1a6d0e or "
+    "MIG-5a2f, free:2, free:2,mem>=10G, best:1, mps or xpu"
 )
+ONE_PART = "a part of a GPU (MIG) works alone: CUDA shows a process only one, and NCCL joins none"
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -106,14 +108,14 @@ def _picked(text: str, pick: Pick, rest: str) -> Request:
 
 
 def _uuids(text: str, word: str) -> tuple[str, ...]:
-    """The UUIDs of `GPU-3c1a6d0e,GPU-8932f937`, as the driver spells them."""
+    """The UUIDs of `GPU-3c1a6d0e,GPU-8932f937` or of `MIG-5a2f0b1c`, as the driver spells them."""
     items = word.split(",")
     for item in items:
-        if item.startswith("mig-"):
-            raise _wrong(text, "a part of a GPU (MIG) cannot be shared out; name whole GPUs")
-        if re.fullmatch(r"gpu-[0-9a-f][0-9a-f-]*", item) is None:
+        if re.fullmatch(r"(gpu-|mig-|mig-gpu-)[0-9a-f][0-9a-f/-]*", item) is None:
             raise _wrong(text, f"{item!r} is not the beginning of a UUID; numbers and UUIDs do not mix")
-    uuids = tuple(f"GPU-{item[4:]}" for item in items)
+    if len(items) > 1 and "mig-" in word:
+        raise _wrong(text, ONE_PART)
+    uuids = tuple(re.sub("gpu-|mig-", lambda kind: kind[0].upper(), item) for item in items)
     if len(set(uuids)) < len(uuids):
         raise _wrong(text, "a UUID is there twice, and a device has one worker")
     return uuids
@@ -168,6 +170,8 @@ def _only(text: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _advice(word: str) -> str:
+    if re.fullmatch(r"(cuda:)?[0-9]+:[0-9]+", word):
+        return "name a part of a GPU (MIG) by its UUID, which `duoka gpus` shows"
     if word in ("free", "best"):
         return f"write how many, for example {word}:1"
     if word.startswith("gpu"):

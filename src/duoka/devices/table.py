@@ -28,7 +28,7 @@ def lines(inventory: Inventory, machine: Machine, processes: bool = False) -> li
     versions = [f"{what} {version}" for what, version in told.items() if version]
     rows: list[tuple[str, ...] | str] = [HEAD]
     for card in cards:
-        rows += _card(card, str(card.index), processes)
+        rows += _card(card, processes)
     return [f"{machine.host}: {', '.join(versions) or 'AMD'}", *_aligned(rows)]
 
 
@@ -37,18 +37,18 @@ def as_json(inventory: Inventory, machine: Machine) -> dict[str, Any]:
     return {"machine": asdict(machine), **asdict(inventory)}
 
 
-def _card(card: Gpu, number: str, processes: bool) -> Iterator[tuple[str, ...] | str]:
-    yield _row(card, number, processes)
-    if processes:
+def _card(card: Gpu, processes: bool) -> Iterator[tuple[str, ...] | str]:
+    yield _row(card, processes)
+    if processes and not card.is_split:
         yield from (f"      {_process(process, whole=True)}" for process in _ordered(card.processes or ()))
     for part in card.parts:
-        yield from _card(part, f"{number}:{part.index}", processes)
+        yield from _card(part, processes)
 
 
-def _row(card: Gpu, number: str, processes: bool) -> tuple[str, ...]:
+def _row(card: Gpu, processes: bool) -> tuple[str, ...]:
     power = f"{_figure(card.power)}/{_figure(card.power_limit)}"
     return (
-        number,
+        card.number,
         card.name,
         card.uuid[:12] or "-",
         f"{_gib(card.used)}/{_gib(card.memory or None)}",
@@ -62,6 +62,8 @@ def _row(card: Gpu, number: str, processes: bool) -> tuple[str, ...]:
 def _who(card: Gpu, processes: bool) -> str:
     if card.problem:
         return f"not usable: {card.problem}"
+    if card.is_split:
+        return f"split into {len(card.parts)} parts (MIG)"
     words = []
     if card.holder is not None:
         words.append(f"{card.holder.command} (pid {card.holder.pid})")
@@ -69,8 +71,6 @@ def _who(card: Gpu, processes: bool) -> str:
         words.append("the driver does not tell who uses it")
     elif not processes:
         words += [_process(process) for process in _ordered(card.processes)]
-    if not words and card.is_split:
-        return f"split into {len(card.parts)} parts (MIG)"
     return "; ".join(words) or ("" if card.processes else user_of(card) or "free")
 
 

@@ -9,6 +9,7 @@ from duoka.devices.gpu import Gpu
 from duoka.devices.locks import Locks
 from duoka.devices.nvml import Link
 from duoka.devices.pick import user_of
+from duoka.devices.taking import marked
 from duoka.doctor.finding import Finding
 
 HOT = 85  # °C, where cards begin to slow down
@@ -16,8 +17,9 @@ HOT = 85  # °C, where cards begin to slow down
 
 def examine() -> Iterator[Finding]:
     """All cards, and each pair of them."""
+    seen = inventory.read()
     with Locks() as locks:
-        gpus = inventory.read(locks).gpus
+        gpus = marked(seen, locks).gpus
     for gpu in gpus:
         yield of_card(gpu)
     yield from of_links(nvml.links())
@@ -30,7 +32,7 @@ def of_card(gpu: Gpu) -> Finding:
         return Finding("fault", subject, gpu.problem, "nothing runs on it", "look into dmesg; often a restart helps")
     if gpu.is_split:
         return Finding(
-            "ok", subject, f"{gpu.name}, split into {len(gpu.parts)} parts (MIG), which are not shared out"
+            "ok", subject, f"{gpu.name}, split into {len(gpu.parts)} parts (MIG), which work one at a time"
         )
     if gpu.holder is not None or user_of(gpu):
         who = gpu.holder.command if gpu.holder is not None else user_of(gpu)

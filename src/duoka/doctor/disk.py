@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 
@@ -20,14 +19,19 @@ def examine() -> Iterator[Finding]:
         device = os.stat(folder).st_dev
         if device not in seen:
             seen.add(device)
-            yield of_folder(subject, folder, shutil.disk_usage(folder).free, os.access(folder, os.W_OK))
+            found = os.statvfs(folder)
+            no_files = found.f_files > 0 and found.f_favail == 0  # some file systems do not count them
+            yield of_folder(subject, folder, found.f_frsize * found.f_bavail, os.access(folder, os.W_OK), no_files)
 
 
-def of_folder(subject: str, folder: str, free: int, writable: bool) -> Finding:
-    """Whether checkpoints and logs have room."""
+def of_folder(subject: str, folder: str, free: int, writable: bool, no_files: bool = False) -> Finding:
+    """Whether checkpoints and logs have room. free: bytes. no_files: whether no further file can be made."""
     what = f"{folder}: {free / GIB:.1f} GiB are free"
     if not writable:
         return Finding("fault", subject, f"{folder} cannot be written to", "nothing can be saved", "run elsewhere")
+    if no_files:
+        what = f"{folder}: {free / GIB:.1f} GiB are free, but no further file can be made (inodes)"
+        return Finding("fault", subject, what, "checkpoints and logs are files", "remove small files; see df -i")
     if free < NONE:
         return Finding("fault", subject, what, "checkpoints and logs will not fit", "make room")
     if free < LITTLE:

@@ -13,18 +13,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from duoka.devices import inventory, nvml
+from duoka import environment
+from duoka.devices import Device, inventory, nvml
+from duoka.devices.gpu import Gpu
+from duoka.devices.locks import Locks
+from duoka.devices.pick import user_of
+from duoka.devices.taking import marked
 from duoka.doctor.finding import Finding
 from duoka.libc import die_with
 
-LIMIT = 120.0  # seconds for all of it
-LARGE = 16 << 20  # bytes of the tensor that shows bandwidth
+LIMIT = 90.0  # seconds for all of it
+LARGE = {"gloo": 16 << 20, "nccl": 256 << 20}  # bytes of the tensor that shows bandwidth
 NVLINK = 25.0  # GB/s of one link in one direction
 PCI = 12.0  # GB/s that cards on PCI of the fourth generation reach well
 PART = 0.3  # of what a link should give is well enough: an all-reduce also adds
@@ -47,10 +52,12 @@ class Measured:
 
 
 def examine() -> Iterator[Finding]:
-    """One measurement: between all GPUs, or between two processes on the processor."""
-    gpus = [gpu for gpu in inventory.read().gpus if not gpu.problem and not gpu.is_split]
-    backend, ranks = ("nccl", len(gpus)) if len(gpus) > 1 else ("gloo", 2)
-    words = [sys.executable, "-m", "duoka.doctor.exchange", backend, str(ranks)]
+    """One measurement: between all GPUs that nobody uses, or between two processes on the processor."""
+    seen = inventory.read()
+    with Locks() as locks:
+        gpus = free(marked(seen, locks).gpus)
+    backend = "nccl" if len(gpus) > 1 else "gloo"
+    words = [sys.executable, "-m", "duoka.doctor.exchange", backend, *(gpu.number for gpu in gpus)]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
     except subprocess.TimeoutExpired:
@@ -60,7 +67,15 @@ def examine() -> Iterator[Finding]:
         yield _broken(backend, (done.stderr.strip().splitlines() or ["no word"])[-1])
         return
     measured = Measured(**json.loads(done.stdout.splitlines()[-1]))
-    yield judge(measured, min((link.nvlinks for link in nvml.links()), default=0))
+    measured_ones = {gpu.index for gpu in gpus}
+    links = [link for link in nvml.links() if {link.first, link.second} <= measured_ones]
+    yield judge(measured, min((link.nvlinks for link in links), default=0))
+
+
+def free(gpus: Iterable[Gpu]) -> list[Gpu]:
+    """Those between which one can measure: another's work would be slowed down, and slow down what is measured."""
+    fit = [gpu for gpu in gpus if not (gpu.problem or gpu.is_split)]
+    return [gpu for gpu in fit if gpu.holder is None and not user_of(gpu)]
 
 
 def judge(measured: Measured, nvlinks: int) -> Finding:
@@ -73,7 +88,7 @@ def judge(measured: Measured, nvlinks: int) -> Finding:
     subject = f"all-reduce ({measured.backend})"
     what = (
         f"{measured.ranks} ranks: {measured.latency * 1e6:.0f} µs for one number, {measured.bandwidth:.2f} GB/s for "
-        f"{LARGE >> 20} MiB; {link}, so at least {should:.2f} GB/s is expected"
+        f"{LARGE[measured.backend] >> 20} MiB; {link}, so at least {should:.2f} GB/s is expected"
     )
     if measured.bandwidth < should or measured.latency > SLOW_ANSWER:
         todo = "end what else is running here, and look again; in containers look at the limit of cores"
@@ -88,16 +103,19 @@ def _broken(backend: str, what: str) -> Finding:
     return Finding("fault", f"all-reduce ({backend})", what, "runs on several devices will not work", todo)
 
 
-def measure(backend: str, ranks: int) -> int:
+def measure(backend: str, cards: Sequence[int]) -> int:
     """Fork the ranks, and wait for them; the first prints what it measured. Returns an exit code."""
+    import torch.distributed  # noqa: F401  # once for all ranks
+
     parent = os.getpid()
+    devices = [Device("cuda", card) for card in cards] if backend == "nccl" else [Device("cpu")] * 2
     with tempfile.TemporaryDirectory() as folder:
         pids = []
-        for rank in range(ranks):
+        for rank in range(len(devices)):
             pid = os.fork()
             if pid == 0:
                 die_with(parent)
-                os._exit(_rank(backend, rank, ranks, f"{folder}/store"))
+                os._exit(_rank(backend, rank, devices, f"{folder}/store"))
             pids.append(pid)
         return _wait(pids)
 
@@ -115,24 +133,23 @@ def _wait(pids: list[int]) -> int:
     return code
 
 
-def _rank(backend: str, rank: int, ranks: int, store: str) -> int:
+def _rank(backend: str, rank: int, devices: Sequence[Device], store: str) -> int:
+    environment.show_cards([devices[rank]])
     import torch
     from torch import distributed
 
-    from duoka import environment
-
     environment.keep_gloo_here()
     torch.set_num_threads(1)
-    where = torch.device("cpu") if backend == "gloo" else torch.device("cuda", rank)
+    where, ranks, large = torch.device(devices[rank].type), len(devices), LARGE[backend]
     try:
         limit = timedelta(seconds=LIMIT)
         distributed.init_process_group(
             backend, init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=limit
         )
         latency = _seconds(torch.zeros(1, device=where), 100)
-        seconds = _seconds(torch.zeros(LARGE // 4, device=where), 5)
+        seconds = _seconds(torch.zeros(large // 4, device=where), 5)
         if rank == 0:
-            bandwidth = 2 * (ranks - 1) / ranks * LARGE / seconds / 1e9
+            bandwidth = 2 * (ranks - 1) / ranks * large / seconds / 1e9
             print(json.dumps(asdict(Measured(backend, ranks, latency, bandwidth, _copying()))), flush=True)
         distributed.barrier()
         return 0
@@ -160,15 +177,15 @@ def _copying() -> float:
     """GB/s of one copy in memory."""
     import torch
 
-    source = torch.zeros(LARGE, dtype=torch.uint8)
+    source = torch.zeros(LARGE["gloo"], dtype=torch.uint8)
     target = torch.empty_like(source)
     times = []
     for _ in range(5):
         begin = time.perf_counter()
         target.copy_(source)
         times.append(time.perf_counter() - begin)
-    return LARGE / min(times) / 1e9
+    return LARGE["gloo"] / min(times) / 1e9
 
 
 if __name__ == "__main__":
-    sys.exit(measure(sys.argv[1], int(sys.argv[2])))
+    sys.exit(measure(sys.argv[1], [int(card) for card in sys.argv[2:]]))

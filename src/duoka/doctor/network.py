@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from duoka import environment, libc
 from duoka.doctor.finding import Finding
+from duoka.patience import within
 
 PATIENCE = 5.0  # seconds
 SLOW = 1.0  # seconds
@@ -19,6 +18,10 @@ SLOW = 1.0  # seconds
 def examine() -> Iterator[Finding]:
     """This machine's name and its clock."""
     yield of_name(socket.gethostname(), _resolve)
+    yield of_localhost(_resolve)
+    interfaces = [name for _, name in socket.if_nameindex()]
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        yield from of_interface(variable, environment.variable(variable), interfaces)
     yield of_clock(time.time(), Path(__file__).stat().st_mtime, libc.clock_is_synchronised())
 
 
@@ -40,6 +43,27 @@ def of_name(name: str, resolve: Callable[[str], list[str]]) -> Finding:
     return Finding("ok", "host name", f"{what}{f'; gloo uses {device}' if device else ''}")
 
 
+def of_localhost(resolve: Callable[[str], list[str]]) -> Finding:
+    """Whether `localhost` is this machine, as launchers take for granted."""
+    addresses = _in_time(lambda: resolve("localhost"))
+    if addresses and all(address.startswith("127.") or address == "::1" for address in addresses):
+        return Finding("ok", "localhost", ", ".join(addresses))
+    what = f"it is {', '.join(addresses)}" if addresses else f"it cannot be resolved (within {PATIENCE:g} s)"
+    todo = "put `127.0.0.1 localhost` into /etc/hosts"
+    return Finding("fault", "localhost", what, "torchrun and MASTER_ADDR=localhost find nobody", todo)
+
+
+def of_interface(variable: str, names: str | None, interfaces: Sequence[str]) -> Iterator[Finding]:
+    """Whether the network devices that a library was told to use are there. A name may be the beginning of one."""
+    if names is None or names.startswith("^"):  # all but these
+        return
+    asked = [name.partition(":")[0] for name in names.lstrip("=").split(",")]
+    if not any(there.startswith(name) for name in asked for there in interfaces):
+        what = f"{variable}={names}, and this machine has {', '.join(interfaces)}"
+        why, todo = "ranks cannot find each other", f"unset {variable}, or correct it"
+        yield Finding("fault", "network device", what, why, todo)
+
+
 def of_clock(now: float, installed: float, synchronised: bool | None) -> Finding:
     """Whether the clock is right, as far as that can be told."""
     why = "several machines compare times, and certificates are not valid yet"
@@ -55,14 +79,8 @@ def _resolve(name: str) -> list[str]:
 
 
 def _in_time(ask: Callable[[], list[str]]) -> list[str] | None:
-    """An answer, or None if it does not come: a name server that is silent keeps one waiting."""
-    answers: list[list[str]] = []
-
-    def asking() -> None:
-        with suppress(OSError):
-            answers.append(ask())
-
-    thread = threading.Thread(target=asking, daemon=True)
-    thread.start()
-    thread.join(PATIENCE)
-    return answers[0] if answers else None
+    """An answer, or None if none comes: a name server that is silent keeps one waiting."""
+    try:
+        return within(PATIENCE, ask)
+    except OSError:  # also a TimeoutError
+        return None

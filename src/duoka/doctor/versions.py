@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from duoka.devices import inventory
+from duoka.devices.gpu import Gpu
 from duoka.devices.inventory import Inventory
 from duoka.doctor.finding import Finding
 
 OLDEST_TORCH = (2, 10)
+PCI = Path("/sys/bus/pci/devices")
 
 
 def examine() -> Iterator[Finding]:
@@ -20,7 +25,10 @@ def examine() -> Iterator[Finding]:
     yield Finding("ok", "python", f"{platform.python_version()} on {platform.platform()}")
     yield of_torch(torch.__version__)
     machine = inventory.read()
+    yield from of_driver(machine, len(nvidia_cards(PCI)))
     yield of_cuda(torch.version.cuda, machine, torch.version.hip)
+    if torch.version.cuda:
+        yield from of_kernels((torch._C._cuda_getArchFlags() or "").split(), machine.gpus)
     if not distributed.is_available() or not distributed.is_gloo_available():
         yield Finding(
             "fault", "gloo", "this build of torch has none", "ranks on CPUs cannot talk", "install torch from PyPI"
@@ -58,6 +66,46 @@ def of_cuda(built: str | None, machine: Inventory, hip: str | None = None) -> Fi
             "fault", "CUDA", what, "CUDA will not start", "update the driver, or install torch for an older CUDA"
         )
     return Finding("ok", "CUDA", what)
+
+
+def nvidia_cards(devices: Path) -> list[str]:
+    """The NVIDIA cards on the PCI bus, whether a driver answers for them or not."""
+    found = []
+    for device in devices.glob("*"):
+        with suppress(OSError):
+            kind = (device / "class").read_text().strip()
+            if (device / "vendor").read_text().strip() == "0x10de" and kind.startswith("0x03"):
+                found.append(device.name)
+    return sorted(found)
+
+
+def of_driver(machine: Inventory, cards: int) -> Iterator[Finding]:
+    """Whether the driver answers for the cards that are there."""
+    if machine.gpus:
+        yield Finding("ok", "driver", f"{machine.driver}, for CUDA up to {machine.cuda or '?'}")
+    elif cards:
+        not_given = "Library Not Found" in machine.no_gpus  # as in a container that is not to have them
+        what = f"{cards} NVIDIA card{'s' * (cards > 1)} on the PCI bus, and {machine.no_gpus}"
+        todo = "install the driver; docker: --gpus all; after an update of the driver restart; nvidia-smi must work"
+        yield Finding("advice" if not_given else "fault", "driver", what, "nothing will run on GPUs", todo)
+
+
+def of_kernels(built: Sequence[str], gpus: Iterable[Gpu]) -> Iterator[Finding]:
+    """Whether torch has code for each card: for its generation (sm_90), or older code to translate (compute_80)."""
+    for gpu in gpus:
+        if gpu.capability and not any(_runs(code, gpu.capability) for code in built):
+            what = f"{gpu.name} has CUDA capability {gpu.capability}, and torch code for {' '.join(built)}"
+            todo = "install a build of torch that has it (pytorch.org), or leave the card out"
+            yield Finding("fault", f"GPU {gpu.index}", what, "every operation on it will fail", todo)
+
+
+def _runs(code: str, capability: str) -> bool:
+    match = re.fullmatch(r"(sm|compute)_([0-9]+)([0-9])[af]?", code)
+    if match is None:
+        return False
+    major, minor = map(int, capability.split("."))
+    built = int(match[2]), int(match[3])
+    return built <= (major, minor) and (match[1] == "compute" or built[0] == major)
 
 
 def _of_nccl() -> Finding:

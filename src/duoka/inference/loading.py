@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from torch import nn
 from duoka.errors import OptionError
 
 IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+READ = (".npy", ".pt", *IMAGES)
+MODEL = "a torch.nn.Module, or a function without arguments that returns one"
 FILES = f"a .npy file, or a folder of .npy, .pt or image files ({', '.join(IMAGES)})"
 
 
@@ -33,9 +36,10 @@ def named(option: str, name: str) -> Any:
     try:
         found: Any = import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
-            raise OptionError(option, name, f"in a module that can be imported; there is no {error.name}") from None
-        raise
+        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
+            raise
+        hint = f"write {module.removesuffix('.py')}:{attribute}" if module.endswith(".py") else ""
+        raise OptionError(option, name, f"in a module that can be imported; there is no {module}", hint) from None
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise OptionError(option, name, f"the name of something in it; {module} has no {attribute}")
@@ -50,10 +54,22 @@ def model_named(name: str) -> nn.Module:
         OptionError: it is or gives no model.
     """
     found = named("MODEL", name)
+    if not isinstance(found, nn.Module) and callable(found) and _needs_arguments(found):
+        raise OptionError("MODEL", name, MODEL, "this one needs arguments: write one around it that gives them")
     model = found if isinstance(found, nn.Module) else found() if callable(found) else None
     if not isinstance(model, nn.Module):
-        raise OptionError("MODEL", name, "a torch.nn.Module, or a function without arguments that returns one")
+        raise OptionError("MODEL", name, MODEL, f"this one gives {type(model).__name__}" if callable(found) else "")
     return model
+
+
+def _needs_arguments(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    except ValueError:  # some built-in functions tell nothing
+        return False
+    return False
 
 
 class Files(Sequence[Any]):
@@ -79,16 +95,33 @@ def open_data(path: Path, read: Callable[[Path], Any] | None = None) -> Any:
         paths = sorted(one for one in path.iterdir() if one.is_file() and not one.name.startswith("."))
         if not paths:
             raise OptionError("--data", str(path), FILES, "this folder is empty")
+        strange = next((one for one in paths if one.suffix.lower() not in READ), None)
+        if strange is not None and read is None:
+            raise OptionError("--data", str(strange), FILES, "--read module:function reads other files")
         return Files(paths, read or read_file)
     if path.suffix != ".npy" or not path.is_file():
         raise OptionError("--data", str(path), FILES, "" if path.exists() else "it is not there")
     try:
-        rows = numpy.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise OptionError("--data", str(path), FILES, str(error)) from None
-    if rows.ndim == 0:
+        rows = numpy.lib.format.open_memmap(path, mode="r")
+    except (ValueError, OSError) as error:
+        raise OptionError("--data", str(path), FILES, f"it cannot be read as one: {error}") from None
+    if rows.ndim == 0 or len(rows) == 0:
         raise OptionError("--data", str(path), FILES, "this array has no rows")
+    if rows.dtype.kind not in "biufc":
+        raise OptionError("--data", str(path), FILES, f"this array is of {rows.dtype}, which are no numbers")
     return rows
+
+
+def check_kind(data: Any, path: Path, model: nn.Module) -> None:
+    """See that an array of floats is of the kind that the model computes in: numpy's are double, torch's are not.
+
+    Raises:
+        OptionError: it has not.
+    """
+    kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    if isinstance(data, numpy.ndarray) and data.dtype == numpy.float64 and torch.float32 in kinds:
+        hint = "numpy.save(path, array.astype('float32'))"
+        raise OptionError("--data", str(path), "an array of float32, as the model's weights are", f"float64: {hint}")
 
 
 def read_file(path: Path) -> Any:
@@ -102,8 +135,6 @@ def read_file(path: Path) -> Any:
         return torch.from_numpy(numpy.load(path, allow_pickle=False))
     if suffix == ".pt":
         return torch.load(path, map_location="cpu", weights_only=True)
-    if suffix not in IMAGES:
-        raise OptionError("--data", str(path), FILES, "--read module:function reads other files")
     try:
         from PIL import Image  # type: ignore[import-not-found,unused-ignore]  # not a dependency
     except ImportError:

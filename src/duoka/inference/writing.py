@@ -10,13 +10,14 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
 
-from duoka.errors import OptionError
+from duoka.errors import OptionError, RunError
 
 BETWEEN_NOTES = 1.0  # seconds
 
@@ -37,10 +38,12 @@ class Writer(ABC):
         self._noted = time.monotonic()
         if path.exists():
             raise OptionError("--out", str(path), "a file that is not there yet; remove it, or choose another name")
-        if self.note.exists():
+        if self.note.exists() and self.part.exists():
             self._go_on(json.loads(self.note.read_text()), resume)
         elif not path.absolute().parent.is_dir():
             raise OptionError("--out", str(path), "a file in a folder that is there")
+        elif not os.access(path.absolute().parent, os.W_OK):
+            raise OptionError("--out", str(path), "a file in a folder that can be written to")
 
     def _go_on(self, noted: Mapping[str, Any], resume: bool) -> None:
         done = noted.get("done", 0)
@@ -56,8 +59,15 @@ class Writer(ABC):
         self._reopen(noted)
 
     def write(self, outputs: Sequence[Any]) -> None:
-        """Write the outputs of the next items."""
-        self._append(outputs)
+        """Write the outputs of the next items.
+
+        Raises:
+            RunError: the disk is full, or fails.
+        """
+        try:
+            self._append(outputs)
+        except OSError as error:
+            raise RunError(f"{self.part} cannot be written: {error.strerror or error}") from error
         self.done += len(outputs)
         if time.monotonic() - self._noted > BETWEEN_NOTES:
             self.save()
@@ -66,7 +76,10 @@ class Writer(ABC):
         """Make sure that what is written survives, and note how much that is."""
         where = self._flush()
         beside = Path(f"{self.note}.new")
-        beside.write_text(json.dumps({"done": self.done, "facts": self.facts, **where}))
+        with beside.open("w") as file:
+            json.dump({"done": self.done, "facts": self.facts, **where}, file)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(beside, self.note)
         self._noted = time.monotonic()
 
@@ -112,12 +125,19 @@ class NpyWriter(Writer):
         for place, output in enumerate(outputs, self.done):
             row = _array(output, self.path)
             if self._rows is None:
-                shape = (self.total, *row.shape)
-                self._rows = numpy.lib.format.open_memmap(self.part, mode="w+", dtype=row.dtype, shape=shape)
+                self._rows = self._begin(row)
             if row.shape != self._rows.shape[1:]:
                 shapes = f"item {place:,} gives {row.shape} after {self._rows.shape[1:]}"
                 raise OptionError("--out", str(self.path), f"a .jsonl file, as outputs differ in shape: {shapes}")
             self._rows[place] = row
+
+    def _begin(self, row: Any) -> Any:
+        """The whole file, with all the room that it needs: a disk that is full later would kill without a word."""
+        shape = (self.total, *row.shape)
+        rows = numpy.lib.format.open_memmap(self.part, mode="w+", dtype=row.dtype, shape=shape)
+        with self.part.open("r+b") as file, suppress(AttributeError):  # not on every system
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        return rows
 
     def _flush(self) -> dict[str, Any]:
         if self._rows is not None:

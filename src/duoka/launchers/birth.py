@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import IO
 
 from duoka import traces
@@ -60,10 +61,18 @@ def redirect(output: IO[bytes] | None, stdin: bool) -> None:
         os.dup2(nothing, 0)
         os.close(nothing)
     if output is not None:
-        for stream in (1, 2):
+        for name, stream in (("stdout", 1), ("stderr", 2)):
             os.dup2(output.fileno(), stream)
-        if sys.stdout is not None:  # so that the file is worth reading during the run, and after a crash
-            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+            _by_lines(name, stream)
+
+
+def _by_lines(name: str, stream: int) -> None:
+    """Let python write whole lines to a standard stream, so that the file is worth reading after a crash, too."""
+    now = getattr(sys, name)
+    if isinstance(now, TextIOWrapper):
+        now.reconfigure(line_buffering=True)
+    elif now is not None:  # a notebook's, which goes to its cell
+        setattr(sys, name, open(stream, "w", buffering=1, closefd=False))  # noqa: SIM115
 
 
 def _flush() -> None:

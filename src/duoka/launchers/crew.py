@@ -77,6 +77,7 @@ class Crew:
     def __init__(self, signals: Signals) -> None:
         self.signals = signals
         self.workers: list[Worker] = []
+        self._passed_on = len(signals.for_scripts)
         self._exchange: mmap.mmap | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals.fd, selectors.EVENT_READ)
@@ -126,6 +127,7 @@ class Crew:
         for key, _ in self._selector.select(max(0.0, seconds)):
             if key.data is None:
                 self.signals.read()
+                self._pass_on()
             else:
                 self._hear(key.data)
         for worker in self.workers:
@@ -133,6 +135,12 @@ class Crew:
                 self._look_at(worker)
         if self.failed():
             self._let_nobody_wait()
+
+    def _pass_on(self) -> None:
+        """Give the scripts the signals that are theirs to answer; what they do not take in ends them, as ever."""
+        for number in self.signals.for_scripts[self._passed_on :]:
+            self.signal(number)
+        self._passed_on = len(self.signals.for_scripts)
 
     def wait(self, until: Callable[[], bool], seconds: float) -> bool:
         """Listen until `until()`, for at most `seconds`; whether it came to be."""

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from duoka import environment
-from duoka.devices import inventory
+from duoka.devices.inventory import Inventory
+from duoka.devices.spec import parse
+from duoka.devices.taking import Asked, Taken, take
 from duoka.errors import DeviceError, OptionError, RanksApart, RunError, TimedOut, WorkerFailed
 from duoka.launchers.local import Run, attempt
 from duoka.launchers.output import Outputs
@@ -74,8 +76,24 @@ def launch(
         step_timeout=step_timeout,
         log_dir=None if log_dir is None else Path(log_dir),
     )
-    found = inventory.read(), environment.visible_cards(), environment.threads()
-    plan = decide_function(options.target.name, options, *found)
+    taken = _take(options)
+    plan = replace(taken.decided, notes=(*taken.decided.notes, *taken.notes))
+    with taken.held:
+        return _start(plan, partial(function, *args, **kwargs))
+
+
+def _take(options: Options) -> Taken[Plan]:
+    """Decide, and take the devices: no other run of duoka picks them meanwhile."""
+    visible, threads = environment.visible_cards(), environment.threads()
+    asked = Asked(parse(options.devices), visible, f"duoka.launch({options.target.name})")
+
+    def decide(found: Inventory) -> Plan:
+        return decide_function(options.target.name, options, found, visible, threads)
+
+    return take(asked, decide, lambda plan: plan.devices, 0.0, lambda text: None)
+
+
+def _start(plan: Plan, call: Callable[[], Any]) -> list[Any]:
     if plan.devices[0].type == "cuda" and _has_used_cuda():
         raise DeviceError(
             "duoka.launch: this process has used CUDA already, which cannot be used after a fork; "
@@ -83,7 +101,7 @@ def launch(
         )
     if not end_thread_pools():
         plan = replace(plan, threads=1)  # a worker that asked for the threads of this process would wait for ever
-    return _run(plan, partial(function, *args, **kwargs))
+    return _run(plan, call)
 
 
 def _check(function: Any) -> None:

@@ -51,6 +51,7 @@ def run_alone(plan: Plan, function: Callable[[], T]) -> T:
     from duoka.origins.meeting import NoSeat
     from duoka.process import this_process
 
+    this_process.cache_clear()  # a caller of `duoka.launch` has one of its own
     place = Place(0, 1, 0, 0, secrets.token_hex(8))
     take_place(plan, place, NoSeat(), None)
     with this_process().ending():

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from duoka import environment
@@ -42,7 +42,7 @@ from duoka.launchers.stuck import (
 )
 from duoka.launchers.verdict import Verdict, agreed, judge
 from duoka.plan import Kind, Plan
-from duoka.worker import Attempt
+from duoka.worker import Attempt, Observer, Unobserved
 
 TICK = 0.5  # seconds between two looks at the board
 GRACE = 0.5  # seconds that the other ranks have after the first bad end, to end by themselves
@@ -59,7 +59,11 @@ def _tell(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is the same for all attempts of a run. tell: shows what ended it. function: what is run, if no script."""
+    """What is the same for all attempts of a run.
+
+    tell: shows what ended it. function: what is run, if no script. observer: what accompanies it. entropy: 64 bits
+    for all random numbers that a script leaves to the system; None: new ones for each attempt.
+    """
 
     plan: Plan
     run_id: str
@@ -67,6 +71,8 @@ class Run:
     signals: Signals
     tell: Callable[[str], None] = _tell
     function: Callable[[], object] | None = None
+    observer: Observer = field(default_factory=Unobserved)
+    entropy: int | None = None
 
 
 def run_local(plan: Plan) -> int:
@@ -78,7 +84,7 @@ def run_local(plan: Plan) -> int:
     """
     outputs = Outputs(plan.log_dir, _ranks_with_a_log(plan))
     try:
-        _import_once(plan)
+        import_once(plan)
         with Signals() as signals:
             run = Run(plan, secrets.token_hex(8), outputs, signals)
 
@@ -94,6 +100,26 @@ def run_local(plan: Plan) -> int:
         outputs.close()
 
 
+def import_once(plan: Plan) -> None:
+    """Import what every worker needs, in this process, which they are forked from.
+
+    All of it lives as long as the run, so the garbage collector neither looks at it now, which takes time,
+    nor in the workers, where its looking writes to, and so copies, the memory that they share.
+    """
+    environment.give_threads(plan.threads)
+    gc.disable()
+    import torch.distributed
+
+    if plan.kind is not Kind.DISTRIBUTED:
+        import torch._dynamo  # noqa: F401  # the first optimizer of every worker would
+
+        import duoka.plain
+    if plan.kind is Kind.API:
+        import duoka.run  # noqa: F401
+    gc.freeze()
+    gc.enable()
+
+
 def attempt(run: Run, number: int) -> Verdict:
     """One life of all workers, from the fork to the end of the last. What ended it is told, and returned.
 
@@ -104,8 +130,9 @@ def attempt(run: Run, number: int) -> Verdict:
     try:
         _check_files(run.plan.world_size)
         exchange = _exchange(run.plan)
+        entropy = secrets.randbits(64) if run.entropy is None else run.entropy
         temporary = _temporary()
-        shared = Attempt(number, run.run_id, secrets.randbits(64), board, exchange, temporary, run.function)
+        shared = Attempt(number, run.run_id, entropy, board, exchange, temporary, run.function, run.observer)
         crew.start(run.plan, shared, run.outputs)
         pids = [worker.pid for worker in crew.workers]
         with heir(pids, temporary), _store() as port:  # a thread: after the forks
@@ -117,7 +144,7 @@ def attempt(run: Run, number: int) -> Verdict:
                 crew.end()
         verdict = judge(crew.workers, stuck, asked)
         run.tell(report(verdict, Scene(run.plan, board, crew.workers, run.outputs)))
-        return verdict
+        return replace(verdict, saved=board.saved())
     finally:
         crew.close()
 
@@ -176,26 +203,6 @@ def _ranks_with_a_log(plan: Plan) -> range:
     """All but the first, which has the terminal. A script that is left alone prints there from every rank."""
     left_alone = plan.kind is Kind.DISTRIBUTED and plan.log_dir is None
     return range(0) if left_alone else range(1, plan.world_size)
-
-
-def _import_once(plan: Plan) -> None:
-    """Import what every worker needs, in this process, which they are forked from.
-
-    All of it lives as long as the run, so the garbage collector neither looks at it now, which takes time,
-    nor in the workers, where its looking writes to, and so copies, the memory that they share.
-    """
-    environment.give_threads(plan.threads)
-    gc.disable()
-    import torch.distributed
-
-    if plan.kind is not Kind.DISTRIBUTED:
-        import torch._dynamo  # noqa: F401  # the first optimizer of every worker would
-
-        import duoka.plain
-    if plan.kind is Kind.API:
-        import duoka.run  # noqa: F401
-    gc.freeze()
-    gc.enable()
 
 
 def _exchange(plan: Plan) -> mmap.mmap | None:

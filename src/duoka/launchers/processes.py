@@ -26,6 +26,11 @@ def session_members(sessions: Iterable[int]) -> list[int]:
     return found
 
 
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this number that has not ended."""
+    return _state_and_session(pid)[0] not in ("", "Z")
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process is kept from running by SIGSTOP until it is told to go on; not if by a debugger."""
     return _state_and_session(pid)[0] == "T"

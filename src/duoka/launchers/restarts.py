@@ -37,24 +37,28 @@ def with_restarts(attempt: Callable[[int], Verdict], most: int, signals: Signals
         tell: shows a line to whoever started the run.
     """
     short = 0  # attempts in a row
+    saved: int | None = None
     for number in range(most + 1):
         begin = time.monotonic()
         verdict = attempt(number)
         took = time.monotonic() - begin
-        if not most or not is_fault(verdict):
+        answered = len(signals.for_scripts)
+        if not most or not is_fault(verdict) or _was_meant(verdict, signals):
             break
         signals.read()  # a scheduler asks ranks and this process in any order
-        if signals.stops:
-            return _stopped(signals, tell)
+        if asked := _asked(signals, answered):
+            return _stopped(asked, tell)
         if number == most:
             tell(f"duoka: no restart is left of {most}\n")
             break
         short = short + 1 if took < SHORT else 0
         pause = min(2.0 ** (short - 2), LONGEST_PAUSE) if short > 1 else 0.0
+        saved = saved if verdict.saved is None else verdict.saved
+        place = "" if saved is None else f", from the checkpoint of step {saved},"
         waits = f" in {pause:g} s, as the one before failed within {max(took, 0.1):.1f} s," if pause else ""
-        tell(f"duoka: restart {number + 1} of {most}{waits} after: {cause(verdict)}\n")
-        if not _pause(pause, signals):
-            return _stopped(signals, tell)
+        tell(f"duoka: restart {number + 1} of {most}{place}{waits} after: {cause(verdict)}\n")
+        if asked := _pause(pause, signals, answered):
+            return _stopped(asked, tell)
     return verdict.code
 
 
@@ -97,17 +101,26 @@ def _is_an_answer(kind: str) -> bool:
     return refused or kind == "KeyboardInterrupt"
 
 
-def _pause(seconds: float, signals: Signals) -> bool:
-    """Wait; whether nobody asked for an end meanwhile."""
+def _was_meant(verdict: Verdict, signals: Signals) -> bool:
+    """Whether the workers died of a signal that this process was sent for them."""
+    return any(worker.status == -number for worker in verdict.culprits for number in signals.for_scripts)
+
+
+def _asked(signals: Signals, answered: int) -> signal.Signals | None:
+    """What asks for an end. So does, while no script is there, a signal for it; the first ones were answered."""
+    return next(iter([*signals.stops, *signals.for_scripts[answered:]]), None)
+
+
+def _pause(seconds: float, signals: Signals, answered: int) -> signal.Signals | None:
+    """Wait; what asked for an end meanwhile."""
     deadline = time.monotonic() + seconds
-    while not signals.stops and (left := deadline - time.monotonic()) > 0:
+    while (asked := _asked(signals, answered)) is None and (left := deadline - time.monotonic()) > 0:
         select.select([signals.fd], [], [], left)
         signals.read()
-    return not signals.stops
+    return asked
 
 
-def _stopped(signals: Signals, tell: Callable[[str], None]) -> int:
+def _stopped(asked: signal.Signals, tell: Callable[[str], None]) -> int:
     """A request to end that came between two attempts, or while one was ended."""
-    first = signals.stops[0]
-    tell(f"duoka: {'interrupted' if first is signal.SIGINT else 'stopped'}\n")
-    return 128 + first
+    tell(f"duoka: {'interrupted' if asked is signal.SIGINT else 'stopped'}\n")
+    return 128 + asked

@@ -10,16 +10,18 @@ from types import FrameType
 from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MEANT_FOR_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)  # a scheduler sends them to the process that it has started
 
 
 class Signals:
     """Turns signals into bytes to be read from `fd`, so that one loop can wait for everything.
 
-    stops: those received that ask for an end, in their order.
+    stops: those received that ask for an end, in their order. for_scripts: those that are the scripts' to answer.
     """
 
     def __init__(self) -> None:
         self.stops: list[signal.Signals] = []
+        self.for_scripts: list[signal.Signals] = []
         self.fd, self._inlet = os.pipe()
         for end in (self.fd, self._inlet):
             os.set_blocking(end, False)
@@ -31,6 +33,9 @@ class Signals:
         for one in (signal.SIGCHLD, *STOPS):
             # Who is started to ignore a signal (nohup, a background job) goes on to do so.
             if one is signal.SIGCHLD or signal.getsignal(one) is not signal.SIG_IGN:
+                self._before[one] = signal.signal(one, _nothing)
+        for one in MEANT_FOR_SCRIPTS:
+            if signal.getsignal(one) is signal.SIG_DFL:  # which would end this process, and the workers with it
                 self._before[one] = signal.signal(one, _nothing)
         return self
 
@@ -57,7 +62,9 @@ class Signals:
         """Take in what has arrived."""
         with suppress(BlockingIOError):
             while received := os.read(self.fd, 4096):
-                self.stops += [signal.Signals(number) for number in received if number in STOPS]
+                taken = [signal.Signals(number) for number in received if number in self._before]
+                self.stops += [one for one in taken if one in STOPS]
+                self.for_scripts += [one for one in taken if one in MEANT_FOR_SCRIPTS]
 
 
 @contextmanager

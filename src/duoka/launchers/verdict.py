@@ -21,6 +21,7 @@ class Verdict:
     why: `well`; `agreed`: the script itself ended so, whatever the rank; else what the ranks `culprits` did
         before the others were ended; `stopped`: a signal to the command process.
     code: the exit code. others: those that ended badly for another reason, mostly for want of the culprits.
+    saved: the step of the newest checkpoint; None where there is none.
     """
 
     why: Why
@@ -28,6 +29,7 @@ class Verdict:
     culprits: tuple[Worker, ...] = ()
     others: tuple[Worker, ...] = ()
     stuck: Stuck | None = None
+    saved: int | None = None
 
 
 def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Signals | None) -> Verdict:

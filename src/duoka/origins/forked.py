@@ -48,9 +48,13 @@ class Forked(Origin):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What `duoka run` was asked for, and `duoka.start` takes where it is not told otherwise."""
+    """What `duoka run` was asked for, and `duoka.start` takes where it is not told otherwise.
+
+    seed: for all generators; None: as `duoka.start` has it.
+    """
 
     batch_norm: BatchNorm
     randomness: Randomness
     loading: Loading
     timeout: float
+    seed: int | None = None

@@ -50,7 +50,6 @@ from duoka.plain.patching import Patches
 from duoka.plain.session import Session
 from duoka.plan import Plan
 from duoka.strategies import create
-from duoka.target import run_target
 from duoka.view.boundary import Boundary
 from duoka.view.collectives import ProcessCollectives, Seat
 from duoka.view.draws import OwnStream
@@ -89,8 +88,9 @@ def run_plain(
     exchange: mmap.mmap | None,
     entropy: int,
     say: Callable[[str], None],
+    script: Callable[[], None],
 ) -> None:
-    """Run the plan's script as `__main__`, as one of its ranks; what it raises passes through.
+    """Run `script`, the plan's, as one of its ranks; what it raises passes through.
 
     exchange: memory that the ranks share, or None. entropy: a number that all ranks were given. say: shows a line of
     the header (heard from rank 0 only).
@@ -107,10 +107,8 @@ def run_plain(
     for interception in INTERCEPTIONS:
         interception.install(session)
     try:
-        run_target(plan.target)
-        if (
-            not patches.active
-        ):  # a process that the script forked has come to the script's end, which is not the run's
+        script()
+        if not patches.active:  # a process that the script forked has come to its end, which is not the run's
             return
         ranks.meet_at_end()
     except SystemExit as leaving:

@@ -13,7 +13,7 @@ from types import FrameType
 
 from duoka.plain.patching import Patches
 from duoka.view.collectives import Collectives
-from duoka.view.site import is_standard, is_users
+from duoka.view.site import is_for_scripts, is_standard, is_users
 
 _OURS = os.path.join(os.path.dirname(__file__), "")
 
@@ -47,7 +47,7 @@ class Caller:
         return self._busy and threading.get_ident() == self._thread
 
     def is_script(self) -> bool:
-        """Whether the script itself calls, be it through the standard library (`TemporaryDirectory`)."""
+        """Whether the script itself calls, be it through `TemporaryDirectory` or a library that runs its loop."""
         return self.is_free() and not is_librarys(_calling())
 
     def is_script_itself(self) -> bool:
@@ -76,7 +76,7 @@ def _calling() -> FrameType | None:
 
 
 def is_librarys(frame: FrameType | None) -> bool:
-    """Whether a library's code calls, looking past the standard library."""
-    while frame is not None and is_standard(frame.f_code.co_filename):
+    """Whether a library's code calls, looking past Python's own and past those that act for the script."""
+    while frame is not None and (is_standard(name := frame.f_code.co_filename) or is_for_scripts(name)):
         frame = frame.f_back
     return frame is None or not is_users(frame.f_code.co_filename)

@@ -13,18 +13,12 @@ from torch.nn.parameter import is_lazy
 from duoka.errors import OptionError
 from duoka.plain.session import Session
 from duoka.run.agreement import check_same
+from duoka.view.standin import remove_stand_ins
 
 OF_DDP = {
-    "find_unused_parameters": "which parameters a pass reaches is seen as it goes, and any may be left out",
-    "static_graph": "the order of gradients is learned from each pass, and checked",
-    "broadcast_buffers": "buffers are computed from the whole batch, so they are the same on all ranks",
-    "gradient_as_bucket_view": "gradients are your tensors; they are copied",
     "bucket_cap_mb": "gradients travel in buckets of 25 MB",
-    "device_ids": "a rank has one device, which duoka.start(device=...) chooses",
-    "output_device": "a rank has one device, which duoka.start(device=...) chooses",
-    "dim": "samples lie along the first dimension",
+    "device_ids": "a rank has one device, which duoka.start(device=...) chooses; strategy='dp' takes several",
     "process_group": "all ranks of the run keep the model in step",
-    "strategy": "it follows from the number of ranks",
 }
 
 
@@ -35,7 +29,7 @@ def check_options(given: Iterable[str]) -> None:
         OptionError: there is an option that `run.model` does not take.
     """
     for name in given:
-        hint = OF_DDP.get(name, "it takes compile and precision")
+        hint = OF_DDP.get(name, "help(run.model) lists them")
         raise OptionError("run.model", name, "given no such option", hint)
 
 
@@ -47,7 +41,13 @@ def prepare(module: nn.Module, session: Session, device: torch.device) -> None:
         RanksApart: it is not the same on all ranks; on every rank.
     """
     _check(module)
+    remove_stand_ins(module)
+    before = list(module.parameters())
     module.to(device)
+    if any(one is not other for one, other in zip(before, module.parameters(), strict=True)):
+        hint = "else an optimizer that was made before has the old ones: move it to its device first"
+        name = type(module).__name__
+        raise OptionError("run.model", name, "given a module whose parameters stay the same when it is moved", hint)
     check_same(_layout(module), session.ranks, _difference)
     for parameter in module.parameters():
         session.strategy.adopt(parameter)

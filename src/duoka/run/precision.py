@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from duoka.errors import OptionError
+from duoka.options import one_of
+from duoka.run.scaling import Scale
 from duoka.view.contents import Contents
+from duoka.view.standin import StandIn
 
-Precision = Literal["32", "bf16"]
+Precision = Literal["32", "bf16", "fp16"]
+DTYPES = {"32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHORT = (torch.bfloat16, torch.float16)
 
 
-class ShortForward:
-    """What stands in the place of a module's `forward`. A copy of the module has its own, by copy and pickle alike.
+class ShortForward(StandIn):
+    """A forward pass under autocast, which gives float32. scale: of its gradients meanwhile; None: they need none."""
 
-    It is no hook: hooks see what goes in and out, so a module that has one is opened at the boundary.
-    """
-
-    def __init__(self, module: nn.Module, device_type: str, dtype: torch.dtype) -> None:
-        self.module, self.device_type, self.dtype = module, device_type, dtype
-        self.before = module.__dict__.get("forward")  # another library's
+    def __init__(self, module: nn.Module, device_type: str, dtype: torch.dtype, scale: Scale | None) -> None:
+        super().__init__(module)
+        self.device_type, self.dtype, self.scale = device_type, dtype, scale
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.scale is not None and torch.is_grad_enabled():
+            return self.scale.around(self._short, self.module, args, kwargs)
+        return self._short(*args, **kwargs)
+
+    def _short(self, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(self.device_type, self.dtype):
             output = self.original(*args, **kwargs)
         if isinstance(output, Tensor):
             return _lengthened(output)
         contents = Contents(output)
         return contents.put([_lengthened(leaf) for leaf in contents.leaves])
-
-    @property
-    def original(self) -> Any:
-        """The forward pass of the module itself."""
-        return self.before or type(self.module).forward.__get__(self.module)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.original)
 
 
 def _lengthened(leaf: Any) -> Any:
@@ -54,18 +49,10 @@ def check_precision(precision: Any) -> None:
     Raises:
         OptionError: it cannot.
     """
-    if precision in ("32", "bf16"):
-        return
-    hint = "torch.autocast and torch.amp.GradScaler in your loop work as on one device" if precision == "fp16" else ""
-    raise OptionError("precision", precision, "'32' or 'bf16'", hint)
+    one_of("precision", precision, DTYPES)
 
 
-def set_precision(module: nn.Module, precision: Precision, device: torch.device) -> None:
-    """Let `module` compute in this precision, whatever it did before."""
-    now = module.__dict__.get("forward")
-    if isinstance(now, ShortForward):
-        del module.forward
-        if now.before is not None:
-            module.forward = now.before
-    if precision == "bf16":
-        module.forward = ShortForward(module, device.type, torch.bfloat16)
+def set_precision(module: nn.Module, precision: Precision, device: torch.device, scale: Scale | None = None) -> None:
+    """Let `module` compute in this precision. scale: for fp16."""
+    if precision != "32":
+        ShortForward(module, device.type, DTYPES[precision], scale)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -18,13 +18,18 @@ from duoka.data.loader import Loader, ViewWord, make_loader
 from duoka.errors import OptionError, PeerLost, RanksApart
 from duoka.logs import Logs, check_values
 from duoka.origins import Origin
+from duoka.picking import Picked
 from duoka.process import this_process
 from duoka.run.agreement import gather_objects
 from duoka.run.collect import OwnNumbers
 from duoka.run.models import check_options, prepare
+from duoka.run.placing import Devices, WithLoss, check_strategy, make_dp, pick, share_out
 from duoka.run.precision import Precision, check_precision, set_precision
 from duoka.run.progress import Progress
+from duoka.run.reached import DdpOptions
+from duoka.run.scaling import Scale
 from duoka.run.session import ApiSession
+from duoka.strategies import Dp
 from duoka.traces import headline
 from duoka.view.batch import BatchTensor, Spec, batches_in, gather_all
 from duoka.view.collectives import Collectives
@@ -40,7 +45,9 @@ class Run:
     machine: its host name. is_first: whether this is rank 0, the one that prints and writes.
     """
 
-    def __init__(self, origin: Origin, device: torch.device, session: ApiSession, logs: Logs) -> None:
+    def __init__(
+        self, origin: Origin, device: torch.device, session: ApiSession, logs: Logs, timeout: float = 600.0
+    ) -> None:
         self.rank, self.world_size = origin.rank, origin.world_size
         self.local_rank = origin.local_rank
         self.device = device
@@ -49,6 +56,10 @@ class Run:
         self._logs = logs
         self._own_numbers = OwnNumbers(session.ranks)
         self._checkpoints: list[Checkpoint] = []
+        self._timeout = timeout
+        self._picked: list[Picked] = []
+        self._dp: Dp | None = None
+        self._scale: Scale | None = None
 
     @property
     def is_first(self) -> bool:
@@ -61,6 +72,14 @@ class Run:
         *,
         compile: bool = False,  # noqa: A002
         precision: Precision = "32",
+        strategy: str = "auto",
+        devices: Devices | None = None,
+        output_device: int | str | torch.device | None = None,
+        dim: int = 0,
+        find_unused_parameters: bool | None = None,
+        static_graph: bool = False,
+        broadcast_buffers: bool | None = None,
+        gradient_as_bucket_view: bool = False,
         **more: Any,
     ) -> M:
         """The same module, in place: on this rank's device, with rank 0's weights, and kept in step from now on.
@@ -68,22 +87,72 @@ class Run:
         Args:
             module: is changed in place; its parameters stay the same objects.
             compile: compile it, in place; the names in its state dict stay.
-            precision: "bf16": its forward passes compute under autocast in bfloat16, and give float32; weights and
-                gradients stay float32.
-            more: none; those of DistributedDataParallel are told why they are not needed.
+            precision: "bf16" or "fp16": its forward passes compute under autocast, and give float32; weights and
+                gradients stay float32. With "fp16" gradients are scaled within the model, and steps for which one
+                is not finite are left out.
+            strategy: "auto": as many ranks keep it in step as there are. "dp": this one process computes each batch
+                on several devices.
+            devices: of "dp": how many, in the words of `--devices`, or a list. The first holds the parameters.
+            output_device: of "dp": where its outputs come together; the first of them, if left out.
+            dim: of "dp": where samples are in its inputs.
+            find_unused_parameters: True: what a backward pass leaves out is nobody's business; False: it is an
+                error; None: it is told, once. Any may be left out.
+            static_graph: every backward pass reaches the same parameters; else it is an error.
+            broadcast_buffers: all ranks have rank 0's buffers after each pass; None: with batch_norm="local" only,
+                as they are the same else.
+            gradient_as_bucket_view: gradients are parts of larger tensors, which spares a copy.
+            more: `device_ids`, another name of `devices`. Options of DistributedDataParallel that there are not are
+                told why.
 
         Raises:
             OptionError: it is no `nn.Module`, has no parameters, or is wrapped; or an option cannot be had.
+            DeviceError: a device is not there.
             RanksApart: its parameters have other names or shapes on another rank.
         """
         session = self._session
+        if strategy == "dp" and devices is None:
+            devices = more.pop("device_ids", None)
         check_options(more)
         check_precision(precision)
-        prepare(module, session, self.device)
-        set_precision(module, precision, self.device)
+        check_strategy(strategy, self.world_size, devices)
+        options = DdpOptions(find_unused_parameters, static_graph, broadcast_buffers, gradient_as_bucket_view)
+        if compile and (strategy == "dp" or precision == "fp16"):
+            raise OptionError("compile", True, "left out with strategy='dp' or precision='fp16'", "bf16 can be had")
+        picked = pick(devices, self.device) if strategy == "dp" else Picked([self.device])
+        self._picked.append(picked)
+        prepare(module, session, picked[0])
+        session.passes.look_at(module, options)
+        if gradient_as_bucket_view:
+            session.strategy.give_views(module.parameters())
+        if strategy == "dp":
+            self._dp = self._dp or make_dp(session, self._timeout)
+            share_out(module, self._dp, picked, output_device, dim)
+        if precision == "fp16":
+            self._scale = self._scale or Scale(session.say)
+        set_precision(module, precision, self.device, self._scale)
         if compile:
             module.compile()
         return module
+
+    def loss(self, model: nn.Module, loss: Callable[[Any, Any], Tensor]) -> nn.Module:
+        """The loss function next to the model: `run.loss(model, loss)(x, y)` is `loss(model(x), y)`.
+
+        For a model of strategy "dp", each device computes the losses of its own rows, so that outputs need not come
+        together on the first.
+
+        Args:
+            model: has been given to `run.model`.
+            loss: gives a value for each sample (reduction="none"): a mean over a device's rows would not be the
+                batch's.
+
+        Raises:
+            OptionError: when it is called: the loss is of all samples together.
+        """
+        self._session  # noqa: B018  # is it open?
+        both = WithLoss(model, loss)
+        if self._dp is not None:
+            self._dp.share_out_as(model, both)
+        return both
 
     def loader(
         self,
@@ -163,7 +232,7 @@ class Run:
         """A `duoka.Checkpoint` of these states, by name, that all ranks save and restore together.
 
         With the loader among them, a run goes on at the next batch that was not seen, on any number of ranks. It is
-        closed with the run.
+        closed with the run. The scale of gradients in float16 is among them by itself.
 
         Args:
             directory: where to; one that all machines see.
@@ -182,9 +251,10 @@ class Run:
             raise OptionError(
                 "run.checkpoint", "nothing", "given what to save: model=model, optimizer=optimizer, ..."
             )
+        scale = {} if self._scale is None else {"loss_scale": self._scale}
         saved = Checkpoint(
             directory,
-            states,
+            scale | states,
             ranks=ranks,
             every_steps=every_steps,
             every_epochs=every_epochs,
@@ -301,6 +371,10 @@ class Run:
         finally:
             for saved in self._checkpoints:
                 saved.close(wait=False)
+            for picked in self._picked:
+                picked.release()
+            if self._scale is not None:
+                self._scale.close()
             session.strategy.close()
             session.patches.undo()
             self._logs.close(failed=not wait)

@@ -23,7 +23,8 @@ from duoka.origins.forked import Forked
 from duoka.process import this_process
 from duoka.run.agreement import check_same
 from duoka.run.run import Run
-from duoka.run.session import SENT_AS, Compress, Settings, open_session
+from duoka.run.session import Settings, open_session
+from duoka.strategies.compress import compression
 from duoka.view.alone import OneRank
 from duoka.view.collectives import Collectives
 
@@ -39,7 +40,7 @@ def start(
     loading: Loading | None = None,
     timeout: float | None = None,
     log: str | Sequence[str] = "console",
-    compress: Compress = "none",
+    compress: str = "none",
 ) -> Run:
     """Find out which rank this process is, and begin a run. One is open at a time; `run.close()` ends it.
 
@@ -56,7 +57,8 @@ def start(
         timeout: seconds that a rank waits for the others.
         log: where `run.log` writes: "console", "csv:PATH", "jsonl:PATH", "tensorboard:DIR", "wandb", "wandb:PROJECT",
             "mlflow", "mlflow:EXPERIMENT", or several of them.
-        compress: "bf16" or "fp16": gradients go between ranks in 16 bits, which halves the traffic and rounds them.
+        compress: what goes between ranks for gradients. "bf16" or "fp16": 16 bits, half the traffic. "powersgd",
+            "powersgd:RANK" or "powersgd:RANK:AFTER": matrices of that rank, after so many backward passes (1000).
 
     What is left out is as `duoka run` was told, else whole, whole, auto and 600.
 
@@ -70,6 +72,8 @@ def start(
     if process.run is not None:
         raise OptionError("duoka.start()", "called again", "called once", "close the run before: run.close()")
     origin = process.origin or find()
+    if seed is None and isinstance(origin, Forked):
+        seed = origin.asked.seed
     settings, timeout = _settings(origin, batch_norm, randomness, loading, compress, timeout)
     _check_seed(seed)
     logs = check_logs(log)
@@ -81,7 +85,7 @@ def start(
     if seed is not None or ranks.world_size > 1:
         _seed_all(entropy)
     opened = open_logs(logs if origin.rank == 0 else [])
-    run = Run(origin, chosen, open_session(ranks, settings, entropy, _sayer(origin)), opened)
+    run = Run(origin, chosen, open_session(ranks, settings, entropy, _sayer(origin)), opened, timeout)
     process.run = run
     atexit.register(_close_at_exit, run)
     return run
@@ -92,7 +96,7 @@ def _settings(
     batch_norm: BatchNorm | None,
     randomness: Randomness | None,
     loading: Loading | None,
-    compress: Compress,
+    compress: str,
     timeout: float | None,
 ) -> tuple[Settings, float]:
     asked = origin.asked if isinstance(origin, Forked) else None
@@ -102,7 +106,7 @@ def _settings(
         loading or (asked.loading if asked else "auto"),
         compress,
     )
-    one_of("compress", settings.compress, SENT_AS)
+    compression(settings.compress)  # is it there?
     one_of("batch_norm", settings.batch_norm, get_args(BatchNorm))
     one_of("randomness", settings.randomness, get_args(Randomness))
     one_of("loading", settings.loading, get_args(Loading))

@@ -19,7 +19,8 @@ from duoka.script.signs import ANY, Says, Seen, Sign, look
 
 __all__ = ["Kind", "Script", "read"]
 
-DISTRIBUTED = (Says.STARTS, Says.NEEDS, Says.HANDS_OVER)
+BINDING = (Says.STARTS, Says.NEEDS, Says.HANDS_OVER)
+DISTRIBUTED = (*BINDING, Says.ADAPTS)
 
 
 class Kind(str, Enum):
@@ -81,8 +82,9 @@ def _verdict(signs: list[Sign], reached: set[str | None]) -> tuple[Kind, str, bo
     """The kind, the reason, and whether the script can be plain as well as distributed."""
     if api := _first(signs, [Says.API]):
         return Kind.API, api, False
-    if must := _first([s for s in signs if not s.conditions and s.function in reached], DISTRIBUTED):
-        return Kind.DISTRIBUTED, must, False
+    always = [sign for sign in signs if not sign.conditions and sign.function in reached]
+    if must := _first(always, DISTRIBUTED):
+        return Kind.DISTRIBUTED, must, not _first(always, BINDING)
     if may := _first(signs, [Says.ASKS]):
         return Kind.DISTRIBUTED, may, True
     if might := _first(signs, DISTRIBUTED):

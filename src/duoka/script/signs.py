@@ -20,6 +20,7 @@ class Says(Enum):
 
     STARTS = auto()  # starts torch.distributed
     HANDS_OVER = auto()  # hands over to a library that looks for RANK and the like
+    ADAPTS = auto()  # the same, and without RANK the library runs on one device
     NEEDS = auto()  # needs RANK and the like
     ASKS = auto()  # looks whether RANK and the like are there
     OWN_RANKS = auto()  # says itself which rank it is
@@ -33,31 +34,31 @@ FLAGS = frozenset({"--local_rank", "--local-rank"})
 CALLS = {
     ("", "init_process_group"): Says.STARTS,
     ("", "init_rpc"): Says.STARTS,
-    ("accelerate", "Accelerator"): Says.HANDS_OVER,
-    ("accelerate", "PartialState"): Says.HANDS_OVER,
+    ("accelerate", "Accelerator"): Says.ADAPTS,
+    ("accelerate", "PartialState"): Says.ADAPTS,
     ("colossalai", "launch_from_torch"): Says.HANDS_OVER,
-    ("composer", "Trainer"): Says.HANDS_OVER,
+    ("composer", "Trainer"): Says.ADAPTS,
     ("deepspeed", "init_distributed"): Says.HANDS_OVER,
     ("deepspeed", "initialize"): Says.HANDS_OVER,
     ("duoka", "launch"): Says.API,
     ("duoka", "start"): Says.API,
     ("horovod", "init"): Says.HANDS_OVER,
-    ("ignite", "Parallel"): Says.HANDS_OVER,
+    ("ignite", "Parallel"): Says.ADAPTS,
     ("ignite", "initialize"): Says.HANDS_OVER,
-    ("lightning", "Fabric"): Says.HANDS_OVER,
-    ("lightning", "LightningCLI"): Says.HANDS_OVER,
-    ("lightning", "Trainer"): Says.HANDS_OVER,
-    ("lightning_fabric", "Fabric"): Says.HANDS_OVER,
-    ("mmengine", "Runner"): Says.HANDS_OVER,
-    ("pytorch_lightning", "LightningCLI"): Says.HANDS_OVER,
-    ("pytorch_lightning", "Trainer"): Says.HANDS_OVER,
+    ("lightning", "Fabric"): Says.ADAPTS,
+    ("lightning", "LightningCLI"): Says.ADAPTS,
+    ("lightning", "Trainer"): Says.ADAPTS,
+    ("lightning_fabric", "Fabric"): Says.ADAPTS,
+    ("mmengine", "Runner"): Says.ADAPTS,
+    ("pytorch_lightning", "LightningCLI"): Says.ADAPTS,
+    ("pytorch_lightning", "Trainer"): Says.ADAPTS,
     ("torch", "init_device_mesh"): Says.STARTS,
     ("torch", "is_torchelastic_launched"): Says.ASKS,
-    ("transformers", "Seq2SeqTrainer"): Says.HANDS_OVER,
-    ("transformers", "Trainer"): Says.HANDS_OVER,
-    ("trl", "DPOTrainer"): Says.HANDS_OVER,
-    ("trl", "GRPOTrainer"): Says.HANDS_OVER,
-    ("trl", "SFTTrainer"): Says.HANDS_OVER,
+    ("transformers", "Seq2SeqTrainer"): Says.ADAPTS,
+    ("transformers", "Trainer"): Says.ADAPTS,
+    ("trl", "DPOTrainer"): Says.ADAPTS,
+    ("trl", "GRPOTrainer"): Says.ADAPTS,
+    ("trl", "SFTTrainer"): Says.ADAPTS,
 }
 
 ANY = "*"  # among the words for options: the script reads sys.argv itself, so any may be its own
@@ -308,7 +309,7 @@ class _Walk(ast.NodeVisitor):
         full = self.names.of(called)
         package, last = full.partition(".")[0], full.rpartition(".")[2]
         says = CALLS.get((package, last)) or CALLS.get(("", last))
-        if says is Says.HANDS_OVER:
+        if says in (Says.HANDS_OVER, Says.ADAPTS):
             self._note(says, called, f"uses {package}'s {last}")
         elif says is not None:
             self._note(says, called, f"calls {last}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from torch import Tensor
+
+Observer = Callable[[Callable[[Tensor], bool]], None]  # is told, of a backward pass, which parameters it reached
 
 
 class Strategy(ABC):
@@ -27,6 +29,12 @@ class Strategy(ABC):
     @abstractmethod
     def has_held(self, parameters: Iterable[Tensor]) -> bool:
         """Whether a gradient of these is this rank's own, as it was held."""
+
+    def give_views(self, parameters: Iterable[Tensor]) -> None:  # noqa: B027
+        """The gradients of these may be parts of larger tensors, where that spares a copy."""
+
+    def observe(self, observer: Observer) -> None:  # noqa: B027
+        """Where ranks meet in backward passes, `observer` is called at the end of each, on all of them."""
 
     @abstractmethod
     def close(self) -> None:

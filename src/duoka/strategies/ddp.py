@@ -22,7 +22,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import RanksApart, Refused
-from duoka.strategies.base import Strategy
+from duoka.strategies.base import Observer, Strategy
+from duoka.strategies.compress import Compression, Unchanged
 from duoka.view.collectives import Collectives
 from duoka.view.site import user_line
 
@@ -67,9 +68,8 @@ class _Pass:
 class Ddp(Strategy):
     """Parameters replicated on every rank, gradients averaged.
 
-    bucket_bytes: gradients that travel together. sent_as: the type in which float32 gradients travel, if another:
-    half the bytes, and fewer digits. stream: 16 bits that tell this rank's random state; at the end of
-    every pass all ranks must have the same.
+    bucket_bytes: gradients that travel together. compression: what travels for them. stream: 16 bits that tell this
+    rank's random state; at the end of every pass all ranks must have the same.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class Ddp(Strategy):
         ranks: Collectives,
         bucket_bytes: int = BUCKET_BYTES,
         stream: Callable[[], int] = lambda: 0,
-        sent_as: torch.dtype = torch.float32,
+        compression: Compression | None = None,
     ) -> None:
-        self._ranks, self._stream, self._sent_as = ranks, stream, sent_as
+        self._ranks, self._stream, self._compression = ranks, stream, compression or Unchanged()
         self._bucket_bytes = bucket_bytes
         self._watched: list[_Watched] = []
         self._index: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -89,6 +89,8 @@ class Ddp(Strategy):
         self._hooks: list[Any] = []
         self._held: set[int] = set()  # parameters that are left alone now
         self._behind: set[int] = set()  # those that were, and have been reached meanwhile
+        self._as_views: set[int] = set()  # whose gradients are parts of their bucket
+        self._observers: list[Observer] = []
 
     def adopt(self, parameter: Tensor) -> None:
         if parameter in self._index or not parameter.is_leaf:
@@ -121,6 +123,12 @@ class Ddp(Strategy):
     def has_held(self, parameters: Iterable[Tensor]) -> bool:
         return not self._behind.isdisjoint(self._known(parameters))
 
+    def give_views(self, parameters: Iterable[Tensor]) -> None:
+        self._as_views |= self._known(parameters)
+
+    def observe(self, observer: Observer) -> None:
+        self._observers.append(observer)
+
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
@@ -140,6 +148,9 @@ class Ddp(Strategy):
             plan = self._finish(self._pass)
             if whole:
                 self._plans[site] = plan
+                reached = {index for bucket in plan for index in bucket}
+                for observer in self._observers:
+                    observer(lambda parameter: self._index.get(parameter) in reached)
         finally:
             self._pass = None
 
@@ -221,7 +232,7 @@ class Ddp(Strategy):
     def _holds_numbers(self, index: int) -> bool:
         """Whether the bucket of this parameter travels in a type that the report's numbers fit into."""
         watched = self._watched[index]
-        return (watched.device.type, watched.dtype) == _EXACT and self._sent_as == torch.float32
+        return (watched.device.type, watched.dtype) == _EXACT and self._compression.exact
 
     def _send(self, members: list[int], report: list[float] | None = None) -> _Flight:
         """Begin to average the gradients of one bucket."""
@@ -230,20 +241,12 @@ class Ddp(Strategy):
         pieces = [self._gradient(index).reshape(-1) for index in members]
         flat = torch.cat([*pieces, torch.tensor(report or [], dtype=dtype, device=device)])
         flat[: flat.numel() - len(report or [])].div_(self._ranks.world_size)
-        return _Flight(members, flat, self._ranks.start_all_reduce(flat) if report else self._sum(flat))
+        return _Flight(members, flat, self._ranks.start_all_reduce(flat) if report else self._sum(flat, members))
 
-    def _sum(self, flat: Tensor) -> Callable[[], None]:
+    def _sum(self, flat: Tensor, members: list[int]) -> Callable[[], None]:
         """Begin to add up gradients over ranks, in place."""
-        if flat.dtype != torch.float32 or self._sent_as == torch.float32:
-            return self._ranks.start_all_reduce(flat)
-        sent = flat.to(self._sent_as)
-        wait_for_sent = self._ranks.start_all_reduce(sent)
-
-        def wait() -> None:
-            wait_for_sent()
-            flat.copy_(sent)
-
-        return wait
+        shapes = [self._watched[index].shape for index in members]
+        return self._compression.start(flat, members, shapes, self._ranks)
 
     def _gradient(self, index: int) -> Tensor:
         """What this rank has of a parameter's gradient: its own part, or what was there before the pass."""
@@ -264,7 +267,9 @@ class Ddp(Strategy):
             if parameter is None or index not in reached:
                 continue
             part = part.view(self._watched[index].shape)
-            if parameter.grad is None:
+            if index in self._as_views:
+                parameter.grad = part
+            elif parameter.grad is None:
                 parameter.grad = part.clone()
             else:
                 targets.append(parameter.grad)

@@ -27,7 +27,7 @@ from duoka.view.batch import BatchTensor, Spec, alike, of_the_whole
 from duoka.view.contents import Contents
 from duoka.view.cut import Cut
 from duoka.view.draws import OwnStream, SeededMode, draw_own_rows, random_digest, shape_drawn
-from duoka.view.learning import Learned, Learning, Place
+from duoka.view.learning import Learned, Learning, Place, spec_at
 from duoka.view.seams import Call, Opened, Seam, Seams, leads_in, uncompiled
 from duoka.view.site import calling_line, user_line
 from duoka.view.traceless import traceless
@@ -325,10 +325,7 @@ class Boundary:
 
     def _spec(self, place: Place, shape: tuple[int, ...], cut: Cut) -> Spec:
         """Where the batch is in a tensor that came out, or is drawn, inside."""
-        each, rest = divmod(shape[place.dim], cut.rows)
-        if rest:
-            raise Refused(f"a tensor of shape {shape} does not hold {cut.rows} rows, as it should ({user_line()})")
-        return Spec(self.view, cut, place.dim, each if place.outer else 1, 1 if place.outer else each)
+        return spec_at(self.view, place, shape, cut)
 
 
 def _drawers_in(module: nn.Module, draws: dict[str, tuple[Place | None, ...]], cut: Cut) -> dict[nn.Module, _Drawer]:

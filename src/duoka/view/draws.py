@@ -21,7 +21,9 @@ from torch.utils._pytree import tree_map_only
 # These ask nothing of what they write over.
 _FILLING = frozenset({"normal_", "uniform_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_"})
 # What these consume depends on the values drawn for, so they need every rank's.
-_BY_VALUE = frozenset({"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise"})
+_BY_VALUE = frozenset(
+    {"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise", "rrelu_with_noise_"}
+)
 
 
 class Share(Protocol):

@@ -19,7 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from duoka.errors import Refused
+from duoka.view.batch import Spec
 from duoka.view.contents import Contents
+from duoka.view.cut import Cut
 from duoka.view.draws import (
     draw_again_from,
     draw_own_rows,
@@ -28,7 +31,9 @@ from duoka.view.draws import (
     shape_drawn,
     state_drawn_from,
 )
+from duoka.view.site import user_line
 from duoka.view.traceless import traceless
+from duoka.view.view import View
 from duoka.view.witness import Mixed, Raised, Witness
 
 Call = Callable[[int, int], Any]  # run the module over own rows [start, stop), made by `Learning.given`
@@ -295,6 +300,18 @@ def place_of(shape: tuple[int, ...], fewer: tuple[int, ...], rows: int, some: in
     if len(changed) != 1 or shape[changed[0]] % rows or shape[changed[0]] // rows * some != fewer[changed[0]]:
         raise Mixed(f"a tensor of shape {shape} for {rows} rows has shape {fewer} for {some}")
     return Place(changed[0])
+
+
+def spec_at(view: View, place: Place, shape: tuple[int, ...], cut: Cut) -> Spec:
+    """Where the batch is in a tensor of these rows, of which a learned place is known.
+
+    Raises:
+        Refused: its shape does not fit that.
+    """
+    each, rest = divmod(shape[place.dim], cut.rows)
+    if rest:
+        raise Refused(f"a tensor of shape {shape} does not hold {cut.rows} rows, as it should ({user_line()})")
+    return Spec(view, cut, place.dim, each if place.outer else 1, 1 if place.outer else each)
 
 
 def some_rows(tensor: Tensor, place: Place, rows: int, part: tuple[int, int]) -> Tensor:

@@ -215,7 +215,7 @@ class Seams:
         found, reason = ranks.broadcast_object(told, ranks.world_size - 1)
         if isinstance(found, Opened):
             self._view.opened[type(call.module).__name__, user_line()] = reason
-        if not isinstance(found, Seam) or not any(map(_is_compiled, call.module.modules())):
+        if not isinstance(found, Seam) or not any(map(is_compiled, call.module.modules())):
             return found
         if not self._reaches_in(call.module, found.learned):
             return found
@@ -415,7 +415,8 @@ def _is_opaque(leaf: Any) -> bool:
     return hasattr(leaf, "__dict__") and not isinstance(leaf, plain) and not callable(leaf)
 
 
-def _is_compiled(part: nn.Module) -> bool:
+def is_compiled(part: nn.Module) -> bool:
+    """Whether torch.compile has to do with it."""
     return type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None
 
 

@@ -18,6 +18,13 @@ _LIBRARIES = (
     _TORCH,
     str(Path(__file__).parents[1]),
 )
+# They run a script's loop, or open files for it: what they do to files they do for the script, on every rank alike.
+_RUN_LOOPS = """
+accelerate fsspec ignite lightning lightning_fabric lightning_utilities pytorch_lightning transformers trl
+"""
+_FOR_SCRIPTS = tuple(
+    f"{path}/{name}/" for path in (_PATHS["purelib"], _PATHS["platlib"]) for name in _RUN_LOOPS.split()
+)
 _BETWEEN = (  # who calls torch, and who sees it
     *(str(Path(__file__).with_name(name)) for name in ("witness.py", "boundary.py")),
     *(f"{_TORCH}/{name}" for name in ("_tensor.py", "_compile.py", "_dynamo/eval_frame.py", "overrides.py")),
@@ -35,6 +42,12 @@ def is_standard(filename: str) -> bool:
 def is_users(filename: str) -> bool:
     """Whether code of this file is neither Python's, nor a library's, nor duoka's."""
     return not filename.startswith(_LIBRARIES) and not is_standard(filename)
+
+
+@lru_cache(maxsize=4096)
+def is_for_scripts(filename: str) -> bool:
+    """Whether code of this file belongs to a library that acts for the script that calls it."""
+    return filename.startswith(_FOR_SCRIPTS)
 
 
 def user_frame() -> FrameType | None:

@@ -214,11 +214,16 @@ class _Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def graph(outputs: list[Any]) -> Iterator[Any]:
-    """The nodes of the autograd graph that led to these tensors, each once, in one order on all ranks."""
-    pending = [_node(leaf) for leaf in outputs if isinstance(leaf, Tensor) and leaf.requires_grad]
+def graph(outputs: list[Any], ends: Iterable[Any] = ()) -> Iterator[Any]:
+    """The nodes of the autograd graph that led to these tensors, each once, in one order on all ranks.
+
+    ends: nodes that are left out, with what is behind them.
+    """
+    stop = set(ends)
+    nodes = [_node(leaf) for leaf in outputs if isinstance(leaf, Tensor) and leaf.requires_grad]
+    pending = [node for node in nodes if node not in stop]
     pending.reverse()
-    seen = set(pending)
+    seen = {*pending, *stop}
     while pending:
         node = pending.pop()
         yield node

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
+from duoka.checkpoint import formats
 from duoka.checkpoint.formats import safetensors
 from duoka.errors import WeightsError
 
@@ -115,6 +116,22 @@ def test_ten_gigabytes_are_shown_from_the_header_alone(tmp_path: Path) -> None:
         file.truncate(path.stat().st_size + size)  # a hole
     (big,) = safetensors.read(path).tree.values()
     assert big.nbytes == size
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.bin"])
+def test_a_header_of_any_length_is_told_from_a_pickle(name: str, tmp_path: Path) -> None:
+    """A pickle begins with the byte 128; so does a length of 128, 384, …"""
+    text = json.dumps({"a": entry(0, 8, [2])}).encode()
+    for length in (len(text), 127, 128, 129, 384, 512, 640, 32768 + 128):
+        data = length.to_bytes(8, "little") + text.ljust(length) + b"12345678"
+        (tmp_path / name).write_bytes(data)
+        assert formats.read(tmp_path / name).format == "safetensors"
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_with_the_wrong_name_is_read_as_what_it_is(zipped: bool, tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "x.safetensors", _use_new_zipfile_serialization=zipped)
+    assert "torch.save" in formats.read(tmp_path / "x.safetensors").format
 
 
 def test_a_file_that_shrinks_meanwhile(tmp_path: Path) -> None:

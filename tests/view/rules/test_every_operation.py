@@ -173,6 +173,8 @@ def _wrong(
     known = []
     for operation in operations:
         for case in cases(operation, samples, dims):
+            if case.rows < world_size:
+                continue  # a batch of fewer rows than ranks stays whole
             with suppress(Exception):
                 known.append((case, case.run(None, gradients)))
 
@@ -238,7 +240,8 @@ def _leaves(out: Any) -> dict[str, list[Any]]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_gradients_of_every_operation(operations: list[Any], world_size: int) -> None:
-    smooth = [operation for operation in operations if operation.supports_autograd]
+    # A gradient is world_size times as large on its way: torch's largest samples leave no room for that in half.
+    smooth = [operation for operation in operations if operation.supports_autograd and operation.name != "half"]
     others = [operation for operation in operations if not operation.supports_autograd]
     wrong = _wrong(smooth, 3, (0, 1), True, world_size) + _wrong(others, 3, (0, 1), False, world_size)
     assert not wrong, "\n".join(wrong)

@@ -21,8 +21,8 @@ FORMATS = (
     "duoka.checkpoint.formats.directory",
     "duoka.checkpoint.formats.dcp",
     "duoka.checkpoint.formats.sharded",
+    "duoka.checkpoint.formats.safetensors",  # before pickles: one header in 32 is as long as a pickle's first byte
     "duoka.checkpoint.formats.pickles",
-    "duoka.checkpoint.formats.safetensors",
 )
 
 
@@ -47,6 +47,8 @@ def read(path: str | Path, objects: Objects = "refuse") -> Contents:
         raise OptionError("objects", objects, "'refuse' or 'inert'")
     path = Path(path)
     try:
+        if not path.exists() and path.with_name(f"{path.name}.index.json").is_file():
+            path = path.with_name(f"{path.name}.index.json")
         if not path.exists():
             raise WeightsError(f"there is no file {str(path)!r}{_near(path)}")
         for name in FORMATS:

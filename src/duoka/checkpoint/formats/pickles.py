@@ -83,9 +83,14 @@ def read(path: Path, objects: str = "refuse") -> Contents:
 
     stand_ins = [(_stand_in(name), name) for name in unknown]
     try:
-        with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins):  # type: ignore[arg-type]
+        with (
+            open(path, "rb") as file,
+            warnings.catch_warnings(),
+            torch.serialization.safe_globals(stand_ins),  # type: ignore[arg-type]
+        ):
             warnings.simplefilter("ignore")
-            tree = torch.load(path, map_location=onto_cpu, weights_only=True, mmap=is_zip)
+            mapped = is_zip and path.suffix != ".safetensors"  # which torch would take for what the file is
+            tree = torch.load(path if mapped else file, map_location=onto_cpu, weights_only=True, mmap=mapped)
             plain = _Tree().plain(tree)
     except Exception as error:  # torch raises of every kind on damaged files
         raise WeightsError(f"{path} cannot be read: {_first_line(error)}") from error

@@ -76,13 +76,14 @@ class FileTensor(Stored):
 
 
 def matches(path: Path) -> bool:
-    """Whether a file begins as safetensors do."""
+    """Whether a file begins as safetensors do; or is called so, and does not begin as torch's files do."""
     if not path.is_file():
         return False
     with open(path, "rb") as file:
         head = file.read(9)
-    size = path.stat().st_size
-    return path.suffix == ".safetensors" or (head[8:] == b"{" and int.from_bytes(head[:8], "little") + 8 <= size)
+    if head[8:] == b"{" and int.from_bytes(head[:8], "little") + 8 <= path.stat().st_size:
+        return True
+    return path.suffix == ".safetensors" and not head.startswith((b"\x80", b"PK\x03\x04"))
 
 
 def read(path: Path, objects: str = "refuse") -> Contents:

@@ -1,0 +1,66 @@
+"""What the kernel lets the groups that this process is in have: a container's limits, or those of a job of Slurm's.
+
+A process is in a group, that in another, and so on; the tightest limit counts. Knows cgroup v2 and v1.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+
+
+def cores(root: Path = ROOT, own: Path = OWN) -> float:
+    """How many cores, or infinite where there is no limit."""
+    return min((_quota(folder) for folder in _groups("cpu", root, own)), default=math.inf)
+
+
+def memory(root: Path = ROOT, own: Path = OWN) -> tuple[int | None, int]:
+    """The limit of memory, and what is used of it, in bytes; None where there is none."""
+    limits = [limit for folder in _groups("memory", root, own) if (limit := _memory(folder)) is not None]
+    return min(limits, default=(None, 0))
+
+
+def _groups(controller: str, root: Path, own: Path) -> list[Path]:
+    """The folders of the group that this process is in, and of those around it."""
+    is_first_version = (root / controller).is_dir()
+    base = root / controller if is_first_version else root
+    place = Path()
+    with suppress(OSError, ValueError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controller in controllers.split(",") if is_first_version else not controllers:
+                place = Path(path.lstrip("/"))
+    if ".." in place.parts or not (base / place).is_dir():  # a container sees its own group as the outermost
+        place = Path()
+    return [base / place, *(base / around for around in place.parents)]
+
+
+def _quota(folder: Path) -> float:
+    try:
+        if (folder / "cpu.max").exists():
+            limit, period = (folder / "cpu.max").read_text().split()
+        else:
+            limit, period = (folder / "cpu.cfs_quota_us").read_text(), (folder / "cpu.cfs_period_us").read_text()
+        return int(limit) / int(period) if limit != "max" and int(limit) > 0 else math.inf
+    except (OSError, ValueError):
+        return math.inf
+
+
+def _memory(folder: Path) -> tuple[int, int] | None:
+    """Limit and use. Files that the kernel keeps in memory and can drop are no use."""
+    for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        with suppress(OSError, ValueError):
+            sizes = int((folder / limit).read_text()), int((folder / used).read_text())
+            return sizes[0], max(0, sizes[1] - _droppable(folder))
+    return None
+
+
+def _droppable(folder: Path) -> int:
+    with suppress(OSError, ValueError):
+        told = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
+        return int(told.get("total_inactive_file", told.get("inactive_file", "0")))
+    return 0

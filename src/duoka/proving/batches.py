@@ -1,0 +1,131 @@
+"""What a script is given to train on, as digests of rows: of a batch that ranks share, each writes its own.
+
+So no rank has to ask another, and the rows of all ranks together are those of one device. Looked at are the batches
+of loaders, where the script takes them, and the arguments of its models, for scripts that have no loader.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_flatten_with_path
+from torch.utils.data import DataLoader
+
+from duoka.proving.recording import batches_file, opened
+from duoka.view.batch import BatchTensor
+from duoka.view.site import user_line
+
+WIDTH = 16  # characters of a row's digest
+_VALUES = (str, bytes, int, float, complex, bool, type(None))
+
+
+class Seen:
+    """Writes down the batches of one rank. own_rows: a plain tensor is this rank's own, not the same on all."""
+
+    def __init__(self, folder: Path, rank: int, own_rows: bool) -> None:
+        self._file = opened(folder / batches_file(rank))
+        self._own_rows = own_rows
+        self._inside = self._has_loader = False
+        self.step = 1
+
+    def install(self) -> None:
+        """Look at what loaders give, and at what models are given."""
+        _replace(DataLoader, "__iter__", self._make_iter)
+        _replace(nn.Module, "__call__", self._make_call)
+        api = sys.modules.get("duoka.data.loader")
+        if api is not None:
+            _replace(api.Loader, "__iter__", self._make_iter)
+
+    def close(self) -> None:
+        """Write out what there is."""
+        self._file.close()
+
+    def _make_iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __iter__(loader: Any) -> Any:
+            batches = original(loader)
+            if str(sys._getframe(1).f_globals.get("__name__")).startswith("duoka."):
+                return batches  # of a loader of duoka's own, which hands them on
+            own = self._own_rows or getattr(loader, "_view", "") == "local"
+            return _Watched(batches, lambda batch: self._write("loader", batch, own))
+
+        return __iter__
+
+    def _make_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._inside or self._has_loader or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+                return original(module, *args, **kwargs)
+            self._inside = True
+            try:
+                self._write("model", (args, kwargs), self._own_rows)
+                return original(module, *args, **kwargs)
+            finally:
+                self._inside = False
+
+        return __call__
+
+    def _write(self, source: str, batch: Any, own: bool) -> None:
+        self._has_loader = self._has_loader or source == "loader"
+        leaves, values = [], hashlib.blake2b(digest_size=8)
+        for path, leaf in tree_flatten_with_path(batch)[0]:
+            if isinstance(leaf, np.ndarray) and leaf.dtype != object:
+                leaf = torch.from_numpy(np.ascontiguousarray(leaf)) if leaf.dtype.kind in "biufc" else leaf.tobytes()
+            if isinstance(leaf, Tensor):
+                if source == "loader" or not leaf.requires_grad:  # what was computed by the model is no data
+                    leaves.append({"at": keystr(path), **_rows(leaf, own)})
+            else:
+                known = leaf if isinstance(leaf, _VALUES) else type(leaf).__name__
+                values.update(f"{keystr(path)} {known!r}\n".encode())
+        line = {"step": self.step, "source": source, "line": user_line(), "leaves": leaves}
+        self._file.write(json.dumps(line | {"values": values.hexdigest()}) + "\n")
+        self._file.flush()
+
+
+def _replace(space: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    setattr(space, name, make(getattr(space, name)))
+
+
+class _Watched:
+    """A loader's iterator, of which every batch is looked at on its way to the script."""
+
+    def __init__(self, batches: Any, look: Callable[[Any], None]) -> None:
+        self._batches, self._look = iter(batches), look
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self._look(batch)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_batches":  # while it is copied or unpickled there is none yet
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+
+@torch.no_grad()
+def _rows(tensor: Tensor, own: bool) -> dict[str, Any]:
+    """A tensor's type and shape of a row, who has its rows, and the digests of those that are here."""
+    shared = isinstance(tensor, BatchTensor) and tensor._spec.dim == 0 and tensor._spec.outer == 1
+    local = tensor.to_local() if isinstance(tensor, BatchTensor) else tensor
+    kind = "cut" if shared else "own" if own or isinstance(tensor, BatchTensor) else "whole"
+    local = local.detach()
+    if local.layout != torch.strided or local.is_quantized:
+        local = local.to_dense() if local.layout != torch.strided else local.dequantize()
+    flat = local.cpu().resolve_conj().resolve_neg().contiguous()
+    flat = flat.reshape(flat.shape[0] if flat.dim() else 1, -1)
+    data = flat.view(torch.uint8).numpy() if flat.numel() else np.zeros((flat.shape[0], 0), np.uint8)
+    digests = "".join(hashlib.blake2b(row.data, digest_size=WIDTH // 2).hexdigest() for row in data)
+    return {"dtype": str(local.dtype), "shape": list(local.shape[1:]), "kind": kind, "rows": digests}

@@ -1,0 +1,144 @@
+"""Names for what is trained, as the script itself calls it: `model.fc1.weight`.
+
+Models are found where they live, on Python's heap, so that it does not matter how they were made (copied, loaded,
+taken from a library). A parameter that is in no model is named by its place in its optimizer.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+from weakref import ref
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from duoka.checkpoint.names import WRAPPERS
+from duoka.view.site import is_users
+
+
+class Names:
+    """The trained tensors of a script, by name."""
+
+    def __init__(self) -> None:
+        self._models: list[tuple[str, ref[nn.Module]]] = []
+        self._optimizers: list[ref[Optimizer]] = []
+
+    def number(self, optimizer: Optimizer) -> int:
+        """An optimizer's number, from 0, in the order in which they made their first step."""
+        for number, known in enumerate(self._optimizers):
+            if known() is optimizer:
+                return number
+        self._look(optimizer)
+        return len(self._optimizers) - 1
+
+    def tensors(self) -> Iterator[tuple[str, Tensor, bool]]:
+        """All parameters and buffers of models that are trained, then the parameters that are in none.
+
+        With each, whether it is a buffer.
+        """
+        taken: Counter[str] = Counter()
+        seen: set[int] = set()
+        for root, known in self._models:
+            model = known()
+            for name, tensor, is_buffer in _tensors_of(model) if model is not None else ():
+                seen.add(id(tensor))
+                full = f"{root}.{_plain(name)}"
+                taken[full] += 1
+                yield (full if taken[full] == 1 else f"{full}#{taken[full]}"), tensor, is_buffer
+        for number, alive in enumerate(self._optimizers):
+            optimizer = alive()
+            for place, parameter in _parameters_of(optimizer) if optimizer is not None else ():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield f"optimizer {number} {place}", parameter, False
+
+    def _look(self, optimizer: Optimizer) -> None:
+        """Find the models that this optimizer, and those that are there beside it, train."""
+        self._optimizers.append(ref(optimizer))
+        gc.collect()  # a model in a dead cycle is none
+        modules, optimizers = _living()
+        trained = {id(one) for it in (optimizer, *optimizers) for _, one in _parameters_of(it)}
+        known = {id(model()) for _, model in self._models}
+        new = [it for it in _outermost(modules) if id(it) not in known and _holds(it, trained)]
+        found = _called(new)
+        names = Counter(name for name, _ in self._models)
+        for model in sorted(new, key=lambda it: found.get(id(it), "")):
+            name = found.get(id(model)) or type(model).__name__
+            names[name] += 1
+            self._models.append((name if names[name] == 1 else f"{name}#{names[name]}", ref(model)))
+
+
+def _living() -> tuple[list[nn.Module], list[Optimizer]]:
+    modules: list[nn.Module] = []
+    optimizers: list[Optimizer] = []
+    for it in gc.get_objects():
+        kind = type(it)  # its own __class__ may be a lie, and asking for it may do something
+        if issubclass(kind, nn.Module):
+            modules.append(it)
+        elif issubclass(kind, Optimizer):
+            optimizers.append(it)
+    return modules, optimizers
+
+
+def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    inner = {id(child) for it in modules for child in it.__dict__.get("_modules", {}).values()}
+    return [it for it in modules if id(it) not in inner]
+
+
+def _holds(model: nn.Module, trained: set[int]) -> bool:
+    return "_modules" in model.__dict__ and any(id(parameter) in trained for parameter in model.parameters())
+
+
+def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    yield from ((name, tensor, False) for name, tensor in model.named_parameters())
+    yield from ((name, tensor, True) for name, tensor in model.named_buffers())
+
+
+def _parameters_of(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    for number, group in enumerate(optimizer.__dict__.get("param_groups", ())):
+        for place, parameter in enumerate(group["params"]):
+            yield f"group {number} parameter {place}", parameter
+
+
+def _plain(name: str) -> str:
+    """Without what DataParallel, torch.compile and their like put into it."""
+    *path, last = name.split(".")
+    return ".".join([*(part for part in path if part not in WRAPPERS), last])
+
+
+def _called(models: Iterable[nn.Module]) -> dict[int, str]:
+    """What the script calls these models, where it has a name for them, by id."""
+    wanted = {id(it) for it in models}
+    found: dict[int, str] = {}
+    for variables in _namespaces():
+        for name, value in list(variables.items()):
+            for called, it in _under(name, value):
+                if id(it) in wanted and not name.startswith("__"):
+                    found.setdefault(id(it), called)
+    return found
+
+
+def _namespaces() -> Iterator[Mapping[str, Any]]:
+    """Variables of the script: of the functions that run now, the innermost first, and of its modules."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            yield frame.f_locals
+        frame = frame.f_back
+    yield vars(sys.modules["__main__"])
+
+
+def _under(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A value, what is in it if it is a list or a dict, and its attributes if it is an object of the script's own."""
+    yield name, value
+    if type(value) in (list, tuple):
+        yield from ((f"{name}[{place}]", it) for place, it in enumerate(value))
+    elif type(value) is dict:
+        yield from ((f"{name}[{key!r}]", it) for key, it in value.items())
+    elif not isinstance(value, (type, nn.Module)) and type(getattr(value, "__dict__", None)) is dict:
+        yield from ((f"{name}.{key}", it) for key, it in list(vars(value).items()))

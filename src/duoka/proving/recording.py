@@ -1,0 +1,190 @@
+"""The files of one recorded run: written by its ranks, read by whoever compares.
+
+    steps.jsonl          one line for each state: before the first step, and after each
+    tensors.bin          the bytes of all tensors; of one that has not changed, once
+    batches-RANK.jsonl   one line for each batch that this rank was given
+    end.json             how it ended; there only when all else is whole
+
+Read without torch: types that numpy does not have are written as float32, which holds them exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import posix
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from duoka.errors import RunError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STEPS, TENSORS, END = "steps.jsonl", "tensors.bin", "end.json"
+_AS_NUMPY = {"bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64", "complex64", "complex128"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a tensor of a state is. dtype: as torch calls it; stored: as numpy reads it. digest: of its bytes.
+
+    is_buffer: it is no parameter: a forward pass may have changed it before the first step.
+    """
+
+    name: str
+    dtype: str
+    stored: str
+    shape: tuple[int, ...]
+    start: int
+    digest: str
+    is_buffer: bool
+
+
+@dataclass(frozen=True)
+class State:
+    """What one step left behind; step 0 is the state before the first.
+
+    by: the optimizer that made the step, in words. losses: those of the backward passes since the step before.
+    """
+
+    step: int
+    by: str
+    losses: tuple[float, ...]
+    tensors: dict[str, Entry]
+
+
+class Writer:
+    """Writes the states of a run, on rank 0. steps: how many are meant to come; a disk too small is seen early."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        self._folder, self._steps = folder, steps
+        self._last: dict[str, Entry] = {}
+        self._size = 0
+        self._index = opened(folder / STEPS)
+        self._data = opened(folder / TENSORS, "wb")
+
+    def write(self, step: int, by: str, losses: Iterable[float], tensors: Iterable[tuple[str, Tensor, bool]]) -> None:
+        """Write a state.
+
+        Raises:
+            RunError: the disk has not the space that the whole recording will take.
+        """
+        entries = {name: self._entry(name, tensor, is_buffer) for name, tensor, is_buffer in tensors}
+        self._data.flush()
+        self._last.update(entries)
+        line = {"step": step, "by": by, "losses": list(losses), "tensors": [_as_list(it) for it in entries.values()]}
+        self._index.write(json.dumps(line) + "\n")
+        self._index.flush()
+        if step == 0:
+            self._check_space()
+
+    def _entry(self, name: str, tensor: Tensor, is_buffer: bool) -> Entry:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        array = _as_array(tensor)
+        digest = hashlib.blake2b(array.data, digest_size=16).hexdigest()
+        before = self._last.get(name)
+        if before is not None and (before.digest, before.shape, before.dtype) == (digest, array.shape, dtype):
+            return before
+        entry = Entry(name, dtype, array.dtype.name, array.shape, self._size, digest, is_buffer)
+        self._data.write(array.data if array.size else b"")
+        self._size += array.nbytes
+        return entry
+
+    def _check_space(self) -> None:
+        free, wanted = shutil.disk_usage(self._folder).free, self._size * self._steps
+        if wanted > free:
+            raise RunError(
+                f"recording {self._steps} steps may take {wanted / 1e9:,.1f} GB in {self._folder.parent.parent}, "
+                f"where {free / 1e9:,.1f} GB are free; ask for fewer --steps, or set TMPDIR to a larger disk"
+            )
+
+    def end(self, steps: int, enough: bool) -> None:
+        """Say that the run has made so many steps, and whether it was ended because these were enough."""
+        self._index.close()
+        self._data.close()
+        with opened(self._folder / END) as file:
+            file.write(json.dumps({"steps": steps, "enough": enough}))
+
+
+def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """A tensor's values, in a type that numpy knows, in one piece."""
+    import torch
+
+    tensor = tensor.detach()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if str(tensor.dtype).removeprefix("torch.") not in _AS_NUMPY:
+        tensor = tensor.to(torch.float32)
+    return np.ascontiguousarray(tensor.cpu().resolve_conj().resolve_neg().numpy()).reshape(tuple(tensor.shape))
+
+
+def _as_list(entry: Entry) -> list[Any]:
+    return list(astuple(entry))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One recorded run, read from its folder."""
+
+    folder: Path
+    _open: list[IO[bytes]] = field(default_factory=list, repr=False)
+
+    @cached_property
+    def end(self) -> dict[str, Any] | None:
+        """How it ended; None where it did not."""
+        path = self.folder / END
+        return json.loads(path.read_text()) if path.exists() else None
+
+    @cached_property
+    def states(self) -> list[State]:
+        """Its states, from the one before the first step on."""
+        path = self.folder / STEPS
+        return [_state(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def steps(self) -> int:
+        """How many steps were made."""
+        return max(len(self.states) - 1, 0)
+
+    def read(self, entry: Entry) -> np.ndarray[Any, Any]:
+        """A tensor's values, as they lie in the file."""
+        dtype = np.dtype(entry.stored)
+        count = math.prod(entry.shape)
+        if count == 0:
+            return np.zeros(entry.shape, dtype)
+        path = self.folder / TENSORS
+        data = np.memmap(path, dtype, "r", offset=entry.start, shape=(count,))
+        return np.asarray(data).reshape(entry.shape)
+
+    def batches(self) -> Iterator[list[dict[str, Any]]]:
+        """What was written of batches, one list for each rank, in the order of ranks."""
+        rank = 0
+        while (path := self.folder / batches_file(rank)).exists():
+            yield [json.loads(line) for line in path.read_text().splitlines()]
+            rank += 1
+
+
+def opened(path: Path, mode: str = "w") -> IO[Any]:
+    """A new file, opened past all that has been made of `open` for the script, on this rank alone."""
+    return open(posix.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), mode)
+
+
+def batches_file(rank: int) -> str:
+    """The name of the file with the batches of one rank."""
+    return f"batches-{rank}.jsonl"
+
+
+def _state(line: dict[str, Any]) -> State:
+    entries = [replace(Entry(*values), shape=tuple(values[3])) for values in line["tensors"]]
+    return State(line["step"], line["by"], tuple(line["losses"]), {entry.name: entry for entry in entries})

@@ -1,0 +1,245 @@
+"""The functions by which Python programs write, made to write into a scratch folder; what they read, they find.
+
+Not seen is what other programs write, and libraries that open files in C, but for those in `_OPENED`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import functools
+import io
+import os
+import shutil
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from duoka.proving.scratch import Scratch, exists, is_folder
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_READ = "stat lstat access readlink"
+_CHANGED = "truncate chmod chown utime"
+_NEW = "mkfifo mknod"
+
+# Functions that open files past `open`: module, function, place of the file among the arguments, its name there,
+# and what is done with it.
+_OPENED = (
+    ("torch", "load", 0, "f", "seen"),
+    ("torch", "save", 1, "f", "new"),
+    ("torch.jit", "load", 0, "f", "seen"),
+    ("torch.jit", "save", 1, "f", "new"),
+    ("numpy", "savetxt", 0, "fname", "new"),
+    ("numpy.lib._datasource", "open", 0, "path", "seen"),  # of loadtxt and genfromtxt
+    ("sqlite3", "connect", 0, "database", "changed"),
+    ("safetensors.torch", "serialize_file", 1, "filename", "new"),
+    ("safetensors.torch", "safe_open", 0, "filename", "seen"),
+    ("safetensors.numpy", "serialize_file", 1, "filename", "new"),
+)
+
+Make = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def redirect(scratch: Scratch) -> None:
+    """From now on, in this process and in those that it forks."""
+    tempfile.tempdir = scratch.temporary
+    _replace(io, "open", lambda original: _open(scratch, original))
+    builtins.open = io.open
+    _replace(os, "open", lambda original: _descriptor(scratch, original))
+    _replace(os, "chdir", _placed(0, "path", scratch.folder))
+    for names, choose in ((_READ, scratch.seen), (_CHANGED, scratch.changed), (_NEW, scratch.new)):
+        for name in names.split():
+            _replace(os, name, _placed(0, "path", choose))
+    for name, make in (
+        ("mkdir", _mkdir),
+        ("remove", _remove),
+        ("unlink", _remove),
+        ("rmdir", _remove),
+        ("rename", _rename),
+        ("replace", _rename),
+        ("symlink", _link),
+        ("link", _link),
+        ("listdir", _listdir),
+        ("scandir", _scandir),
+    ):
+        _replace(os, name, functools.partial(make, scratch))
+    _replace(shutil, "rmtree", lambda original: _rmtree(scratch, original))
+    for module, name, at, key, how in _OPENED:
+        if hasattr(sys.modules.get(module), name):
+            _replace(sys.modules[module], name, _placed(at, key, getattr(scratch, how)))
+    sqlite3.dbapi2.connect = sqlite3.connect
+
+
+def _replace(space: Any, name: str, make: Make) -> None:
+    original = getattr(space, name)
+    setattr(space, name, functools.wraps(original)(make(original)))
+
+
+def _placed(at: int, key: str, choose: Callable[[Any], Any]) -> Make:
+    """Makes of a function one that finds the file of an argument in its place."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def placed(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("dir_fd") is None and len(args) > at:
+                args = (*args[:at], choose(args[at]), *args[at + 1 :])
+            elif kwargs.get("dir_fd") is None and key in kwargs:
+                kwargs[key] = choose(kwargs[key])
+            return original(*args, **kwargs)
+
+        return placed
+
+    return make
+
+
+def _open(scratch: Scratch, original: Callable[..., Any]) -> Callable[..., Any]:
+    def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:  # noqa: A001
+        place = None if kwargs.get("opener") else scratch.place(file)
+        if place is None:
+            return original(file, mode, *args, **kwargs)
+        if "x" in mode and exists(scratch.seen(file)):
+            raise _error(errno.EEXIST, file)
+        if set(mode) & set("wx"):
+            place = scratch.new(file)
+        else:
+            place = scratch.changed(file) if set(mode) & set("a+") else scratch.seen(file)
+        if set(mode) & set("wxa+") and is_folder(scratch.seen(file)):
+            raise _error(errno.EISDIR, file)
+        try:
+            return original(place, mode, *args, **kwargs)
+        except OSError as error:
+            raise _error(error.errno or errno.EIO, file) from None
+
+    return open
+
+
+def _descriptor(scratch: Scratch, original: Callable[..., int]) -> Callable[..., int]:
+    def open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:  # noqa: A001
+        if kwargs.get("dir_fd") is not None or scratch.place(path) is None:
+            return original(path, flags, *args, **kwargs)
+        if flags & os.O_EXCL and exists(scratch.seen(path)):
+            raise _error(errno.EEXIST, path)
+        place = scratch.changed(path) if flags & _WRITING else scratch.seen(path)
+        return original(place, flags, *args, **kwargs)
+
+    return open
+
+
+def _mkdir(scratch: Scratch, original: Callable[..., None]) -> Callable[..., None]:
+    def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("dir_fd") is None and scratch.place(path) is not None:
+            if exists(scratch.seen(path)):
+                raise _error(errno.EEXIST, path)
+            path = scratch.new(path)
+        original(path, *args, **kwargs)
+
+    return mkdir
+
+
+def _remove(scratch: Scratch, original: Callable[..., None]) -> Callable[..., None]:
+    def remove(path: Any, *args: Any, **kwargs: Any) -> None:
+        place = None if kwargs.get("dir_fd") is not None else scratch.place(path)
+        if place is None:
+            return original(path, *args, **kwargs)
+        seen, is_own = scratch.seen(path), exists(scratch.own(place)) and not scratch.is_gone(place)
+        if not exists(seen):
+            raise _error(errno.ENOENT, path)
+        if original.__name__ == "rmdir" and os.listdir(path):
+            raise _error(errno.ENOTEMPTY, path)
+        if is_folder(seen) != (original.__name__ == "rmdir") and not os.path.islink(seen):
+            raise _error(errno.EISDIR if is_folder(seen) else errno.ENOTDIR, path)
+        if exists(place):
+            original(place, *args, **kwargs)
+        return scratch.remove(place) if is_own else None
+
+    return remove
+
+
+def _rename(scratch: Scratch, original: Callable[..., None]) -> Callable[..., None]:
+    def rename(src: Any, dst: Any, **kwargs: Any) -> None:
+        source = scratch.place(src)
+        if source is not None and not exists(scratch.seen(src)):
+            raise _error(errno.ENOENT, src)
+        original(src if source is None else scratch.copied(src), scratch.new(dst), **kwargs)
+        if source is not None and exists(scratch.own(source)):
+            scratch.remove(source)
+
+    return rename
+
+
+def _link(scratch: Scratch, original: Callable[..., None]) -> Callable[..., None]:
+    def link(src: Any, dst: Any, **kwargs: Any) -> None:
+        if scratch.place(dst) is not None and exists(scratch.seen(dst)):
+            raise _error(errno.EEXIST, dst)
+        original(scratch.changed(src) if original.__name__ == "link" else src, scratch.new(dst), **kwargs)
+
+    return link
+
+
+def _listdir(scratch: Scratch, original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    def listdir(path: Any = ".") -> list[Any]:
+        place = scratch.place(path)
+        if place is None:
+            return original(path)
+        here = original(os.fsencode(place) if isinstance(path, bytes) else place) if is_folder(place) else []
+        if scratch.is_gone(place) or (here and not is_folder(path)):
+            return here if is_folder(place) else original(place)
+        own = original(path) if is_folder(path) or not is_folder(place) else []
+        return [*here, *(it for it in own if it not in here and not scratch.is_gone(f"{place}/{os.fsdecode(it)}"))]
+
+    return listdir
+
+
+def _scandir(scratch: Scratch, original: Callable[..., Any]) -> Callable[..., Any]:
+    def scandir(path: Any = ".") -> Any:
+        place = scratch.place(path)
+        if place is None or not (exists(place) or scratch.any_gone()):
+            return original(path)
+        here = list(original(place)) if is_folder(place) else []
+        own = list(original(path)) if is_folder(path) and not scratch.is_gone(place) else []
+        names = {os.fsdecode(it.name) for it in here}
+        left = [it for it in own if os.fsdecode(it.name) not in names]
+        return Entries([*here, *(it for it in left if not scratch.is_gone(f"{place}/{os.fsdecode(it.name)}"))])
+
+    return scandir
+
+
+def _rmtree(scratch: Scratch, original: Callable[..., Any]) -> Callable[..., Any]:
+    def rmtree(path: Any, *args: Any, **kwargs: Any) -> Any:
+        place = scratch.place(path)
+        if place is None or not exists(scratch.own(place)) or scratch.is_gone(place):
+            return original(scratch.seen(path), *args, **kwargs)
+        if exists(place):
+            original(place, *args, **kwargs)
+        return scratch.remove(place)
+
+    return rmtree
+
+
+class Entries:
+    """What `os.scandir` gives, of two folders that are seen as one."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> Entries:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is open."""
+        self._entries = iter([])
+
+
+def _error(number: int, path: Any) -> OSError:
+    """As the system says it, of the path that the script gave."""
+    return OSError(number, os.strerror(number), os.fsdecode(path))

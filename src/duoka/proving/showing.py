@@ -1,0 +1,189 @@
+"""What a proof found: a table and sentences for a person, or data."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import shutil
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from duoka.proving.bounds import OF_MOVE, TIMES, ULPS, Judged
+from duoka.proving.causes import amplification
+from duoka.proving.comparing import Gap
+from duoka.proving.proof import REFERENCES, Outcome, Proof
+
+WORDS = {"bits": "identical bits", "rounding": "equal to rounding", "different": "different"}
+WIDTH = 240  # the most, of a table that is not for a terminal
+
+
+def as_text(proof: Proof, verbosity: str) -> str:
+    """All that is to be said, or with `quiet` the last line alone."""
+    last = _verdict(proof)
+    if verbosity == "quiet":
+        return last
+    parts = [_drawn(_table(proof))]
+    if verbosity == "verbose":
+        parts += [_drawn(_steps(proof, outcome)) for outcome in proof.outcomes]
+    parts += [line for outcome in proof.outcomes for line in _sentences(proof, outcome)]
+    if proof.bound is not None:
+        amplified = proof.bound.amplified
+        parts += [_rounding(proof), *([f"note: {amplification(amplified)}"] if amplified is not None else [])]
+    return "\n".join([*parts, last])
+
+
+def _drawn(table: Table) -> str:
+    """A table as text; on a terminal as wide as that is."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False)
+    console.print(table)
+    written: str = console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in written.splitlines())
+
+
+def _table(proof: Proof) -> Table:
+    title = f"{proof.asked.first.name} and each of the others, {_steps_of(proof.steps)}, seed {proof.asked.seed}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("", overflow="fold")
+    for name in ("verdict", "steps", "largest", "relative", "at step: in", "bits part at step: in", "data"):
+        table.add_column(name, overflow="fold")
+    for outcome in proof.outcomes:
+        judged, comparison = outcome.judged, outcome.comparison
+        worst = judged.worst
+        table.add_row(
+            outcome.side.name,
+            WORDS[judged.verdict],
+            str(comparison.steps[1]),
+            _number(worst.largest) if worst else "0",
+            _number(worst.relative) if worst else "0",
+            _place(worst) if worst else "",
+            _place(judged.parts) if judged.parts else "nowhere",
+            "the same" if comparison.data is None else f"part in step {comparison.data.step}",
+        )
+    return table
+
+
+def _steps(proof: Proof, outcome: Outcome) -> Table:
+    """One line for each step of one side: the tensor that is furthest apart, and what rounding may make of it."""
+    table = Table(title=f"{outcome.side.name}, step by step", title_justify="left")
+    for name in ("step", "largest", "relative", "in", "may be", "loss", "loss there"):
+        table.add_column(name, overflow="fold")
+    losses, others = outcome.comparison.losses
+    for step in range(min(outcome.comparison.steps) + 1):
+        gaps = [gap for gap in outcome.comparison.gaps if gap.step == step]
+        worst = max(gaps, key=lambda gap: (gap.relative, gap.largest), default=None)
+        allowed = proof.bound.allowed(worst) if worst and proof.bound else 0.0
+        loss = [f"{them[step - 1]:.6g}" if step and step <= len(them) else "" for them in (losses, others)]
+        table.add_row(
+            str(step),
+            _number(worst.largest) if worst else "0",
+            _number(worst.relative) if worst else "0",
+            worst.name if worst else "",
+            _number(allowed),
+            *loss,
+        )
+    return table
+
+
+def _sentences(proof: Proof, outcome: Outcome) -> list[str]:
+    judged, name = outcome.judged, outcome.side.name
+    if judged.verdict == "different":
+        lines = [f"{name}: different, and here is the first place: {_first(judged)}"]
+    else:
+        lines = [f"{name}: {WORDS[judged.verdict]}"]
+    if outcome.side.plan.world_size == 1 and outcome.side.plan.strategy == "single" and judged.verdict == "bits":
+        lines.append("  note: this is one device; --devices cpu:2, for example, asks for more")
+    lines += [f"  cause: {cause}" for cause in outcome.causes]
+    if judged.verdict == "different" and not outcome.causes:
+        lines.append("  cause: none that duoka can tell; --verbose shows all steps")
+    return lines
+
+
+def _first(judged: Judged) -> str:
+    first = judged.first
+    if first is None:
+        return judged.why
+    when = f"step {first.step}" if first.step else "the forward pass of step 1" if first.is_buffer else "the start"
+    where = f"{when}, {first.name}"
+    if first.problem:
+        return f"{where} {first.problem}"
+    apart = f"{where} is {_number(first.largest)} apart, where rounding may make it {_number(judged.allowed)}"
+    return f"{apart}; {judged.why}" if judged.why else apart
+
+
+def _rounding(proof: Proof) -> str:
+    return (
+        f"rounding: at most {ULPS} units in the last place of a tensor's largest number, {OF_MOVE:g} of how far the "
+        f"steps have moved it, or {TIMES} times what moving all weights by one unit in the last place does to "
+        f"{proof.asked.first.name} ({REFERENCES} runs)"
+    )
+
+
+def _verdict(proof: Proof) -> str:
+    wanted = WORDS[proof.asked.want]
+    holds = f"as wanted ({wanted})" if proof.holds else f"wanted was: {wanted}"
+    return f"verdict: {WORDS[proof.verdict]}, {holds}"
+
+
+def _place(gap: Gap) -> str:
+    return f"{gap.step}: {gap.name}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.2g}" if value else "0"
+
+
+def _steps_of(count: int) -> str:
+    return f"{count} step{'s' * (count != 1)}"
+
+
+def as_data(proof: Proof) -> str:
+    """The same as JSON; what is infinite or no number is null."""
+    sides = [_side(proof, outcome) for outcome in proof.outcomes]
+    data = {
+        "first": proof.asked.first.name,
+        "steps": proof.steps,
+        "seed": proof.asked.seed,
+        "want": proof.asked.want,
+        "verdict": proof.verdict,
+        "holds": proof.holds,
+        "rounding": {"units_in_the_last_place": ULPS, "of_movement": OF_MOVE, "times_reference": TIMES},
+        "amplified": _gap(proof.bound.amplified, proof) if proof.bound else None,
+        "sides": sides,
+    }
+    return json.dumps(data, indent=2, allow_nan=False)
+
+
+def _side(proof: Proof, outcome: Outcome) -> dict[str, Any]:
+    judged, comparison = outcome.judged, outcome.comparison
+    data = comparison.data
+    return {
+        "name": outcome.side.name,
+        "devices": [str(device) for device in outcome.side.plan.devices],
+        "verdict": judged.verdict,
+        "steps": comparison.steps[1],
+        "largest": _gap(judged.worst, proof),
+        "parts": _gap(judged.parts, proof),
+        "first": _gap(judged.first, proof),
+        "why": judged.why,
+        "data": None if data is None else {"step": data.step, "kind": data.kind, "text": data.text},
+        "losses": [[_finite(loss) for loss in losses] for losses in comparison.losses],
+        "causes": list(outcome.causes),
+        "gaps": [_gap(gap, proof) for gap in comparison.gaps],
+    }
+
+
+def _gap(gap: Gap | None, proof: Proof) -> dict[str, Any] | None:
+    if gap is None:
+        return None
+    found = {"step": gap.step, "tensor": gap.name, "absolute": _finite(gap.largest)}
+    found |= {"relative": _finite(gap.relative), "problem": gap.problem}
+    return found | {"allowed": _finite(proof.bound.allowed(gap)) if proof.bound else None}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,119 @@
+"""`run.model(strategy="dp")`: which devices of this process a model computes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch.nn import functional as F
+
+from duoka.errors import DeviceError, OptionError
+from duoka.options import one_of
+from duoka.picking import Picked
+from duoka.picking import devices as pick_devices
+from duoka.plan import STRATEGIES
+from duoka.run.session import ApiSession
+from duoka.strategies import Dp
+from duoka.view.seams import is_compiled
+
+Devices = int | str | Sequence[int | str | torch.device]
+
+
+def check_strategy(asked: str, world_size: int, devices: object) -> None:
+    """See that a model can be kept in step in this way in this run.
+
+    Raises:
+        OptionError: it cannot.
+    """
+    one_of("strategy", asked, STRATEGIES)
+    if asked == "dp" and world_size > 1:
+        hint = "each of several ranks has one device, and strategy='auto' keeps them in step"
+        raise OptionError("strategy", "dp", "used in a run of one process", hint)
+    if asked == "single" and world_size > 1:
+        raise OptionError("strategy", "single", f"auto or ddp for {world_size} ranks")
+    if asked != "dp" and devices is not None:
+        hint = "a rank has one device, which duoka.start(device=...) chooses"
+        raise OptionError("devices", devices, "given with strategy='dp' only", hint)
+
+
+def pick(asked: Devices | None, here: torch.device) -> Picked:
+    """The devices of a model. asked: how many, in the words of `--devices`, or a list; None: all cards there are.
+
+    Raises:
+        OptionError: it names no devices of one kind.
+        DeviceError: one is not there.
+    """
+    if asked is None:
+        if here.type == "cpu":
+            raise OptionError("devices", None, "given on a machine without cards", "for example: devices='cpu:2'")
+        asked = range(torch.cuda.device_count())
+    if isinstance(asked, bool) or (isinstance(asked, int) and asked < 1):
+        raise OptionError("devices", asked, "how many devices, at least 1, or which")
+    if isinstance(asked, int):
+        asked = f"cpu:{asked}" if here.type == "cpu" else str(asked)
+    picked = pick_devices(asked) if isinstance(asked, str) else Picked(map(_device, asked))
+    kinds = sorted({device.type for device in picked})
+    if len(kinds) != 1:
+        raise OptionError("devices", asked, "devices of one kind", f"these are {' and '.join(kinds) or 'none'}")
+    return picked
+
+
+def _device(asked: int | str | torch.device) -> torch.device:
+    """One of a list: a number is a card's, as for nn.DataParallel."""
+    try:
+        device = torch.device("cuda", asked) if isinstance(asked, int) else torch.device(asked)
+    except (RuntimeError, TypeError):
+        raise OptionError("devices", asked, "cpu, or a card's number as torch has it (0, 'cuda:1')") from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise DeviceError(f"devices: {device} is not there: torch finds {count} cuda devices")
+        return torch.device("cuda", device.index or 0)
+    return torch.device("cpu") if device.type == "cpu" else device
+
+
+def share_out(module: nn.Module, dp: Dp, devices: Sequence[torch.device], output_device: Any, dim: Any) -> None:
+    """Let `module` compute on these devices.
+
+    Raises:
+        OptionError: it cannot.
+    """
+    if not isinstance(dim, int) or isinstance(dim, bool) or dim < 0:
+        raise OptionError("dim", dim, "the dimension of the samples in the model's inputs, 0 or more")
+    output = devices[0] if output_device is None else _device(output_device)
+    if output not in tuple(devices):
+        raise OptionError("output_device", output_device, f"one of {', '.join(map(str, dict.fromkeys(devices)))}")
+    if any(map(is_compiled, module.modules())):
+        raise OptionError("strategy", "dp", "used for a model that is not compiled", "several ranks may compile it")
+    if len(devices) > 1:
+        dp.share_out(module, devices, output, dim)
+
+
+def make_dp(session: ApiSession, timeout: float) -> Dp:
+    """The strategy of one process with several devices, with what it has to see of torch."""
+    dp = Dp(timeout, session.plan.batch_norm == "whole", session.say)
+    session.patches.replace(F, "batch_norm", dp.batch_norm)
+    checkpoints: Any = torch.utils.checkpoint
+    session.patches.replace(checkpoints, "_checkpoint_without_reentrant_generator", dp.checkpoint)
+    session.patches.replace(checkpoints.CheckpointFunction, "apply", dp.reentrant_checkpoint)
+    return dp
+
+
+class WithLoss(nn.Module):
+    """A model with its loss function behind it: gives the loss of each sample, computed where its output is."""
+
+    def __init__(self, model: nn.Module, loss: Any) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, *inputs: Any, **how: Any) -> torch.Tensor:
+        """loss(model(*inputs), target), shape (n,) or more; the last of `inputs` is the target."""
+        *inputs_of_model, target = inputs
+        losses: torch.Tensor = self.loss(self.model(*inputs_of_model, **how), target)
+        if losses.dim() == 0:
+            hint = "reduction='none', and take the mean of what comes back"
+            raise OptionError("run.loss", "a loss of all samples together", "given one with a value for each", hint)
+        return losses

@@ -1,0 +1,212 @@
+"""Gradients of models that compute in float16, which are too small for it: scaled while they are within the model.
+
+A gradient is multiplied where it enters a model's forward pass from behind, and divided where it leaves it: at the
+parameters and at the inputs. So outside of the model every gradient is the true one, whatever else the loss is made
+of; nothing is to be unscaled before clipping. The idea is Micikevicius et al., "Mixed precision training" (2018);
+torch.amp.GradScaler scales the loss instead, and so all that is behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
+
+from duoka.errors import Refused
+from duoka.view.contents import Contents
+from duoka.view.site import user_line
+from duoka.view.witness import graph
+
+_when_computed = Tensor.register_hook  # scripts on several ranks are given another one
+
+FIRST = 2.0**15  # with which a gradient of 1 still is a number in float16
+STEPS_TO_GROW = 2000
+IN_VAIN = 50  # steps in a row that were left out, after which somebody should be told
+
+
+class Scale:
+    """By how much gradients are multiplied within the models of one run, and which steps are left out.
+
+    A step for which a gradient is not finite is left out, and the scale is halved; after 2000 good ones it is
+    doubled. Gradients are the same on all ranks, so all decide alike.
+
+    value: the scale now. say: shows the user a line.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.value, self._good, self._left_out = FIRST, 0, 0
+        self._say = say
+        self._inside = False
+        self._calls = 0
+        self._scaled: WeakIdKeyDictionary = WeakIdKeyDictionary()  # the parameters of models in float16
+        self._kept: dict[int, list[tuple[Tensor, Tensor]]] = {}  # gradients that a step must not see
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def __deepcopy__(self, memo: Any) -> Scale:
+        """A copy of a model belongs to the same run."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """In another process it would belong to no run: there the model computes without gradients."""
+        return _no_scale, ()
+
+    def state_dict(self) -> dict[str, float]:
+        """What is needed to go on."""
+        return {"value": self.value, "good": self._good}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict()`."""
+        self.value, self._good = float(state["value"]), int(state["good"])
+
+    def close(self) -> None:
+        """No longer look at optimizers."""
+        for hook in self._hooks:
+            hook.remove()
+
+    # --- in the model
+
+    def around(self, forward: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """`forward(*args, **kwargs)`, the forward pass of `module`, in which gradients are scaled.
+
+        Raises:
+            Refused: gradients would leave the model by another way than its parameters and inputs.
+        """
+        if self._inside:
+            return forward(*args, **kwargs)
+        entries: list[Tensor] = []
+
+        def entering(tensor: Tensor) -> Tensor:
+            if not tensor.requires_grad:
+                return tensor
+            entries.append(_times(tensor, 1 / self.value))
+            return entries[-1]
+
+        args, kwargs = tree_map_only(Tensor, entering, (args, kwargs))
+        table = {id(parameter): entering(parameter) for parameter in module.parameters()}
+        self._scaled.update(dict.fromkeys(module.parameters()))
+        self._inside = True
+        try:
+            with _in_place(module, table):
+                contents = Contents(forward(*args, **kwargs))
+        finally:
+            self._inside = False
+        self._calls += 1
+        if not self._calls & (self._calls - 1):
+            _check_ways(contents.leaves, entries, module)
+        return contents.put([self._leaving(leaf) for leaf in contents.leaves])
+
+    def _leaving(self, leaf: Any) -> Any:
+        """An output: its own gradient is the true one, and what comes of it within is scaled."""
+        if not isinstance(leaf, Tensor) or not leaf.requires_grad:
+            return leaf
+        scaled = _times(leaf, self.value)
+        return scaled.view_as(scaled)
+
+    # --- in optimizers
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if not any(parameter in self._scaled for parameter in parameters):
+            return
+        if args[1:] or kwargs.get("closure") is not None:
+            raise Refused(
+                f"{type(optimizer).__name__}.step(closure) at {user_line()} computes gradients by itself, so no step "
+                "can be left out where they overflow float16; use precision='bf16'"
+            )
+        found = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+        finite = not found or math.isfinite(
+            torch.nn.utils.get_total_norm([gradient for _, gradient in found], norm_type=math.inf).item()
+        )
+        self._update(finite)
+        if not finite:
+            self._kept[id(optimizer)] = found
+            for parameter, _ in found:
+                parameter.grad = None  # an optimizer passes over it, and over its state
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for parameter, gradient in self._kept.pop(id(optimizer), []):
+            parameter.grad = gradient
+
+    def _update(self, finite: bool) -> None:
+        if not finite:
+            self.value, self._good, self._left_out = self.value / 2, 0, self._left_out + 1
+            if self._left_out == IN_VAIN:
+                self._say(
+                    f"{IN_VAIN} steps in a row were left out, as gradients are not finite whatever their scale "
+                    f"({user_line()}): is the loss itself nan or inf?"
+                )
+            return
+        self._good, self._left_out = self._good + 1, 0
+        if self._good == STEPS_TO_GROW:
+            self.value, self._good = self.value * 2, 0
+
+
+def _no_scale() -> None:
+    return None
+
+
+def _times(tensor: Tensor, factor: float) -> Tensor:
+    """The same tensor; its gradient is multiplied on its way back."""
+    same = tensor.view_as(tensor)
+    _when_computed(same, lambda gradient: _Times.apply(gradient, factor))
+    return same
+
+
+class _Times(torch.autograd.Function):
+    """A gradient that comes into a model, or leaves it.
+
+    Within, S times the gradient of any number stands for it, of a gradient too: what is S times a gradient outside
+    has itself a gradient, by S smaller, of which S times is the one outside. So a gradient of this gradient passes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, factor: float) -> Tensor:
+        return gradient * factor
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0], None
+
+
+@contextmanager
+def _in_place(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
+    """Meanwhile the module computes with other tensors in place of its parameters; the table is by identity."""
+    parts = list(module.modules())
+    before = [(part, dict(part._parameters), part.__dict__.get("_flat_weights")) for part in parts]
+    try:
+        for part, parameters, flat in before:
+            part._parameters.update({name: table.get(id(value), value) for name, value in parameters.items()})  # type: ignore[misc]
+            if flat is not None:  # recurrent layers keep a list of theirs
+                part.__dict__["_flat_weights"] = [table.get(id(value), value) for value in flat]
+        yield
+    finally:
+        for part, parameters, flat in before:
+            part._parameters.update(parameters)
+            if flat is not None:
+                part.__dict__["_flat_weights"] = flat
+
+
+def _check_ways(outputs: list[Any], entries: list[Tensor], module: nn.Module) -> None:
+    """See that whatever the outputs were computed from came in by the entries."""
+    ends = [torch.autograd.graph.get_gradient_edge(entry).node for entry in entries]
+    for node in graph(outputs, ends):
+        name = node.name()
+        if "CheckpointFunction" in name:
+            raise Refused("checkpoint(use_reentrant=True) in a model of precision='fp16': use use_reentrant=False")
+        if "AccumulateGrad" in name:
+            raise Refused(
+                f"{type(module).__name__} at {user_line()} computes with a tensor that needs gradients, of shape "
+                f"{tuple(node.variable.shape)}, which is neither a parameter nor an input of it: with "
+                "precision='fp16' it would get a wrong one; make it a parameter, or use precision='bf16'"
+            )

@@ -1,0 +1,152 @@
+"""How gradients are made smaller for the way between ranks: one class for each, by name in `COMPRESSIONS`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+
+import torch
+from torch import Tensor
+
+from duoka.errors import OptionError
+from duoka.view.collectives import Collectives
+
+
+class Compression(ABC):
+    """What travels for a bucket of gradients. exact: it is their very numbers."""
+
+    exact = False
+
+    @abstractmethod
+    def start(
+        self, flat: Tensor, members: Sequence[int], shapes: Sequence[torch.Size], ranks: Collectives
+    ) -> Callable[[], None]:
+        """Begin to add up `flat` over ranks, in place: the gradients of `members`; what it gives waits for that."""
+
+
+class Unchanged(Compression):
+    """All their bytes."""
+
+    exact = True
+
+    def start(
+        self, flat: Tensor, members: Sequence[int], shapes: Sequence[torch.Size], ranks: Collectives
+    ) -> Callable[[], None]:
+        """As it is."""
+        return ranks.start_all_reduce(flat)
+
+
+class In16Bits(Compression):
+    """Half the bytes, and fewer digits."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def start(
+        self, flat: Tensor, members: Sequence[int], shapes: Sequence[torch.Size], ranks: Collectives
+    ) -> Callable[[], None]:
+        """Rounded; of float32 only."""
+        if flat.dtype != torch.float32:
+            return ranks.start_all_reduce(flat)
+        sent = flat.to(self._dtype)
+        wait_for_sent = ranks.start_all_reduce(sent)
+
+        def wait() -> None:
+            wait_for_sent()
+            flat.copy_(sent)
+
+        return wait
+
+
+class PowerSgd(Compression):
+    """Matrices of a low rank in place of gradients (Vogels, Karimireddy & Jaggi, "PowerSGD", NeurIPS 2019).
+
+    What is lost of a gradient is added to the next one, by each rank for itself. The first `after` times a
+    parameter's gradient goes as it is, as torch's powerSGD_hook lets it.
+    """
+
+    def __init__(self, rank: int = 1, after: int = 1000) -> None:
+        self._rank, self._after = rank, after
+        self._times: dict[int, int] = {}
+        self._lost: dict[int, Tensor] = {}
+        self._right: dict[int, Tensor] = {}  # the right factor of last time, to begin with
+
+    def start(
+        self, flat: Tensor, members: Sequence[int], shapes: Sequence[torch.Size], ranks: Collectives
+    ) -> Callable[[], None]:
+        """A left factor of each matrix now, with all that is no matrix; a right one when it is waited for."""
+        parts = flat.split([shape.numel() for shape in shapes])
+        matrices = {
+            member: part.view(shape[0], -1)
+            for member, part, shape in zip(members, parts, shapes, strict=True)
+            if self._is_worth_it(member, shape, flat.dtype)
+        }
+        if not matrices:
+            return ranks.start_all_reduce(flat)
+        for member, matrix in matrices.items():
+            matrix += self._lost.get(member, 0)
+        lefts = [matrix @ self._right_of(member, matrix) for member, matrix in matrices.items()]
+        others = [part for member, part in zip(members, parts, strict=True) if member not in matrices]
+        sent = torch.cat([*(left.flatten() for left in lefts), *others])
+        wait_for_sent = ranks.start_all_reduce(sent)
+
+        def wait() -> None:
+            wait_for_sent()
+            found = sent.split([*(left.numel() for left in lefts), *(part.numel() for part in others)])
+            for part, whole in zip(others, found[len(lefts) :], strict=True):
+                part.copy_(whole)
+            summed = [one.view_as(left) for one, left in zip(found, lefts, strict=False)]
+            self._finish(matrices, summed, ranks)
+
+        return wait
+
+    def _is_worth_it(self, member: int, shape: torch.Size, dtype: torch.dtype) -> bool:
+        self._times[member] = self._times.get(member, 0) + 1
+        if self._times[member] <= self._after or dtype != torch.float32 or len(shape) < 2:
+            return False
+        rows, columns = shape[0], shape[1:].numel()
+        return (rows + columns) * self._rank < rows * columns
+
+    def _right_of(self, member: int, matrix: Tensor) -> Tensor:
+        if member not in self._right:
+            same = torch.Generator().manual_seed(member)  # on all ranks
+            self._right[member] = torch.randn(matrix.shape[1], self._rank, generator=same).to(matrix.device)
+        return self._right[member]
+
+    def _finish(self, matrices: dict[int, Tensor], lefts: list[Tensor], ranks: Collectives) -> None:
+        lefts = [torch.linalg.qr(left).Q for left in lefts]
+        rights = [matrix.t() @ left for matrix, left in zip(matrices.values(), lefts, strict=True)]
+        sent = ranks.all_reduce(torch.cat([right.flatten() for right in rights]))
+        summed = sent.split([right.numel() for right in rights])
+        for (member, matrix), left, right, one in zip(matrices.items(), lefts, rights, summed, strict=True):
+            right = one.view_as(right)
+            approximated = left @ right.t()
+            # A gradient that overflowed must not come back with every later one.
+            self._lost[member] = (matrix - approximated / ranks.world_size).nan_to_num_(0, 0, 0)
+            self._right[member] = torch.where(right.isfinite().all(), right, self._right[member])
+            matrix.copy_(approximated)
+
+
+COMPRESSIONS: dict[str, Callable[..., Compression]] = {
+    "none": Unchanged,
+    "bf16": lambda: In16Bits(torch.bfloat16),
+    "fp16": lambda: In16Bits(torch.float16),
+    "powersgd": PowerSgd,
+}
+
+
+def compression(word: str) -> Compression:
+    """What `compress=word` asks for: none, bf16, fp16, or powersgd[:RANK[:AFTER]].
+
+    Raises:
+        OptionError: it is none of them.
+    """
+    name, *numbers = str(word).split(":")
+    if name in COMPRESSIONS and not numbers:
+        return COMPRESSIONS[name]()
+    if name == "powersgd" and len(numbers) <= 2 and all(number.isdecimal() for number in numbers) and int(numbers[0]):
+        return PowerSgd(*map(int, numbers))
+    close = get_close_matches(name, COMPRESSIONS, n=1)
+    hint = f"did you mean {close[0]}?" if close and not numbers else "a rank of 2, after 10 passes: powersgd:2:10"
+    raise OptionError("compress", word, f"one of {', '.join(COMPRESSIONS)}", hint)

@@ -1,0 +1,76 @@
+"""Processes that take cards of a recorded machine: each takes, says what it got, and holds it until it may go.
+
+rush.py RECORDING FOLDER WAIT REQUEST...    one process for each request, all started at the same moment
+
+Each writes a line `index pid "GPU …"` or `index pid why-not`; a line `index` on standard input lets one go, and the
+end of it all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from duoka.devices import choose, locks, waiting
+from duoka.devices.spec import parse
+from duoka.devices.taking import Asked, take
+from duoka.errors import DeviceError
+from tests.devices.driver import play
+
+
+def main(recording: str, folder: str, wait: float, requests: list[str]) -> None:
+    play(pytest.MonkeyPatch(), recording)
+    locks._folder_of_this_user = lambda: Path(folder)
+    waiting.STEP = 0.02
+    start, gun = os.pipe()
+    gates: dict[int, int] = {}
+    for index, request in enumerate(requests):
+        behind, gate = os.pipe()
+        if os.fork() == 0:
+            for other in (gun, gate, *gates.values()):
+                os.close(other)
+            os.read(start, 1)  # its end is the start
+            one(index, request, wait, behind)
+            os._exit(0)
+        os.close(behind)
+        gates[index] = gate
+    os.close(gun)
+    for line in iter(sys.stdin.readline, ""):
+        os.close(gates.pop(int(line)))
+    for gate in gates.values():
+        os.close(gate)
+    for _ in requests:
+        os.wait()
+
+
+def one(index: int, request: str, wait: float, behind: int) -> None:
+    signal.alarm(60)
+    asked = Asked(parse(request), None, f"run {index}")
+    try:
+        taken = take(
+            asked,
+            lambda found: choose(asked.request, found, None).devices,
+            lambda devices: devices,
+            wait,
+            lambda text: say(index, f"waits {text}"),
+        )
+    except DeviceError as error:
+        say(index, f"refused {error}")
+        return
+    with taken.held:
+        say(index, " ".join(map(str, ["has", *taken.decided])))
+        select.select([behind], [], [])
+        os.read(behind, 1)
+
+
+def say(index: int, text: str) -> None:
+    os.write(1, f"{index} {os.getpid()} {text}\n".encode())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4:])

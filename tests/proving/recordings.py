@@ -1,0 +1,51 @@
+"""Recordings made by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from duoka.proving.batches import Seen
+from duoka.proving.recording import Recording, Writer
+
+
+def recorded(folder: Path, states: Sequence[Mapping[str, Tensor]], batches: Sequence[Tensor] = ()) -> Recording:
+    """A run with these tensors before its first step and after each; one batch for each step."""
+    folder.mkdir()
+    writer = Writer(folder, len(states))
+    for step, tensors in enumerate(states):
+        entries = ((name, tensor, False) for name, tensor in tensors.items())
+        writer.write(step, "optimizer 0 (SGD) at train.py:1", [0.5], entries)
+    writer.end(len(states) - 1, enough=True)
+    seen = Seen(folder, 0, own_rows=False)
+    for step, batch in enumerate(batches, 1):
+        seen.step = step
+        seen._write("loader", batch, False)
+    seen.close()
+    return Recording(folder)
+
+
+def cut(recording: Recording, sizes: Sequence[int]) -> Recording:
+    """The same run, as ranks with so many rows of each batch would have written it."""
+    lines = [json.loads(line) for line in (recording.folder / "batches-0.jsonl").read_text().splitlines()]
+    start = 0
+    for rank, size in enumerate(sizes):
+        own = []
+        for line in lines:
+            rows = slice(16 * start, 16 * (start + size))
+            leaves = [{**leaf, "kind": "cut", "rows": leaf["rows"][rows]} for leaf in line["leaves"]]
+            own.append(json.dumps({**line, "leaves": leaves}) + "\n")
+        (recording.folder / f"batches-{rank}.jsonl").write_text("".join(own))
+        start += size
+    return Recording(recording.folder)
+
+
+def weights(value: float = 1.0, count: int = 4) -> dict[str, Tensor]:
+    """One tensor, whose last number is `value`."""
+    tensor = torch.ones(count)
+    tensor[-1] = value
+    return {"model.weight": tensor}
