@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import posix  # a plain script's calls of `os` are answered by rank 0
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
+OF_RUNS = re.compile(r"torch_|sem\.|psm_|pymp-|duoka-[0-9a-f]{8}-")  # how torch, Python and duoka name memory
 TO_GO = 2.0  # seconds that the kernel may take to close what a killed process held
 
 
@@ -31,7 +33,7 @@ class Leftovers:
 
     def _look(self, listening: set[int]) -> list[str]:
         ports = [f"port {port}" for inode, port in listeners().items() if inode in listening]
-        shared = _names(SHARED_MEMORY) - self._shared
+        shared = set(filter(OF_RUNS.match, _names(SHARED_MEMORY) - self._shared))
         if shared:
             shared -= _held()  # by another program, which makes files there at the same time
         return sorted([*ports, *(f"/dev/shm/{name}" for name in shared), *_names(self._temporary)])
