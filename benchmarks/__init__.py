@@ -4,6 +4,7 @@ A figure is a ratio of medians that were measured alternately in one run: absolu
 and on its mood, ratios hardly do.
 
     api       the API: a step on two workers, batches from memory
+    exact     a step on two workers with --strategy exact, against ddp
     launch    from the command to the first finished all-reduce, against torchrun
     memory    what the processes of a run hold together
     restarts  from the kill of a rank to the first finished all-reduce after it, against torchrun --max-restarts
@@ -23,6 +24,7 @@ Each is a file with `measure(quick) -> Iterator[Row]` and a line in `BENCHMARKS`
 BENCHMARKS = {
     "gpus": "benchmarks.gpus",
     "api": "benchmarks.api",
+    "exact": "benchmarks.exact",
     "launch": "benchmarks.launch",
     "memory": "benchmarks.memory",
     "predict": "benchmarks.predict",

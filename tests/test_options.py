@@ -34,6 +34,8 @@ TARGET = Target("train.py")
             "--loading must be one of auto, whole, shared, but is 'share'; did you mean shared?",
         ),
         ("threads", 0, "--threads must be a whole number from 1 to 4096, but is 0"),
+        ("shares", 6, "--shares must be a power of two from 1 to 4096, but is 6"),
+        ("shares", 0, "--shares must be a power of two from 1 to 4096, but is 0"),
         ("restarts", -1, "--restarts must be a whole number from 0 to 1000, but is -1"),
         ("restarts", 1001, "--restarts must be a whole number from 0 to 1000, but is 1001"),
         ("timeout", 0, "--timeout must be more than 0 seconds and at most 30 days, but is 0"),

@@ -60,6 +60,9 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (OWN_RANKS, {"devices": "2"}, Kind.DISTRIBUTED, "", 1),
         (OWN_RANKS, {"devices": "2", "kind": "plain"}, Kind.PLAIN, "ddp", 2),
         (API, {"devices": "2"}, Kind.API, "ddp", 2),
+        (PLAIN, {"devices": "1", "strategy": "exact"}, Kind.PLAIN, "exact", 1),
+        (PLAIN, {"devices": "4", "strategy": "exact"}, Kind.PLAIN, "exact", 4),
+        (API, {"devices": "2", "strategy": "exact"}, Kind.API, "exact", 2),
     ],
 )
 def test_kind_and_strategy(
@@ -85,6 +88,10 @@ def test_kind_and_strategy(
         ({"devices": "cpu"}, 4, None, None, False),
         ({"devices": "cpu"}, 4, "3", None, False),
         ({"devices": "cpu", "threads": 5}, 4, None, 5, False),
+        ({"devices": "cpu", "strategy": "exact"}, 4, None, 1, False),
+        ({"devices": "cpu:2", "strategy": "exact"}, 4, None, 1, False),
+        ({"devices": "cpu", "strategy": "exact"}, 4, "3", 3, True),
+        ({"devices": "cpu", "strategy": "exact", "threads": 2}, 4, "3", 2, False),
     ],
 )
 def test_threads(
@@ -93,6 +100,15 @@ def test_threads(
     made = plan(PLAIN, inventory=Inventory((), cores), omp=omp, **asked)
     assert made.threads == threads
     assert (f"OMP_NUM_THREADS={omp} respected" in made.notes) == noted
+
+
+@pytest.mark.parametrize(("devices", "asked", "shares"), [(1, None, 8), (4, None, 8), (16, None, 16), (2, 2, 2)])
+def test_shares(plan: Any, devices: int, asked: int | None, shares: int) -> None:
+    made = plan(PLAIN, devices=f"cpu:{devices}", strategy="exact", shares=asked)
+    assert made.shares == shares
+    assert f"strategy exact with {shares} shares of each batch" in header(made)
+    assert f"shares      {shares} of each batch" in details(made)
+    assert plan(PLAIN, devices="cpu:2").shares == 0
 
 
 def test_a_script_with_ranks_of_its_own_keeps_all_threads(plan: Any) -> None:
@@ -105,10 +121,14 @@ def test_a_script_with_ranks_of_its_own_keeps_all_threads(plan: Any) -> None:
         (
             {"strategy": "dpd"},
             OptionError,
-            "--strategy must be one of auto, ddp, dp, single, but is 'dpd'; did you mean dp?",
+            "--strategy must be one of auto, ddp, dp, exact, single, but is 'dpd'; did you mean dp?",
         ),
         ({"strategy": "dp", "devices": "2"}, OptionError, "run.model(net, strategy='dp', devices=2)"),
-        ({"strategy": "single", "devices": "2"}, OptionError, "--strategy must be auto or ddp for 2 devices"),
+        ({"strategy": "single", "devices": "2"}, OptionError, "--strategy must be auto, ddp or exact for 2 devices"),
+        ({"strategy": "exact", "devices": "cpu:3"}, OptionError, "used with a power of two of them"),
+        ({"strategy": "exact", "devices": "cpu:4", "shares": 2}, OptionError, "--shares must be at least the number"),
+        ({"strategy": "exact", "batch_norm": "local"}, OptionError, "--batch-norm must be left out"),
+        ({"shares": 4}, OptionError, "--shares must be given with --strategy exact"),
         ({"devices": "0,0"}, OptionError, "--devices must be"),
         ({"devices": "cuda"}, DeviceError, "no NVIDIA driver answers here"),
     ],

@@ -70,6 +70,11 @@ def threads() -> str | None:
     return os.environ.get("OMP_NUM_THREADS")
 
 
+def fix_cublas_workspace() -> None:
+    """Let cuBLAS compute the same each time, unless the user has chosen how."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
 def network_device() -> str | None:
     """The network device that gloo was told to use; None where it was not."""
     return os.environ.get("GLOO_SOCKET_IFNAME")

@@ -20,6 +20,8 @@ Verbosity = Literal["quiet", "normal", "verbose"]
 
 MOST_THREADS = 4096
 MOST_RESTARTS = 1000
+MOST_SHARES = 4096
+SHARES = 8  # of each batch, with the strategy exact
 LONGEST = 30 * 24 * 3600.0
 
 
@@ -38,6 +40,7 @@ class Options:
 
     `devices` and `strategy` have a grammar and a table of their own, and are checked there.
 
+    shares: of each batch, with the strategy exact; None leaves it to the plan.
     threads: per worker; None leaves it to the plan. timeout: seconds that a collective may wait.
     step_timeout: the same after the first step; None: a multiple of the slowest step so far.
     restarts: how often the workers may be started again after a fault.
@@ -49,6 +52,7 @@ class Options:
     target: Target
     devices: str = "auto"
     strategy: str = "auto"
+    shares: int | None = None
     kind: KindWord = "auto"
     batch_norm: BatchNorm = "whole"
     randomness: Randomness = "whole"
@@ -66,6 +70,8 @@ class Options:
         one_of("--randomness", self.randomness, get_args(Randomness))
         one_of("--loading", self.loading, get_args(Loading))
         one_of("verbosity", self.verbosity, get_args(Verbosity))
+        if self.shares is not None:
+            check_shares(self.shares)
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
             raise OptionError("--threads", self.threads, f"a whole number from 1 to {MOST_THREADS}")
         if not 0 <= self.restarts <= MOST_RESTARTS:
@@ -89,6 +95,42 @@ def one_of(option: str, given: str, allowed: Iterable[str]) -> None:
         close = get_close_matches(str(given).lower(), words, n=1)
         hint = f"did you mean {close[0]}?" if close else ""
         raise OptionError(option, given, f"one of {', '.join(words)}", hint)
+
+
+def check_shares(count: object, option: str = "--shares") -> None:
+    """See that batches can be cut into so many shares.
+
+    Raises:
+        OptionError: they cannot.
+    """
+    if not isinstance(count, int) or not 1 <= count <= MOST_SHARES or count & (count - 1):
+        hint = "sums are added in pairs, and pairs of pairs"
+        raise OptionError(option, count, f"a power of two from 1 to {MOST_SHARES}", hint)
+
+
+def shares_for(ranks: int, asked: int | None, option: str = "--shares") -> int:
+    """Into how many shares the strategy exact cuts each batch.
+
+    Raises:
+        OptionError: it cannot be computed by so many ranks.
+    """
+    if ranks & (ranks - 1):
+        hint = "1, 2, 4, 8, ... each add up a whole part of the tree of shares"
+        raise OptionError("--strategy", f"exact on {ranks} devices", "used with a power of two of them", hint)
+    if asked is not None and asked < ranks:
+        raise OptionError(option, asked, f"at least the number of devices, {ranks}")
+    return asked or max(SHARES, ranks)
+
+
+def shares(text: str) -> int:
+    """The number of shares that `--shares` asks for.
+
+    Raises:
+        OptionError: it is not a whole number.
+    """
+    if re.fullmatch(r"[0-9]{1,9}", text.strip()) is None:
+        raise OptionError("--shares", text, f"a power of two from 1 to {MOST_SHARES}")
+    return int(text)
 
 
 def threads(text: str) -> int:

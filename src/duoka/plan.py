@@ -16,7 +16,7 @@ from duoka import script
 from duoka.devices import Device, choose, spec
 from duoka.devices.inventory import Inventory
 from duoka.errors import OptionError
-from duoka.options import BatchNorm, Loading, Options, Randomness, Target, Verbosity, one_of
+from duoka.options import BatchNorm, Loading, Options, Randomness, Target, Verbosity, one_of, shares_for
 from duoka.script import Kind, Script
 
 __all__ = ["STRATEGIES", "Device", "Kind", "Plan", "decide", "details", "header"]
@@ -25,6 +25,7 @@ STRATEGIES = {
     "auto": "single for one device, ddp for several",
     "ddp": "every device holds the whole model, and gradients are averaged",
     "dp": "one process computes on several devices; a script asks for it: run.model(net, strategy='dp')",
+    "exact": "the same bits on 1, 2, 4, ... devices: batches in a fixed number of shares, sums in a fixed order",
     "single": "one device computes everything",
 }
 
@@ -51,6 +52,7 @@ class Plan:
     log_dir: Path | None
     verbosity: Verbosity
     restarts: int = 0  # how often the workers may be started again after a fault
+    shares: int = 0  # of each batch, with the strategy exact
     notes: tuple[str, ...] = ()  # what was respected or ignored on the way, to be shown
     local_rank_flag: str | None = None  # --local_rank or --local-rank, where the script parses it
     self_launching: bool = False
@@ -83,7 +85,7 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
     alone = told.self_launching and kind is Kind.DISTRIBUTED
     workers = 1 if alone else len(chosen.devices)
     strategy, strategy_notes = _strategy(options, kind, workers)
-    threads, thread_notes = _threads(options.threads, workers, inventory.cores, omp_threads)
+    threads, thread_notes = _threads(options.threads, workers, inventory.cores, omp_threads, strategy == "exact")
     return Plan(
         target=options.target,
         kind=kind,
@@ -100,6 +102,7 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
         log_dir=options.log_dir,
         verbosity=options.verbosity,
         restarts=options.restarts,
+        shares=shares_for(workers, options.shares) if strategy == "exact" else 0,
         notes=chosen.notes + strategy_notes + thread_notes,
         local_rank_flag=told.local_rank_flag,
         self_launching=alone,
@@ -153,37 +156,56 @@ def _kind(options: Options, told: Script, devices: int) -> tuple[Kind, str]:
 def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[str, ...]]:
     if kind is Kind.DISTRIBUTED:
         asked = Options(options.target)
-        names = ("strategy", "batch_norm", "randomness", "loading")
+        names = ("strategy", "shares", "batch_norm", "randomness", "loading")
         unused = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)]
         return "", (f"{', '.join(unused)}: without effect, as the script is left alone",) if unused else ()
     if options.strategy == "dp":
         hint = "in a script, run.model(net, strategy='dp', devices=2) computes on several devices in one process"
         raise OptionError("--strategy", "dp", "auto or ddp, which starts a worker for each device", hint)
+    if options.strategy == "exact":
+        for name, words in (("batch_norm", "local"), ("randomness", "worker")):
+            if getattr(options, name) == words:
+                option = f"--{name.replace('_', '-')}"
+                raise OptionError(option, words, "left out with --strategy exact", "it would depend on the devices")
+        return "exact", ()
+    if options.shares is not None:
+        raise OptionError("--shares", options.shares, "given with --strategy exact")
     if workers == 1:
         return "single", ("--strategy ddp: one device has nothing to keep in step",) * (options.strategy == "ddp")
     if options.strategy == "single":
-        raise OptionError("--strategy", "single", f"auto or ddp for {workers} devices", "or ask for one device")
+        raise OptionError(
+            "--strategy", "single", f"auto, ddp or exact for {workers} devices", "or ask for one device"
+        )
     return "ddp", ()
 
 
-def _threads(asked: int | None, workers: int, cores: int, omp: str | None) -> tuple[int | None, tuple[str, ...]]:
-    """Threads for each worker: what was asked for, else OMP_NUM_THREADS, else an equal part of the cores."""
-    if asked is not None or workers == 1:
+def _threads(
+    asked: int | None, workers: int, cores: int, omp: str | None, exact: bool = False
+) -> tuple[int | None, tuple[str, ...]]:
+    """Threads for each worker: what was asked for, else OMP_NUM_THREADS, else an equal part of the cores.
+
+    exact: the same on any number of workers, as sums within an operation depend on it.
+    """
+    if asked is not None or (workers == 1 and not exact):
         return asked, ()
     if omp is not None and re.fullmatch(r"[1-9][0-9]{0,3}", omp):
         return int(omp), (f"OMP_NUM_THREADS={omp} respected",)
-    return max(1, cores // workers), ()
+    return 1 if exact else max(1, cores // workers), ()
 
 
 def header(plan: Plan) -> str:
     """What was decided, in one to three lines, and a line for each note."""
-    how = _left_alone(plan) if plan.kind is Kind.DISTRIBUTED else f"strategy {plan.strategy}, {_script(plan)}"
+    how = _left_alone(plan) if plan.kind is Kind.DISTRIBUTED else f"{_how(plan)}, {_script(plan)}"
     lines = [f"{_devices(plan)}, {how}"]
     if plan.kind is not Kind.DISTRIBUTED and plan.world_size > 1 and (local := _not_as_one(plan)):
         lines.append(f"not the numbers of one device: {', '.join(local)}")
     if plan.kind_can_be_either and len(plan.devices) > 1:
         lines.append(_other_kind(plan))
     return "\n".join(f"duoka: {line}" for line in (*lines, *plan.notes))
+
+
+def _how(plan: Plan) -> str:
+    return f"strategy {plan.strategy}" + f" with {plan.shares} shares of each batch" * bool(plan.shares)
 
 
 def _not_as_one(plan: Plan) -> list[str]:
@@ -237,6 +259,8 @@ def details(plan: Plan) -> str:
     if plan.kind is not Kind.DISTRIBUTED:
         rows.append(("script", _script(plan).replace("plain script", "plain")))
         rows.append(("strategy", f"{plan.strategy}: {STRATEGIES[plan.strategy]}"))
+        if plan.shares:
+            rows.append(("shares", f"{plan.shares} of each batch"))
         rows += [("batch norm", plan.batch_norm), ("randomness", plan.randomness), ("loading", plan.loading)]
     else:
         rows.append(("script", _left_alone(plan)))

@@ -106,7 +106,7 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
         atexit._clear()  # of the program that it was forked from, whose end this is not
     environment.show_cards([plan.devices[post.rank]] if plan.kind is not Kind.DISTRIBUTED else plan.devices)
     environment.keep_gloo_here()
-    _set_threads(plan.threads)
+    set_threads(plan.threads)
     shared = post.attempt
     place = Place(post.rank, plan.world_size, shared.number, _port(wire), shared.run_id, plan.restarts)
     _put_sockets_into(shared.temporary)
@@ -117,7 +117,7 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     if plan.world_size > 1:
         debugging.refuse(plan.kind, plan.world_size, post.rank)
     plan = _with_patience(plan)
-    by_itself = plan.self_launching or (plan.kind is Kind.PLAIN and plan.world_size == 1)
+    by_itself = plan.self_launching or (plan.kind is Kind.PLAIN and plan.strategy == "single")
     run = _run_script if by_itself else LIVES[plan.kind]
     home = os.getpid()
     end = _watched(run, plan, place, post)
@@ -184,7 +184,8 @@ def _show_checkpoints(seat: BoardSeat) -> None:
     this_process().saved = seat.saved
 
 
-def _set_threads(count: int | None) -> None:
+def set_threads(count: int | None) -> None:
+    """Let torch compute with so many threads; None leaves it to torch."""
     if count is not None:
         import torch
 
@@ -204,16 +205,25 @@ def _run_script(plan: Plan, place: Place, post: Post) -> None:
 
 
 def _run_plain(plan: Plan, place: Place, post: Post) -> None:
-    from duoka.plain import run_plain
+    from duoka.plain import meet, run_plain
     from duoka.rendezvous import reach_store
 
     environment.hide_ranks()
-    store = reach_store(place, plan.timeout)
-    say = _sayer(quiet=plan.verbosity == "quiet" or place.rank > 0)
     shared, seat = post.attempt, post.attempt.board.seat(place.rank)
-    run_plain(
-        plan, place.rank, store, seat, shared.exchange, shared.entropy, say, partial(_run_script, plan, place, post)
-    )
+    script = partial(_run_script, plan, place, post)
+    if plan.world_size == 1:
+        run_plain_alone(plan, shared.entropy, script)
+        return
+    ranks = meet(plan, place.rank, reach_store(place, plan.timeout), seat, shared.exchange)
+    run_plain(plan, ranks, shared.entropy, _sayer(quiet=plan.verbosity == "quiet" or place.rank > 0), script)
+
+
+def run_plain_alone(plan: Plan, entropy: int, script: Callable[[], None]) -> None:
+    """A plain script with the interceptions of several ranks, as the only worker of `plan`."""
+    from duoka.plain import run_plain
+    from duoka.view.alone import OneRank
+
+    run_plain(plan, OneRank(), entropy, _sayer(quiet=plan.verbosity == "quiet"), script)
 
 
 def _run_api(plan: Plan, place: Place, post: Post) -> None:
@@ -234,6 +244,7 @@ def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None)
     index = 0 if device.type == "cuda" else device.index  # the only one that this process sees
     given = device.type if index is None else f"{device.type}:{index}"
     asked = Asked(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
+    asked = replace(asked, strategy=plan.strategy, shares=plan.shares)
     rank, size = place.rank, place.world_size
     this_process().origin = Forked(rank, size, rank, place, seat, exchange, given, asked)
 

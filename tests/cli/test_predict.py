@@ -46,7 +46,7 @@ def folder(flow: Flow) -> Path:
 
 @pytest.mark.usefixtures("folder")
 def test_an_array_to_an_array(flow: Flow) -> None:
-    words = "predict nets:make --data data.npy --out out.npy --devices cpu:2 --batch-size 3"
+    words = "predict nets:make --data data.npy --out out.npy --devices cpu:2 --wait --batch-size 3"
     result = flow.run(words.split()).ok()
     assert numpy.load(flow.folder / "out.npy").tolist() == [2.0 * item for item in range(20)]
     assert not (flow.folder / "out.npy.part").exists()

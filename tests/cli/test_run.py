@@ -14,7 +14,7 @@ from tests.devices.driver import play
 # A new option is a decision: it is worth a line here, and a note in docs/decisions/.
 OPTIONS = """
     -h/--help -m -q/--quiet -v/--verbose --batch-norm --devices --dry-run --kind --loading --log-dir
-    --randomness --restarts --step-timeout --strategy --threads --timeout --wait
+    --randomness --restarts --step-timeout --strategy --shares --threads --timeout --wait
 """
 
 
@@ -149,7 +149,7 @@ def test_a_part_of_a_card(
         ("--devices cuda:99 train.py", "--devices cuda:99: "),
         (
             "--strategy dpd train.py",
-            "--strategy must be one of auto, ddp, single, but is 'dpd'; did you mean ddp?",
+            "--strategy must be one of auto, ddp, dp, single, but is 'dpd'; did you mean dp?",
         ),
         (
             "--kind plan train.py",

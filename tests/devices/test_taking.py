@@ -171,6 +171,18 @@ def test_who_waits_keeps_no_more_than_it_wants_and_can_use(eight: Path) -> None:
     place.release()
 
 
+def test_who_wants_several_is_kept_no_part_of_a_card(eight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, "mig")
+    with Locks() as here:
+        places = [here.join(request, None, "other")[1] for request in ("free:2", "best:1,mem>=9G")]
+    taken = _take("free:1")
+    assert [device.number for device in taken.decided.devices] == ["0:2"]
+    with pytest.raises(DevicesBusy, match=r"GPU 0:0: other \(pid [0-9]+\) waits for it and came before"):
+        _take("best:1")
+    for held in (*places, taken.held):
+        held.release()
+
+
 def test_named_cards_are_waited_for_too(eight: Path) -> None:
     first = _take("3,4")
     assert _numbers(first) == [3, 4]

@@ -19,7 +19,7 @@ import duoka
 from duoka.plan import STRATEGIES as NAMES
 from tests.run.ranks import on_ranks
 
-STRATEGIES = {"single": (1,), "ddp": (2, 3), "dp": (2, 3)}
+STRATEGIES = {"single": (1,), "ddp": (2, 3), "dp": (2, 3), "exact": (1, 2)}
 DATA = torch.Generator().manual_seed(3)
 X, Y = torch.randn(23, 6, generator=DATA), torch.randint(0, 4, (23,), generator=DATA)
 
@@ -235,8 +235,22 @@ def second_order_optimizer(run: duoka.Run) -> Any:
     return optimizer.step(closure).item(), weights(model)
 
 
+def exactly(work: Program, shares: int = 4) -> Program:
+    """A program in a run of strategy exact, which is asked for with a first model."""
+
+    def in_shares(run: duoka.Run) -> Any:
+        state = torch.get_rng_state()
+        run.model(nn.Linear(1, 1), strategy="exact", shares=shares)
+        torch.set_rng_state(state)
+        return work(run)
+
+    return in_shares
+
+
 def on_devices(strategy: str, devices: int, work: Program) -> list[Any]:
     """What a program gives on each rank: one for each device, or one that has all of them."""
+    if strategy == "exact":
+        return on_ranks(devices, exactly(work))
     if strategy != "dp":
         return on_ranks(devices, work)
 
@@ -258,7 +272,8 @@ def leaves(found: Any) -> list[float]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize(
-    ("strategy", "devices"), [(name, many) for name, counts in STRATEGIES.items() for many in counts if many > 1]
+    ("strategy", "devices"),
+    [(name, many) for name, counts in STRATEGIES.items() for many in counts if name != "single"],
 )
 def test_it_is_as_on_one_device(name: str, strategy: str, devices: int) -> None:
     expected = leaves(on_one_device(name))

@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from duoka.errors import PeerLost, RanksApart, TimedOut
-from duoka.view.collectives import AllSum, Alone, ProcessCollectives
+from duoka.view.collectives import Alone, ProcessCollectives
+from duoka.view.crossings import AllSum
+from duoka.view.shares import Shares
 from tests.view.processes import GONE, all_well, in_processes
 
 pytestmark = pytest.mark.parametrize("nearby", [False, True], ids=["gloo", "nearby"])
@@ -109,7 +111,7 @@ def test_a_sum_of_any_layout(nearby: bool, size: int) -> None:
     def work(ranks: ProcessCollectives) -> bool:
         whole = torch.arange(float(size * size)).view(size, size)
         part = whole if ranks.rank else whole.t().contiguous().t()
-        found = AllSum.apply(part, ranks)
+        found = AllSum.apply(Shares(ranks), part)
         return torch.equal(found, 2 * whole)
 
     assert in_processes(2, work, nearby=nearby) == [True, True]

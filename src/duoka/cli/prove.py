@@ -135,8 +135,9 @@ def _prove(opts: Options, devices: Sequence[str], steps: int, seed: int, want: s
 def _decide_and_take(asked: Sequence[Options]) -> tuple[list[Plan], Held]:
     """Decide all plans, and take the cards of all of them for as long as the proof takes."""
     visible, threads = environment.visible_cards(), environment.threads()
+    seen = inventory.read()  # a driver that is slow keeps nobody else waiting
     with Locks() as locks:
-        known = marked(inventory.read(), locks)
+        known = marked(seen, locks)
         plans = [decide(opts, known, visible, threads) for opts in asked]
         uuids = sorted({device.uuid for plan in plans for device in plan.devices if device.uuid})
         held = locks.hold(uuids, f"duoka prove {asked[0].target.name}")[0] if uuids else Held()

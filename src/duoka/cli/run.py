@@ -107,8 +107,14 @@ GROUPS: Groups = (
             click.Option(
                 ["--strategy"],
                 default="auto",
-                metavar="auto|single|ddp",
-                help="How parameters are kept in step. auto: single for one device, ddp for several.",
+                metavar="auto|single|ddp|exact",
+                help="How parameters are kept in step. auto: single for one device, ddp for several. exact: the "
+                "same bits on 1, 2, 4, ... devices.",
+            ),
+            click.Option(
+                ["--shares"],
+                metavar="N",
+                help="With exact: shares of each batch, a power of two. [default: 8, or as many as devices]",
             ),
             click.Option(
                 ["--batch-norm"],
@@ -234,6 +240,7 @@ def asked_for(
     timeout: str,
     step_timeout: str,
     restarts: str,
+    shares: str | None,
     quiet: bool,
     verbose: bool,
     **words: Any,
@@ -247,6 +254,7 @@ def asked_for(
         timeout=options.seconds(timeout),
         step_timeout=None if step_timeout == "auto" else options.seconds(step_timeout, "--step-timeout"),
         restarts=options.restarts(restarts),
+        shares=None if shares is None else options.shares(shares),
         verbosity="quiet" if quiet else "verbose" if verbose else "normal",
         **words,
     )

@@ -73,6 +73,7 @@ class Loader:
         set_epoch = getattr(self.data_loader.sampler, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(self.epoch)
+        self._source.epoch = self.epoch
         if self._resumed and self._seen:
             self._resumed = False
             with drawing_from(self._order, self.data_loader):

@@ -29,7 +29,7 @@ from duoka import traces
 from duoka.data.memory import Memory, state_of
 from duoka.errors import Refused
 from duoka.options import Loading
-from duoka.view.batch import BatchTensor, Spec
+from duoka.view.batch import BatchTensor
 from duoka.view.cut import Cut
 from duoka.view.draws import random_states, same_states, set_random_states
 from duoka.view.site import user_line
@@ -67,7 +67,8 @@ class Reader:
     it looks whether reading a batch draws random numbers. With "shared" it lets every
     sample draw from a stream of its own, seeded by (seed, epoch, index): the same on any number of ranks.
 
-    by_itself: a context for reading rows that the other ranks do not read.
+    by_itself: a context for reading rows that the other ranks do not read. shares: of a batch, where these are more
+    than ranks: a smaller batch is read whole. reseeds: with "auto", where reading draws it goes on as with "shared".
     """
 
     def __init__(
@@ -77,9 +78,13 @@ class Reader:
         world_size: int,
         loading: Loading,
         by_itself: Callable[[], AbstractContextManager[None]] = nullcontext,
+        shares: int = 0,
+        reseeds: bool = False,
     ) -> None:
         self.dataset, self.rank, self.world_size, self._by_itself = dataset, rank, world_size, by_itself
+        self._fewest = max(shares, world_size)  # samples of a batch that is cut
         self.seeded = loading == "shared"
+        self._reseeds, self._drew = reseeds and loading == "auto", False
         self.shared: bool | None = None  # None: not known yet
         self.why = ""  # it is read whole
         self.epochs = 0  # begun so far
@@ -108,18 +113,25 @@ class Reader:
     def _labelled(self, asked: Asked) -> dict[str, Any]:
         """The batch of these indices: of all, or where it may be cut of this rank's own."""
         n = len(asked.indices)
-        if n >= self.world_size and self.shared:
+        if n >= self._fewest and self.shared:
             cut = Cut(n, self.rank, self.world_size)
             own = replace(asked, indices=asked.indices[cut.start : cut.start + cut.rows])
-            return {"batch": self._read_on(own), "n": n, "shared": True, "why": ""}
-        if n >= self.world_size and self.shared is None:
-            return {"batch": self._find_out(asked), "n": n, "shared": False, "why": self.why}
-        return {"batch": self._read(asked), "n": n, "shared": False, "why": self.why}
+            return self._label(self._read_on(own), n, True)
+        if n >= self._fewest and self.shared is None:
+            return self._label(self._find_out(asked), n, False)
+        return self._label(self._read(asked), n, False)
+
+    def _label(self, batch: Any, n: int, shared: bool) -> dict[str, Any]:
+        return {"batch": batch, "n": n, "shared": shared, "why": "" if shared else self.why, "seeded": self.seeded}
 
     def _find_out(self, asked: Asked) -> Any:
         """Read a whole batch, and see whether the next ones may be cut."""
         before, memory = random_states(), self._remembered()
+        if self._reseeds:
+            self.seeded = True
         batch = self._read(asked)
+        if self._reseeds:
+            self._reseeds, self.seeded = False, self._drew
         now = self._remembered()
         changed = memory and now and memory.changed(now)
         if not is_stacked(batch, len(asked.indices)):
@@ -134,6 +146,10 @@ class Reader:
         self.shared = not self.why
         self._generators = now.generators if now else []
         return batch
+
+    def rows_of(self, n: int) -> int:
+        """How many samples this rank reads of a batch of n that is cut."""
+        return Cut(n, self.rank, self.world_size).rows
 
     def _remembered(self) -> Memory | None:
         return None if self.seeded else Memory(self.dataset)
@@ -167,9 +183,11 @@ class Reader:
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
+        seeded = random_states() if self._reseeds else None
         try:
             return self.dataset[index]
         finally:
+            self._drew = self._drew or (seeded is not None and not same_states(seeded, random_states()))
             set_random_states(states)
 
 
@@ -204,17 +222,23 @@ class SharedIterator:
         batch, n, shared = labelled["batch"], labelled["n"], labelled["shared"]
         if not self._view.shares(n):
             return batch
-        cut = self._view.cut(n)
-        if shared and not is_stacked(batch, cut.rows):
+        if shared and not is_stacked(batch, self._reader.rows_of(n)):
             raise Refused(f"a batch of {n} samples is not stacked as the first one was; use --loading whole")
         if labelled["why"]:
             self._view.say(f"the loader at {user_line()} is read whole by every rank: {labelled['why']}")
+        if labelled["seeded"] and not self._reader.seeded:
+            self._reader.seeded = True  # for the next epoch's workers
+            self._view.say(f"the loader at {user_line()} draws random numbers: each sample its own, of its epoch")
         if not shared and not is_stacked(batch, n):
             return batch
         if self._reader.shared is None:
             self._reader.shared = shared or None  # the next epoch's workers need not find out again
-        spec = Spec(self._view, cut)
-        return tree_map_only(Tensor, lambda leaf: BatchTensor(leaf if shared else spec.own(leaf), spec), batch)
+        view = self._view
+
+        def as_batch(leaf: Tensor) -> BatchTensor:
+            return BatchTensor.of_rows(leaf, n, view) if shared else BatchTensor.of(leaf, view)
+
+        return tree_map_only(Tensor, as_batch, batch)
 
 
 def _reading_through(loader: DataLoader[Any], reader: Reader, numbered: Numbered) -> DataLoader[Any]:

@@ -34,7 +34,8 @@ from duoka.data.order import Batches, Cutting
 from duoka.data.shared import Reader, SharedIterator, can_share, is_stacked
 from duoka.errors import Refused
 from duoka.options import Loading
-from duoka.view.batch import BatchTensor, Spec
+from duoka.view.batch import BatchTensor, Spec, join
+from duoka.view.collectives import Collectives
 from duoka.view.cut import Cut
 from duoka.view.view import View
 
@@ -42,7 +43,9 @@ Around = Callable[[], AbstractContextManager[None]]
 
 
 class Source(ABC):
-    """The batches of one loader, epoch after epoch."""
+    """The batches of one loader, epoch after epoch. epoch: which one begins next."""
+
+    epoch = 0
 
     @abstractmethod
     def begin(self, skip: int) -> Iterator[Any]:
@@ -107,11 +110,19 @@ class InMemory(Source):
                     indices = self._order[start : start + n]
                     yield [tensor.index_select(0, indices) for tensor in self._tensors]
                 else:
-                    cut = view.cut(n)
-                    spec, first = Spec(view, cut), start + cut.start
-                    indices = self._order[first : first + cut.rows]
-                    yield [BatchTensor(tensor.index_select(0, indices), spec) for tensor in self._tensors]
+                    yield [self._rows_of(tensor, start, n) for tensor in self._tensors]
             start += n
+
+    def _rows_of(self, tensor: Tensor, start: int, n: int) -> BatchTensor:
+        """The batch of the n samples that come at `start` in the order."""
+        assert self._order is not None
+        shares = []
+        for view in self._view.own.views:
+            cut = view.cut(n)
+            first = start + cut.start
+            rows = tensor.index_select(0, self._order[first : first + cut.rows])
+            shares.append(BatchTensor(rows, Spec(view, cut)))
+        return join(shares)
 
     def _sizes(self, total: int) -> Iterator[int]:
         batch_size, drop_last = self._loader.batch_size, self._loader.drop_last
@@ -167,21 +178,29 @@ class _Shared(_Whole):
         self, through: DataLoader[Any], batches: Batches | None, view: View, loading: Loading, by_itself: Around
     ) -> None:
         super().__init__(through, batches)
-        ranks = view.ranks
-        reader = Reader(through.dataset, ranks.rank, ranks.world_size, loading, by_itself)
+        ranks = view.own.ranks
+        own = view.own
+        reader = Reader(
+            through.dataset, ranks.rank, ranks.world_size, loading, by_itself, own.world_size, reseeds=own.exact
+        )
+        self._reader = reader
         plain = copy.copy(through)
         through.__dict__["_get_iterator"] = lambda: SharedIterator(plain, reader, view)
+
+    def begin(self, skip: int) -> Iterator[Any]:
+        self._reader.epochs = self.epoch
+        return super().begin(skip)
 
 
 class _Counting(_Whole):
     """Every rank reads the whole batch, and says how many samples are in it."""
 
     def __init__(self, through: DataLoader[Any], batches: Batches | None, view: View) -> None:
-        ranks, stacks = view.ranks, through.collate_fn is default_collate
+        ranks, stacks = view.own.ranks, through.collate_fn is default_collate
         stream = isinstance(through.dataset, IterableDataset)
         if through.batch_size is not None or through.batch_sampler is not None:
             own = stream and stacks
-            through.__dict__["collate_fn"] = Counted(through.collate_fn, ranks.rank, ranks.world_size, own)
+            through.__dict__["collate_fn"] = Counted(through.collate_fn, ranks, own, view.own.world_size)
         super().__init__(through, batches)
         self._view = view
 
@@ -194,17 +213,16 @@ class _Counting(_Whole):
         batch, n = counted.batch, counted.n
         if n is None or not self._view.shares(n):
             return batch
-        cut = self._view.cut(n)
-        spec = Spec(self._view, cut)
+        view = self._view
         if counted.own:
-            if not is_stacked(batch, cut.rows):
+            if not is_stacked(batch, Cut(n, view.own.ranks.rank, view.own.ranks.world_size).rows):
                 raise Refused(
                     f"a batch of {n} samples is not stacked as the first one was; give the loader a collate_fn"
                 )
-            return tree_map_only(Tensor, lambda leaf: BatchTensor(leaf, spec), batch)
+            return tree_map_only(Tensor, lambda leaf: BatchTensor.of_rows(leaf, n, view), batch)
 
         def shared_out(leaf: Tensor) -> Tensor:
-            return BatchTensor(spec.own(leaf), spec) if leaf.dim() and leaf.shape[0] == n else leaf
+            return BatchTensor.of(leaf, view) if leaf.dim() and leaf.shape[0] == n else leaf
 
         return tree_map_only(Tensor, shared_out, batch)
 
@@ -223,15 +241,19 @@ class Labelled:
 
 
 class Counted:
-    """A loader's `collate_fn` that labels what it makes. own: it stacks, so this rank's rows are enough."""
+    """A loader's `collate_fn` that labels what it makes.
 
-    def __init__(self, collate: Callable[[list[Any]], Any], rank: int, world_size: int, own: bool) -> None:
-        self._collate, self._rank, self._world_size, self._own = collate, rank, world_size, own
+    own: it stacks, so this rank's rows are enough, of a batch that is cut into at least so many `shares`.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any], ranks: Collectives, own: bool, shares: int) -> None:
+        self._collate, self._rank, self._world_size, self._own = collate, ranks.rank, ranks.world_size, own
+        self._fewest = shares
         self._is_stacked: bool | None = None  # not known before the first batch
 
     def __call__(self, samples: list[Any]) -> Labelled:
         n = len(samples)
-        if self._own and self._is_stacked and n >= self._world_size:
+        if self._own and self._is_stacked and n >= self._fewest:
             cut = Cut(n, self._rank, self._world_size)
             return Labelled(self._collate(samples[cut.start : cut.start + cut.rows]), n, True)
         batch = self._collate(samples)

@@ -22,7 +22,7 @@ def pick(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Gpu], str]:
     """
     assert request.pick is not None
     assert request.count is not None
-    able = [gpu for gpu in gpus if gpu.memory >= request.memory and (request.count == 1 or gpu.card is None)]
+    able = fit_for(request, gpus)
     if len(able) < request.count:
         raise DeviceError(
             f"--devices {request}: {_count(request.count, 'is', 'are')} asked for; {_able(request, gpus)}"
@@ -35,6 +35,11 @@ def pick(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Gpu], str]:
     found.sort(key=lambda gpu: gpu.place)
     chosen = ", ".join(f"GPU {gpu.number} ({_state(gpu)})" for gpu in found)
     return found, f"--devices {request} picked {chosen}{f'; not {others}' if others else ''}"
+
+
+def fit_for(request: Request, gpus: Iterable[Gpu]) -> list[Gpu]:
+    """Those that are large enough; parts of cards (MIG) only where one is asked for."""
+    return [gpu for gpu in gpus if gpu.memory >= request.memory and (request.count == 1 or gpu.card is None)]
 
 
 def the_best(gpus: Iterable[Gpu]) -> list[Gpu]:

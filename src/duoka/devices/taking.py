@@ -11,7 +11,7 @@ from duoka.devices import Device, allowed_gpus, choose, inventory
 from duoka.devices.gpu import Gpu
 from duoka.devices.inventory import Inventory
 from duoka.devices.locks import Held, Locks, Waiting
-from duoka.devices.pick import taken, the_best
+from duoka.devices.pick import fit_for, taken, the_best
 from duoka.devices.spec import Request, parse
 from duoka.devices.waiting import until_free
 from duoka.errors import AskedError, DeviceError, DevicesBusy
@@ -122,7 +122,7 @@ def _wanted(waiting: Waiting, known: Inventory) -> list[Gpu]:
         may = {gpu.uuid for card in allowed for gpu in (card, *card.parts)}
     except AskedError:  # of another version of duoka, or its cards are gone: it will find that itself
         return []
-    able = [gpu for gpu in known.units() if gpu.uuid in may and not gpu.problem and gpu.memory >= request.memory]
+    able = fit_for(request, [gpu for gpu in known.units() if gpu.uuid in may and not gpu.problem])
     if request.count is None or len(able) < request.count:  # it waits in vain
         return []
     return the_best(gpu for gpu in able if not taken(gpu, request))[: request.count]

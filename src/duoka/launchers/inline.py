@@ -17,7 +17,7 @@ from duoka.environment import Place
 from duoka.errors import ScriptError
 from duoka.plan import Kind, Plan
 from duoka.target import run_target
-from duoka.worker import local_rank_args, take_place
+from duoka.worker import local_rank_args, run_plain_alone, set_threads, take_place
 
 T = TypeVar("T")
 
@@ -30,8 +30,12 @@ def run_inline(plan: Plan) -> int:
     """
     environment.show_cards(plan.devices)
     environment.give_threads(plan.threads)
+    if "torch" in sys.modules:  # it has looked already
+        set_threads(plan.threads)
     try:
-        if plan.kind is Kind.PLAIN or plan.self_launching:
+        if plan.kind is Kind.PLAIN and plan.strategy == "exact":
+            run_plain_alone(plan, secrets.randbits(64), partial(run_target, plan.target))
+        elif plan.kind is Kind.PLAIN or plan.self_launching:
             run_target(plan.target)
         elif plan.kind is Kind.API:
             run_alone(plan, partial(run_target, plan.target))

@@ -58,3 +58,5 @@ class Asked:
     loading: Loading
     timeout: float
     seed: int | None = None
+    strategy: str = "auto"
+    shares: int = 0

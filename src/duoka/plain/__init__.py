@@ -51,7 +51,8 @@ from duoka.plain.session import Session
 from duoka.plan import Plan
 from duoka.strategies import create
 from duoka.view.boundary import Boundary
-from duoka.view.collectives import ProcessCollectives, Seat
+from duoka.view.collectives import Collectives, ProcessCollectives, Seat
+from duoka.view.determinism import be_deterministic
 from duoka.view.draws import OwnStream
 from duoka.view.nearby import Nearby
 from duoka.view.view import View
@@ -80,27 +81,24 @@ INTERCEPTIONS = (
 SHOWN = 20  # lines of a kind in the report
 
 
+def meet(plan: Plan, rank: int, store: Store, seat: Seat, exchange: mmap.mmap | None) -> Collectives:
+    """This rank among those of the plan. exchange: memory that the ranks share, or None."""
+    nearby = None if exchange is None else Nearby(exchange, rank, plan.world_size, plan.timeout)
+    return ProcessCollectives(store, rank, plan.world_size, timedelta(seconds=plan.timeout), seat, nearby)
+
+
 def run_plain(
-    plan: Plan,
-    rank: int,
-    store: Store,
-    seat: Seat,
-    exchange: mmap.mmap | None,
-    entropy: int,
-    say: Callable[[str], None],
-    script: Callable[[], None],
+    plan: Plan, ranks: Collectives, entropy: int, say: Callable[[str], None], script: Callable[[], None]
 ) -> None:
     """Run `script`, the plan's, as one of its ranks; what it raises passes through.
 
-    exchange: memory that the ranks share, or None. entropy: a number that all ranks were given. say: shows a line of
-    the header (heard from rank 0 only).
+    entropy: a number that all ranks were given. say: shows a line of the header (heard from rank 0 only).
     """
-    nearby = None if exchange is None else Nearby(exchange, rank, plan.world_size, plan.timeout)
-    timeout = timedelta(seconds=plan.timeout)
-    ranks = ProcessCollectives(store, rank, plan.world_size, timeout, seat, nearby)
-    strategy = create(plan.strategy, ranks)
-    view = View(ranks, strategy.adopt, say)
-    own_stream = OwnStream(entropy + rank) if plan.randomness == "worker" else None
+    if plan.strategy == "exact":
+        be_deterministic()
+    strategy = create(plan.strategy, ranks, shares=plan.shares)
+    view = strategy.view(ranks, say)
+    own_stream = OwnStream(entropy + ranks.rank) if plan.randomness == "worker" else None
     boundary = Boundary(view, own_stream, whole_norm=plan.batch_norm == "whole")
     patches = Patches()
     session = Session(plan, ranks, view, boundary, strategy, patches, Caller(patches, ranks), entropy, say)

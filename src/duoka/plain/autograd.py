@@ -10,7 +10,13 @@ from torch import Tensor
 
 from duoka.plain.session import Session
 from duoka.view.batch import batches_in
+from duoka.view.rules.gradients import uses, whole_gradients
 from duoka.view.site import user_line
+
+_NAMES = (  # of the arguments of torch.autograd.grad
+    *("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph"),
+    *("only_inputs", "allow_unused", "is_grads_batched", "materialize_grads"),
+)
 
 
 def install(session: Session) -> None:
@@ -18,6 +24,9 @@ def install(session: Session) -> None:
 
     def make_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("inputs") is not None:
+                inputs = [kwargs["inputs"]] if isinstance(kwargs["inputs"], Tensor) else kwargs["inputs"]
+                kwargs["inputs"] = [use for leaf in inputs for use in uses(leaf, session.view)]
             with session.strategy.backward(user_line()), session.boundary.recomputing():
                 return original(*args, **kwargs)
 
@@ -25,32 +34,21 @@ def install(session: Session) -> None:
 
     def make_grad(original: Callable[..., Any]) -> Callable[..., Any]:
         def grad(*args: Any, **kwargs: Any) -> Any:
-            outputs, inputs = _first_two(args, kwargs)
-            with session.boundary.recomputing():
-                found = original(*args, **kwargs)
+            how = dict(zip(_NAMES, args, strict=False)) | kwargs
+            outputs, inputs = how.pop("outputs"), how.pop("inputs")
             inside = session.boundary.inside
-            if batches_in((outputs, inputs)) or (inside is not None and not inside.recomputing):
-                return found  # the rule for batches has seen to it, or these are rows
-            if torch._C._functorch.maybe_current_level() is not None:
-                return found  # what torch.func is given is whole
-            if isinstance(inputs, dict):
-                return {name: _of_all_ranks(found[name], inputs[name], session) for name in inputs}
-            inputs = [inputs] if isinstance(inputs, Tensor) else inputs
-            return tuple(_of_all_ranks(one, of, session) for one, of in zip(found, inputs, strict=True))
+            # The rule for batches sees to it, or these are rows, or what torch.func is given, which is whole.
+            as_it_is = batches_in((outputs, inputs)) or (inside is not None and not inside.recomputing)
+            with session.boundary.recomputing():
+                if as_it_is or torch._C._functorch.maybe_current_level() is not None:
+                    return original(*args, **kwargs)
+                if isinstance(inputs, dict):
+                    found = whole_gradients(original, outputs, list(inputs.values()), session.view, **how)
+                    return dict(zip(inputs, found, strict=True))
+                inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+                return whole_gradients(original, outputs, inputs, session.view, **how)
 
         return grad
 
     session.patches.replace(torch.autograd, "backward", make_backward)
     session.patches.replace(torch.autograd, "grad", make_grad)
-
-
-def _first_two(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    outputs = args[0] if args else kwargs["outputs"]
-    return outputs, args[1] if len(args) > 1 else kwargs["inputs"]
-
-
-def _of_all_ranks(found: Tensor | None, of: Any, session: Session) -> Tensor | None:
-    """A leaf met rows as it is, so each rank found a part of its gradient."""
-    if found is None or not isinstance(of, Tensor) or not of.is_leaf:
-        return found
-    return session.view.all_sum(found) / session.ranks.world_size

@@ -26,13 +26,7 @@ def install(session: Session) -> None:
                     )
                 return original(self, hook)
 
-            def whole_hook(grad: Tensor) -> Tensor:
-                # Averaging it here makes the average at the end of the pass change nothing.
-                whole = session.view.all_sum(grad) / session.ranks.world_size
-                changed = hook(whole)
-                return whole if changed is None else changed
-
-            return original(self, whole_hook)
+            return session.strategy.register_hook(self, hook, original)
 
         return register_hook
 

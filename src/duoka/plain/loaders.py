@@ -31,7 +31,16 @@ def install(session: Session) -> None:
             reader = readers.get(self)
             if reader is None:
                 ranks, loading = session.ranks, session.plan.loading
-                reader = readers[self] = Reader(self.dataset, ranks.rank, ranks.world_size, loading, by_itself)
+                reader = Reader(
+                    self.dataset,
+                    ranks.rank,
+                    ranks.world_size,
+                    loading,
+                    by_itself,
+                    session.view.own.world_size,
+                    reseeds=session.view.own.exact,
+                )
+                readers[self] = reader
             return SharedIterator(self, reader, session.view)
 
         return get_iterator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -70,8 +70,35 @@ def install(session: Session) -> None:
     session.patches.replace(nn.Module, "train", make_train)
     for space in (torch.func, torch.nn.utils.stateless):
         session.patches.replace(space, "functional_call", make_functional)
+    if session.view.own.exact:
+        _keep_activations(session)
+        return
     session.patches.replace(
         torch.utils.checkpoint,
         "checkpoint",
         lambda original: lambda function, *args, **kwargs: original(boundary.checkpointed(function), *args, **kwargs),
     )
+
+
+def _keep_activations(session: Session) -> None:
+    """Checkpointed functions are run as they are, also where the script has taken `checkpoint` out of torch before.
+
+    A backward pass goes through all shares, and could not tell whose activations are to be computed anew.
+    """
+    kept = "activations are kept where the script checkpoints them: --strategy exact goes back through all shares"
+
+    def make_generator(original: Callable[..., Any]) -> Callable[..., Any]:
+        def nothing_before_or_after(*args: Any, **kwargs: Any) -> Iterator[None]:
+            session.view.say(kept)
+            yield
+
+        return nothing_before_or_after
+
+    class Kept:
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            session.view.say(kept)
+            return function(*args)
+
+    session.patches.replace(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", make_generator)
+    session.patches.put(torch.utils.checkpoint, "CheckpointFunction", Kept)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from duoka.errors import Refused
 from duoka.plain.session import Session
-from duoka.view.batch import BatchTensor
+from duoka.view.batch import BatchTensor, join
 from duoka.view.cut import Cut
 from duoka.view.norm import whole_batch_norm
 
@@ -48,24 +49,44 @@ def _batch_norm(original: Callable[..., Any], session: Session) -> Callable[...,
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
+        own = session.view.own
         found = _rows_of(input, session) if training else None
         if found is None:
             return original(input, running_mean, running_var, weight, bias, training, momentum, eps)  # type: ignore[no-any-return]
         rows, cut = found
-        counts = _counts(cut.sizes, rows.numel() // rows.shape[1] // cut.rows, rows.device)
-        out = whole_batch_norm(rows, running_mean, running_var, weight, bias, momentum, eps, counts, session.ranks)
-        return BatchTensor(out, input._spec) if isinstance(input, BatchTensor) else out
+        counts = _counts(cut.sizes, rows[0].numel() // rows[0].shape[1] // cut.rows, rows[0].device)
+        weights, biases = ([value] for value in (weight, bias))
+        if isinstance(input, BatchTensor):
+            weights, biases = (_entered(value, session) for value in (weight, bias))
+        out = whole_batch_norm(rows, running_mean, running_var, weights, biases, momentum, eps, counts, own)
+        if not isinstance(input, BatchTensor):
+            return out[0]
+        shares = zip(out, input._shares, strict=True)
+        return join([BatchTensor(part, share._spec) for part, share in shares])
 
     return batch_norm
 
 
-def _rows_of(values: Tensor, session: Session) -> tuple[Tensor, Cut] | None:
+def _entered(value: Tensor | None, session: Session) -> list[Tensor | None]:
+    """What stands for a parameter in each of the own shares."""
+    own = session.view.own
+    return own.each(lambda place: None if value is None else own.views[place].enter(value))
+
+
+def _rows_of(values: Tensor, session: Session) -> tuple[list[Tensor], Cut] | None:
     """This rank's rows and their cut, inside of a boundary or of a batch tensor; None where all rows are here."""
     if isinstance(values, BatchTensor):
         spec = values._spec
-        return (values._local, spec.cut) if (spec.dim, spec.outer) == (0, 1) else None
+        return ([share._local for share in values._shares], spec.cut) if (spec.dim, spec.outer) == (0, 1) else None
     inside = session.boundary.inside
-    return None if inside is None or inside.cut is None else (values, inside.cut)
+    if inside is None or inside.cut is None:
+        return None
+    if session.view.own.exact:
+        raise Refused(
+            "BatchNorm is called inside of a model as it was not at first, where shares cannot meet; run this script "
+            "without --strategy exact"
+        )
+    return [values], inside.cut
 
 
 @lru_cache(maxsize=256)

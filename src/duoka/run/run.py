@@ -20,7 +20,7 @@ from duoka.logs import Logs, check_values
 from duoka.origins import Origin
 from duoka.picking import Picked
 from duoka.process import this_process
-from duoka.run.agreement import gather_objects
+from duoka.run.agreement import check_same, gather_objects
 from duoka.run.collect import OwnNumbers
 from duoka.run.models import check_options, prepare
 from duoka.run.placing import Devices, WithLoss, check_strategy, make_dp, pick, share_out
@@ -28,10 +28,10 @@ from duoka.run.precision import Precision, check_precision, set_precision
 from duoka.run.progress import Progress
 from duoka.run.reached import DdpOptions
 from duoka.run.scaling import Scale
-from duoka.run.session import ApiSession
+from duoka.run.session import ApiSession, open_session, set_exact_threads, settings_with
 from duoka.strategies import Dp
 from duoka.traces import headline
-from duoka.view.batch import BatchTensor, Spec, batches_in, gather_all
+from duoka.view.batch import BatchTensor, batches_in, gather_all
 from duoka.view.collectives import Collectives
 from duoka.view.cut import Cut
 
@@ -56,6 +56,7 @@ class Run:
         self._logs = logs
         self._own_numbers = OwnNumbers(session.ranks)
         self._checkpoints: list[Checkpoint] = []
+        self._begun = False  # something was made that has a strategy
         self._timeout = timeout
         self._picked: list[Picked] = []
         self._dp: Dp | None = None
@@ -73,6 +74,7 @@ class Run:
         compile: bool = False,  # noqa: A002
         precision: Precision = "32",
         strategy: str = "auto",
+        shares: int | None = None,
         devices: Devices | None = None,
         output_device: int | str | torch.device | None = None,
         dim: int = 0,
@@ -91,7 +93,9 @@ class Run:
                 gradients stay float32. With "fp16" gradients are scaled within the model, and steps for which one
                 is not finite are left out.
             strategy: "auto": as many ranks keep it in step as there are. "dp": this one process computes each batch
-                on several devices.
+                on several devices. "exact": the same bits on 1, 2, 4, ... ranks; it holds for all models of a run, so
+                it is asked for with the first, before anything else is made.
+            shares: of "exact": into how many shares each batch is cut, a power of two; None: 8, or as many as ranks.
             devices: of "dp": how many, in the words of `--devices`, or a list. The first holds the parameters.
             output_device: of "dp": where its outputs come together; the first of them, if left out.
             dim: of "dp": where samples are in its inputs.
@@ -109,12 +113,16 @@ class Run:
             DeviceError: a device is not there.
             RanksApart: its parameters have other names or shapes on another rank.
         """
-        session = self._session
         if strategy == "dp" and devices is None:
             devices = more.pop("device_ids", None)
         check_options(more)
         check_precision(precision)
         check_strategy(strategy, self.world_size, devices)
+        session = self._use(strategy, shares)
+        self._begun = True
+        if session.view.own.exact and (strategy == "dp" or precision == "fp16"):
+            given = "strategy='dp'" if strategy == "dp" else "precision='fp16'"
+            raise OptionError("run.model", given, "left out in a run of strategy='exact'", "bf16 can be had")
         options = DdpOptions(find_unused_parameters, static_graph, broadcast_buffers, gradient_as_bucket_view)
         if compile and (strategy == "dp" or precision == "fp16"):
             raise OptionError("compile", True, "left out with strategy='dp' or precision='fp16'", "bf16 can be had")
@@ -181,6 +189,9 @@ class Run:
             OptionError: something that is not allowed, alone or together with the rest.
         """
         session = self._session
+        self._begun = True
+        if view == "local" and session.view.own.exact:
+            raise OptionError("view", view, "'global' with strategy='exact'", "it cuts a rank's rows into shares")
 
         def on_share(cut: Cut | None) -> None:
             session.boundary.own_rows = cut
@@ -212,11 +223,11 @@ class Run:
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             raise OptionError("run.batch", tensor, "given a tensor with samples in its first dimension")
         session = self._session
+        self._begun = True
         n = tensor.shape[0]
-        if isinstance(tensor, BatchTensor) or self.world_size == 1 or not session.view.shares(n):
+        if isinstance(tensor, BatchTensor) or session.view.ranks.world_size == 1 or not session.view.shares(n):
             return tensor
-        spec = Spec(session.view, session.view.cut(n))
-        return BatchTensor(spec.own(tensor), spec)
+        return BatchTensor.of(tensor, session.view)
 
     def checkpoint(
         self,
@@ -398,6 +409,25 @@ class Run:
     def __repr__(self) -> str:
         state = "" if self._opened is not None else ", closed"
         return f"Run(rank {self.rank} of {self.world_size}, {self.device}, {self.machine}{state})"
+
+    def _use(self, strategy: str, shares: int | None) -> ApiSession:
+        """The session, opened anew if another strategy is asked for."""
+        session = self._session
+        settings = settings_with(session.plan, strategy, shares)
+        check_same(
+            settings, session.ranks, lambda first, other: f"run.model was given {first} by rank 0, but {other}"
+        )
+        if settings == session.plan:
+            return session
+        if self._begun:
+            hint = "ask for it with the first model, or by duoka run --strategy exact"
+            raise OptionError("run.model", f"strategy={strategy!r}", "given before anything else is made", hint)
+        session.strategy.close()
+        session.patches.undo()
+        self._opened = open_session(session.ranks, settings, session.entropy, session.say)
+        set_exact_threads()
+        session.say(f"strategy exact with {self._opened.view.own.world_size} shares of each batch")
+        return self._opened
 
     @property
     def _numbers(self) -> OwnNumbers:

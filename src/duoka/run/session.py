@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from duoka.options import BatchNorm, Loading, Randomness
+import torch
+
+from duoka import environment
+from duoka.errors import OptionError
+from duoka.options import BatchNorm, Loading, Randomness, check_shares, shares_for
 from duoka.plain import autograd, constructors, hooks, modules, norm, optimizers, transforms
 from duoka.plain.caller import Caller
 from duoka.plain.patching import Patches
@@ -15,8 +20,8 @@ from duoka.run.boundary import ApiBoundary
 from duoka.run.reached import Passes
 from duoka.strategies import create
 from duoka.view.collectives import Collectives
+from duoka.view.determinism import be_deterministic
 from duoka.view.draws import OwnStream
-from duoka.view.view import View
 
 INTERCEPTIONS = (modules, norm, autograd, hooks, constructors, transforms, optimizers)  # as in a plain script
 
@@ -25,27 +30,61 @@ INTERCEPTIONS = (modules, norm, autograd, hooks, constructors, transforms, optim
 class Settings:
     """What may give other numbers than one device: the options of `duoka run` of the same names.
 
-    compress: what goes between ranks for gradients.
+    compress: what goes between ranks for gradients. strategy: "auto" or "exact". shares: of each batch, with exact.
     """
 
     batch_norm: BatchNorm = "whole"
     randomness: Randomness = "whole"
     loading: Loading = "auto"
     compress: str = "none"
+    strategy: str = "auto"
+    shares: int | None = None
 
 
 @dataclass(frozen=True)
 class ApiSession(Session):
     """The session of a script that knows of ranks."""
 
+    plan: Settings
     boundary: ApiBoundary
     passes: Passes
 
 
+def settings_with(settings: Settings, strategy: str, shares: Any) -> Settings:
+    """The settings with what `run.model` asks for; "auto" and None leave what there is.
+
+    Raises:
+        OptionError: shares that batches cannot be cut into, or without the strategy.
+    """
+    if strategy == "exact":
+        settings = replace(settings, strategy=strategy)
+    if shares is not None:
+        check_shares(shares, "shares")
+        if settings.strategy != "exact":
+            raise OptionError("shares", shares, "given with strategy='exact'")
+        settings = replace(settings, shares=shares)
+    return settings
+
+
+def set_exact_threads() -> None:
+    """As many threads on any number of devices: sums within an operation depend on it."""
+    threads = environment.threads() or ""
+    torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else 1)
+
+
 def open_session(ranks: Collectives, settings: Settings, entropy: int, say: Callable[[str], None]) -> ApiSession:
-    """Install the interceptions, which `session.patches.undo()` puts back. With one rank there is none."""
-    strategy = create("single" if ranks.world_size == 1 else "ddp", ranks, settings.compress)
-    view = View(ranks, strategy.adopt, say)
+    """Install the interceptions, which `session.patches.undo()` puts back. One device by itself needs none.
+
+    Raises:
+        OptionError: the strategy cannot be had with so many ranks, or with the other settings.
+    """
+    name, shares = "single" if ranks.world_size == 1 else "ddp", 0
+    if settings.strategy == "exact":
+        name, shares = "exact", shares_for(ranks.world_size, settings.shares, "shares")
+        _check_exact(settings)
+        be_deterministic()
+    strategy = create(name, ranks, settings.compress, shares)
+    view = strategy.view(ranks, say)
     own_stream = OwnStream(entropy + ranks.rank)
     boundary = ApiBoundary(view, own_stream, settings.randomness == "whole", settings.batch_norm == "whole")
     patches = Patches()
@@ -53,8 +92,15 @@ def open_session(ranks: Collectives, settings: Settings, entropy: int, say: Call
     strategy.observe(passes)
     caller = Caller(patches, ranks)
     session = ApiSession(settings, ranks, view, boundary, strategy, patches, caller, entropy, say, passes)
-    if ranks.world_size > 1:
+    if name != "single":
         for interception in INTERCEPTIONS:
             interception.install(session)
         weights.install(session.patches, boundary)
     return session
+
+
+def _check_exact(settings: Settings) -> None:
+    for name, allowed in (("batch_norm", "whole"), ("randomness", "whole"), ("compress", "none")):
+        given = getattr(settings, name)
+        if given != allowed:
+            raise OptionError(name, given, f"{allowed} with strategy='exact'", "its bits would depend on the devices")

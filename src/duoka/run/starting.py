@@ -105,6 +105,8 @@ def _settings(
         randomness or (asked.randomness if asked else "whole"),
         loading or (asked.loading if asked else "auto"),
         compress,
+        "exact" if asked and asked.strategy == "exact" else "auto",
+        asked.shares or None if asked else None,
     )
     compression(settings.compress)  # is it there?
     one_of("batch_norm", settings.batch_norm, get_args(BatchNorm))

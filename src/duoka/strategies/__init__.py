@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from duoka.strategies.base import Strategy
 from duoka.strategies.compress import compression
 from duoka.strategies.ddp import Ddp
 from duoka.strategies.dp import Dp
+from duoka.strategies.exact import Exact
 from duoka.strategies.single import Single
 from duoka.view.collectives import Collectives
 from duoka.view.draws import random_digest
 
-__all__ = ["Ddp", "Dp", "Single", "Strategy", "create"]
+__all__ = ["Ddp", "Dp", "Exact", "Single", "Strategy", "create"]
 
 
-def create(name: str, ranks: Collectives, compress: str = "none") -> Strategy:
-    """The strategy `name` for this rank. compress: what goes between ranks for their gradients (compress.py)."""
+def create(name: str, ranks: Collectives, compress: str = "none", shares: int = 0) -> Strategy:
+    """The strategy `name` for this rank.
 
-    def ddp() -> Strategy:
-        return Ddp(ranks, stream=lambda: random_digest() & 0xFFFF, compression=compression(compress))
+    compress: what goes between ranks for their gradients (compress.py). shares: of each batch, with `exact`.
+    """
 
-    return {"single": Single, "ddp": ddp, "dp": Dp}[name]()
+    def stream() -> int:
+        return random_digest() & 0xFFFF
+
+    makers: dict[str, Callable[[], Strategy]] = {
+        "single": Single,
+        "ddp": lambda: Ddp(ranks, stream=stream, compression=compression(compress)),
+        "dp": Dp,
+        "exact": lambda: Exact(ranks, shares, stream=stream),
+    }
+    return makers[name]()

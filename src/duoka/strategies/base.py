@@ -5,14 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import Tensor
+
+from duoka.view.collectives import Collectives
+from duoka.view.view import View
 
 Observer = Callable[[Callable[[Tensor], bool]], None]  # is told, of a backward pass, which parameters it reached
 
 
 class Strategy(ABC):
     """Keeps the parameters of all ranks in step. Every call is made by all ranks, in the same order."""
+
+    def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
+        """How this rank sees batches whose parameters are kept in step so."""
+        return View(ranks, self.adopt, say)
 
     @abstractmethod
     def adopt(self, parameter: Tensor) -> None:
@@ -29,6 +37,10 @@ class Strategy(ABC):
     @abstractmethod
     def has_held(self, parameters: Iterable[Tensor]) -> bool:
         """Whether a gradient of these is this rank's own, as it was held."""
+
+    def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
+        """Let `hook` see, and change, the whole batch's gradient of a leaf. register: torch's own registering."""
+        return register(leaf, hook)
 
     def give_views(self, parameters: Iterable[Tensor]) -> None:  # noqa: B027
         """The gradients of these may be parts of larger tensors, where that spares a copy."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from duoka.errors import DuokaError, Refused
-from duoka.view.collectives import Gathered
+from duoka.view.crossings import Gathered
 from duoka.view.cut import Cut
 from duoka.view.lent import holders
 from duoka.view.site import user_line
@@ -62,9 +62,19 @@ class Spec:
 
     def gather(self, local: Tensor) -> Tensor:
         """Every rank's rows put together: the replicated tensor that one device would have."""
-        apart = local.unflatten(self.dim, (self.outer, self.cut.rows, self.inner)).movedim(self.dim + 1, 0)
-        whole: Tensor = Gathered.apply(apart, self.cut, self.view.ranks)
-        whole = whole.movedim(0, self.dim + 1).flatten(self.dim, self.dim + 2)
+        whole: Tensor = self.view.own.meet(lambda parts: [Spec.together(parts)] * len(parts), (self, local))
+        return whole
+
+    @staticmethod
+    def together(parts: list[tuple[Spec, Tensor]]) -> Tensor:
+        """The replicated tensor of which `parts` are the own shares' rows."""
+        spec, local = parts[0]
+        apart = [
+            rows.unflatten(spec.dim, (spec.outer, of.cut.rows, spec.inner)).movedim(spec.dim + 1, 0)
+            for of, rows in parts
+        ]
+        whole: Tensor = Gathered.apply(spec.view.own, tuple(of.cut for of, _ in parts), *apart)
+        whole = whole.movedim(0, spec.dim + 1).flatten(spec.dim, spec.dim + 2)
         return whole.contiguous() if local.is_contiguous() else whole
 
 
@@ -77,6 +87,8 @@ class BatchTensor(Tensor):
     _rows: Tensor
     _spec: Spec
     rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}
+    together: ClassVar[frozenset[Rule]] = frozenset()  # rules that take all own shares at once
+    drawing: ClassVar[frozenset[Rule]] = frozenset()  # rules that draw random numbers
 
     @staticmethod
     def __new__(cls, local: Tensor, spec: Spec) -> BatchTensor:
@@ -92,6 +104,11 @@ class BatchTensor(Tensor):
         return batch
 
     @property
+    def _shares(self) -> tuple[BatchTensor, ...]:
+        """The own shares: this one."""
+        return (self,)
+
+    @property
     def _local(self) -> Tensor:
         lent = self._spec.view.lent
         if lent.copies:
@@ -105,6 +122,27 @@ class BatchTensor(Tensor):
     def full_tensor(self) -> Tensor:
         """All rows, gathered: a collective, called by every rank."""
         return self._spec.gather(self._local)
+
+    @classmethod
+    def of(cls, whole: Tensor, view: View, dim: int = 0) -> BatchTensor:
+        """A tensor that every rank holds whole, as a batch with its samples in `dim`."""
+
+        def share(place: int) -> BatchTensor:
+            own = view.own.views[place]
+            spec = Spec(own, own.cut(whole.shape[dim]), dim)
+            return BatchTensor(spec.own(whole), spec)
+
+        return join(view.own.each(share))
+
+    @classmethod
+    def of_rows(cls, rows: Tensor, n: int, view: View) -> BatchTensor:
+        """The rows that this process has of a batch of n, in dimension 0."""
+        specs = [Spec(own, own.cut(n)) for own in view.own.views]
+        if len(specs) == 1:
+            return BatchTensor(rows, specs[0])
+        parts = rows.split([spec.cut.rows for spec in specs])
+        # Memory of its own: what is computed from it must not depend on where it lies among other shares.
+        return join([BatchTensor(part.clone(), spec) for part, spec in zip(parts, specs, strict=True)])
 
     @classmethod
     def __torch_function__(
@@ -150,8 +188,118 @@ class BatchTensor(Tensor):
         raise error
 
 
+class Joint(BatchTensor):
+    """A batch of which this process holds several shares, each a batch tensor as a rank of its own would have it.
+
+    An operation is computed for each. What is the same for all comes from the first, `_spec` too.
+    """
+
+    _own: tuple[BatchTensor, ...]
+
+    @staticmethod
+    def __new__(cls, shares: Sequence[BatchTensor]) -> Joint:
+        """`shares`: the own ones, in their order."""
+        spec, rows = shares[0]._spec, shares[0]._rows
+        shape = list(rows.shape)
+        shape[spec.dim] = spec.size
+        batch: Joint = Tensor._make_wrapper_subclass(cls, shape, dtype=rows.dtype, device=rows.device)
+        batch._own, batch._spec = tuple(shares), spec
+        return batch
+
+    @property
+    def _shares(self) -> tuple[BatchTensor, ...]:
+        return self._own
+
+    @property
+    def _rows(self) -> Tensor:  # type: ignore[override]
+        raise AssertionError("several shares have no rows in common")
+
+    @property
+    def _local(self) -> Tensor:
+        raise AssertionError("several shares have no rows in common")
+
+    def to_local(self) -> Tensor:
+        """This process's rows, as a plain tensor with the batch's gradient (and memory of its own)."""
+        dim, outer, inner = self._spec.dim, self._spec.outer, self._spec.inner
+        apart = [own._local.unflatten(dim, (outer, own._spec.cut.rows, inner)) for own in self._own]
+        rows: Tensor = torch.cat(apart, dim + 1).flatten(dim, dim + 2)
+        return rows
+
+    def full_tensor(self) -> Tensor:
+        return Spec.together([(own._spec, own._local) for own in self._own])
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        rule = cls.rules.get(func)
+        if rule in cls.together:
+            return rule(func, args, kwargs)
+        found: list[Joint] = []
+        shares = [_of_share((args, kwargs), 0, found)]
+        shares += [of_share((args, kwargs), place) for place in range(1, len(found[0]._own))]
+
+        def compute(place: int) -> Any:
+            args, kwargs = shares[place]
+            return BatchTensor.__torch_function__(func, types, args, kwargs)
+
+        return joined(found[0]._spec.view.own.each(compute, draws=rule in cls.drawing), found)
+
+
+def _of_share(value: Any, place: int, found: list[Joint]) -> Any:
+    """What holds batches in nested containers, with the own share at `place` of each; `found` are the batches."""
+    if isinstance(value, Joint):
+        found.append(value)
+        return value._own[place]
+    if isinstance(value, dict):
+        return {key: _of_share(one, place, found) for key, one in value.items()}
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        return _like(value, [_of_share(one, place, found) for one in value])
+    return value
+
+
+def of_share(value: Any, place: int) -> Any:
+    """What holds batches in nested containers, with the own share at `place` in place of each."""
+    return _of_share(value, place, [])
+
+
+def join(shares: Sequence[BatchTensor]) -> BatchTensor:
+    """The batch of which these are the own shares."""
+    return shares[0] if len(shares) == 1 else Joint(shares)
+
+
+def joined(outs: Sequence[Any], given: Sequence[Joint] = ()) -> Any:
+    """What the own shares have come to, as one: batches are joined, the rest is the first's.
+
+    given: batches that they may be: a share that is one of theirs is that batch itself.
+    """
+    first = outs[0]
+    if len(outs) == 1:
+        return first
+    if isinstance(first, BatchTensor):
+        same = [batch for batch in given if batch._own[0] is first]
+        return same[0] if same else Joint(outs)
+    if isinstance(first, dict):
+        return {key: joined([out[key] for out in outs], given) for key in first}
+    if isinstance(first, (tuple, list)) and not isinstance(first, torch.Size):
+        return _like(first, [joined(parts, given) for parts in zip(*outs, strict=True)])
+    return first
+
+
+def _like(value: Any, parts: list[Any]) -> Any:
+    """The same (named) tuple or list with other parts."""
+    kind = type(value)
+    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+
+
 def alike(batch: BatchTensor) -> Tensor:
     """A whole tensor of the batch's shape, of this rank's rows over and over: nobody else is asked."""
+    batch = batch._shares[0]
     spec = batch._spec
     apart = batch._rows.detach().unflatten(spec.dim, (spec.outer, spec.cut.rows, spec.inner))
     places = torch.arange(spec.cut.n, device=batch.device) % spec.cut.rows
@@ -192,6 +340,20 @@ def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
     What the operation writes into a batch is written back into each rank's own rows.
     """
+    first = batches_in((args, kwargs))[0]
+    own = first._spec.view.own
+    if len(first._shares) == own.count:
+        return _compute_whole(func, args, kwargs)
+
+    def together(calls: list[Any]) -> list[Any]:  # one of several shares is here: the others compute the same
+        args, kwargs = joined(calls)
+        out = _compute_whole(func, args, kwargs)
+        return [of_share(out, place) for place in range(own.count)]
+
+    return own.meet(together, (args, kwargs))
+
+
+def _compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = _name_of(func)
     if name in REFUSED:
         raise Refused(f"{name} of a batch cannot be shared out ({user_line()}){REFUSED[name]}")
@@ -209,11 +371,12 @@ class _Copy:
     """A gathered copy of a batch, for one operation."""
 
     def __init__(self, batch: BatchTensor) -> None:
-        rows, spec = batch._local, batch._spec
+        parts = [(share._spec, share._local) for share in batch._shares]
+        spec, rows = parts[0]
         known = spec.view.lent.of(rows, spec)
         if known is None:
             with torch.inference_mode(False), torch.set_grad_enabled(_records_gradients()):  # it must have a version
-                known = spec.gather(rows)
+                known = Spec.together(parts)
         self.batch, self.whole = batch, known
         self._version, self._holders = known._version, holders(known)
 
@@ -224,7 +387,8 @@ class _Copy:
         """The result, where nothing was written: the batch itself, views of the copy, or what has its own memory."""
         if out is self.whole:
             return self.batch
-        self.batch._spec.view.lent.lend(self.batch._rows, self.batch._spec, self.whole, self._holders, out)
+        for share in self.batch._shares:
+            share._spec.view.lent.lend(share._rows, share._spec, self.whole, self._holders, out)
         return out
 
     def written_back(self, name: str, out: Any) -> Any:
@@ -233,7 +397,9 @@ class _Copy:
             raise Refused(
                 f"{name} at {user_line()} would change a batch's shape or type in place; assign the result instead"
             )
-        self.batch._local.copy_(self.batch._spec.own(self.whole))
+        shares = self.batch._shares
+        view = self.batch._spec.view
+        view.own.each(lambda place: shares[place]._local.copy_(shares[place]._spec.own(self.whole)))
         return tree_map_only(Tensor, lambda leaf: self.batch if leaf is self.whole else leaf, out)
 
 

@@ -12,7 +12,7 @@ import pickle
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,11 +23,22 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from duoka.errors import Refused
-from duoka.view.batch import BatchTensor, Spec, alike, of_the_whole
+from duoka.view.aliases import Aliases
+from duoka.view.batch import BatchTensor, Spec, alike, joined, of_the_whole
 from duoka.view.contents import Contents
 from duoka.view.cut import Cut
-from duoka.view.draws import OwnStream, SeededMode, draw_own_rows, random_digest, shape_drawn
+from duoka.view.draws import (
+    OwnStream,
+    SeededMode,
+    draw_own_rows,
+    random_digest,
+    random_states,
+    set_random_states,
+    shape_drawn,
+)
 from duoka.view.learning import Learned, Learning, Place, spec_at
+from duoka.view.lent import same_memory
+from duoka.view.repeating import Repeating
 from duoka.view.seams import Call, Opened, Seam, Seams, leads_in, uncompiled
 from duoka.view.site import calling_line, user_line
 from duoka.view.traceless import traceless
@@ -53,6 +64,7 @@ class _Inside:
     """A boundary call that is going on."""
 
     cut: Cut | None = None  # None: every rank computes the whole batch
+    view: View | None = None  # of the share that is computed
     drawers: dict[nn.Module, _Drawer] | None = None
     unmet: dict[nn.Module, str] = field(default_factory=dict)  # parts that were not called when this was learned
     learned: Learned | None = None
@@ -108,13 +120,49 @@ class Boundary:
     # --- the ways to run a call
 
     def _cut(self, call: Call, seam: Seam) -> Any:
-        cut = call.cut(self.view, seam.lead)
-        if cut is None:
+        if call.cut(self.view, seam.lead) is None:
             return call.run(call.leaves)
-        rows = call.rows(self.view, cut, seam.inputs)
-        draws = seam.learned.draws
-        inside = _Inside(cut, learned=seam.learned)
-        with self._during(inside), self._raising_as_whole(call), uncompiled() if seam.uncompiled else nullcontext():
+        own = self.view.own
+        calls = [call.of_share(place) for place in range(own.count)]
+        cuts = [one.cut(view, seam.lead) for one, view in zip(calls, own.views, strict=True)]
+        rows = own.each(lambda place: calls[place].rows(own.views[place], cuts[place], seam.inputs))  # type: ignore[arg-type]
+        if own.exact and torch.is_grad_enabled() and not seam.learned.followed:
+            self._follow(calls[-1], seam, rows[-1], self.view)
+        if own.count == 1:
+            return self._share(call, seam, rows[0], self.view)
+        repeating = Repeating(call.module, seam.learned.traces)
+        found = []
+        for place in reversed(range(own.count)):  # the last, which is a large one, finds out what is not known yet
+            with repeating.rehearsal() if place else repeating.last():
+                found.append(self._share(calls[place], seam, rows[place], own.views[place]))
+        return joined(found[::-1])
+
+    def _share(self, call: Call, seam: Seam, rows: list[Any], view: View) -> Any:
+        """The call with one share's rows."""
+        states = random_states() if seam.learned.leaves and view.own.exact else None
+        out = self._of_rows(call, seam, rows, view)
+        if seam.learned.leaves:
+            unknown = self._leaves_of(out, call, rows, view)
+            for leaf in unknown:
+                view.adopt(leaf)
+            if unknown and states is not None:  # and again, with an alias in the place of each
+                self._check_again(call, seam)
+                set_random_states(states)
+                out = self._of_rows(call, seam, rows, view)
+        cut = call.cut(view, seam.lead)
+        assert cut is not None
+        return self._wrapped(out, seam.learned.outputs, cut, view)
+
+    def _of_rows(self, call: Call, seam: Seam, rows: list[Any], view: View) -> Any:
+        cut, draws = call.cut(view, seam.lead), seam.learned.draws
+        inside = _Inside(cut, view, learned=seam.learned)
+        with ExitStack() as around:
+            around.enter_context(self._during(inside))
+            around.enter_context(self._raising_as_whole(call))
+            if seam.uncompiled:
+                around.enter_context(uncompiled())
+            if view.own.exact and torch.is_grad_enabled():
+                around.enter_context(Aliases(view.alias))
             if not draws and not seam.learned.unmet:
                 before = torch.get_rng_state()
                 out = call.run(rows)
@@ -127,13 +175,12 @@ class Boundary:
                 with self._own_stream:
                     out = call.run(rows)
             else:
+                assert cut is not None
                 inside.drawers = _drawers_in(call.module, draws, cut)
                 inside.unmet = {call.module.get_submodule(name): name for name in seam.learned.unmet}
                 args, kwargs = tree_unflatten(rows, call.tree)
                 out = self._part(inside, call.original, call.module, args, kwargs)
-        if seam.learned.leaves:
-            self._adopt_leaves(out)
-        return self._wrapped(out, seam.learned.outputs, cut)
+        return out
 
     @contextmanager
     def _raising_as_whole(self, call: Call) -> Iterator[None]:
@@ -164,19 +211,51 @@ class Boundary:
         inside.reading = True
         try:
             mine = zlib.crc32(pickle.dumps(found))
-            differs = mine != self.view.ranks.broadcast_object(mine, 0)
+            differs = mine != self.view.own.ranks.broadcast_object(mine, 0)
         finally:
             inside.reading = False
         if differs:
             raise Refused(f"the model reads a value of its rows at {line}, as it did not in its first calls")
         return found
 
-    def _adopt_leaves(self, out: Any) -> None:
-        """Tensors that need gradients and came in by attributes or closures: kept in step like parameters."""
-        for node in graph(Contents(out).leaves):
+    def _follow(self, call: Call, seam: Seam, rows: list[Any], view: View) -> None:
+        """A first look at what the graph of a call leads to, so that aliases stand for all of it."""
+        with Repeating(call.module, traces=True).rehearsal():
+            out = self._of_rows(call, seam, rows, view)
+            for leaf in self._leaves_of(out, call, rows, view):
+                view.adopt(leaf)
+        seam.learned.followed = True
+
+    def _leaves_of(self, out: Any, call: Call, rows: list[Any], view: View) -> list[Tensor]:
+        """Tensors that need gradients and came in by attributes or closures: to be kept in step like parameters.
+
+        Raises:
+            Refused: one has an alias, and was used past it.
+        """
+        unknown = []
+        asking = [row for row in rows if isinstance(row, Tensor) and row.requires_grad]
+        ends = [torch.autograd.graph.get_gradient_edge(row).node for row in asking]
+        for node in graph(Contents(out).leaves, ends):
             leaf = getattr(node, "variable", None)
-            if isinstance(leaf, Tensor):
-                self.view.adopt(leaf)
+            if not isinstance(leaf, Tensor) or (view.own.exact and view.own.is_alias(leaf)):
+                continue
+            if any(isinstance(row, Tensor) and same_memory(row, leaf) for row in rows):
+                continue  # rows that ask for a gradient of their own
+            if view.alias(leaf) is not leaf:
+                raise Refused(
+                    f"{type(call.module).__name__} at {user_line()} uses a tensor of shape {tuple(leaf.shape)} that "
+                    "needs a gradient in a way that duoka does not see; --strategy exact cannot add up its gradient"
+                )
+            unknown.append(leaf)
+        return unknown
+
+    @staticmethod
+    def _check_again(call: Call, seam: Seam) -> None:
+        if seam.learned.traces:
+            raise Refused(
+                f"{type(call.module).__name__} at {user_line()} uses a new tensor that needs a gradient, and leaves "
+                "traces, so --strategy exact cannot call it again; let an optimizer have the tensor"
+            )
 
     def _open(self, call: Call, opened: Opened, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         batches = call.batches(self.view, opened)
@@ -194,6 +273,8 @@ class Boundary:
             return call.run([leaf.full_tensor() if isinstance(leaf, BatchTensor) else leaf for leaf in call.leaves])
 
     def _reaches_in(self, module: nn.Module, learned: Learned) -> bool:
+        if self.view.own.exact:  # aliases stand for its parameters
+            return True
         norms = self._whole_norm and any(isinstance(part, _BatchNorm) and part.training for part in module.modules())
         return norms or bool(learned.draws and self._own_stream is None)
 
@@ -293,7 +374,8 @@ class Boundary:
         place, cut = self._drawn.get(state, (None, None))
         if place is None or cut is None:
             return func(*args, **kwargs)
-        return draw_own_rows(func, args, kwargs, self._spec(place, shape_drawn(args, kwargs), cut), place.order)
+        spec = self._spec(place, shape_drawn(args, kwargs), cut, self.inside.view or self.view)
+        return draw_own_rows(func, args, kwargs, spec, place.order)
 
     def _next_place(self, drawer: _Drawer) -> tuple[Place | None, Cut]:
         drawer.count += 1
@@ -308,9 +390,9 @@ class Boundary:
 
     # --- out
 
-    def _wrapped(self, out: Any, places: tuple[Place | None, ...], cut: Cut) -> Any:
+    def _wrapped(self, out: Any, places: tuple[Place | None, ...], cut: Cut, view: View) -> Any:
         if isinstance(out, Tensor) and len(places) == 1 and places[0] is not None:
-            return BatchTensor(out, self._spec(places[0], tuple(out.shape), cut))
+            return BatchTensor(out, self._spec(places[0], tuple(out.shape), cut, view))
         contents = Contents(out)
         if len(contents.leaves) != len(places):
             raise Refused(
@@ -318,14 +400,14 @@ class Boundary:
             )
         return contents.put(
             [
-                BatchTensor(leaf, self._spec(place, tuple(leaf.shape), cut)) if place is not None else leaf
+                BatchTensor(leaf, self._spec(place, tuple(leaf.shape), cut, view)) if place is not None else leaf
                 for leaf, place in zip(contents.leaves, places, strict=True)
             ]
         )
 
-    def _spec(self, place: Place, shape: tuple[int, ...], cut: Cut) -> Spec:
+    def _spec(self, place: Place, shape: tuple[int, ...], cut: Cut, view: View) -> Spec:
         """Where the batch is in a tensor that came out, or is drawn, inside."""
-        return spec_at(self.view, place, shape, cut)
+        return spec_at(view, place, shape, cut)
 
 
 def _drawers_in(module: nn.Module, draws: dict[str, tuple[Place | None, ...]], cut: Cut) -> dict[nn.Module, _Drawer]:

@@ -1,8 +1,4 @@
-"""Operations between ranks, and how gradients pass through them.
-
-One convention holds everywhere: the objective is the sum over ranks of each rank's copy of the loss, divided
-by the number of ranks where it reaches the parameters. So a replicated loss needs no weighting by share.
-"""
+"""Operations between ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +14,6 @@ from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-
 
 from duoka.board import AT_END
 from duoka.errors import PeerLost, TimedOut
-from duoka.view.cut import Cut
 from duoka.view.nearby import Nearby
 from duoka.view.site import user_line
 
@@ -51,6 +46,19 @@ class Collectives(ABC):
     @abstractmethod
     def all_gather(self, tensor: Tensor) -> Tensor:
         """(world_size, *tensor.shape): every rank's `tensor`, which has the same shape on all."""
+
+    def start_all_gather(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Begin it; the function returned waits for it and gives it."""
+        found = self.all_gather(tensor)
+        return lambda: found
+
+    def start_all_to_all(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Begin to send row r of `tensor`, shape (world_size, ...), to rank r.
+
+        The function returned gives the rows that came, in the order of ranks.
+        """
+        found = self.all_gather(tensor)[:, self.rank]
+        return lambda: found
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
@@ -184,14 +192,36 @@ class ProcessCollectives(Collectives):
         return self._start("all_reduce", tensor, lambda group: group.allreduce([tensor], options), take)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
+        return self.start_all_gather(tensor)()
+
+    def start_all_gather(self, tensor: Tensor) -> Callable[[], Tensor]:
         out = tensor.new_empty((self.world_size, tensor.numel()))
-        flat = tensor.reshape(-1)
+        flat = tensor.detach().reshape(-1)
 
         def take(rows: list[Tensor]) -> None:
             torch.stack(rows, out=out)
 
-        self._start("all_gather", flat, lambda group: group._allgather_base(out.view(-1), flat), take)()
-        return out.view(self.world_size, *tensor.shape)
+        wait = self._start("all_gather", flat, lambda group: group._allgather_base(out.view(-1), flat), take)
+
+        def gathered() -> Tensor:
+            wait()
+            return out.view(self.world_size, *tensor.shape)
+
+        return gathered
+
+    def start_all_to_all(self, tensor: Tensor) -> Callable[[], Tensor]:
+        out, sent = torch.empty_like(tensor), tensor.detach().contiguous()
+
+        def take(rows: list[Tensor]) -> None:
+            torch.stack([row.view(tensor.shape)[self.rank] for row in rows], out=out)
+
+        wait = self._start("all_to_all", sent, lambda group: group.alltoall_base(out, sent, [], []), take)
+
+        def exchanged() -> Tensor:
+            wait()
+            return out
+
+        return exchanged
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         options = torch.distributed.BroadcastOptions()
@@ -223,55 +253,3 @@ def _nccl(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
 
 
 _BACKENDS: dict[str, Callable[[Any, int, int, timedelta], Any]] = {"cpu": _gloo, "cuda": _nccl}
-
-
-class AllSum(torch.autograd.Function):
-    """Sum over ranks of partial results. Its gradient is replicated, so summing it is multiplying it."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, ranks: Collectives) -> Tensor:
-        ctx.ranks = ranks
-        return ranks.all_reduce(part.detach().clone())
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return _entered(grads[0], ctx.ranks) * ctx.ranks.world_size, None
-
-
-class Entered(torch.autograd.Function):
-    """A replicated tensor where it meets rows: each rank has a part of its gradient, which is summed."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, ranks: Collectives) -> Tensor:
-        ctx.ranks = ranks
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return AllSum.apply(grads[0].contiguous(), ctx.ranks) / ctx.ranks.world_size, None
-
-
-def _entered(grad: Tensor, ranks: Collectives) -> Tensor:
-    """A replicated gradient on its way to rows; only a second backward pass needs to know."""
-    return Entered.apply(grad, ranks) if torch.is_grad_enabled() else grad
-
-
-class Gathered(torch.autograd.Function):
-    """Dimension 0 of all ranks' rows, put together. The gradient is replicated: each keeps its own rows."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, cut: Cut, ranks: Collectives) -> Tensor:
-        ctx.cut, ctx.ranks = cut, ranks
-        sent = rows.detach()
-        if sent.dtype == torch.bool:
-            sent = sent.view(torch.uint8)
-        if cut.rows < cut.largest:
-            sent = torch.cat([sent, sent.new_zeros((cut.largest - cut.rows, *sent.shape[1:]))])
-        shares = ranks.all_gather(sent)
-        whole = torch.cat([share[:size] for share, size in zip(shares, cut.sizes, strict=True)])
-        return whole.view(torch.bool) if rows.dtype == torch.bool else whole
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        own = _entered(grads[0], ctx.ranks).narrow(0, ctx.cut.start, ctx.cut.rows)
-        return own * ctx.ranks.world_size, None, None

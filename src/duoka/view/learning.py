@@ -32,7 +32,7 @@ from duoka.view.draws import (
     state_drawn_from,
 )
 from duoka.view.site import user_line
-from duoka.view.traceless import traceless
+from duoka.view.traceless import same_things, traceless
 from duoka.view.view import View
 from duoka.view.witness import Mixed, Raised, Witness
 
@@ -57,6 +57,8 @@ class Learned:
 
     leaves: it has to do with tensors that need gradients and are not the module's parameters. unmet: the parts that
     were not called. reads: the script's lines in it that read into Python what has nothing to do with the batch.
+    traces: it leaves something behind, be it a count of its calls. followed: a graph of its has been followed to the
+    tensors that need gradients.
     """
 
     outputs: tuple[Place | None, ...]
@@ -64,6 +66,8 @@ class Learned:
     leaves: bool = False
     unmet: frozenset[str] = frozenset()
     reads: frozenset[str] = frozenset()
+    traces: bool = False
+    followed: bool = False
 
     def met(self, name: str, part: Learned) -> None:
         """A part was called for the first time."""
@@ -72,6 +76,7 @@ class Learned:
         called = {other for other in self.unmet if other == name or other.startswith(path)}
         self.unmet = self.unmet - called | {path + below for below in part.unmet}
         self.reads |= part.reads
+        self.traces |= part.traces
 
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # are not called themselves
@@ -147,7 +152,7 @@ class _Tape:
 class _Run:
     """What a run gave: its outputs, which of them come of rows, and what was left in attributes and elsewhere.
 
-    short: whether anything in it was computed in 16 bits.
+    traces: whether anything is no longer what it was. short: whether anything in it was computed in 16 bits.
     """
 
     outputs: list[Any]
@@ -156,14 +161,18 @@ class _Run:
     written: list[Tensor]
     leaves: bool
     reads: set[str]
+    traces: bool
     short: bool
 
 
 class Learning:
-    """One module's two runs. `names` gives each submodule's path; `owner` whose forward is running."""
+    """One module's two runs. `names` gives each submodule's path; `owner` whose forward is running.
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    meets_nobody: its rows cannot be gathered while it runs.
+    """
+
+    def __init__(self, module: nn.Module, meets_nobody: bool = False) -> None:
+        self.module, self._meets_nobody = module, meets_nobody
         self.names = {id(part): name for name, part in module.named_modules()}
         self.owner = ""
         self._unmet = {name for name, part in module.named_modules() if name and not isinstance(part, _LISTS)}
@@ -215,13 +224,15 @@ class Learning:
         outputs = _compare(whole, some, tape.rows, part)
         draws = {name: tuple(places) for name, places in tape.places.items()}
         reads = frozenset(whole.reads | some.reads)
-        return Learned(outputs, draws, whole.leaves or some.leaves, frozenset(self._unmet), reads)
+        leaves, traces = whole.leaves or some.leaves, whole.traces or some.traces
+        return Learned(outputs, draws, leaves, frozenset(self._unmet), reads, traces)
 
     def _run(self, run: Call, part: tuple[int, int], replaying: bool) -> _Run:
         self._replaying = replaying
         torch.clear_autocast_cache()  # what it cast before would be taken for a tensor from elsewhere
         self._witness = witness = Witness(self._draw)
         with traceless(self.module) as remains:
+            before = remains.everything()
             try:
                 with witness, redirect_stdout(_Printing(self)):
                     outputs = Contents(run(*part)).leaves
@@ -234,6 +245,7 @@ class Learning:
                 raise Raised(f"it raised {type(error).__name__}: {error}") from error
             finally:
                 values, kept = remains.values(), remains.holds(witness.rows)
+                traces = not same_things(before, remains.everything())
                 written = witness.put_back()
         if witness.reason:  # and the module went on
             raise Mixed(witness.reason)
@@ -243,11 +255,13 @@ class Learning:
         outputs = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in outputs]
         if witness.forget_rows():
             raise Mixed("it keeps something of the batch elsewhere")
-        return _Run(outputs, of_rows, values, written, leaves, witness.reads, witness.short)
+        return _Run(outputs, of_rows, values, written, leaves, witness.reads, traces or bool(written), witness.short)
 
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tape = self._tape
         assert tape is not None
+        if self._meets_nobody and is_by_value(func):
+            self.mixes("draws as many random numbers as all rows ask for")
         shape = shape_drawn(args, kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not self._replaying:

@@ -119,9 +119,17 @@ class Lent:
         for copy in self.copies:
             through_data = written and same_memory(copy.rows, rows)  # `x.data` has a version of its own
             if copy.is_held() and (through_data or version(copy.rows) != copy.versions[0]):
-                with torch.no_grad():
-                    copy.whole.copy_(copy.spec.gather(copy.rows))
-                copy.in_step()
+                copy.spec.view.own.meet(_gather_anew, copy)
+
+
+def _gather_anew(copies: list[_Copy]) -> list[None]:
+    """Write what the own shares' rows are now into their copy."""
+    with torch.no_grad():
+        whole = copies[0].spec.together([(copy.spec, copy.rows) for copy in copies])
+        copies[0].whole.copy_(whole)
+    for copy in copies:
+        copy.in_step()
+    return [None] * len(copies)
 
 
 def version(tensor: Tensor) -> int:

@@ -6,106 +6,133 @@ for computing sample variances" (1979); the gradient is that of Ioffe & Szegedy,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.collectives import AllSum, Collectives, Entered
+from duoka.view.crossings import AllSum, Entered
+from duoka.view.shares import Shares
 
 _one_device = F.batch_norm  # plain scripts get another one, which comes here
 
 
 def whole_batch_norm(
-    rows: Tensor,
+    rows: Sequence[Tensor],
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    weights: Sequence[Tensor | None],
+    biases: Sequence[Tensor | None],
     momentum: float,
     eps: float,
     counts: Tensor,
-    ranks: Collectives,
-) -> Tensor:
-    """Training-mode `F.batch_norm` of this rank's `rows`, shape (share, C, ...).
+    own: Shares,
+) -> list[Tensor]:
+    """Training-mode `F.batch_norm` of each own share's `rows`, shape (share, C, ...).
 
-    counts: (world_size,), how many values a channel has on each rank. The running statistics are those that
-    one device would have, on every rank.
+    weights, biases: what stands for the parameters in each of them. counts: (world_size,), how many values a channel
+    has in each share. The running statistics are those that one device would have, on every rank.
     """
-    out, mean, var = _WholeBatchNorm.apply(rows, weight, bias, eps, counts, ranks)
+    out: list[Tensor]
+    *out, mean, var = _WholeBatchNorm.apply(own, eps, counts, *rows, *weights, *biases)
     if running_mean is not None and running_var is not None:
         total = counts.sum()
         with torch.no_grad():
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
             running_var.lerp_((var * total / (total - 1)).to(running_var.dtype), momentum)
-    return out  # type: ignore[no-any-return]
+    return out
 
 
 class _WholeBatchNorm(torch.autograd.Function):
+    """Takes, and gives gradients to, the rows of all own shares, then their weights, then their biases."""
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        counts: Tensor,
-        ranks: Collectives,
-    ) -> Any:
-        dense = rows if rows.dtype == torch.float64 else rows.float()
-        var, mean = torch.var_mean(dense, dim=_all_but_channels(rows), correction=0)
-        means, variances = ranks.all_gather(torch.stack([mean, var])).unbind(1)
-        share = (counts.to(mean.dtype) / counts.sum()).unsqueeze(1)
+    def forward(ctx: Any, own: Shares, eps: float, counts: Tensor, *given: Tensor | None) -> Any:
+        rows, weights, biases = _apart(given, own)
+        dense = [part if part.dtype == torch.float64 else part.float() for part in rows]
+        found = [torch.var_mean(part, dim=_all_but_channels(part), correction=0) for part in dense]
+        mine = torch.stack([torch.stack([mean, var]) for var, mean in found])
+        means, variances = own.ranks.all_gather(mine).view(own.world_size, 2, -1).unbind(1)
+        share = (counts.to(means.dtype) / counts.sum()).unsqueeze(1)
         mean = (share * means).sum(0)
         var = (share * (variances + (means - mean) ** 2)).sum(0)
-        ctx.save_for_backward(rows, weight, bias, mean, var)
-        ctx.eps, ctx.total, ctx.ranks = eps, counts.sum(), ranks
-        scale, shift = (None if value is None else value.to(mean.dtype) for value in (weight, bias))
-        out = _one_device(rows, mean, var, scale, shift, False, 0.0, eps)
+        ctx.save_for_backward(*given, mean, var)
+        ctx.eps, ctx.total, ctx.own = eps, counts.sum(), own
+        out = [
+            _one_device(part, mean, var, _to(weight, mean), _to(bias, mean), False, 0.0, eps)
+            for part, weight, bias in zip(rows, weights, biases, strict=True)
+        ]
         ctx.mark_non_differentiable(mean, var)
-        return out, mean, var
+        return (*out, mean, var)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        rows, weight, bias, mean, var = ctx.saved_tensors
+        *given, mean, var = ctx.saved_tensors
+        own = ctx.own
+        rows, weights, biases = _apart(given, own)
         if torch.is_grad_enabled():  # somebody asks for a gradient of this gradient
-            wanted = [value is not None and value.requires_grad for value in (rows, weight, bias)]
-            inputs = [value for value, wants in zip((rows, weight, bias), wanted, strict=True) if wants]
-            out = _in_steps(rows, weight, bias, ctx.eps, ctx.total, ctx.ranks)
-            found = list(torch.autograd.grad(out, inputs, grads[0], create_graph=True, allow_unused=True))
-            return (*(found.pop(0) if wants else None for wants in wanted), None, None, None)
-        shape, dims = _channels(rows), _all_but_channels(rows)
-        grad = grads[0] if rows.dtype == torch.float64 else grads[0].float()
+            wanted = [value is not None and value.requires_grad for value in given]
+            inputs = [value for value, wants in zip(given, wanted, strict=True) if wants]
+            out = _in_steps(rows, weights, biases, ctx.eps, ctx.total, own)
+            weighing = list(grads[: own.count])
+            found = list(torch.autograd.grad(out, inputs, weighing, create_graph=True, allow_unused=True))
+            return (None, None, None, *(found.pop(0) if wants else None for wants in wanted))
+        shape, dims = _channels(rows[0]), _all_but_channels(rows[0])
         inverse = (var + ctx.eps).rsqrt()
-        centred = (rows - mean.view(shape)) * inverse.view(shape)
-        sums = torch.stack([grad.sum(dims), (grad * centred).sum(dims)])
-        by_bias, by_weight = sums.unbind()
-        means = ctx.ranks.all_reduce(sums.clone()) / ctx.total
-        scale = inverse if weight is None else inverse * weight
-        by_rows = (grad - means[0].view(shape) - centred * means[1].view(shape)) * scale.view(shape)
-        return (
-            by_rows.to(rows.dtype),
-            None if weight is None else by_weight.to(weight.dtype),
-            None if bias is None else by_bias.to(bias.dtype),
-            None,
-            None,
-            None,
-        )
+        dense = [grad if grad.dtype == torch.float64 else grad.float() for grad in grads[: own.count]]
+        centred = [(part - mean.view(shape)) * inverse.view(shape) for part in rows]
+        sums = [
+            torch.stack([grad.sum(dims), (grad * part).sum(dims)]) for grad, part in zip(dense, centred, strict=True)
+        ]
+        means = own.total(sums) / ctx.total
+        scales = [inverse if weight is None else inverse * weight for weight in weights]
+        by_rows = [
+            ((grad - means[0].view(shape) - part * means[1].view(shape)) * scale.view(shape)).to(of.dtype)
+            for grad, part, scale, of in zip(dense, centred, scales, rows, strict=True)
+        ]
+        by_weight = [
+            None if weight is None else one[1].to(weight.dtype) for one, weight in zip(sums, weights, strict=True)
+        ]
+        by_bias = [None if bias is None else one[0].to(bias.dtype) for one, bias in zip(sums, biases, strict=True)]
+        return (None, None, None, *by_rows, *by_weight, *by_bias)
+
+
+def _apart(given: Sequence[Any], own: Shares) -> tuple[list[Any], list[Any], list[Any]]:
+    """Rows, weights and biases, one of each for every own share."""
+    count = own.count
+    return list(given[:count]), list(given[count : 2 * count]), list(given[2 * count :])
+
+
+def _to(value: Tensor | None, like: Tensor | None) -> Tensor | None:
+    return None if value is None or like is None else value.to(like.dtype)
 
 
 def _in_steps(
-    rows: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, total: Tensor, ranks: Collectives
-) -> Tensor:
+    rows: list[Tensor],
+    weights: list[Tensor | None],
+    biases: list[Tensor | None],
+    eps: float,
+    total: Tensor,
+    own: Shares,
+) -> list[Tensor]:
     """The same in operations that autograd can differentiate twice."""
-    shape, dims = _channels(rows), _all_but_channels(rows)
-    mean = Entered.apply(AllSum.apply(rows.sum(dims), ranks), ranks) / total
-    centred = rows - mean.view(shape)
-    var = Entered.apply(AllSum.apply((centred * centred).sum(dims), ranks), ranks) / total
-    out: Tensor = centred * (var + eps).rsqrt().view(shape)
-    if weight is not None:
-        out = out * weight.view(shape)
-    return out if bias is None else out + bias.view(shape)
+    shape, dims = _channels(rows[0]), _all_but_channels(rows[0])
+
+    def mean_of(parts: list[Tensor]) -> list[Tensor]:
+        means = Entered.apply(own, AllSum.apply(own, *(part.sum(dims) for part in parts)))
+        return [mean / total for mean in means]
+
+    centred = [part - mean.view(shape) for part, mean in zip(rows, mean_of(rows), strict=True)]
+    spread = mean_of([part * part for part in centred])
+    out: list[Tensor] = [part * (var + eps).rsqrt().view(shape) for part, var in zip(centred, spread, strict=True)]
+    for place, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        if weight is not None:
+            out[place] = out[place] * weight.view(shape)
+        if bias is not None:
+            out[place] = out[place] + bias.view(shape)
+    return out
 
 
 def _channels(rows: Tensor) -> list[int]:

@@ -12,11 +12,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from duoka.errors import Refused
-from duoka.view.batch import BatchTensor, Spec
+from duoka.view.batch import BatchTensor, Spec, of_share
 from duoka.view.cut import Cut
 from duoka.view.learning import Learned, Learning, Unclear
 from duoka.view.site import user_line
@@ -91,6 +92,12 @@ class Call:
                 raise Writing("it writes into an input")  # into a part of what every rank holds whole
         return out
 
+    def of_share(self, place: int) -> Call:
+        """The same call with the own share at `place` of each batch."""
+        if self.batch is None or len(self.batch._shares) == 1:
+            return self
+        return replace(self, leaves=of_share(self.leaves, place), batch=self.batch._shares[place])
+
     def cut(self, view: View, lead: tuple[int, int] | None) -> Cut | None:
         """How the batch of this call is cut; None where it is too small to be shared out."""
         if self.batch is not None:
@@ -120,8 +127,7 @@ class Call:
         def batch(leaf: Any, dim: int | None) -> Any:
             if dim is None or leaf.shape[dim] != cut.n:
                 return leaf
-            spec = Spec(view, cut, dim)
-            return BatchTensor(spec.own(leaf), spec)
+            return BatchTensor.of(leaf, view, dim)
 
         return list(map(batch, self.leaves, opened.inputs))
 
@@ -144,8 +150,9 @@ class _Known:
 class Seams:
     """Finds out, and remembers, how calls are cut. All ranks ask for the same calls in the same order.
 
-    looking: the context in which a module is run by a `Learning`. reaches_in: whether something of a module, of
-    which this was learned, has to be intercepted inside of it, where compiled code cannot be.
+    view: of the last of a process's shares. looking: the context in which a module is run by a `Learning`.
+    reaches_in: whether something of a module, of which this was learned, has to be intercepted inside of it, where
+    compiled code cannot be.
     """
 
     def __init__(
@@ -201,18 +208,22 @@ class Seams:
         for parameter in module.parameters():
             self._view.adopt(parameter)
         for buffer in module.buffers():
-            self._view.ranks.broadcast_into(buffer, 0)
+            self._view.own.ranks.broadcast_into(buffer, 0)
 
     def _find(self, call: Call, again: bool = False) -> Found:
         """What the rank with the largest share finds out, for all ranks."""
-        if any(map(_is_opaque, call.leaves)) or (call.module.training and _is_scripted(call.module)):
+        own = self._view.own
+        reached = call.module.training or own.exact  # what it does asks nobody
+        if any(map(_is_opaque, call.leaves)) or (reached and _is_scripted(call.module)):
             return How.WHOLE
-        ranks = self._view.ranks
+        ranks = own.ranks
         told: Any = None
         found: Found
         if ranks.rank == ranks.world_size - 1:
-            told = (Opened(), "it has hooks") if _has_hooks(call.module) else self._look(call, again)
+            told = (Opened(), "it has hooks") if _has_hooks(call.module) else self._look(call.of_share(-1), again)
         found, reason = ranks.broadcast_object(told, ranks.world_size - 1)
+        if own.exact:
+            torch.clear_autocast_cache()  # as on the rank that has looked
         if isinstance(found, Opened):
             self._view.opened[type(call.module).__name__, user_line()] = reason
         if not isinstance(found, Seam) or not any(map(is_compiled, call.module.modules())):
@@ -231,7 +242,10 @@ class Seams:
         again: it is known how, so what raises is the script's own error, to be raised by the call itself.
         """
         unclear, reason, opened = False, "", Opened()
-        for lead, inputs in self._candidates(call):
+        candidates = self._candidates(call)
+        if self._view.own.exact and _has_batch_norm(call.module):  # shares cannot meet inside of a boundary
+            return Opened(*candidates[0]) if _is_batch_first(call) else opened, "its BatchNorm adds up all shares"
+        for lead, inputs in candidates:
             cut = call.cut(self._view, lead)
             if cut is None or cut.rows < 2:
                 unclear = True
@@ -255,7 +269,7 @@ class Seams:
 
     def _tried(self, call: Call, rows_of: Callable[[int, int], list[Any]], of_rows: list[bool], rows: int) -> Learned:
         """What runs with some of `rows` rows tell; rows_of(start, stop): the inputs with these."""
-        learning = Learning(call.module)
+        learning = Learning(call.module, meets_nobody=self._view.own.exact)
         wants = [
             leaf.requires_grad and torch.is_grad_enabled() if isinstance(leaf, Tensor) else False
             for leaf in map(_own_part, call.leaves)
@@ -283,7 +297,7 @@ class Seams:
 
         What it is given are rows already, of which only the sizes tell where they are.
         """
-        ranks = self._view.ranks
+        ranks = self._view.own.ranks
         found: Learned | None = None
         if ranks.rank == ranks.world_size - 1:
             found = next(filter(None, (self._met(call, rows, dim) for dim in range(_DIMS))), None)
@@ -359,7 +373,9 @@ def _confirmed(known: _Known, found: Found, module: nn.Module) -> Found:
         draws = {**found.learned.draws, **before.learned.draws}
         unmet = before.learned.unmet & found.learned.unmet
         reads = before.learned.reads | found.learned.reads
-        return replace(before, learned=replace(before.learned, draws=draws, unmet=unmet, reads=reads))
+        # What the first call has left may have been what it had to prepare.
+        traces = found.learned.traces or (before.learned.traces and known.calls > 2)
+        return replace(before, learned=replace(before.learned, draws=draws, unmet=unmet, reads=reads, traces=traces))
     raise Refused(
         f"{type(module).__name__} at {user_line()} computed each sample by itself at first, but no longer does "
         f"(seen at its call {known.calls}), so its last results may be wrong; run this script on one device"
@@ -418,6 +434,10 @@ def _is_opaque(leaf: Any) -> bool:
 def is_compiled(part: nn.Module) -> bool:
     """Whether torch.compile has to do with it."""
     return type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None
+
+
+def _has_batch_norm(module: nn.Module) -> bool:
+    return any(isinstance(part, _BatchNorm) and part.training for part in module.modules())
 
 
 def _is_scripted(module: nn.Module) -> bool:

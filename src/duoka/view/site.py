@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+from greenlet import getcurrent
 
 _PATHS = sysconfig.get_paths()
 _TORCH = str(Path(torch.__file__).parent)
@@ -53,8 +54,12 @@ def is_for_scripts(filename: str) -> bool:
 def user_frame() -> FrameType | None:
     """The innermost frame that is the user's; None in a thread that has none (a device's backward thread)."""
     frame: FrameType | None = sys._getframe(1)
+    turn = getcurrent()
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
+        if frame is None and turn.parent is not None:  # one of several shares: who let it work
+            turn = turn.parent
+            frame = turn.gr_frame
     return frame
 
 

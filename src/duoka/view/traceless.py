@@ -45,6 +45,10 @@ class Remains:
         """The numbers and texts in the attributes, and in the script's global variables."""
         return [leaf for _, value in self._places() for leaf in _leaves(value, _PLAIN, _DEPTH)]
 
+    def everything(self) -> list[Any]:
+        """The same, and the tensors."""
+        return [leaf for _, value in self._places() for leaf in _leaves(value, (*_PLAIN, Tensor), _DEPTH)]
+
     def _places(self) -> Iterator[tuple[str, Any]]:
         for path, part in self._module.named_modules():
             for name, value in (*part.__dict__.items(), *part._buffers.items(), *part._parameters.items()):
@@ -84,6 +88,14 @@ def traceless(module: nn.Module) -> Iterator[Remains]:
         for kept in variables:
             kept.put_back()
         set_random_states(states)
+
+
+def same_things(ones: list[Any], others: list[Any]) -> bool:
+    """Whether two lists hold equal numbers and texts, and the very same tensors."""
+    return len(ones) == len(others) and all(
+        one is other if isinstance(one, Tensor) or isinstance(other, Tensor) else one == other or one != one
+        for one, other in zip(ones, others, strict=True)
+    )
 
 
 class _Variables:

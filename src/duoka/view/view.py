@@ -1,17 +1,22 @@
-"""The global view of one rank: what its batch tensors, boundary and rules have in common."""
+"""The global view of one rank: what its batch tensors, boundary and rules have in common.
+
+Under `--strategy exact` a process computes several shares, and each has a view of its own, as if it were a rank.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.view.collectives import AllSum, Collectives, Entered
+from duoka.view.collectives import Collectives
+from duoka.view.crossings import AllSum, Entered
 from duoka.view.cut import Cut
 from duoka.view.lent import Lent
+from duoka.view.shares import ExactShares, ShareRanks, Shares
 from duoka.view.tally import Tally
 
 
@@ -19,16 +24,25 @@ class View:
     """How one rank sees the whole batch.
 
     adopt: called with every leaf tensor that needs a gradient and meets rows; from then on its gradient is kept in
-    step over ranks (`Strategy.adopt`). say: shows the user a line. gathered: what was computed whole. opened: why a
+    step over ranks (`Strategy.adopt`). alias: gives what stands for such a leaf among this share's rows. own: the
+    shares of this process. say: shows the user a line. gathered: what was computed whole. opened: why a
     (module, line) is no boundary. lent: gathered copies that the script has memory of. refusal: the first that the
     script was given, and may have caught.
     """
 
     def __init__(
-        self, ranks: Collectives, adopt: Callable[[Tensor], None], say: Callable[[str], None] = lambda _: None
+        self,
+        ranks: Collectives,
+        adopt: Callable[[Tensor], None],
+        say: Callable[[str], None] = lambda _: None,
+        own: Shares | None = None,
+        alias: Callable[[Tensor], Tensor] = lambda leaf: leaf,
     ) -> None:
         self.ranks = ranks
-        self.adopt = adopt
+        self.own = Shares(ranks) if own is None else own
+        self.place = len(self.own.views)  # among the own shares
+        self.own.views.append(self)
+        self.adopt, self.alias = adopt, alias
         self.say = lru_cache(maxsize=256)(say)  # each line once
         self.gathered = Tally()
         self.opened: dict[tuple[str, str], str] = {}
@@ -46,7 +60,8 @@ class View:
     def refused(self, error: Refused) -> None:
         """Remember a refusal, unless a rank only finds something out."""
         if not self.ranks.alone:
-            self.refusal = self.refusal or error
+            for view in self.own.views:
+                view.refusal = view.refusal or error
 
     def shares(self, n: int) -> bool:
         """Whether a batch of n samples is shared out: a smaller one than ranks stays whole on each."""
@@ -58,11 +73,35 @@ class View:
             return tensor
         if tensor.is_leaf:
             self.adopt(tensor)
-            return tensor
-        entered: Tensor = Entered.apply(tensor, self.ranks)
+            return self.alias(tensor)
+        own = self.own
+        entered: Tensor = own.meet(lambda tensors: Entered.apply(own, tensors[0]), tensor)
         return entered
 
     def all_sum(self, part: Tensor) -> Tensor:
         """The sum over ranks of every rank's `part`, with its gradient."""
-        total: Tensor = AllSum.apply(part, self.ranks)
+        own = self.own
+        total: Tensor = own.meet(lambda parts: [AllSum.apply(own, *parts)] * len(parts), part)
         return total
+
+
+def exact_view(
+    ranks: Collectives,
+    shares: int,
+    adopt: Callable[[Tensor], None],
+    alias: Callable[[int, Tensor], Tensor],
+    is_alias: Callable[[Tensor], bool],
+    say: Callable[[str], None],
+) -> View:
+    """The view of the last of a process's shares, each of which is one of `shares`; `own.views` are those of all.
+
+    alias: gives what stands for a leaf among the rows of the own share at a place. is_alias: whether one does.
+    """
+    own = ExactShares(ranks, shares // ranks.world_size)
+    own.is_alias = is_alias
+    for place in range(own.count):
+        View(ShareRanks(own, place), adopt, say, own, partial(alias, place))
+    last = own.views[-1]
+    for view in own.views:
+        view.say, view.gathered, view.opened = last.say, last.gathered, last.opened
+    return last

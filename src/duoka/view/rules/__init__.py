@@ -26,3 +26,5 @@ FAMILIES = (pointwise, reductions, shapes, blocks, along, products, losses, rand
 def install() -> None:
     """Give the batch tensor its table of rules."""
     BatchTensor.rules = {func: rule for family in FAMILIES for func, rule in family.RULES.items()}
+    BatchTensor.together = facts.TOGETHER | gradients.TOGETHER
+    BatchTensor.drawing = frozenset(randomness.RULES.values())

@@ -77,6 +77,8 @@ def is_tensor(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return True
 
 
+TOGETHER: frozenset[Rule] = frozenset({of_the_whole, is_same_size, is_tensor})
+
 _data: Any = Tensor.data
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions(GLOBAL), of_the_whole),

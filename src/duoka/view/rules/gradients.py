@@ -2,6 +2,8 @@
 
 A gradient arrives at a rank's rows world_size times too large (the objective is a sum over ranks' copies of the
 loss), so a batch that asks for a gradient divides it on arrival: `x.grad` is then true, and may be written to.
+
+A backward pass is one for all own shares.
 """
 
 from __future__ import annotations
@@ -11,8 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.view.batch import BatchTensor, Rule
+from duoka.errors import Refused
+from duoka.view.batch import BatchTensor, Rule, join
+from duoka.view.crossings import AllSum
 from duoka.view.rules.lookup import Function
+from duoka.view.site import user_line
+from duoka.view.view import View
 
 
 def requires_grad_(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -68,23 +74,40 @@ def backward_of_several(func: Function, args: tuple[Any, ...], kwargs: dict[str,
     for tensor, weight in zip(tensors, weights, strict=True):
         if isinstance(tensor, BatchTensor) and weight is None:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
-    own = [_weight_of_rows(weight, tensor) for weight, tensor in zip(weights, tensors, strict=True)]
-    torch.autograd.backward([_own(tensor) for tensor in tensors], own, *args[2:], **kwargs)
+    inputs = kwargs.pop("inputs", None)
+    if inputs is not None:
+        kwargs["inputs"] = _own(_listed(inputs))
+    torch.autograd.backward(_own(tensors), _weights_of_rows(weights, tensors), *args[2:], **kwargs)
 
 
-def _own(tensor: Tensor) -> Tensor:
-    return tensor._local if isinstance(tensor, BatchTensor) else tensor
+def _own(tensors: list[Tensor]) -> list[Tensor]:
+    """The rows of batches, share by share; the other tensors as they are."""
+    return [
+        part
+        for tensor in tensors
+        for part in ([own._local for own in tensor._shares] if isinstance(tensor, BatchTensor) else [tensor])
+    ]
 
 
-def _weight_of_rows(weight: Any, tensor: Tensor) -> Any:
+def _weights_of_rows(weights: list[Any], tensors: list[Tensor]) -> list[Any]:
     """Rows count once over all ranks, so their weights are raised by world_size (module docstring)."""
-    if not isinstance(tensor, BatchTensor) or weight is None:
-        return weight
-    return _rows_of(weight, tensor) * tensor._spec.view.ranks.world_size
+    found = []
+    for weight, tensor in zip(weights, tensors, strict=True):
+        if not isinstance(tensor, BatchTensor):
+            found.append(weight)
+        elif weight is None:
+            found += [None] * len(tensor._shares)
+        else:
+            size = tensor._spec.view.ranks.world_size
+            found += [rows * size for rows in _rows_of(weight, tensor)]
+    return found
 
 
-def _rows_of(gradient: Tensor, batch: BatchTensor) -> Tensor:
-    return gradient._local if isinstance(gradient, BatchTensor) else batch._spec.own(gradient)
+def _rows_of(gradient: Tensor, batch: BatchTensor) -> list[Tensor]:
+    """Each own share's rows of a gradient of `batch`."""
+    if isinstance(gradient, BatchTensor):
+        return [own._local for own in gradient._shares]
+    return batch._spec.view.own.each(lambda place: batch._shares[place]._spec.own(gradient))
 
 
 def grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -100,10 +123,47 @@ def grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = args[2] if len(args) > 2 else kwargs.pop("grad_outputs", None)
     weights = [None] * len(outputs) if given is None else _listed(given)
     view = next(leaf._spec.view for leaf in (*outputs, *inputs) if isinstance(leaf, BatchTensor))
-    own_weights = [_weight_of_rows(weight, output) for output, weight in zip(outputs, weights, strict=True)]
-    own = [[_own(tensor) for tensor in tensors] for tensors in (outputs, inputs)]
-    found = _torch_grad(*own, own_weights, *args[3:], **kwargs)
-    return tuple(_true_gradient(one, of, view) for one, of in zip(found, inputs, strict=True))
+    how = dict(zip(_REST, args[3:], strict=False)) | kwargs
+    weighing = _weights_of_rows(weights, outputs)
+    return whole_gradients(_torch_grad, _own(outputs), inputs, view, grad_outputs=weighing, **how)
+
+
+def whole_gradients(
+    original: Function, outputs: Any, inputs: list[Tensor], view: View, **how: Any
+) -> tuple[Tensor | None, ...]:
+    """`torch.autograd.grad`, whose `original` it is, of outputs without batches, for inputs that may be batches."""
+    of_each = [uses(of, view) for of in inputs]
+    flat = [use for parts in of_each for use in parts]
+    filled = bool(how.get("materialize_grads"))
+    if len(flat) == len(inputs):
+        unused_raises = False
+    else:  # not all uses of one need to have led there
+        unused_raises = not (filled or how.get("allow_unused"))
+        how = {**how, "allow_unused": True, "materialize_grads": False}
+    found = iter(original(outputs, flat, **how))
+    totals = [
+        _true_gradient([next(found) for _ in parts], of, view) for of, parts in zip(inputs, of_each, strict=True)
+    ]
+    if unused_raises and any(total is None for total in totals):
+        raise RuntimeError(_UNUSED)
+    return tuple(
+        torch.zeros_like(of) if total is None and filled else total for total, of in zip(totals, inputs, strict=True)
+    )
+
+
+_UNUSED = (
+    "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is "
+    "the desired behavior."
+)
+_REST = ["retain_graph", "create_graph", "only_inputs", "allow_unused", "is_grads_batched", "materialize_grads"]
+
+
+def uses(of: Tensor, view: View) -> list[Tensor]:
+    """The tensors whose gradients make up that of a tensor: a batch's rows, or all that stands for a leaf."""
+    if isinstance(of, BatchTensor):
+        return _own([of])
+    aliases = [one.alias(of) for one in view.own.views] if of.is_leaf else []
+    return [of] if not aliases or aliases[0] is of else [*aliases, of]
 
 
 # Plain scripts get other ones, which ask these rules.
@@ -113,13 +173,29 @@ _asks_for_grad: Any = Tensor.requires_grad
 _grad: Any = Tensor.grad
 
 
-def _true_gradient(found: Tensor | None, of: Tensor, view: Any) -> Tensor | None:
-    if found is None:
+def _true_gradient(found: list[Tensor | None], of: Tensor, view: View) -> Tensor | None:
+    """The gradient of a tensor, made of those of its uses."""
+    own = view.own
+    if not isinstance(of, BatchTensor):
+        # By itself a leaf was used outside of shares, or where each rank has one, among rows.
+        parts, apart = (found[:-1], found[-1]) if len(found) > 1 or own.exact else (found, None)
+        if not of.is_leaf:
+            return found[0]
+        total: Tensor | None = None
+        if any(part is not None for part in parts):
+            total = AllSum.apply(own, *(torch.zeros_like(of) if part is None else part for part in parts))
+            total = total / own.world_size
+        return apart if total is None else total if apart is None else apart + total
+    if all(part is None for part in found):
         return None
-    if isinstance(of, BatchTensor):
-        hooked = of._local.is_leaf  # divided on arrival
-        return BatchTensor(found if hooked else found / view.ranks.world_size, of._spec)
-    return found if not of.is_leaf else view.all_sum(found) / view.ranks.world_size
+
+    def share(part: Tensor | None, one: BatchTensor) -> BatchTensor:
+        rows = one._local
+        if part is None:
+            return BatchTensor(torch.zeros_like(rows), one._spec)
+        return BatchTensor(part if rows.is_leaf else part / own.world_size, one._spec)  # divided on arrival
+
+    return join([share(part, one) for part, one in zip(found, of._shares, strict=True)])
 
 
 def _listed(value: Any) -> list[Any]:
@@ -129,15 +205,19 @@ def _listed(value: Any) -> list[Any]:
 def register_hook(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`x.register_hook(f)`: f sees, and may return, the whole batch's true gradient."""
     batch, hook = args
+    if batch._spec.view.own.exact:
+        raise Refused(f"{user_line()} registers a hook on a batch, which --strategy exact cannot call for all shares")
     size = batch._spec.view.ranks.world_size
     scale = 1 if batch._local.is_leaf else size
 
     def rows_hook(grad: Tensor) -> Tensor | None:
         out = hook(BatchTensor(grad / scale, batch._spec))
-        return None if out is None else _rows_of(out, batch) * scale
+        return None if out is None else _rows_of(out, batch)[0] * scale
 
     return _register_hook(batch._local, rows_hook)
 
+
+TOGETHER: frozenset[Rule] = frozenset({backward, backward_of_several, grad, register_hook})
 
 RULES: dict[Function, Rule] = {
     Tensor.requires_grad_: requires_grad_,

@@ -24,7 +24,7 @@ def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if common is None or isinstance(kwargs.get("out"), Tensor):
         return NotImplemented
     spec, right = common
-    if not _draws_by_rows(func, args, kwargs, spec, right):
+    if not _draws_by_rows(func, args, kwargs, spec, right) or (func in _BY_VALUE and spec.view.own.exact):
         return NotImplemented
 
     def draw(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -53,6 +53,7 @@ def _draws_by_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     return len(shapes) == 1
 
 
+_BY_VALUE = functions("poisson binomial rrelu")  # how much they draw depends on all rows, which would have to meet
 _OF_DISTRIBUTIONS = functions("multinomial")  # the last dimension is the probabilities
 
 

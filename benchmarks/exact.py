@@ -1,0 +1,24 @@
+"""What it costs that the bits do not depend on the number of devices: a step on two workers, against ddp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from benchmarks.runs import SCRIPTS, duoka, in_turn, output
+from benchmarks.table import Row
+
+SCRIPT = SCRIPTS / "convolutions.py"
+SHARES = {2: 1.15, 8: 1.35}  # and the bar of each
+
+
+def measure(quick: bool) -> Iterator[Row]:
+    """Milliseconds for a step, as the script itself measures them."""
+    contestants = {f"{shares}": _timed("--strategy", "exact", "--shares", str(shares)) for shares in SHARES}
+    times = in_turn({"ddp": _timed(), **contestants}, 3 if quick else 9, "ms")
+    for shares, bar in SHARES.items():
+        words = f"a CNN with BatchNorm, a step on 2 workers: exact with {shares} shares, against ddp"
+        yield Row(words, times[f"{shares}"], times["ddp"], bar)
+
+
+def _timed(*options: str) -> Callable[[], float]:
+    return lambda: float(output(duoka(2, *options, SCRIPT)))

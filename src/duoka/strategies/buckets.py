@@ -1,0 +1,301 @@
+"""Gradients travel in buckets while the backward pass goes on, whatever then is done with them.
+
+The idea is DistributedDataParallel's (Li et al., "PyTorch Distributed", VLDB 2020). Its reducer expects one
+forward and one backward pass of one module; this one knows neither: any graph may end in the parameters it
+watches (two models, several backward passes, parameters outside of any module).
+
+Which parameters a pass reaches, and in which order, is known from the last pass that began at the same line.
+Each pass ends with all ranks agreeing on it: a parameter that only some ranks reached is summed all the same.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdKeyDictionary
+
+from duoka.errors import RanksApart, Refused
+from duoka.strategies.base import Observer, Strategy
+from duoka.view.collectives import Collectives
+from duoka.view.site import user_line
+
+when_accumulated = Tensor.register_post_accumulate_grad_hook  # plain scripts are refused it
+
+_EXACT = ("cpu", torch.float32)  # holds a sum of 16-bit numbers over 256 ranks
+
+BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
+
+
+@dataclass(slots=True)
+class Watched:
+    """A parameter as all ranks know it, also where it has been deleted on this one."""
+
+    tensor: ReferenceType[Tensor]
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A bucket on its way; behind the gradients of the last one rides the report of the pass."""
+
+    members: list[int]
+    finish: Callable[[], Tensor]
+    flat: Tensor | None = None  # what it came to
+
+    def wait(self) -> Tensor:
+        if self.flat is None:
+            self.flat = self.finish()
+        return self.flat
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One backward pass."""
+
+    buckets: list[list[int]]
+    reached: dict[int, int] = field(default_factory=dict)  # parameter -> its place in the order
+    missing: list[int] = field(default_factory=list)  # per bucket, how many are not there yet
+    bucket_of: dict[int, int] = field(default_factory=dict)
+    flights: list[_Flight] = field(default_factory=list)
+    surprises: set[int] = field(default_factory=set)  # reached but not planned, or again after they had left
+
+
+class Bucketed(Strategy):
+    """Sees which parameters a backward pass reaches, and sums what ranks have of their gradients.
+
+    How the gradients come to be known, are summed and given is each strategy's: `_watch`, `_part`, `_start`, `_land`.
+
+    bucket_bytes: gradients that travel together. stream: 16 bits that tell this rank's random state; at the end of
+    every pass all ranks must have the same.
+    """
+
+    def __init__(self, ranks: Collectives, bucket_bytes: int, stream: Callable[[], int]) -> None:
+        self._ranks, self._stream, self._bucket_bytes = ranks, stream, bucket_bytes
+        self._watched: list[Watched] = []
+        self._index: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._frozen: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._plans: dict[str, list[list[int]]] = {}
+        self._pass: _Pass | None = None
+        self._hooks: list[Any] = []
+        self._held: set[int] = set()  # parameters that are left alone now
+        self._behind: set[int] = set()  # those that were, and have been reached meanwhile
+        self._observers: list[Observer] = []
+
+    @abstractmethod
+    def _watch(self, parameter: Tensor, index: int) -> None:
+        """A parameter has become known: see to it that `_reach(index)` is called when its gradient is there."""
+
+    @abstractmethod
+    def _part(self, index: int) -> Tensor:
+        """What this rank has of a parameter's gradient, in the parameter's shape."""
+
+    @abstractmethod
+    def _start(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
+        """Begin to sum a bucket over ranks: the gradients of `members`, then so many numbers of a report."""
+
+    @abstractmethod
+    def _land(self, gradients: dict[int, Tensor]) -> None:
+        """Give parameters what the ranks' parts have come to; each is a part of its bucket."""
+
+    def _holds_numbers(self, index: int) -> bool:
+        """Whether the bucket of this parameter travels in a type that the report's numbers fit into."""
+        watched = self._watched[index]
+        return (watched.device.type, watched.dtype) == _EXACT
+
+    def adopt(self, parameter: Tensor) -> None:
+        if parameter in self._index or not parameter.is_leaf:
+            return
+        if is_lazy(parameter):  # has no values yet
+            return
+        if not parameter.requires_grad:
+            if parameter not in self._frozen:
+                self._ranks.broadcast_into(parameter, 0)
+            self._frozen[parameter] = None  # it may be thawed later
+            return
+        self._frozen.pop(parameter, None)
+        self._index[parameter] = index = len(self._watched)
+        self._watched.append(Watched(ref(parameter), parameter.shape, parameter.dtype, parameter.device))
+        self._ranks.broadcast_into(parameter, 0)
+        self._watch(parameter, index)
+
+    def _known(self, parameters: Iterable[Tensor]) -> set[int]:
+        return {self._index[parameter] for parameter in parameters if parameter in self._index}
+
+    @contextmanager
+    def held(self, parameters: Iterable[Tensor] | None = None) -> Iterator[None]:
+        before = self._held
+        self._held = before | (set(range(len(self._watched))) if parameters is None else self._known(parameters))
+        try:
+            yield
+        finally:
+            self._held = before
+
+    def has_held(self, parameters: Iterable[Tensor]) -> bool:
+        return not self._behind.isdisjoint(self._known(parameters))
+
+    def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
+        def whole_hook(grad: Tensor) -> Tensor:
+            # Averaging it here makes the average at the end of the pass change nothing.
+            whole = self._ranks.all_reduce(grad.detach().clone()) / self._ranks.world_size
+            changed = hook(whole)
+            return whole if changed is None else changed
+
+        return register(leaf, whole_hook)
+
+    def observe(self, observer: Observer) -> None:
+        self._observers.append(observer)
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    @contextmanager
+    def backward(self, site: str) -> Iterator[None]:
+        if self._pass is not None:  # a pass inside of a pass (checkpointed activations)
+            yield
+            return
+        for parameter in [p for p in self._frozen if p.requires_grad]:
+            self.adopt(parameter)
+        whole = not self._held
+        self._pass = self._begin(self._plans.get(site, []) if whole else [])
+        try:
+            yield
+            plan = self._finish(self._pass)
+            if whole:
+                self._plans[site] = plan
+                reached = {index for bucket in plan for index in bucket}
+                for observer in self._observers:
+                    observer(lambda parameter: self._index.get(parameter) in reached)
+        finally:
+            self._pass = None
+
+    # --- one pass
+
+    def _begin(self, buckets: list[list[int]]) -> _Pass:
+        bucket_of = {index: number for number, members in enumerate(buckets) for index in members}
+        return _Pass(buckets, missing=[len(members) for members in buckets], bucket_of=bucket_of)
+
+    def _reach(self, index: int) -> None:
+        """Called by autograd when a parameter's gradient is there."""
+        now = self._pass
+        if now is None:
+            raise Refused("a backward pass began outside of torch.autograd.backward")
+        if index in self._held:
+            self._behind.add(index)
+            return
+        again = index in now.reached
+        now.reached.setdefault(index, len(now.reached))
+        number = now.bucket_of.get(index)
+        if number is None or (again and number < len(now.flights)):
+            now.surprises.add(index)
+        elif not again:
+            now.missing[number] -= 1
+            # In order, and the last one not before the end: it tells of surprises.
+            while len(now.flights) < len(now.buckets) - 1 and not now.missing[len(now.flights)]:
+                now.flights.append(self._send(now.buckets[len(now.flights)]))
+
+    def _finish(self, now: _Pass) -> list[list[int]]:
+        """Complete what is under way; the buckets to expect next time."""
+        for index in sorted(self._behind - self._held):  # the gradient that it had before goes with the others
+            self._behind.discard(index)
+            if index not in now.reached:
+                now.reached[index] = len(now.reached)
+                if index not in now.bucket_of:
+                    now.surprises.add(index)
+        buckets = now.buckets or [[]]
+        while len(now.flights) < len(buckets) - 1:
+            now.flights.append(self._send(buckets[len(now.flights)]))
+        planned = [index for bucket in buckets for index in bucket]
+        report = [float(index in now.reached) for index in planned]
+        report += [float(len(now.surprises)), float(self._stream())]
+        reached, surprised = self._tell(now, buckets[-1], report)
+        if not surprised:
+            self._land(self._gradients(now.flights, reached))
+            return (
+                now.buckets if len(reached) == len(planned) else self._buckets([i for i in planned if i in reached])
+            )
+        extra, order = self._agree(now)
+        for bucket in self._buckets(extra):
+            flight = self._send(bucket)
+            flight.wait()
+            now.flights.append(flight)  # is taken last, over what left too early
+        self._land(self._gradients(now.flights, set(order)))
+        return self._buckets(order)
+
+    def _tell(self, now: _Pass, last: list[int], report: list[float]) -> tuple[set[int], bool]:
+        """Send the last bucket and wait for all: what any rank reached of what was planned, and any surprise.
+
+        The report rides on the last bucket, unless reading it would make the script wait for its GPU, or the
+        bucket's type has no room for its numbers.
+        """
+        rides = not last or self._holds_numbers(last[0])
+        now.flights.append(self._send(last, report if rides else []))
+        for flight in now.flights:
+            flight.wait()
+        told = now.flights[-1].wait()[-len(report) :] if rides else self._ranks.all_reduce(torch.tensor(report))
+        *reached, surprises, streams = told.tolist()
+        if streams != report[-1] * self._ranks.world_size:
+            raise RanksApart(
+                f"the ranks' random numbers have gone apart before {user_line()}: something draws on one rank what "
+                "it does not on another (a layer that is skipped at random?); try --randomness worker"
+            )
+        planned = [index for flight in now.flights for index in flight.members]
+        return {index for index, flag in zip(planned, reached, strict=True) if flag}, bool(surprises)
+
+    def _send(self, members: list[int], report: list[float] | None = None) -> _Flight:
+        """Begin to sum the gradients of one bucket."""
+        first = self._watched[members[0]] if members else None
+        dtype, device = (first.dtype, first.device) if first else (torch.float32, torch.device("cpu"))
+        pieces = [self._part(index).reshape(-1) for index in members]
+        flat = torch.cat([*pieces, torch.tensor(report or [], dtype=dtype, device=device)])
+        return _Flight(members, self._start(flat, members, len(report or [])))
+
+    def _gradients(self, flights: list[_Flight], reached: set[int]) -> dict[int, Tensor]:
+        """What has come of the gradients of the parameters that any rank reached."""
+        found = {}
+        for flight in flights:
+            sizes = [self._watched[index].shape.numel() for index in flight.members]
+            parts = flight.wait()[: sum(sizes)].split(sizes)
+            for index, part in zip(flight.members, parts, strict=True):
+                if index in reached:
+                    found[index] = part.view(self._watched[index].shape)
+        return found
+
+    def _agree(self, now: _Pass) -> tuple[list[int], list[int]]:
+        """The surprises of any rank, and all parameters reached, in rank 0's order."""
+        mine = torch.full((2, len(self._watched)), -1)
+        for index, place in now.reached.items():
+            mine[0, index] = place
+        for index in now.surprises:
+            mine[1, index] = 1
+        places, surprising = self._ranks.all_gather(mine).unbind(1)
+        order = [index for index in range(len(self._watched)) if bool((places[:, index] >= 0).any())]
+        # Those that rank 0 did not reach come last, in the order of their adoption.
+        order.sort(key=lambda index: (int(places[0, index]) < 0, int(places[0, index])))
+        extra = [index for index in order if bool((surprising[:, index] > 0).any())]
+        return extra, order
+
+    def _buckets(self, order: list[int]) -> list[list[int]]:
+        """Consecutive parameters of one type and device, together no larger than a bucket."""
+        buckets: list[list[int]] = []
+        room, kind = 0, None
+        for index in order:
+            watched = self._watched[index]
+            size = watched.shape.numel() * watched.dtype.itemsize
+            if kind != (watched.dtype, watched.device) or size > room:
+                buckets.append([])
+                room, kind = self._bucket_bytes, (watched.dtype, watched.device)
+            buckets[-1].append(index)
+            room -= size
+        return buckets

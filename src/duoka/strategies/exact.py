@@ -1,0 +1,186 @@
+"""The same bits on any number of devices: each batch in a fixed number of shares, and sums in one fixed tree.
+
+A parameter that meets rows is stood for by an alias in each share: a leaf that has the parameter's memory and a
+gradient of its own. When the gradients of all own shares are there they are added in a tree, and the sums of ranks
+likewise, in buckets, while the backward pass goes on. What comes to the parameter past its aliases (a penalty on
+weights) is the same on every rank as it is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
+
+from duoka.errors import Refused
+from duoka.strategies.buckets import BUCKET_BYTES, Bucketed, when_accumulated
+from duoka.view.collectives import Collectives
+from duoka.view.site import user_line
+from duoka.view.tree import Subtree, start_sum
+from duoka.view.view import View, exact_view
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What stands for a parameter, in each own share."""
+
+    tensor: ReferenceType[Tensor]
+    index: int
+    aliases: list[Tensor]
+
+
+class Exact(Bucketed):
+    """Parameters replicated on every rank; gradients are sums over `shares` shares, in one order.
+
+    shares: of every batch, of all ranks together: a power of two, as the number of ranks is.
+    """
+
+    def __init__(
+        self,
+        ranks: Collectives,
+        shares: int,
+        bucket_bytes: int = BUCKET_BYTES,
+        stream: Callable[[], int] = lambda: 0,
+    ) -> None:
+        super().__init__(ranks, bucket_bytes, stream)
+        self._shares, self._count = shares, shares // ranks.world_size
+        self._standing: dict[int, _Standing] = {}  # by the identity of what it stands for
+        self._aliases: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._sums: dict[int, Subtree] = {}  # of the pass that is going on
+        self._own_hooks: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of the script's, by tensor
+
+    def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
+        return exact_view(ranks, self._shares, self.adopt, self.alias, self.is_alias, say)
+
+    # --- aliases
+
+    def alias(self, place: int, leaf: Tensor) -> Tensor:
+        """What stands for a leaf among the rows of the own share at `place`; itself, if it is nobody's parameter."""
+        standing = self._standing.get(id(leaf))
+        if not leaf.requires_grad:
+            return leaf
+        if standing is None or standing.tensor() is not leaf:
+            if not isinstance(leaf, nn.Parameter):
+                return leaf
+            self.adopt(leaf)  # it was frozen, or is new
+            standing = self._standing[id(leaf)]
+        alias = standing.aliases[place]
+        if alias.data_ptr() != leaf.data_ptr() or alias.shape != leaf.shape or alias.dtype != leaf.dtype:
+            standing.aliases = self._made(leaf, standing.index)  # `parameter.data = ...`
+            alias = standing.aliases[place]
+        return alias
+
+    def is_alias(self, leaf: Tensor) -> bool:
+        """Whether a leaf stands for another."""
+        return leaf in self._aliases
+
+    def _watch(self, parameter: Tensor, index: int) -> None:
+        aliases = self._made(parameter, index)
+        self._standing[id(parameter)] = _Standing(ref(parameter), index, aliases)
+
+    def _made(self, parameter: Tensor, index: int) -> list[Tensor]:
+        aliases = [parameter.detach().requires_grad_() for _ in range(self._count)]
+        for place, alias in enumerate(aliases):
+            self._aliases[alias] = None
+            when_accumulated(alias, partial(self._arrive, index, place))
+        return aliases
+
+    # --- a pass
+
+    @contextmanager
+    def backward(self, site: str) -> Iterator[None]:
+        if self._pass is not None:
+            yield
+            return
+        self._sums.clear()
+        with self._with_hooks(), super().backward(site):
+            yield
+            for index in [index for index in self._sums if index not in self._pass.reached]:  # type: ignore[attr-defined]
+                self._reach(index)  # not all own shares have
+
+    def _arrive(self, index: int, place: int, alias: Tensor) -> None:
+        """Called by autograd when the gradient of one share is there."""
+        gradient, alias.grad = alias.grad, None
+        if self._pass is None:
+            raise Refused("a backward pass began outside of torch.autograd.backward")
+        assert gradient is not None
+        if gradient.is_sparse:
+            raise Refused("sparse gradients (nn.Embedding(sparse=True)) cannot be added up share by share yet")
+        known = self._sums.setdefault(index, Subtree(self._count))
+        if index in self._pass.reached or known.has(place):
+            raise Refused(f"the backward pass at {user_line()} comes to a parameter twice; use another strategy")
+        with torch.no_grad():
+            if known.put(place, gradient.detach()):
+                self._reach(index)
+
+    def _part(self, index: int) -> Tensor:
+        watched = self._watched[index]
+
+        def zero() -> Tensor:
+            return torch.zeros(watched.shape, dtype=watched.dtype, device=watched.device)
+
+        known = self._sums.get(index)
+        return zero() if known is None else known.total(zero)
+
+    def _start(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
+        return start_sum(self._ranks, flat)
+
+    def _land(self, gradients: dict[int, Tensor]) -> None:
+        targets, sources = [], []
+        for index, total in gradients.items():
+            parameter = self._watched[index].tensor()
+            if parameter is None:
+                continue
+            mean = torch.empty_like(parameter).copy_(total).div_(self._shares)  # exact: a power of two
+            if parameter.grad is None:
+                parameter.grad = mean
+            else:
+                targets.append(parameter.grad)
+                sources.append(mean)
+        if targets:
+            with torch.no_grad():
+                torch._foreach_add_(targets, sources)
+        self._sums.clear()
+
+    # --- what a script may do with gradients
+
+    @contextmanager
+    def held(self, parameters: Iterable[Tensor] | None = None) -> Iterator[None]:
+        """Nothing to do: a sum over passes has the same bits only if each is whole before it is added."""
+        yield
+
+    def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
+        """The hook is called when the pass is over, with all that it has brought."""
+        hooks = self._own_hooks.setdefault(leaf, OrderedDict())
+        handle = RemovableHandle(hooks)
+        hooks[handle.id] = hook
+        return handle
+
+    @contextmanager
+    def _with_hooks(self) -> Iterator[None]:
+        hooked = [(leaf, hooks) for leaf, hooks in self._own_hooks.items() if hooks]
+        before = [leaf.grad for leaf, _ in hooked]
+        for leaf, _ in hooked:
+            leaf.grad = None
+        try:
+            yield
+        except BaseException:
+            for (leaf, _), grad in zip(hooked, before, strict=True):
+                leaf.grad = grad
+            raise
+        for (leaf, hooks), earlier in zip(hooked, before, strict=True):
+            grad = leaf.grad
+            if grad is not None:
+                for hook in list(hooks.values()):
+                    changed = hook(grad)
+                    grad = grad if changed is None else changed
+            leaf.grad = grad if earlier is None else earlier if grad is None else earlier + grad

@@ -1,0 +1,93 @@
+"""`--strategy exact`: the same bits on 1, 2 and 4 workers, and after a crash on another number of them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.flows.flow import Flow
+from tests.flows.test_same_result import assert_same_lines
+
+SCRIPTS = Path(__file__).parent / "scripts" / "exact"
+PLAIN = ("mlp", "cnn", "lstm", "transformer", "gan", "hard")
+
+
+def exact(flow: Flow, script: str, workers: int, *more: str) -> str:
+    """What the script prints, of which the last line is a digest of all parameters and buffers."""
+    options = ["--strategy", "exact", "--devices", f"cpu:{workers}", *more]
+    result = flow.run(["run", "--quiet", *options, SCRIPTS / f"{script}.py"])
+    assert len(result.ok().stdout.splitlines()[-1]) == 64, result
+    return result.stdout
+
+
+@pytest.mark.parametrize("script", PLAIN)
+def test_the_same_bits_on_any_number_of_workers(flow: Flow, script: str) -> None:
+    """And, but for rounding, what python computes."""
+    found = exact(flow, script, 1)
+    assert exact(flow, script, 2) == found
+    assert exact(flow, script, 4) == found
+    if script == "cnn":
+        return  # python draws its samples otherwise
+    numbers = found.splitlines()[: 2 if script == "lstm" else -1]  # its last epoch is in bfloat16
+    expected = flow.python([SCRIPTS / f"{script}.py"], env={"OMP_NUM_THREADS": "1"}).ok().stdout
+    assert_same_lines("\n".join(expected.splitlines()[: len(numbers)]), "\n".join(numbers))
+
+
+def test_shares_decide_the_bits(flow: Flow) -> None:
+    two, four = (exact(flow, "mlp", 2, "--shares", shares) for shares in ("2", "4"))
+    assert two.splitlines()[-1] != four.splitlines()[-1]
+
+
+def resumed(flow: Flow, folder: str, workers: int, *deaths: int) -> str:
+    """What the last line of a run is that dies by SIGKILL at some steps, each time going on with other workers."""
+    script, steps = SCRIPTS / "resumed.py", list(map(str, deaths))
+    result = flow.run(["run", "--quiet", "--devices", f"cpu:{workers}", script, folder, "0", *steps])
+    assert result.returncode == (137 if deaths else 0), result
+    return result.stdout
+
+
+def killed_and_resumed(flow: Flow, chance: random.Random, kills: int) -> None:
+    expected = resumed(flow, "never", chance.choice((1, 2, 4)))
+    number = 0
+    while kills:
+        number += 1
+        deaths = sorted(chance.sample(range(1, 13), min(kills, 3)))
+        for death in deaths:
+            resumed(flow, f"run{number}", chance.choice((2, 4)), death)
+        kills -= len(deaths)
+        assert resumed(flow, f"run{number}", chance.choice((1, 2, 4))) == expected
+
+
+def test_killed_and_resumed_on_other_numbers_of_workers(flow: Flow) -> None:
+    killed_and_resumed(flow, random.Random(), 3)
+
+
+@pytest.mark.long
+def test_killed_and_resumed_many_times(flow: Flow) -> None:
+    killed_and_resumed(flow, random.Random(), 21)
+
+
+def test_killed_and_started_again(flow: Flow) -> None:
+    script = SCRIPTS / "resumed.py"
+    expected = resumed(flow, "never", 2)
+    result = flow.run(["run", "--quiet", "--restarts", "1", "--devices", "cpu:2", script, "out", "0", "5"])
+    assert result.ok().stdout == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--strategy", "exact", "--devices", "cpu:3"], "exact on 3 devices"),
+        (["--strategy", "exact", "--shares", "6"], "a power of two"),
+        (["--strategy", "exact", "--shares", "2", "--devices", "cpu:4"], "at least the number of devices, 4"),
+        (["--strategy", "exact", "--batch-norm", "local"], "left out with --strategy exact"),
+        (["--strategy", "exact", "--randomness", "worker"], "left out with --strategy exact"),
+        (["--shares", "8"], "given with --strategy exact"),
+    ],
+)
+def test_what_cannot_be_is_refused(flow: Flow, options: list[str], told: str) -> None:
+    result = flow.run(["run", *options, SCRIPTS / "mlp.py"])
+    assert result.returncode == 2, result
+    assert told in result.stderr

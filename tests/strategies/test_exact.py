@@ -1,0 +1,199 @@
+"""The strategy by itself, and through the API, where bits are compared between 1, 2 and 4 ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import duoka
+from duoka.errors import OptionError, Refused
+from duoka.strategies.exact import Exact
+from duoka.view.alone import OneRank
+from tests.run.ranks import on_ranks
+from tests.strategies.test_conformance import PROGRAMS, exactly
+
+COMPARED = ("an_ordinary_loop", "accumulated_by_hand", "held_gradients", "gradient_penalty", "batch_norm_and_buffers")
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_the_same_bits_on_any_number_of_ranks(name: str) -> None:
+    [alone] = on_ranks(1, exactly(PROGRAMS[name]))
+    for found in on_ranks(4, exactly(PROGRAMS[name])):
+        assert found == alone
+
+
+def test_every_way_to_a_gradient() -> None:
+    def work(run: duoka.Run) -> Any:
+        model = run.model(nn.Linear(3, 1, bias=False))
+        x = run.batch(torch.arange(15.0).view(5, 3))
+        by_hand = nn.Parameter(torch.ones(3))
+        spare = nn.Parameter(torch.ones(2))
+        loss = model(x).sum() + (x @ by_hand).sum() + (model.weight**2).sum()
+        given = [model.weight, by_hand]
+        asked = torch.autograd.grad(loss, given, retain_graph=True)
+        with pytest.raises(RuntimeError, match="not have been used"):
+            torch.autograd.grad(loss, [spare], retain_graph=True)
+        assert torch.autograd.grad(loss, [spare], retain_graph=True, allow_unused=True) == (None,)
+        loss.backward(inputs=[by_hand], retain_graph=True)
+        assert model.weight.grad is None
+        loss.backward()
+        loss = model(x).sum()
+        loss.backward()
+        return [one.tolist() for one in (*asked, model.weight.grad, by_hand.grad)], model.weight.tolist()
+
+    x = torch.arange(15.0).view(5, 3).sum(0)
+    for found, weight in on_ranks(2, exactly(work)):
+        penalty = 2 * torch.tensor(weight)
+        expected = [x + penalty[0], x, 2 * x + penalty[0], 2 * x]
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(torch.tensor(one).view(3), other)
+
+
+def test_new_memory_and_new_parameters() -> None:
+    """`parameter.data = ...`, a layer that is thawed, one that is added."""
+
+    def work(run: duoka.Run) -> Any:
+        model = run.model(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)))
+        x = run.batch(torch.arange(15.0).view(5, 3))
+        model[0].requires_grad_(False)
+        model(x).sum().backward()
+        assert model[0].weight.grad is None
+        model[0].requires_grad_(True)
+        model[1].weight.data = torch.ones(1, 3)
+        model.append(nn.Linear(1, 1))
+        model.zero_grad()
+        model(x).sum().backward()
+        return [parameter.grad.tolist() for parameter in model.parameters()], [p.tolist() for p in model.parameters()]
+
+    found, values = on_ranks(2, exactly(work))[0]
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(1, 1))
+    for parameter, value in zip(model.parameters(), values, strict=True):
+        parameter.data = torch.tensor(value)
+    model(torch.arange(15.0).view(5, 3)).sum().backward()
+    for parameter, grad in zip(model.parameters(), found, strict=True):
+        torch.testing.assert_close(torch.tensor(grad), parameter.grad)
+
+
+def test_a_parameter_used_past_torchs_functions_is_refused() -> None:
+    def work(run: duoka.Run) -> Any:
+        class Library(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+                return x * w
+
+            @staticmethod
+            def backward(ctx: Any, *grads: Tensor) -> Any:
+                return grads[0], grads[0].sum(0)
+
+        Library.__module__ = "torch.of_somebody"
+
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(3))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return Library.apply(x, self.weight)  # type: ignore[no-any-return]
+
+        model = run.model(Net())
+        model(run.batch(torch.arange(15.0).view(5, 3))).sum().backward()
+
+    with pytest.raises(Refused, match="in a way that duoka does not see"):
+        on_ranks(1, exactly(work))
+
+
+def test_models_that_are_not_alike_for_all_samples() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.calls = nn.Linear(3, 1), 0
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls == 3:
+                print("three")
+            self.seen.add_(1)
+            return self.last(x)  # type: ignore[no-any-return]
+
+    def work(run: duoka.Run) -> Any:
+        model = run.model(Net())
+        for _ in range(5):
+            model(run.batch(torch.randn(9, 3)))
+        return model.calls, model.seen.item()
+
+    assert on_ranks(1, exactly(work)) == [(5, 5.0)]
+    assert on_ranks(2, exactly(work)) == [(5, 5.0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"strategy": "exakt"}, "did you mean exact"),
+        ({"strategy": "exact", "shares": 3}, "a power of two"),
+        ({"strategy": "exact", "shares": 1}, "at least the number of devices, 2"),
+        ({"shares": 4}, "given with strategy='exact'"),
+    ],
+)
+def test_what_cannot_be_asked_for(how: dict[str, Any], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        on_ranks(2, lambda run: run.model(nn.Linear(1, 1), **how))
+
+
+def test_it_is_asked_for_first() -> None:
+    def work(run: duoka.Run) -> None:
+        run.model(nn.Linear(1, 1))
+        run.model(nn.Linear(1, 1), strategy="exact")
+
+    with pytest.raises(OptionError, match="before anything else is made"):
+        on_ranks(1, work)
+
+
+def test_precision() -> None:
+    def work(run: duoka.Run, precision: Any = "bf16") -> Any:
+        model = run.model(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.Tanh()), precision=precision)
+        x = run.batch(torch.arange(66.0).view(11, 6).sin())
+        for _ in range(3):
+            (model(x) + model(2 * x)).square().mean().backward()
+        return [parameter.grad.tolist() for parameter in model.parameters()]
+
+    assert on_ranks(4, exactly(work))[0] == on_ranks(1, exactly(work))[0]
+    with pytest.raises(OptionError, match="left out in a run of strategy='exact'"):
+        on_ranks(1, exactly(partial(work, precision="fp16")))
+
+
+def test_not_with_what_depends_on_ranks() -> None:
+    for how in ({"batch_norm": "local"}, {"randomness": "worker"}, {"compress": "bf16"}):
+        with pytest.raises(OptionError, match="its bits would depend on the devices"):
+            on_ranks(1, exactly(lambda run: None), **how)
+    with pytest.raises(OptionError, match="'global' with strategy='exact'"):
+        on_ranks(1, exactly(lambda run: run.loader(torch.ones(8, 1), 4, view="local")))
+
+
+def test_a_pass_that_fails_leaves_nothing() -> None:
+    strategy = Exact(OneRank(), 2)
+    leaf = nn.Parameter(torch.ones(2))
+    strategy.adopt(leaf)
+    one, other = (strategy.alias(place, leaf) for place in range(2))
+    assert strategy.is_alias(one)
+    assert not strategy.is_alias(leaf)
+
+    def failing() -> None:
+        with strategy.backward("here"):
+            (3 * one).sum().backward()
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        failing()
+    for _ in range(2):
+        with strategy.backward("here"):
+            (one + 5 * other).sum().backward()
+    assert leaf.grad.tolist() == [6.0, 6.0]  # twice the mean of 1 and 5
+    with strategy.backward("there"):
+        F.relu(other).sum().backward()
+    assert leaf.grad.tolist() == [6.5, 6.5]  # the first share did not come to it
