@@ -6,13 +6,14 @@ PYTHONS := python3.11 python3.12 python3.13 python3.14 python3
 PYTHON ?= $(shell for python in $(PYTHONS); do \
 	$$python -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help demo test test-long bench docs lint clean
+.PHONY: help demo test test-long bench picture docs lint clean
 
 help:
 	@echo "make demo       an ordinary script under python and under duoka run, side by side"
 	@echo "make test       lint, types, import layers, all tests but the long ones"
 	@echo "make test-long  the tests that take minutes; with PROGRAMS=folder other people's programs, too; SEED=7"
-	@echo "make bench      duoka beside its peers, measured in one run"
+	@echo "make bench      duoka beside its peers, measured in one run, and the tables in the README"
+	@echo "make picture    docs/run.svg, the terminal in the README, from a real run"
 	@echo "make docs       the pages of docs/ as a site, in build/site"
 	@echo "make lint       what make test checks before the tests"
 	@echo "make clean      remove .venv and what the tools leave"
@@ -27,7 +28,11 @@ test-long: $(READY)
 	$(BIN)/pytest -q -m "long and not gpu" --timeout 3600 $(if $(SEED),--seed $(SEED)) $(if $(PROGRAMS),--programs "$(PROGRAMS)")
 
 bench: $(READY)
-	$(BIN)/python -m benchmarks
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[peers]'
+	$(BIN)/python -m benchmarks --write
+
+picture: $(READY)
+	$(BIN)/python tools/picture.py
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict

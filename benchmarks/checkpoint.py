@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import duoka
-from benchmarks.runs import Samples
+from benchmarks.runs import ROUNDS, Samples
 from benchmarks.table import Absent, Row
 from benchmarks.weights import LAYERS, stack
 
@@ -150,7 +150,7 @@ def measure(quick: bool) -> Iterator[Row | Absent]:
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         savers = {at: kind(Path(name) / at.replace(" ", "-"), model, optimizer) for at, kind in kinds.items()}
-        found = _in_turn(savers, 2 if quick else 5)
+        found = _in_turn(savers, 1 if quick else ROUNDS)
     missing = [name for name in PEERS if name not in kinds]
     against = found["torch.save"]
     size = f"{round(layers * 16.8)} MB and Adam"

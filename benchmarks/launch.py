@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.runs import BIN, SCRIPTS, duoka, in_turn, output, torchrun
+from benchmarks.runs import BIN, ROUNDS, SCRIPTS, duoka, in_turn, output, torchrun
 from benchmarks.table import Row
 
 ALL_REDUCE, ONE_STEP = SCRIPTS / "all_reduce.py", SCRIPTS / "one_step.py"
@@ -14,7 +14,7 @@ ALL_REDUCE, ONE_STEP = SCRIPTS / "all_reduce.py", SCRIPTS / "one_step.py"
 
 def measure(quick: bool) -> Iterator[Row]:
     """Seconds of wall time."""
-    rounds = 2 if quick else 7
+    rounds = 1 if quick else ROUNDS
     times = in_turn(
         {
             "duoka 1": started(duoka(1, ALL_REDUCE)),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.runs import SCRIPTS, duoka, in_turn, surroundings, torchrun
+from benchmarks.runs import ROUNDS, SCRIPTS, duoka, in_turn, surroundings, torchrun
 from benchmarks.table import Row
 
 IDLE = SCRIPTS / "idle.py"
@@ -25,8 +25,9 @@ def measure(quick: bool) -> Iterator[Row]:
             "duoka 8": held(duoka(8, IDLE), 8),
             "torchrun 8": held(torchrun(8, IDLE), 8),
         },
-        1 if quick else 3,
+        1 if quick else ROUNDS,
         "MB",
+        warm_up=False,
     )
     yield Row("memory: 8 idle workers against 1", sizes["duoka 8"], sizes["duoka 1"], bar=2.0)
     yield Row("memory, 8 idle workers: duoka against torchrun", sizes["duoka 8"], sizes["torchrun 8"])

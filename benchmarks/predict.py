@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 
-from benchmarks.runs import BIN, SCRIPTS, Samples, in_turn, output, surroundings
+from benchmarks.runs import BIN, ROUNDS, SCRIPTS, Samples, in_turn, output, surroundings
 from benchmarks.table import Row
 
 SCRIPT = [BIN / "python", SCRIPTS / "predicting.py"]
@@ -16,15 +16,18 @@ SCRIPT = [BIN / "python", SCRIPTS / "predicting.py"]
 
 def measure(quick: bool) -> Iterator[Row]:
     """Seconds for 10,000 items of uneven cost; megabytes at the peak."""
-    times = in_turn({"predict": lambda: float(output([*SCRIPT, "predict"])), "apart": apart}, 2 if quick else 9, "s")
+    times = in_turn(
+        {"predict": lambda: float(output([*SCRIPT, "predict"])), "apart": apart}, 1 if quick else ROUNDS, "s"
+    )
     yield Row("predict on 2 CPU devices, against two processes apart", times["predict"], times["apart"])
     pairs = zip(times["apart"].values, times["predict"].values, strict=True)
     reached = Samples(tuple(apart / predict for apart, predict in pairs), "")
     yield Row("0.9 of what two processes apart do, against what predict does", Samples((0.9,), ""), reached, bar=1.0)
     peaks = in_turn(
         {str(items): peak(items) for items in (1_000, 100_000)},
-        1 if quick else 3,
+        1 if quick else ROUNDS,
         "MB",
+        warm_up=False,
     )
     yield Row("predict: peak memory over 100,000 items against 1,000", peaks["100000"], peaks["1000"], bar=1.1)
 

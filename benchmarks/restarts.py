@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.runs import BIN, SCRIPTS, Samples, duoka, in_turn, surroundings
+from benchmarks.runs import BIN, ROUNDS, SCRIPTS, Samples, duoka, in_turn, surroundings
 from benchmarks.table import Row
 
 SCRIPT = SCRIPTS / "restarts.py"
@@ -18,7 +18,7 @@ RECOVERIES = 30  # of duoka, none of which may fail; torchrun's are slow, and fe
 
 def measure(quick: bool) -> Iterator[Row]:
     """Seconds from one to the other. A run that does not go on ends the benchmark."""
-    beside = 3 if quick else 7
+    beside = 1 if quick else ROUNDS
     contestants = {
         f"{name} {workers}": recovered(command, more)
         for workers in (2, 3)
@@ -33,8 +33,7 @@ def measure(quick: bool) -> Iterator[Row]:
         for name, more in in_turn(alone, RECOVERIES - beside, "s").items():
             times[name] = Samples(times[name].values + more.values, "s")
     for workers in (2, 3):
-        count = len(times[f"duoka {workers}"].values)
-        what = f"restart after a kill, {workers} workers, {count} of {count}: duoka against torchrun"
+        what = f"restart after a kill, {workers} workers: duoka against torchrun"
         yield Row(what, times[f"duoka {workers}"], times[f"torchrun {workers}"], bar=0.2)
 
 

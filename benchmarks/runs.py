@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+ROUNDS = 3  # of everything, so that all of it takes at most 15 minutes on two cores
 SCRIPTS = Path(__file__).parent / "scripts"
 BIN = Path(sys.executable).parent
 FROM_OUTSIDE = ("CUDA_", "GLOO_", "MASTER_", "OMP_", "PYTHON", "TORCHELASTIC_")  # must make no difference
@@ -32,13 +33,18 @@ class Samples:
         return f"{self.median:.3g} {self.unit} [{low:.3g}-{high:.3g}]"
 
 
-def in_turn(contestants: Mapping[str, Callable[[], float]], rounds: int, unit: str) -> dict[str, Samples]:
-    """Measure all contestants once to warm up, then alternately, so that a slow moment meets each of them."""
+def in_turn(
+    contestants: Mapping[str, Callable[[], float]], rounds: int, unit: str, warm_up: bool = True
+) -> dict[str, Samples]:
+    """Measure all contestants alternately, so that a slow moment meets each of them.
+
+    warm_up: in a first round that does not count; without it where a contestant is a script that warms up by itself.
+    """
     values: dict[str, list[float]] = {name: [] for name in contestants}
-    for number in range(rounds + 1):
+    for number in range(rounds + warm_up):
         for name, contestant in contestants.items():
             value = contestant()
-            if number > 0:
+            if number >= warm_up:
                 values[name].append(value)
     return {name: Samples(tuple(measured), unit) for name, measured in values.items()}
 

@@ -1,75 +1,61 @@
-"""Does the number of processes change the result? `python -m benchmarks.same_result [libraries]` prints a table.
+"""Does the number of processes change the result? Samples trained on and weights, for duoka and its peers.
 
-One epoch of a linear model with a global batch of 16, over 103 and 96 samples: how many samples 1 to 4 processes
-train on, and how far their weights are from those of one process. Peers come by `pip install duoka[peers]`; one that
-is not installed is a row that says so. Exit code 1 if duoka's own rows are not all equal.
+One epoch of a linear model with a global batch of 16, over 103 and 96 samples, shuffled or not, on 1 to 4 processes.
+Libraries that are not installed are left out (pip install -e '.[peers]').
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from importlib.util import find_spec
 
-from benchmarks.runs import SCRIPTS, duoka, output, torchrun
+from benchmarks.runs import BIN, SCRIPTS, duoka, output, torchrun
+from benchmarks.table import Finding
 
-LIBRARIES = {  # by the module that must be there
-    "duoka": "duoka",
-    "accelerate": "accelerate",
-    "accelerate-seedable": "accelerate",
-    "accelerate-split": "accelerate",
-    "fabric": "lightning",
-    "ignite": "ignite",
+LIBRARIES = {  # the script's word and the package
+    "duoka": ("duoka", "duoka"),
+    "Accelerate": ("accelerate", "accelerate"),
+    "Accelerate, seedable sampler": ("accelerate-seedable", "accelerate"),
+    "Accelerate, `split_batches`": ("accelerate-split", "accelerate"),
+    "Fabric": ("fabric", "lightning"),
+    "Ignite": ("ignite", "ignite"),
 }
-CASES = [(103, "in-order"), (103, "shuffled"), (96, "in-order"), (96, "shuffled")]
-WORKERS = (1, 2, 3, 4)
+CASES = {
+    "103": "103 samples, in order",
+    "103s": "103 samples, shuffled",
+    "96": "96 samples, in order",
+    "96s": "96 samples, shuffled",
+}
+WORKERS = (1, 2, 3, 4)  # at 3, peers whose batch is each process's cannot have 16: there only samples are compared
 SCRIPT = SCRIPTS / "same_result.py"
+ROUNDING = 1e-5
 
 
-@dataclass(frozen=True)
-class Result:
-    """What one run came to. samples: that were trained on, all processes together; None: it was refused."""
-
-    samples: int | None
-    weights: tuple[float, ...] = ()
-
-
-def results(library: str, workers: int) -> list[Result]:
-    """Train with so many processes: what came of each case."""
-    words = [library, *(f"{samples},{order}" for samples, order in CASES)]
-    command = duoka(workers, SCRIPT, *words) if library == "duoka" else torchrun(workers, SCRIPT, *words)
-    found = [json.loads(line) for line in output(command).splitlines() if line.startswith("[")]
-    return [Result(samples, tuple(weights)) for samples, weights in found]
-
-
-def apart(found: Sequence[Result]) -> float:
-    """The largest difference of any weight from that of one process."""
-    ones = found[0].weights
-    return max(abs(a - b) for other in found for a, b in zip(ones, other.weights, strict=False))
-
-
-def main() -> int:
-    asked = sys.argv[1:] or list(LIBRARIES)
-    if unknown := set(asked) - set(LIBRARIES):
-        print(f"there is no {', '.join(unknown)}; there are {', '.join(LIBRARIES)}", file=sys.stderr)
-        return 2
-    heads = ("library", "samples", "order", "trained on, by 1 / 2 / 3 / 4", "largest difference of weights")
-    print("{:<21}{:<9}{:<10}{:<31}{}".format(*heads))
-    same = True
-    for library in asked:
-        if find_spec(LIBRARIES[library]) is None:
-            print(f"{library:<21}not installed")
+def measure(quick: bool) -> Iterator[Finding]:
+    """Samples trained on by 1 / 2 / 3 / 4 processes; and how far the weights of 2 are from those of one."""
+    for who, (library, package) in LIBRARIES.items():
+        if find_spec(package) is None:
             continue
-        every = zip(*(results(library, workers) for workers in WORKERS), strict=True)
-        for (samples, order), found in zip(CASES, every, strict=True):
-            seen = " / ".join(str(one.samples or "refused") for one in found)
-            print(f"{library:<21}{samples:<9}{order:<10}{seen:<31}{apart(found):.1e}", flush=True)
-            if library == "duoka":
-                same = same and apart(found) < 1e-5 and all(one.samples == samples for one in found)
-    return 0 if same else 1
+        by_workers = [results(library, workers) for workers in (WORKERS[:2] if quick else WORKERS)]
+        for case, found in zip(CASES, zip(*by_workers, strict=True), strict=True):
+            seen = ["refused" if it is None else str(it[0]) for it in found]
+            one, *others = (it[1] for it in found if it is not None)
+            apart = [max(abs(a - b) for a, b in zip(one, other, strict=True)) for other in others]
+            same = set(seen) == {case.rstrip("s")} and max(apart) < ROUNDING
+            yield Finding(CASES[case], who, f"{' / '.join(seen)}; {apart[0]:.0e}", holds=same or who != "duoka")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def results(library: str, workers: int) -> list[tuple[int, list[float]] | None]:
+    """For each case the samples trained on, and the weights; None where the library refuses it."""
+    if library == "duoka":
+        command = duoka(workers, SCRIPT)
+    elif workers == 1:
+        command = [BIN / "python", SCRIPT]
+    else:
+        command = torchrun(workers, SCRIPT)
+    return [
+        json.loads(line)
+        for line in output([*command, library, *CASES]).splitlines()
+        if line.startswith(("[", "null"))
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.runs import BIN, SCRIPTS, duoka, in_turn, output
+from benchmarks.runs import BIN, ROUNDS, SCRIPTS, duoka, in_turn, output
 from benchmarks.table import Row
 
 STEPS = SCRIPTS / "steps.py"
@@ -17,7 +17,8 @@ def measure(quick: bool) -> Iterator[Row]:
             "python": lambda: float(output([BIN / "python", STEPS])),
             "duoka": lambda: float(output(duoka(1, STEPS))),
         },
-        3 if quick else 9,
+        1 if quick else ROUNDS,
         "us",
+        warm_up=False,
     )
     yield Row("a step on one device: duoka run against python", times["duoka"], times["python"], bar=1.03)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from benchmarks.runs import SCRIPTS, Samples, duoka, in_turn, output
+from benchmarks.runs import ROUNDS, SCRIPTS, Samples, duoka, in_turn, output
 from benchmarks.table import Row
 
 MODELS = {"mlp": ("a small MLP, batch 256", 1.15), "cnn": ("a CNN, batch 64 of 3x32x32", 1.03)}
@@ -13,10 +13,10 @@ PLAIN, BY_HAND = SCRIPTS / "training.py", SCRIPTS / "training_ddp.py"
 
 def measure(quick: bool) -> Iterator[Row]:
     """Milliseconds for a step that reports loss and accuracy of the whole batch, as the scripts measure them."""
-    rounds = 3 if quick else 9
+    rounds = 1 if quick else ROUNDS
 
     def in_turns(**commands: tuple[object, ...]) -> dict[str, Samples]:
-        return in_turn({name: _timed(*words) for name, words in commands.items()}, rounds, "ms")
+        return in_turn({name: _timed(*words) for name, words in commands.items()}, rounds, "ms", warm_up=False)
 
     for model, (words, bar) in MODELS.items():
         times = in_turns(duoka=(PLAIN, model), by_hand=(BY_HAND, model))

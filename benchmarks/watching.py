@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.runs import BIN, SCRIPTS, Samples, in_turn, output
+from benchmarks.runs import BIN, ROUNDS, SCRIPTS, Samples, in_turn, output
 from benchmarks.table import Row
 
 STEP = 1000.0  # microseconds
@@ -14,8 +14,9 @@ def measure(quick: bool) -> Iterator[Row]:
     """A step of 1 ms and what it spends on telling, against the step alone."""
     times = in_turn(
         {how: lambda how=how: _step_that_tells(how) for how in ("board", "recorder", "silent", "watcher")},
-        3 if quick else 9,
+        1 if quick else ROUNDS,
         "us",
+        warm_up=False,
     )
     alone = Samples((STEP,), "us")
     yield Row("a step of 1 ms that tells on the board (plain), against the step alone", times["board"], alone, 1.01)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import duoka
-from benchmarks.runs import SCRIPTS, Samples, in_turn, surroundings
+from benchmarks.runs import ROUNDS, SCRIPTS, Samples, in_turn, surroundings
 from benchmarks.table import Row
 
 LAYERS = 30  # of 2048 by 2048: 16.8 MB each
@@ -32,7 +32,7 @@ def measure(quick: bool) -> Iterator[Row]:
             "duoka, .pth": lambda: duoka.load_weights(model, folder / "w.pth"),
             "library": lambda: model.load_state_dict(load_file(folder / "w.safetensors")),
         }
-        times = in_turn({name: timed(load) for name, load in loads.items()}, 3 if quick else 9, "s")
+        times = in_turn({name: timed(load) for name, load in loads.items()}, 1 if quick else 2 * ROUNDS, "s")
         yield Row("500 MB: load_weights against torch.load, load_state_dict", times["duoka"], times["torch"], bar=0.5)
         yield Row("the same, from .pth with its checksums compared", times["duoka, .pth"], times["torch"])
         yield Row("load_weights against the safetensors library", times["duoka"], times["library"])

@@ -33,8 +33,8 @@ CIFAR10 = {
 CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
-class BadFile(Exception):
-    """A file is there, but is not what it should be. The message says what was found, and what to do."""
+class BadFile(SystemExit):
+    """A file is there, but is not what it should be: the script ends with what was found, and what to do."""
 
 
 def fashion_mnist(folder: str, limit: int = 0) -> tuple[TensorDataset, TensorDataset]:

@@ -27,6 +27,13 @@ def test_nothing_of_a_rank_is_left() -> None:
     assert os.environ["OTHER"] == "1"
 
 
+@pytest.mark.parametrize(("rank", "mode"), [(0, "online"), (1, "disabled")])
+def test_rank_0_alone_logs_to_wandb(rank: int, mode: str) -> None:
+    os.environ["WANDB_MODE"] = "online"
+    environment.leave_wandb_to_rank_0(rank)
+    assert os.environ["WANDB_MODE"] == mode
+
+
 def test_a_rank_is_told_its_place_and_nothing_stale() -> None:
     os.environ.update(RANK="7", MASTER_ADDR="elsewhere", TORCHELASTIC_ERROR_FILE="stale")
     environment.give_ranks(Place(rank=1, world_size=4, attempt=2, port=1234, run_id="abc", restarts=5))

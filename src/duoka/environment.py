@@ -97,6 +97,12 @@ def hide_ranks() -> None:
         os.environ.pop(name, None)
 
 
+def leave_wandb_to_rank_0(rank: int) -> None:
+    """A plain script that logs to W&B has one run there, and not one for each rank."""
+    if rank > 0:
+        os.environ["WANDB_MODE"] = "disabled"
+
+
 def give_ranks(place: Place) -> None:
     """A script that does its own torch.distributed sees what torchrun would tell it, and nothing stale."""
     hide_ranks()

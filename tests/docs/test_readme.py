@@ -1,33 +1,26 @@
-"""README.md and its translation are in step, and what they link to is there."""
+"""README.md and its translation are in step, and what all pages link to is there."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import click
 import pytest
 
-from tests.flows.flow import ROOT
+from duoka.cli import cli
+from tests.docs.pages import CHINESE, ENGLISH, LINK, PAGES, blocks, name, outside_blocks
 
-ENGLISH, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
-PAGES = [ENGLISH, CHINESE, *ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\(([^)\s]+)\)")
-
-
-def outside_blocks(text: str) -> str:
-    return BLOCK.sub("", text)
+HAN = re.compile(r"[\u4e00-\u9fff]")
 
 
 def levels(text: str) -> list[int]:
     return [len(line.split(" ")[0]) for line in outside_blocks(text).splitlines() if line.startswith("#")]
 
 
-def commands(text: str) -> list[tuple[str, list[str]]]:
+def shown(page: Path) -> list[tuple[str, list[str]]]:
     """Code blocks without comments, which are translated."""
-    return [
-        (kind, [line.split("  #")[0].rstrip() for line in body.splitlines()]) for kind, body in BLOCK.findall(text)
-    ]
+    return [(kind, [line.split("  #")[0].rstrip() for line in body.splitlines()]) for kind, body in blocks(page)]
 
 
 def table_rows(text: str) -> list[int]:
@@ -42,7 +35,7 @@ def slug(heading: str) -> str:
 def test_the_translation_has_the_same_headings_blocks_tables_and_links() -> None:
     english, chinese = ENGLISH.read_text(), CHINESE.read_text()
     assert levels(chinese) == levels(english)
-    assert commands(chinese) == commands(english)
+    assert shown(CHINESE) == shown(ENGLISH)
     assert table_rows(chinese) == table_rows(english)
     assert len(outside_blocks(chinese).split("\n\n")) == len(outside_blocks(english).split("\n\n"))
     to_each_other = {ENGLISH.name, CHINESE.name}
@@ -51,7 +44,23 @@ def test_the_translation_has_the_same_headings_blocks_tables_and_links() -> None
     ]
 
 
-@pytest.mark.parametrize("page", dict.fromkeys(PAGES), ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_translation_is_one() -> None:
+    """Every paragraph has Chinese in it, but those that have no words."""
+    for english, chinese in zip(
+        *(outside_blocks(page.read_text()).split("\n\n") for page in (ENGLISH, CHINESE)), strict=True
+    ):
+        assert HAN.search(chinese) or chinese == english or english.startswith("[中文]"), chinese
+
+
+def test_the_readme_lists_every_option_of_duoka_run() -> None:
+    table = outside_blocks(ENGLISH.read_text())
+    command = cli.get_command(click.Context(cli), "run")
+    assert command is not None
+    words = {word for option in command.params for word in option.opts if word.startswith("--")} - {"--help"}
+    assert not [word for word in words if f"`{word}`" not in table]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_what_is_linked_to_is_there(page: Path) -> None:
     for link in LINK.findall(outside_blocks(page.read_text())):
         if link.startswith("http"):

@@ -2,21 +2,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.flows.flow import Flow
+import pytest
+
+from tests.flows.flow import Flow, Result, Warm
 from tests.flows.test_same_result import assert_same_lines, assert_same_weights
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "api.py"
 
 
-def test_the_example_gives_the_same_on_two_workers(flow: Flow) -> None:
-    one, two = flow.folder / "one", flow.folder / "two"
-    one.mkdir()
-    two.mkdir()
-    alone = flow.python([EXAMPLE], cwd=one).ok()
-    together = flow.run(["run", "--quiet", "--devices", "cpu:2", EXAMPLE], cwd=two).ok()
-    assert_same_lines(alone.stdout, together.stdout)
-    assert_same_weights(one / "digits.pt", two / "digits.pt")
-    assert float(alone.stdout.split()[-1]) > 0.9
+@pytest.fixture(scope="module")
+def alone(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """What plain python gives, and the weights that it saves."""
+    folder = tmp_path_factory.mktemp("alone")
+    return Flow(warm, folder).python([EXAMPLE]).ok(), folder / "digits.pt"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_example_gives_the_same(flow: Flow, alone: tuple[Result, Path], workers: int) -> None:
+    expected, weights = alone
+    result = flow.run(["run", "--quiet", "--devices", f"cpu:{workers}", EXAMPLE]).ok()
+    assert_same_lines(expected.stdout, result.stdout)
+    assert_same_weights(weights, flow.folder / "digits.pt")
+    assert float(result.stdout.split()[-1]) > 0.9
 
 
 def test_it_can_be_read_aloud() -> None:

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.flows.flow import ROOT, Flow
-from tests.flows.test_same_result import assert_same_lines, assert_same_weights
 
 FOLDER = ROOT / "examples/crnn"
 sys.path.insert(0, str(FOLDER))  # as `python examples/crnn/train.py` does
@@ -21,27 +20,17 @@ from decoding import accuracy, beam_search, edit_distance, greedy  # noqa: E402
 from text_lines import Alphabet, render  # noqa: E402
 from train import configuration  # noqa: E402
 
+from tools.curve import ROW, picture  # noqa: E402
+
 sys.path.remove(str(FOLDER))
-SMALL = [
-    "text.train=24",
-    "text.test=12",
-    "model.channels=[4, 8, 8]",
-    "model.hidden=16",
-    "train.epochs=1",
-    "train.batch_size=16",
-]
 
 
-def options(changes: list[str]) -> list[str]:
-    return [word for change in changes for word in ("--set", change)]
-
-
-def test_two_workers_print_and_save_the_same(flow: Flow) -> None:
-    script = FOLDER / "train.py"
-    alone = flow.python([script, *options(SMALL), "--save", "one.pt"]).ok()
-    together = flow.run(["run", "--devices", "cpu:2", script, *options(SMALL), "--save", "many.pt"]).ok()
-    assert_same_lines(alone.stdout, together.stdout)
-    assert_same_weights(flow.folder / "one.pt", flow.folder / "many.pt")
+def test_the_curve_is_that_of_the_table() -> None:
+    page = (FOLDER / "README.md").read_text()
+    assert (ROOT / "docs/crnn.svg").read_text() == picture(page)
+    epochs = [float(row[1]) for row in ROW.findall(page)]
+    assert epochs[0] < 0.1
+    assert epochs[-1] > 0.9
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ import torch
 
 from examples import image_files
 from examples.image_files import BadFile
+from tests.flows.flow import ROOT, Flow
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -114,3 +115,14 @@ def test_digits_stand_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     train, test, classes = image_files.cifar10(str(tmp_path), limit=7)
     assert f"no CIFAR-10 in {tmp_path}" in capsys.readouterr().out
     assert (len(train), len(test), tuple(train[0][0].shape), len(classes)) == (7, 7, (3, 32, 32), 10)
+
+
+def test_a_wrong_file_ends_the_script_with_one_line(flow: Flow) -> None:
+    (flow.folder / "data").mkdir()
+    (flow.folder / "data/train-images-idx3-ubyte").write_bytes(b"junk")
+    script = ROOT / "examples/fashion_mnist.py"
+    for result in (flow.python([script]), flow.run(["run", "--quiet", "--devices", "cpu:2", script])):
+        assert result.returncode == 1
+        assert result.stdout == ""
+        assert result.stderr.count("it begins 6a756e6b, not 00000803; download it again") == 1
+        assert "Traceback" not in result.stderr

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.flows.flow import ROOT, Flow
+from tests.flows.flow import ROOT, Flow, Result, Warm
 from tests.flows.test_same_result import assert_same_lines, assert_same_weights
 
 SECONDS = re.compile(r"\(\d+\.\d+ s\)")
@@ -22,44 +23,73 @@ class Example:
     options: tuple[str, ...]
     saved: str
     says: str
-    workers: tuple[int, ...]
+
+    @property
+    def script(self) -> Path:
+        return ROOT / "examples" / f"{self.name}.py"
 
 
+SMALL_CRNN = [
+    "text.train=24",
+    "text.test=12",
+    "model.channels=[4, 8, 8]",
+    "model.hidden=16",
+    "train.epochs=1",
+    "train.batch_size=16",
+]
 EXAMPLES = [
     Example(
         "fashion_mnist",
         options=("--epochs", "2", "--limit", "512", "--save", "net.pt"),
         saved="net.pt",
         says="no FashionMNIST in",
-        workers=(2, 3),
     ),
     Example(
         "cifar10",
         options=("--epochs", "1", "--limit", "105"),
         saved="cifar_net.pth",
         says="no CIFAR-10 in",
-        workers=(2,),
+    ),
+    Example(
+        "crnn/train",
+        options=(*(f"--set={it}" for it in SMALL_CRNN), "--save", "net.pt"),
+        saved="net.pt",
+        says="beam: words",
     ),
     Example(
         "dataparallel_2019",
         options=("--epochs", "1", "--limit", "300"),
         saved="model.pkl",
         says="accuracy: ",
-        workers=(3,),
     ),
 ]
 
 
+@pytest.fixture(scope="module")
+def reference(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Example], tuple[Result, Path]]:
+    """What plain python gives, once for each script, and the weights that it saves."""
+    done: dict[str, tuple[Result, Path]] = {}
+
+    def run(example: Example) -> tuple[Result, Path]:
+        if example.name not in done:
+            folder = tmp_path_factory.mktemp(example.script.stem)
+            result = Flow(warm, folder).python([example.script, *example.options]).ok()
+            assert example.says in result.stdout
+            done[example.name] = result, folder / example.saved
+        return done[example.name]
+
+    return run
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
-def test_any_number_of_workers_prints_and_saves_the_same(flow: Flow, example: Example) -> None:
-    script = ROOT / "examples" / f"{example.name}.py"
-    alone = flow.python([script, *example.options]).ok()
-    assert example.says in alone.stdout
-    Path(flow.folder, example.saved).rename(flow.folder / "one.pt")
-    for workers in example.workers:
-        result = flow.run(["run", "--devices", f"cpu:{workers}", script, *example.options]).ok()
-        assert_same_lines(SECONDS.sub("", alone.stdout), SECONDS.sub("", result.stdout))
-        assert_same_weights(flow.folder / "one.pt", flow.folder / example.saved)
+def test_any_number_of_workers_prints_and_saves_the_same(
+    flow: Flow, reference: Callable[[Example], tuple[Result, Path]], example: Example, workers: int
+) -> None:
+    alone, weights = reference(example)
+    result = flow.run(["run", "--devices", f"cpu:{workers}", example.script, *example.options]).ok()
+    assert_same_lines(SECONDS.sub("", alone.stdout), SECONDS.sub("", result.stdout))
+    assert_same_weights(weights, flow.folder / example.saved)
 
 
 def test_what_cifar10_saved_is_tested_again_without_training(flow: Flow) -> None:
@@ -79,6 +109,8 @@ def test_a_script_with_its_own_ddp_is_one_on_every_launcher(flow: Flow) -> None:
     assert_same_weights(flow.folder / "one.pt", flow.folder / "same.pt")
     two = flow.run(["run", "--devices", "cpu:2", script, *options, "two.pt"]).ok()
     assert [line.rpartition(", ")[2] for line in two.stdout.splitlines()] == ["2 ranks"] * 2  # rank 0's lines alone
+    three = flow.run(["run", "--devices", "cpu:3", script, *options, "three.pt"]).ok()
+    assert "3 ranks" in three.stdout
     half = flow.run(["run", "--devices", "cpu:2", script, "--batch-size", "32", *options, "half.pt"]).ok()
     assert half.stdout != two.stdout  # the script's batch size is that of each process, and is left so
 
@@ -99,6 +131,7 @@ def test_inference_keeps_the_order(flow: Flow) -> None:
     script = ROOT / "examples/resnet_inference.py"
     options = ["--limit", "11", "--size", "32", "--batch-size", "4"]  # 4, 4 and 3
     alone = flow.python([script, *options]).ok()
-    together = flow.run(["run", "--devices", "cpu:2", script, *options]).ok()
-    assert_same_lines(alone.stdout, together.stdout)
+    for workers in (1, 2, 3):
+        result = flow.run(["run", "--devices", f"cpu:{workers}", script, *options]).ok()
+        assert_same_lines(alone.stdout, result.stdout)
     assert [line.split(":")[0] for line in alone.stdout.splitlines()] == [f"image {i}" for i in range(11)]
