@@ -61,6 +61,23 @@ def test_what_an_exit_function_raises_is_shown_and_the_code_stays(flow: Flow) ->
     assert result.stderr.count("ZeroDivisionError") == 2
 
 
+def test_what_torch_takes_down_at_exit_is_left_and_the_script_s_own_is_not(flow: Flow) -> None:
+    """Ranks notice each other's end when it is over; torch's part of it takes longer than all the rest."""
+    script = group(
+        flow,
+        """
+        import weakref
+        class Mine: ...
+        mine = Mine()
+        weakref.finalize(mine, say, "finalized")
+        library = torch.library.Library("duoka_tests", "DEF")
+        torch.library._del_library = lambda *_: say("taken down")
+        weakref.finalize(library, torch.library._del_library)
+        """,
+    )
+    assert run(flow, script).ok().stdout == "finalized\n" * 2
+
+
 def test_closed_streams_are_no_error(flow: Flow) -> None:
     script = group(flow, "sys.stdout.close(); sys.stderr.close()")
     assert run(flow, script).returncode == 0

@@ -12,13 +12,13 @@ import signal
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakKeyDictionary
 
 from duoka import debugging, ending, environment, traces
 from duoka.board import Board
@@ -163,7 +163,7 @@ def _count_steps(seat: BoardSeat) -> None:
     """Show on the board how many steps are done: of the optimizer that has made most."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    steps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+    steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
     most = 0
 
     def count(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -341,6 +341,7 @@ def _leave(code: int) -> tuple[int, list[str]]:
     The rest of its end is left out: nothing of it can be seen, and tearing down torch and CUDA takes time.
     """
     _call(threading._shutdown)  # type: ignore[attr-defined]  # as multiprocessing does for its children
+    _call(_leave_operators)
     raised: list[str] = []
     show = sys.unraisablehook
 
@@ -364,6 +365,15 @@ def _leave(code: int) -> tuple[int, list[str]]:
         code = UNWRITTEN
     flush_c_streams()
     return code, raised
+
+
+def _leave_operators() -> None:
+    """Let torch not take down its operators at exit, which nobody sees and everybody waits for: 0.1 s and more."""
+    take_down = getattr(sys.modules.get("torch.library"), "_del_library", None)
+    registry: dict[Any, Any] = getattr(weakref.finalize, "_registry", {})
+    for finalizer, info in list(registry.items()):
+        if info.func is take_down:
+            finalizer.atexit = False
 
 
 def _call(function: Callable[[], object]) -> None:

@@ -11,7 +11,7 @@ from tests.flows.flow import Flow
 from tests.flows.test_same_result import assert_same_lines
 
 SCRIPTS = Path(__file__).parent / "scripts" / "exact"
-PLAIN = ("mlp", "cnn", "lstm", "transformer", "gan", "hard")
+PLAIN = ("mlp", "cnn", "lstm", "transformer", "gan", "force", "hard")
 
 
 def exact(flow: Flow, script: str, workers: int, *more: str) -> str:
@@ -91,3 +91,12 @@ def test_what_cannot_be_is_refused(flow: Flow, options: list[str], told: str) ->
     result = flow.run(["run", *options, SCRIPTS / "mlp.py"])
     assert result.returncode == 2, result
     assert told in result.stderr
+
+
+def test_an_operation_that_is_never_the_same_is_named(flow: Flow) -> None:
+    script = flow.write(
+        "put.py", "import torch\ntorch.zeros(4).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))\n"
+    )
+    result = flow.run(["run", "--strategy", "exact", "--devices", "cpu:1", script])
+    assert result.returncode == 1
+    assert "put_ does not have a deterministic implementation" in result.stderr

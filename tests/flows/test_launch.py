@@ -78,6 +78,33 @@ def test_a_group_can_be_left_and_made_again(flow: Flow) -> None:
     assert run(flow, script, workers=3).ok().stdout == "met\n" * 3
 
 
+END_WITH_DDP_ALIVE = """
+import torch
+import torch.distributed as dist
+
+def main():
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    for _ in range(5):
+        model(torch.ones(4, 64)).sum().backward()
+    if not DESTROYS:
+        return
+    dist.destroy_process_group()
+
+main()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("destroys", [True, False])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_group_whose_ddp_is_alive_does_not_stand_still_at_its_end(flow: Flow, workers: int, destroys: bool) -> None:
+    """torch waits there for a thread of gloo's, which may wait for Python's lock: under python, too."""
+    script = flow.write("script.py", END_WITH_DDP_ALIVE.replace("DESTROYS", str(destroys)))
+    for _ in range(20):
+        run(flow, script, workers=workers).ok()
+
+
 def test_a_module_is_run_as_main(flow: Flow) -> None:
     flow.write("package/__init__.py", "")
     flow.write("package/names.py", "NAME = 'package.train'")

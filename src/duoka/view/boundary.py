@@ -28,6 +28,7 @@ from duoka.view.batch import BatchTensor, Spec, alike, joined, of_the_whole
 from duoka.view.contents import Contents
 from duoka.view.cut import Cut
 from duoka.view.draws import (
+    Once,
     OwnStream,
     SeededMode,
     draw_own_rows,
@@ -88,6 +89,7 @@ class Boundary:
         self.seams = Seams(view, lambda learning: self._during(_Inside(learning=learning)), self._reaches_in)
         self._own_stream, self._whole_norm = own_stream, whole_norm
         self._drawn: dict[int, tuple[Place | None, Cut]] = {}  # random state -> what was drawn from there
+        self._once: Once | None = None  # while a call is made for several shares
         self._thread = threading.get_ident()
         self._around: int | None = None  # the size of the batch that an opened module was given
         self.open_all = False  # no module is a boundary meanwhile
@@ -131,10 +133,13 @@ class Boundary:
         if own.count == 1:
             return self._share(call, seam, rows[0], self.view)
         repeating = Repeating(call.module, seam.learned.traces)
-        found = []
-        for place in reversed(range(own.count)):  # the last, which is a large one, finds out what is not known yet
-            with repeating.rehearsal() if place else repeating.last():
-                found.append(self._share(calls[place], seam, rows[place], own.views[place]))
+        found, self._once = [], Once()
+        try:
+            for place in reversed(range(own.count)):  # the last, a large one, finds out what is not known yet
+                with repeating.rehearsal() if place else repeating.last():
+                    found.append(self._share(calls[place], seam, rows[place], own.views[place]))
+        finally:
+            self._once = None
         return joined(found[::-1])
 
     def _share(self, call: Call, seam: Seam, rows: list[Any], view: View) -> Any:
@@ -223,7 +228,8 @@ class Boundary:
         with Repeating(call.module, traces=True).rehearsal():
             out = self._of_rows(call, seam, rows, view)
             for leaf in self._leaves_of(out, call, rows, view):
-                view.adopt(leaf)
+                if seam.learned.leaves:  # else the call has made it
+                    view.adopt(leaf)
         seam.learned.followed = True
 
     def _leaves_of(self, out: Any, call: Call, rows: list[Any], view: View) -> list[Tensor]:
@@ -375,7 +381,8 @@ class Boundary:
         if place is None or cut is None:
             return func(*args, **kwargs)
         spec = self._spec(place, shape_drawn(args, kwargs), cut, self.inside.view or self.view)
-        return draw_own_rows(func, args, kwargs, spec, place.order)
+        draw = draw_own_rows if self._once is None else self._once.draw
+        return draw(func, args, kwargs, spec, place.order)
 
     def _next_place(self, drawer: _Drawer) -> tuple[Place | None, Cut]:
         drawer.count += 1

@@ -158,6 +158,32 @@ def draw_own_rows(
     return tree_map_only(Tensor, own, out)
 
 
+class Once:
+    """What was drawn for all rows by the first of several shares in this process, kept for the others."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, tuple[Tensor, Tensor]] = {}  # what is drawn -> all rows, and the state after
+
+    def draw(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Share, order: tuple[int, ...] | None
+    ) -> Any:
+        """As `draw_own_rows`; of a CPU's own generator, where nothing is asked of what is written over."""
+        name, rows = func.overloadpacket.__name__, args[0] if args else None
+        fills = name in _FILLING or func is torch.ops.aten.bernoulli_.float
+        if not fills or not isinstance(rows, Tensor) or rows.device.type != "cpu" or kwargs.get("generator"):
+            return draw_own_rows(func, args, kwargs, spec, order)
+        key = random_digest(), func, args[1:], tuple(kwargs.items())
+        if key in self._kept:
+            whole, after = self._kept[key]
+            torch.set_rng_state(after)
+        else:
+            whole = _laid_out_like(rows, spec, order if spec.local_size == 1 else None)
+            func(whole, *args[1:], **kwargs)
+            self._kept[key] = whole, torch.get_rng_state()
+        rows.copy_(spec.own(whole))
+        return rows
+
+
 _RUN = 1024  # entries that are worth a call of their own
 _SKIPPED = 1 << 16  # entries that are skipped at a time: they stay in the cache
 

@@ -230,10 +230,13 @@ class Seams:
             return found
         if not self._reaches_in(call.module, found.learned):
             return found
-        self._view.say(
-            f"{type(call.module).__name__} at {user_line()} runs uncompiled: its BatchNorm or its random numbers are "
-            "the whole batch's (--batch-norm local and --randomness worker keep it compiled)"
-        )
+        why = "aliases stand for its parameters (--strategy exact)"
+        if not own.exact:
+            why = (
+                "its BatchNorm or its random numbers are the whole batch's (--batch-norm local and --randomness "
+                "worker keep it compiled)"
+            )
+        self._view.say(f"{type(call.module).__name__} at {user_line()} runs uncompiled: {why}")
         return replace(found, uncompiled=True)
 
     def _look(self, call: Call, again: bool) -> tuple[Found, str]:

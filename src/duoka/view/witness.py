@@ -173,7 +173,8 @@ class Witness(TorchDispatchMode):
         found = False
         for node in graph(outputs):
             if node.name() == _LEAF:
-                found = found or id(node.variable) not in own
+                beside = id(node.variable) not in own and node.variable not in self._made  # a leaf of its own making
+                found = found or beside
             elif node._sequence_nr() < self._start:
                 self.mixes(f"uses a tensor that was computed before ({node.name()})")
         return found

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import posix  # a plain script's calls of `os` are answered by rank 0
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
+OF_RUNS = re.compile(r"torch_|sem\.|psm_|pymp-|duoka-[0-9a-f]{8}-")  # how torch, Python and duoka name memory
 TO_GO = 2.0  # seconds that the kernel may take to close what a killed process held
 
 
@@ -23,18 +25,23 @@ class Leftovers:
         self._shared = _names(SHARED_MEMORY)
 
     def left(self, listening: list[int]) -> list[str]:
-        """What is left behind. listening: inodes of the sockets at which the run's processes listened."""
-        deadline = time.monotonic() + TO_GO
-        while (found := self._look(set(listening))) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return found
+        """What is left behind. listening: inodes of the sockets at which the run's processes listened.
 
-    def _look(self, listening: set[int]) -> list[str]:
-        ports = [f"port {port}" for inode, port in listeners().items() if inode in listening]
-        shared = _names(SHARED_MEMORY) - self._shared
+        What comes and goes meanwhile is another program's.
+        """
+        deadline = time.monotonic() + TO_GO
+        found = self._look(set(listening))
+        while found and time.monotonic() < deadline:
+            time.sleep(0.05)
+            found &= self._look(set(listening))
+        return sorted(found)
+
+    def _look(self, listening: set[int]) -> set[str]:
+        ports = {f"port {port}" for inode, port in listeners().items() if inode in listening}
+        shared = set(filter(OF_RUNS.match, _names(SHARED_MEMORY) - self._shared))
         if shared:
             shared -= _held()  # by another program, which makes files there at the same time
-        return sorted([*ports, *(f"/dev/shm/{name}" for name in shared), *_names(self._temporary)])
+        return ports | {f"/dev/shm/{name}" for name in shared} | _names(self._temporary)
 
 
 def listeners() -> dict[int, int]:

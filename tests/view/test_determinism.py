@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from duoka.view.determinism import be_deterministic
+from tests.view.processes import all_well, forked
+
+
+def test_what_is_set() -> None:
+    def work(rank: int) -> Any:
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        if rank:
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
+        be_deterministic()
+        told = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
+        return *told, os.environ["CUBLAS_WORKSPACE_CONFIG"]
+
+    assert all_well(forked(2, work)) == [(True, True, ":4096:8"), (True, True, ":16:8")]
