@@ -80,7 +80,7 @@ def test_a_script_that_can_be_either_is_told_how_to_be_the_other(flow: Flow) -> 
         if os.environ.get("RANK") is not None:
             torch.distributed.init_process_group("gloo")
             torch.distributed.barrier()
-            os.write(1, b"launched\n")  # in one piece, whatever the other writes
+            os.write(1, b"launched\\n")  # in one piece, whatever the other writes
             torch.distributed.destroy_process_group()
         else:
             print("plain")

@@ -3,13 +3,17 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pytest
 import torch
 
 from duoka.view.determinism import be_deterministic
 from tests.view.processes import all_well, forked
 
 
-def test_what_is_set() -> None:
+def test_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch's own testing modules, which other tests import, freeze such flags for the process.
+    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+
     def work(rank: int) -> Any:
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
         if rank:

@@ -187,11 +187,14 @@ class Checkpoint:
             failure = None  # its own frames must not keep it alive
 
     def _steps_to_next_look(self) -> int:
-        """Ranks that step fast need not agree at every step; several times a second is enough."""
+        """Ranks that step fast need not agree at every step; several times a second is enough.
+
+        At most twice as many as the last time: the first steps may have been faster than those to come.
+        """
         now, steps = time.monotonic(), self.step_number - self._looked_at[0]
         pause = LOOK * steps / max(now - self._looked_at[1], 1e-6)
         self._looked_at = (self.step_number, now)
-        return min(max(int(pause), 1), 1000)
+        return min(max(int(pause), 1), max(2 * steps, 1), 1000)
 
     # Saving.
 
