@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.backends import flags_frozen
 
 from duoka.view.determinism import be_deterministic
 from tests.view.processes import all_well, forked
@@ -12,7 +13,7 @@ from tests.view.processes import all_well, forked
 
 def test_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     # torch's own testing modules, which other tests import, freeze such flags for the process.
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    monkeypatch.setitem(flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
 
     def work(rank: int) -> Any:
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
