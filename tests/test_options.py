@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duoka.errors import OptionError
-from duoka.options import Options, Target, restarts, seconds, threads
+from duoka.options import Options, Target, seconds, whole_number
 
 TARGET = Target("train.py")
 
@@ -86,22 +86,13 @@ def test_seconds_are_the_default_unit(value: int) -> None:
     assert seconds(str(value)) == seconds(f"{value}s") == value
 
 
+@pytest.mark.parametrize("option", ["--threads", "--restarts", "--shares"])
 @pytest.mark.parametrize("text", ["", "x", "1.5", "-1", "1e3", "²", "1" * 5000])
-def test_no_number_of_threads(text: str) -> None:
-    with pytest.raises(OptionError, match="--threads must be a whole number"):
-        threads(text)
+def test_no_whole_number(option: str, text: str) -> None:
+    with pytest.raises(OptionError, match=f"{option} must be a (whole number|power of two) from"):
+        whole_number(text, option)
 
 
-def test_a_number_of_threads() -> None:
-    assert threads("12") == 12
-
-
-@pytest.mark.parametrize("text", ["", "three", "-1", "1.5"])
-def test_no_number_of_restarts(text: str) -> None:
-    with pytest.raises(OptionError, match="--restarts must be a whole number"):
-        restarts(text)
-
-
-def test_a_number_of_restarts() -> None:
-    assert restarts("0") == 0
-    assert restarts("12") == 12
+def test_a_whole_number() -> None:
+    assert whole_number("0", "--restarts") == 0
+    assert whole_number("12", "--threads") == 12

@@ -125,7 +125,11 @@ def test_a_script_with_ranks_of_its_own_keeps_all_threads(plan: Any) -> None:
         ),
         ({"strategy": "dp", "devices": "2"}, OptionError, "run.model(net, strategy='dp', devices=2)"),
         ({"strategy": "single", "devices": "2"}, OptionError, "--strategy must be auto, ddp or exact for 2 devices"),
-        ({"strategy": "exact", "devices": "cpu:3"}, OptionError, "used with a power of two of them"),
+        (
+            {"strategy": "exact", "devices": "cpu:3"},
+            OptionError,
+            "for --strategy exact must be a power of two, but is 3",
+        ),
         ({"strategy": "exact", "devices": "cpu:4", "shares": 2}, OptionError, "--shares must be at least the number"),
         ({"strategy": "exact", "batch_norm": "local"}, OptionError, "--batch-norm must be left out"),
         ({"shares": 4}, OptionError, "--shares must be given with --strategy exact"),

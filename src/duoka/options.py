@@ -24,6 +24,12 @@ MOST_SHARES = 4096
 SHARES = 8  # of each batch, with the strategy exact
 LONGEST = 30 * 24 * 3600.0
 
+_NUMBERS = {
+    "--threads": f"a whole number from 1 to {MOST_THREADS}",
+    "--restarts": f"a whole number from 0 to {MOST_RESTARTS}",
+    "--shares": f"a power of two from 1 to {MOST_SHARES}",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -73,9 +79,9 @@ class Options:
         if self.shares is not None:
             check_shares(self.shares)
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
-            raise OptionError("--threads", self.threads, f"a whole number from 1 to {MOST_THREADS}")
+            raise OptionError("--threads", self.threads, _NUMBERS["--threads"])
         if not 0 <= self.restarts <= MOST_RESTARTS:
-            raise OptionError("--restarts", self.restarts, f"a whole number from 0 to {MOST_RESTARTS}")
+            raise OptionError("--restarts", self.restarts, _NUMBERS["--restarts"])
         if not 0 < self.timeout <= LONGEST:
             raise OptionError("--timeout", self.timeout, "more than 0 seconds and at most 30 days")
         if self.step_timeout is not None and not 0 < self.step_timeout <= self.timeout:
@@ -105,7 +111,7 @@ def check_shares(count: object, option: str = "--shares") -> None:
     """
     if not isinstance(count, int) or not 1 <= count <= MOST_SHARES or count & (count - 1):
         hint = "sums are added in pairs, and pairs of pairs"
-        raise OptionError(option, count, f"a power of two from 1 to {MOST_SHARES}", hint)
+        raise OptionError(option, count, _NUMBERS["--shares"], hint)
 
 
 def shares_for(ranks: int, asked: int | None, option: str = "--shares") -> int:
@@ -116,42 +122,20 @@ def shares_for(ranks: int, asked: int | None, option: str = "--shares") -> int:
     """
     if ranks & (ranks - 1):
         hint = "1, 2, 4, 8, ... each add up a whole part of the tree of shares"
-        raise OptionError("--strategy", f"exact on {ranks} devices", "used with a power of two of them", hint)
+        raise OptionError("the number of devices for --strategy exact", ranks, "a power of two", hint)
     if asked is not None and asked < ranks:
         raise OptionError(option, asked, f"at least the number of devices, {ranks}")
     return asked or max(SHARES, ranks)
 
 
-def shares(text: str) -> int:
-    """The number of shares that `--shares` asks for.
+def whole_number(text: str, option: str) -> int:
+    """The number that `--threads`, `--restarts` or `--shares` asks for.
 
     Raises:
         OptionError: it is not a whole number.
     """
     if re.fullmatch(r"[0-9]{1,9}", text.strip()) is None:
-        raise OptionError("--shares", text, f"a power of two from 1 to {MOST_SHARES}")
-    return int(text)
-
-
-def threads(text: str) -> int:
-    """The number of threads that `--threads` asks for.
-
-    Raises:
-        OptionError: it is not a whole number.
-    """
-    if re.fullmatch(r"[0-9]{1,9}", text.strip()) is None:
-        raise OptionError("--threads", text, f"a whole number from 1 to {MOST_THREADS}")
-    return int(text)
-
-
-def restarts(text: str) -> int:
-    """The number of restarts that `--restarts` allows.
-
-    Raises:
-        OptionError: it is not a whole number.
-    """
-    if re.fullmatch(r"[0-9]{1,9}", text.strip()) is None:
-        raise OptionError("--restarts", text, f"a whole number from 0 to {MOST_RESTARTS}")
+        raise OptionError(option, text, _NUMBERS[option])
     return int(text)
 
 

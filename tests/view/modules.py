@@ -40,6 +40,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Module calls go through the boundary of the rank that makes them."""
     monkeypatch.setattr(nn.Module, "__call__", _called)
     yield
+    torch.compiler.set_stance("default")  # the process's, which ranks that are threads put back in any order
     HERE.__dict__.clear()
 
 

@@ -11,9 +11,10 @@ from duoka.view.determinism import be_deterministic
 from tests.view.processes import all_well, forked
 
 
-def test_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    # torch's own testing modules, which other tests import, freeze such flags for the process.
-    monkeypatch.setitem(flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_is_set(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch's own testing modules freeze such flags for the process.
+    monkeypatch.setitem(flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", not frozen)
 
     def work(rank: int) -> Any:
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.norm import whole_batch_norm
+from duoka.view.norm import Normalising, whole_batch_norm
 from duoka.view.view import View
 from tests.view.ranks import on_ranks, shared
 
@@ -64,8 +64,9 @@ def on_one_rank(view: View, x: Tensor, weight: Any, bias: Any, momentum: float, 
     leaves = [leaf.clone().requires_grad_() for leaf in (rows.to_local(), weight, bias) if leaf is not None]
     own, *affine = leaves
     counts = torch.tensor(spec.cut.sizes) * (x.numel() // len(x) // 3)
-    given = affine or (None, None)
-    [out] = whole_batch_norm([own], *running, *([one] for one in given), momentum, eps, counts, view.own)
+    w, b = affine or (None, None)
+    call = Normalising(own, *running, w, b, momentum, eps)
+    [out] = whole_batch_norm(call, [own], [w], [b], counts, view.own)
     weights = (torch.arange(1.0, x.numel() + 1, dtype=torch.float64).view(x.shape) / x.numel()).split(spec.cut.sizes)
     loss = view.all_sum((out.double() * weights[view.ranks.rank]).sin().sum())
     first = torch.autograd.grad(loss, leaves, create_graph=twice)
@@ -127,7 +128,8 @@ def test_no_running_statistics() -> None:
     def on_rank(view: View) -> Tensor:
         rows = shared(view, x)
         counts = torch.tensor(rows._spec.cut.sizes)
-        [out] = whole_batch_norm([rows.to_local()], None, None, [None], [None], 0.1, 1e-5, counts, view.own)
+        call = Normalising(rows, None, None, None, None, 0.1, 1e-5)
+        [out] = whole_batch_norm(call, [rows.to_local()], [None], [None], counts, view.own)
         return rows._spec.gather(out)
 
     for found in on_ranks(2, on_rank):
@@ -153,7 +155,8 @@ def test_a_first_layer_over_data_can_be_differentiated_twice(frozen: bool) -> No
         w, b = leaves()
         rows = shared(view, x)
         counts = torch.tensor(rows._spec.cut.sizes)
-        [out] = whole_batch_norm([rows.to_local()], None, None, [w], [b], 0.1, 1e-5, counts, view.own)
+        call = Normalising(rows, None, None, w, b, 0.1, 1e-5)
+        [out] = whole_batch_norm(call, [rows.to_local()], [w], [b], counts, view.own)
         weights = (torch.arange(1.0, x.numel() + 1, dtype=torch.float64).view(x.shape) / x.numel()).split(
             rows._spec.cut.sizes
         )

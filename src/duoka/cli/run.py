@@ -250,11 +250,11 @@ def asked_for(
         raise click.UsageError("--quiet and --verbose exclude each other", click.get_current_context())
     return Options(
         target,
-        threads=None if threads is None else options.threads(threads),
+        threads=None if threads is None else options.whole_number(threads, "--threads"),
         timeout=options.seconds(timeout),
         step_timeout=None if step_timeout == "auto" else options.seconds(step_timeout, "--step-timeout"),
-        restarts=options.restarts(restarts),
-        shares=None if shares is None else options.shares(shares),
+        restarts=options.whole_number(restarts, "--restarts"),
+        shares=None if shares is None else options.whole_number(shares, "--shares"),
         verbosity="quiet" if quiet else "verbose" if verbose else "normal",
         **words,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from duoka.errors import Refused
 from duoka.plain.session import Session
 from duoka.view.batch import BatchTensor, join
 from duoka.view.cut import Cut
-from duoka.view.norm import whole_batch_norm
+from duoka.view.norm import Normalising, in_training, whole_batch_norm
 
 
 def install(session: Session) -> None:
@@ -33,38 +33,26 @@ def install(session: Session) -> None:
         return script
 
     if session.plan.batch_norm == "whole":
-        session.patches.replace(F, "batch_norm", lambda original: _batch_norm(original, session))
+        session.patches.replace(
+            F, "batch_norm", lambda original: in_training(original, partial(_whole_batch, session))
+        )
     for name in ("script", "trace"):
         session.patches.replace(torch.jit, name, make_script)
 
 
-def _batch_norm(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    def batch_norm(
-        input: Tensor,  # noqa: A002
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        own = session.view.own
-        found = _rows_of(input, session) if training else None
-        if found is None:
-            return original(input, running_mean, running_var, weight, bias, training, momentum, eps)  # type: ignore[no-any-return]
-        rows, cut = found
-        counts = _counts(cut.sizes, rows[0].numel() // rows[0].shape[1] // cut.rows, rows[0].device)
-        weights, biases = ([value] for value in (weight, bias))
-        if isinstance(input, BatchTensor):
-            weights, biases = (_entered(value, session) for value in (weight, bias))
-        out = whole_batch_norm(rows, running_mean, running_var, weights, biases, momentum, eps, counts, own)
-        if not isinstance(input, BatchTensor):
-            return out[0]
-        shares = zip(out, input._shares, strict=True)
-        return join([BatchTensor(part, share._spec) for part, share in shares])
-
-    return batch_norm
+def _whole_batch(session: Session, call: Normalising) -> Tensor | None:
+    """With the whole batch's statistics; None where all of its rows are here."""
+    own, given = session.view.own, call.rows
+    found = _rows_of(given, session)
+    if found is None:
+        return None
+    rows, cut = found
+    counts = _counts(cut.sizes, rows[0].numel() // rows[0].shape[1] // cut.rows, rows[0].device)
+    if not isinstance(given, BatchTensor):
+        return whole_batch_norm(call, rows, [call.weight], [call.bias], counts, own)[0]
+    weights, biases = (_entered(value, session) for value in (call.weight, call.bias))
+    out = whole_batch_norm(call, rows, weights, biases, counts, own)
+    return join([BatchTensor(part, share._spec) for part, share in zip(out, given._shares, strict=True)])
 
 
 def _entered(value: Tensor | None, session: Session) -> list[Tensor | None]:

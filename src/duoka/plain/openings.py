@@ -106,8 +106,8 @@ def _databases(session: Session, original: Callable[..., Any]) -> Callable[..., 
     return connect
 
 
-class _Entries:
-    """What `os.scandir` gives, in rank 0's order."""
+class Entries:
+    """What `os.scandir` gives, made from a list."""
 
     def __init__(self, entries: list[Any]) -> None:
         self._entries = iter(entries)
@@ -118,7 +118,7 @@ class _Entries:
     def __next__(self) -> Any:
         return next(self._entries)
 
-    def __enter__(self) -> _Entries:
+    def __enter__(self) -> Entries:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -138,6 +138,6 @@ def _folders(session: Session, original: Callable[..., Any]) -> Callable[..., An
             with original(path) as found:
                 entries = {entry.name: entry for entry in found}
             session.ranks.barrier()  # nobody changes the folder before all have looked
-        return _Entries([entries[name] for name in names if name in entries])
+        return Entries([entries[name] for name in names if name in entries])
 
     return scandir

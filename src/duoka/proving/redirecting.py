@@ -14,9 +14,10 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+from duoka.plain.openings import Entries
 from duoka.proving.scratch import Scratch, exists, is_folder
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -215,29 +216,6 @@ def _rmtree(scratch: Scratch, original: Callable[..., Any]) -> Callable[..., Any
         return scratch.remove(place)
 
     return rmtree
-
-
-class Entries:
-    """What `os.scandir` gives, of two folders that are seen as one."""
-
-    def __init__(self, entries: list[Any]) -> None:
-        self._entries = iter(entries)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._entries)
-
-    def __enter__(self) -> Entries:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Nothing is open."""
-        self._entries = iter([])
 
 
 def _error(number: int, path: Any) -> OSError:

@@ -17,7 +17,7 @@ from duoka.picking import devices as pick_devices
 from duoka.plan import STRATEGIES
 from duoka.run.session import ApiSession
 from duoka.strategies import Dp
-from duoka.view.seams import is_compiled
+from duoka.view.parts import is_compiled
 
 Devices = int | str | Sequence[int | str | torch.device]
 

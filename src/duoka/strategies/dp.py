@@ -24,11 +24,13 @@ from duoka.strategies.copies import Copies
 from duoka.strategies.meeting import CopySeat, Draws, Meeting
 from duoka.strategies.single import Single
 from duoka.view.alone import OneRank
+from duoka.view.call import Call
 from duoka.view.contents import Contents
 from duoka.view.cut import Cut
 from duoka.view.draws import SeededMode, random_states, same_states
 from duoka.view.learning import Learned, Place, spec_at
-from duoka.view.seams import Call, Opened, Seam, Seams
+from duoka.view.norm import Normalising, in_training
+from duoka.view.seams import Opened, Seam, Seams
 from duoka.view.site import user_line
 from duoka.view.standin import StandIn
 from duoka.view.view import View
@@ -80,22 +82,11 @@ class Dp(Single):
     def batch_norm(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """`F.batch_norm` of a copy's rows: with the statistics of all copies' rows."""
 
-        def batch_norm(
-            input: Tensor,  # noqa: A002
-            running_mean: Tensor | None,
-            running_var: Tensor | None,
-            weight: Tensor | None = None,
-            bias: Tensor | None = None,
-            training: bool = False,
-            momentum: float = 0.1,
-            eps: float = 1e-5,
-        ) -> Tensor:
+        def of_copies(call: Normalising) -> Tensor | None:
             seat = self.seat
-            if seat is None or not training or not self.whole_norm:
-                return original(input, running_mean, running_var, weight, bias, training, momentum, eps)  # type: ignore[no-any-return]
-            return seat.batch_norm(input, running_mean, running_var, weight, bias, momentum, eps)
+            return None if seat is None or not self.whole_norm else seat.batch_norm(call)
 
-        return batch_norm
+        return in_training(original, of_copies)
 
     def checkpoint(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Activations that are computed anew in the backward pass: with the draws and statistics that they had."""

@@ -14,6 +14,7 @@ from duoka.errors import Refused
 from duoka.view.cut import Cut
 from duoka.view.draws import draw_again_from, draw_own_rows, shape_drawn, state_drawn_from
 from duoka.view.learning import Place, spec_at
+from duoka.view.norm import Normalising, all_but_channels, channels, combined
 from duoka.view.site import user_line
 from duoka.view.view import View
 
@@ -130,38 +131,24 @@ class CopySeat:
         self.told.append(self.meeting.exchange(self.number, "a BatchNorm", value))
         return self.told[-1]
 
-    def batch_norm(
-        self,
-        rows: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        momentum: float,
-        eps: float,
-    ) -> Tensor:
-        """Training-mode `F.batch_norm` of this copy's rows, shape (rows, C, ...), with all copies' statistics.
+    def batch_norm(self, call: Normalising) -> Tensor:
+        """With the statistics of all copies' rows.
 
         In operations of torch's own: each copy's mean and variance are part of every other's graph.
         """
+        rows = call.rows
         dense = rows if rows.dtype == torch.float64 else rows.float()
-        dims = [0, *range(2, rows.dim())]
-        var, mean = torch.var_mean(dense, dim=dims, correction=0)
+        var, mean = torch.var_mean(dense, dim=all_but_channels(rows), correction=0)
         told = self._exchange((mean, var, rows.numel() // rows.shape[1]))
         means = torch.stack([one.to(rows.device) for one, _, _ in told])
         variances = torch.stack([one.to(rows.device) for _, one, _ in told])
-        total = sum(count for *_, count in told)
-        share = torch.tensor([[count / total] for *_, count in told], dtype=mean.dtype, device=rows.device)
-        mean = (share * means).sum(0)
-        var = (share * (variances + (means - mean) ** 2)).sum(0)
-        if running_mean is not None and running_var is not None:
-            with torch.no_grad():
-                running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-                running_var.lerp_((var * total / (total - 1)).to(running_var.dtype), momentum)
-        shape = [1, -1, *(1 for _ in range(rows.dim() - 2))]
-        out = (dense - mean.view(shape)) * (var + eps).rsqrt().view(shape)
-        if weight is not None:
-            out = out * weight.view(shape)
-        if bias is not None:
-            out = out + bias.view(shape)
+        counts = torch.tensor([count for *_, count in told], device=rows.device)
+        mean, var = combined(means, variances, counts)
+        call.keep(mean, var, counts.sum())
+        shape = channels(rows)
+        out = (dense - mean.view(shape)) * (var + call.eps).rsqrt().view(shape)
+        if call.weight is not None:
+            out = out * call.weight.view(shape)
+        if call.bias is not None:
+            out = out + call.bias.view(shape)
         return out.to(rows.dtype)

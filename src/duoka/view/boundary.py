@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from duoka.errors import Refused
 from duoka.view.aliases import Aliases
 from duoka.view.batch import BatchTensor, Spec, alike, joined, of_the_whole
+from duoka.view.call import Call, leads_in
 from duoka.view.contents import Contents
 from duoka.view.cut import Cut
 from duoka.view.draws import (
@@ -40,7 +41,7 @@ from duoka.view.draws import (
 from duoka.view.learning import Learned, Learning, Place, spec_at
 from duoka.view.lent import same_memory
 from duoka.view.repeating import Repeating
-from duoka.view.seams import Call, Opened, Seam, Seams, leads_in, uncompiled
+from duoka.view.seams import Opened, Seam, Seams, uncompiled
 from duoka.view.site import calling_line, user_line
 from duoka.view.traceless import traceless
 from duoka.view.view import View
@@ -264,7 +265,7 @@ class Boundary:
             )
 
     def _open(self, call: Call, opened: Opened, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        batches = call.batches(self.view, opened)
+        batches = call.batches(self.view, opened.lead, opened.inputs)
         first = call.batch if batches is None else batches[opened.lead[0]]  # type: ignore[index]
         before, self._around = self._around, None if first is None else first._spec.cut.n
         try:

@@ -12,5 +12,5 @@ def be_deterministic() -> None:
     environment.fix_cublas_workspace()  # before the first use of a GPU
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, mends nothing
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
+    # Not by attributes: these may be frozen (torch.backends.disable_global_flags).
+    torch.backends.cudnn.set_flags(_benchmark=False, _deterministic=True, _fp32_precision=None)

@@ -6,7 +6,8 @@ for computing sample variances" (1979); the gradient is that of Ioffe & Szegedy,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,14 +20,60 @@ from duoka.view.shares import Shares
 _one_device = F.batch_norm  # plain scripts get another one, which comes here
 
 
+@dataclass(frozen=True, slots=True)
+class Normalising:
+    """A call of `F.batch_norm` in training mode. rows: shape (rows, C, ...); weight, bias: (C,)."""
+
+    rows: Tensor
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+    momentum: float
+    eps: float
+
+    def keep(self, mean: Tensor, var: Tensor, total: Tensor | int) -> None:
+        """Move the running statistics towards the batch's; total: how many values a channel has in it."""
+        if self.running_mean is not None and self.running_var is not None:
+            with torch.no_grad():
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+                self.running_var.lerp_((var * total / (total - 1)).to(self.running_var.dtype), self.momentum)
+
+
+def in_training(original: Callable[..., Any], of_batch: Callable[[Normalising], Tensor | None]) -> Callable[..., Any]:
+    """`F.batch_norm` that in training mode is `of_batch`, but `original` where that gives None."""
+
+    def batch_norm(
+        input: Tensor,  # noqa: A002
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Any:
+        if training:
+            out = of_batch(Normalising(input, running_mean, running_var, weight, bias, momentum, eps))
+            if out is not None:
+                return out
+        return original(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+    return batch_norm
+
+
+def combined(means: Tensor, variances: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of all, shape (C,), of those of shares, (shares, C), with `counts` values each, (shares,)."""
+    share = (counts.to(means.dtype) / counts.sum()).unsqueeze(1)
+    mean = (share * means).sum(0)
+    return mean, (share * (variances + (means - mean) ** 2)).sum(0)
+
+
 def whole_batch_norm(
+    call: Normalising,
     rows: Sequence[Tensor],
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
     weights: Sequence[Tensor | None],
     biases: Sequence[Tensor | None],
-    momentum: float,
-    eps: float,
     counts: Tensor,
     own: Shares,
 ) -> list[Tensor]:
@@ -36,12 +83,8 @@ def whole_batch_norm(
     has in each share. The running statistics are those that one device would have, on every rank.
     """
     out: list[Tensor]
-    *out, mean, var = _WholeBatchNorm.apply(own, eps, counts, *rows, *weights, *biases)
-    if running_mean is not None and running_var is not None:
-        total = counts.sum()
-        with torch.no_grad():
-            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-            running_var.lerp_((var * total / (total - 1)).to(running_var.dtype), momentum)
+    *out, mean, var = _WholeBatchNorm.apply(own, call.eps, counts, *rows, *weights, *biases)
+    call.keep(mean, var, counts.sum())
     return out
 
 
@@ -52,12 +95,10 @@ class _WholeBatchNorm(torch.autograd.Function):
     def forward(ctx: Any, own: Shares, eps: float, counts: Tensor, *given: Tensor | None) -> Any:
         rows, weights, biases = _apart(given, own)
         dense = [part if part.dtype == torch.float64 else part.float() for part in rows]
-        found = [torch.var_mean(part, dim=_all_but_channels(part), correction=0) for part in dense]
+        found = [torch.var_mean(part, dim=all_but_channels(part), correction=0) for part in dense]
         mine = torch.stack([torch.stack([mean, var]) for var, mean in found])
         means, variances = own.ranks.all_gather(mine).view(own.world_size, 2, -1).unbind(1)
-        share = (counts.to(means.dtype) / counts.sum()).unsqueeze(1)
-        mean = (share * means).sum(0)
-        var = (share * (variances + (means - mean) ** 2)).sum(0)
+        mean, var = combined(means, variances, counts)
         ctx.save_for_backward(*given, mean, var)
         ctx.eps, ctx.total, ctx.own = eps, counts.sum(), own
         out = [
@@ -79,7 +120,7 @@ class _WholeBatchNorm(torch.autograd.Function):
             weighing = list(grads[: own.count])
             found = list(torch.autograd.grad(out, inputs, weighing, create_graph=True, allow_unused=True))
             return (None, None, None, *(found.pop(0) if wants else None for wants in wanted))
-        shape, dims = _channels(rows[0]), _all_but_channels(rows[0])
+        shape, dims = channels(rows[0]), all_but_channels(rows[0])
         inverse = (var + ctx.eps).rsqrt()
         dense = [grad if grad.dtype == torch.float64 else grad.float() for grad in grads[: own.count]]
         centred = [(part - mean.view(shape)) * inverse.view(shape) for part in rows]
@@ -118,7 +159,7 @@ def _in_steps(
     own: Shares,
 ) -> list[Tensor]:
     """The same in operations that autograd can differentiate twice."""
-    shape, dims = _channels(rows[0]), _all_but_channels(rows[0])
+    shape, dims = channels(rows[0]), all_but_channels(rows[0])
 
     def mean_of(parts: list[Tensor]) -> list[Tensor]:
         means = Entered.apply(own, AllSum.apply(own, *(part.sum(dims) for part in parts)))
@@ -135,9 +176,11 @@ def _in_steps(
     return out
 
 
-def _channels(rows: Tensor) -> list[int]:
+def channels(rows: Tensor) -> list[int]:
+    """The shape of something for each channel beside `rows`."""
     return [1, -1, *(1 for _ in range(rows.dim() - 2))]
 
 
-def _all_but_channels(rows: Tensor) -> list[int]:
+def all_but_channels(rows: Tensor) -> list[int]:
+    """The dimensions of `rows` over which statistics are taken."""
     return [0, *range(2, rows.dim())]

@@ -12,14 +12,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from duoka.errors import Refused
-from duoka.view.batch import BatchTensor, Spec, of_share
+from duoka.view.batch import BatchTensor
+from duoka.view.call import Call, Writing, dimension_of, own_part
 from duoka.view.cut import Cut
 from duoka.view.learning import Learned, Learning, Unclear
+from duoka.view.parts import has_batch_norm, has_hooks, is_compiled, is_scripted
 from duoka.view.site import user_line
 from duoka.view.view import View
 from duoka.view.witness import Mixed, Raised
@@ -58,82 +58,6 @@ class Opened:
 
     lead: tuple[int, int] | None = None
     inputs: tuple[int | None, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A module call with its inputs flattened.
-
-    batch: the first batch tensor among them. leads: where else the batch could be, if it was cut by hand.
-    """
-
-    original: Callable[..., Any]
-    module: nn.Module
-    leaves: list[Any]
-    tree: TreeSpec
-    batch: BatchTensor | None
-    leads: tuple[tuple[int, int], ...] = ()
-
-    def run(self, leaves: list[Any]) -> Any:
-        """Call the module with other leaves in the same places."""
-        args, kwargs = tree_unflatten(leaves, self.tree)
-        return self.original(self.module, *args, **kwargs)
-
-    def try_out(self, leaves: list[Any]) -> Any:
-        """The same, to find out whether rows are independent. Raises Mixed where it changes what it was given."""
-        versions = [_version(leaf) for leaf in leaves]
-        args, kwargs = tree_unflatten(leaves, self.tree)
-        out = self.original(self.module, *args, **kwargs)
-        left, tree = tree_flatten((args, kwargs))
-        if tree != self.tree or any(one is not other for one, other in zip(left, leaves, strict=True)):
-            raise Writing("it changes a container among its inputs")
-        for leaf, version, was in zip(leaves, versions, self.leaves, strict=True):
-            if _version(leaf) != version and not isinstance(was, BatchTensor):
-                raise Writing("it writes into an input")  # into a part of what every rank holds whole
-        return out
-
-    def of_share(self, place: int) -> Call:
-        """The same call with the own share at `place` of each batch."""
-        if self.batch is None or len(self.batch._shares) == 1:
-            return self
-        return replace(self, leaves=of_share(self.leaves, place), batch=self.batch._shares[place])
-
-    def cut(self, view: View, lead: tuple[int, int] | None) -> Cut | None:
-        """How the batch of this call is cut; None where it is too small to be shared out."""
-        if self.batch is not None:
-            return self.batch._spec.cut
-        assert lead is not None
-        n = self.leaves[lead[0]].shape[lead[1]]
-        return view.cut(n) if view.shares(n) else None
-
-    def kind(self) -> Any:
-        """What calls have in common that are cut alike."""
-        n = self.batch._spec.cut.n if self.batch is not None else -1
-        switches = self.module.training, torch.is_grad_enabled()
-        return switches, self.tree, tuple(_kind(leaf, n) for leaf in self.leaves)
-
-    def rows(
-        self, view: View, cut: Cut, inputs: tuple[int | None, ...], part: tuple[int, int] | None = None
-    ) -> list[Any]:
-        """The leaves with this rank's rows in them, or with some of its rows: `part` = (first, past the last)."""
-        return [_own(view, leaf, dim, cut, part) for leaf, dim in zip(self.leaves, inputs, strict=True)]
-
-    def batches(self, view: View, opened: Opened) -> list[Any] | None:
-        """The leaves with batch tensors in place of what was cut by hand; None where there is no such."""
-        cut = None if opened.lead is None else self.cut(view, opened.lead)
-        if cut is None:
-            return None
-
-        def batch(leaf: Any, dim: int | None) -> Any:
-            if dim is None or leaf.shape[dim] != cut.n:
-                return leaf
-            return BatchTensor.of(leaf, view, dim)
-
-        return list(map(batch, self.leaves, opened.inputs))
-
-
-class Writing(Mixed):
-    """Rows are written into, or kept by, what the call was given."""
 
 
 Found = Seam | Opened | How
@@ -214,13 +138,13 @@ class Seams:
         """What the rank with the largest share finds out, for all ranks."""
         own = self._view.own
         reached = call.module.training or own.exact  # what it does asks nobody
-        if any(map(_is_opaque, call.leaves)) or (reached and _is_scripted(call.module)):
+        if any(map(_is_opaque, call.leaves)) or (reached and is_scripted(call.module)):
             return How.WHOLE
         ranks = own.ranks
         told: Any = None
         found: Found
         if ranks.rank == ranks.world_size - 1:
-            told = (Opened(), "it has hooks") if _has_hooks(call.module) else self._look(call.of_share(-1), again)
+            told = (Opened(), "it has hooks") if has_hooks(call.module) else self._look(call.of_share(-1), again)
         found, reason = ranks.broadcast_object(told, ranks.world_size - 1)
         if own.exact:
             torch.clear_autocast_cache()  # as on the rank that has looked
@@ -246,8 +170,8 @@ class Seams:
         """
         unclear, reason, opened = False, "", Opened()
         candidates = self._candidates(call)
-        if self._view.own.exact and _has_batch_norm(call.module):  # shares cannot meet inside of a boundary
-            return Opened(*candidates[0]) if _is_batch_first(call) else opened, "its BatchNorm adds up all shares"
+        if self._view.own.exact and has_batch_norm(call.module):  # shares cannot meet inside of a boundary
+            return Opened(*candidates[0]) if call.is_batch_first() else opened, "its BatchNorm adds up all shares"
         for lead, inputs in candidates:
             cut = call.cut(self._view, lead)
             if cut is None or cut.rows < 2:
@@ -263,7 +187,7 @@ class Seams:
                 return Seam(lead, inputs, self._tried(call, rows_of, of_rows, cut.rows)), ""
             except Mixed as mixed:
                 unclear = unclear or (again and isinstance(mixed, Raised))
-                if not reason and not isinstance(mixed, Writing) and _is_batch_first(call):
+                if not reason and not isinstance(mixed, Writing) and call.is_batch_first():
                     opened = Opened(lead, inputs)
                 reason = reason or str(mixed)
             except Unclear:
@@ -275,7 +199,7 @@ class Seams:
         learning = Learning(call.module, meets_nobody=self._view.own.exact)
         wants = [
             leaf.requires_grad and torch.is_grad_enabled() if isinstance(leaf, Tensor) else False
-            for leaf in map(_own_part, call.leaves)
+            for leaf in map(own_part, call.leaves)
         ]
 
         def given(row: Any, is_rows: bool, wants_grad: bool) -> Any:
@@ -331,32 +255,12 @@ class Seams:
         for lead in call.leads or (None,):
             cut = call.cut(self._view, lead)
             n = cut.n if cut is not None else -1
-            every = [_dimension(leaf, n) for leaf in call.leaves]
+            every = [dimension_of(leaf, n) for leaf in call.leaves]
             alone: list[int | None] = [None] * len(every)
             if lead is not None:
                 every[lead[0]] = alone[lead[0]] = lead[1]
             found += [(lead, inputs) for inputs in dict.fromkeys((tuple(every), tuple(alone)))]
         return found
-
-
-def leads_in(view: View, leaves: list[Any], n: int | None) -> tuple[tuple[int, int], ...]:
-    """Where plain inputs could be a batch that was cut by hand: the input, and its dimensions, batch-first or not.
-
-    n: the size of the batch that is known to be around.
-    """
-    for index, leaf in enumerate(leaves):
-        if not isinstance(leaf, Tensor) or isinstance(leaf, nn.Parameter) or not leaf.dim():
-            continue
-        if n is not None and leaf.shape[0] == n:
-            return ((index, 0),)
-        if n is None and view.shares(leaf.shape[0]):  # a smaller one, with a long second dimension, is a small batch
-            return tuple((index, dim) for dim, size in enumerate(leaf.shape[:2]) if view.shares(size))
-    return ()
-
-
-def _is_batch_first(call: Call) -> bool:
-    """Whether it is plain where the batch is in what was cut by hand; else let the children find out."""
-    return len(call.leads) == 1 or bool(call.leads and call.leaves[call.leads[0][0]].dim() == 2)
 
 
 def uncompiled() -> AbstractContextManager[None]:
@@ -385,77 +289,7 @@ def _confirmed(known: _Known, found: Found, module: nn.Module) -> Found:
     )
 
 
-def _own(view: View, leaf: Any, dim: int | None, cut: Cut, part: tuple[int, int] | None) -> Any:
-    """This rank's rows of an input, or the `part` of them."""
-    if isinstance(leaf, BatchTensor):
-        if leaf._spec.cut is not cut:
-            return leaf.full_tensor()
-        rows, spec = leaf._local, leaf._spec
-    elif dim is not None and leaf.shape[dim] == cut.n:
-        spec = Spec(view, cut, dim)
-        rows = spec.own(leaf)
-    else:
-        return view.enter(leaf) if isinstance(leaf, Tensor) else leaf
-    if part is None:
-        return rows
-    start, stop = part
-    apart = rows.unflatten(spec.dim, (spec.outer, cut.rows, spec.inner)).narrow(spec.dim + 1, start, stop - start)
-    return apart.flatten(spec.dim, spec.dim + 2)
-
-
-def _own_part(leaf: Any) -> Any:
-    return leaf._local if isinstance(leaf, BatchTensor) else leaf
-
-
-def _version(leaf: Any) -> int:
-    return leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
-
-
-def _kind(leaf: Any, n: int) -> Any:
-    """What of an input decides how a call is cut; n: the batch's size."""
-    if isinstance(leaf, BatchTensor):
-        return BatchTensor, leaf.dim(), leaf.dtype, leaf._spec.dim, leaf._spec.outer > 1
-    if isinstance(leaf, Tensor):
-        return type(leaf), leaf.dtype, tuple(size == n for size in leaf.shape)
-    if isinstance(leaf, (bool, str, Enum)) or leaf is None:  # a switch: the forward pass may go another way
-        return leaf
-    return type(leaf)
-
-
-def _dimension(leaf: Any, n: int) -> int | None:
-    if not isinstance(leaf, Tensor) or isinstance(leaf, (BatchTensor, nn.Parameter)):
-        return None
-    return next((dim for dim, size in enumerate(leaf.shape) if size == n), None)
-
-
 def _is_opaque(leaf: Any) -> bool:
     """An object that may hold tensors of its own (a key-value cache): not cut, computed by every rank."""
     plain = (Tensor, nn.Module, Enum, type, torch.dtype, torch.device)
     return hasattr(leaf, "__dict__") and not isinstance(leaf, plain) and not callable(leaf)
-
-
-def is_compiled(part: nn.Module) -> bool:
-    """Whether torch.compile has to do with it."""
-    return type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None
-
-
-def _has_batch_norm(module: nn.Module) -> bool:
-    return any(isinstance(part, _BatchNorm) and part.training for part in module.modules())
-
-
-def _is_scripted(module: nn.Module) -> bool:
-    """TorchScript in it: BatchNorm and dropout inside of that ask nobody."""
-    return any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    """Hooks of the script's own, in the module or its parts: they must see batches, not rows."""
-    everywhere = nn.modules.module
-    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks or everywhere._global_backward_hooks:
-        return True
-    return any(
-        not getattr(hook, "__module__", "").startswith("torch.")
-        for part in module.modules()
-        for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-        for hook in hooks.values()
-    )

@@ -1,0 +1,35 @@
+"""What a module is made of, where that decides how it is run."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def is_compiled(part: nn.Module) -> bool:
+    """Whether torch.compile has to do with it."""
+    return type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """BatchNorm that takes a batch's statistics."""
+    return any(isinstance(part, _BatchNorm) and part.training for part in module.modules())
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """TorchScript in it: BatchNorm and dropout inside of that ask nobody."""
+    return any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Hooks of the script's own, in the module or its parts: they must see batches, not rows."""
+    everywhere = nn.modules.module
+    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks or everywhere._global_backward_hooks:
+        return True
+    return any(
+        not getattr(hook, "__module__", "").startswith("torch.")
+        for part in module.modules()
+        for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+        for hook in hooks.values()
+    )
