@@ -54,6 +54,33 @@ def test_what_c_printed_is_written(flow: Flow) -> None:
     running.wait().ok()
 
 
+def test_memory_that_was_freed_is_used_again(flow: Flow) -> None:
+    source = """
+        import ctypes, resource, torch
+        from duoka import environment
+
+        ctypes.CDLL(None).mallopt(-1, 0)  # give back whatever is free
+        environment.keep_freed_memory()
+
+        def faults():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+        def step():
+            held = [torch.ones(3 * 2**18) for _ in range(12)]  # as of a forward and a backward pass
+
+        for _ in range(20):
+            step()  # the heap grows until all of them have a place
+        before = faults()
+        for _ in range(20):
+            step()
+        print(faults() - before)
+        """
+    script = flow.write("script.py", source)
+    kept = int(flow.python([script]).ok().stdout)
+    chosen = int(flow.python([script], env={"MALLOC_TRIM_THRESHOLD_": "0"}).ok().stdout)
+    assert kept < 1000 < 20_000 < chosen  # of 9216 pages in a step
+
+
 def test_an_exception_is_raised_in_another_thread() -> None:
     begun, seen = threading.Event(), []
 

@@ -10,7 +10,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from duoka import libc
 from duoka.devices import Device
+
+KEPT_BYTES = 512 * 2**20  # of what is freed
 
 # Who a process is and where it meets the others, as torchrun tells its workers.
 RANKS = (
@@ -68,6 +71,16 @@ def cards_are_ordered_by_bus() -> bool:
 def threads() -> str | None:
     """OMP_NUM_THREADS as it is set; None where it is not."""
     return os.environ.get("OMP_NUM_THREADS")
+
+
+def keep_freed_memory() -> None:
+    """Keep what a step frees for the next one, unless the user has chosen how.
+
+    The kernel would hand out the same pages in every step, and clear them each time.
+    """
+    chosen = any(name.startswith("MALLOC_") for name in os.environ)
+    if not chosen and "glibc.malloc" not in os.environ.get("GLIBC_TUNABLES", ""):
+        libc.keep_freed_memory(KEPT_BYTES)
 
 
 def fix_cublas_workspace() -> None:

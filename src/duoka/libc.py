@@ -11,8 +11,8 @@ import sys
 PR_SET_PDEATHSIG = 1
 TIME_ERROR = 5  # of adjtimex: the clock is not synchronised
 HARD_PAUSE = 2  # of omp_pause_resource_all
-
-
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+LARGEST_MMAP_THRESHOLD = 32 * 2**20  # that mallopt(3) promises to take
 SYNC_FILE_RANGE_WRITE = 2
 
 
@@ -60,6 +60,17 @@ def end_thread_pools() -> bool:
         pause = getattr(ctypes.CDLL(path), "omp_pause_resource_all", None)  # of OpenMP 5.0
         ended = ended and pause is not None and pause(HARD_PAUSE) == 0
     return ended
+
+
+def keep_freed_memory(limit: int) -> None:
+    """Have glibc's malloc use freed memory again, instead of giving it back and asking the kernel for it anew.
+
+    limit: bytes that are kept at the end of the heap.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
+        mallopt(M_TRIM_THRESHOLD, limit)
 
 
 def begin_writeback(fd: int, start: int, size: int) -> None:

@@ -107,6 +107,7 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     environment.show_cards([plan.devices[post.rank]] if plan.kind is not Kind.DISTRIBUTED else plan.devices)
     environment.keep_gloo_here()
     set_threads(plan.threads)
+    environment.keep_freed_memory()
     shared = post.attempt
     place = Place(post.rank, plan.world_size, shared.number, _port(wire), shared.run_id, plan.restarts)
     _put_sockets_into(shared.temporary)

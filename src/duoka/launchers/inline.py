@@ -30,6 +30,7 @@ def run_inline(plan: Plan) -> int:
     """
     environment.show_cards(plan.devices)
     environment.give_threads(plan.threads)
+    environment.keep_freed_memory()
     if "torch" in sys.modules:  # it has looked already
         set_threads(plan.threads)
     try:
