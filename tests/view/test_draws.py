@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from duoka.view.draws import OwnStream, memory_order, random_states, same_states, set_random_states
+from duoka.view.draws import OwnStream, draw_lines, memory_order, random_states, same_states, set_random_states
 from duoka.view.view import View
 from tests.view.modules import Net, check, normal, plainly, watched
 from tests.view.ranks import in_turns, shared, whole_of
@@ -131,6 +131,24 @@ def test_draws_hidden_in_layers(watched: None, layer: Callable[[], nn.Module]) -
 
     torch.manual_seed(3)
     check(layer, run, [normal(6, 4, 6), normal(3, 4, 6)], rows=(0, 1))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    lines=st.integers(1, 3),
+    size=st.one_of(st.integers(1, 99), st.integers(30_000, 100_000)),
+    part=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted),
+    likely=st.one_of(st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0**-60]), st.floats(0, 1)),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.int64]),
+)
+def test_a_part_of_each_line(lines: int, size: int, part: list[float], likely: float, dtype: torch.dtype) -> None:
+    one, other = torch.Generator().manual_seed(size), torch.Generator().manual_seed(size)
+    whole = torch.empty(lines, size, dtype=dtype).bernoulli_(likely, generator=one)
+    start, stop = int(part[0] * size), int(part[1] * size)
+    found = torch.empty(lines, stop - start, dtype=dtype)
+    draw_lines(found, start, size, likely, other)
+    assert torch.equal(found, whole[:, start:stop])
+    assert torch.equal(one.get_state(), other.get_state())
 
 
 def test_the_order_of_dimensions_in_memory() -> None:

@@ -6,6 +6,7 @@ like any other. Nothing here knows a layer: an operator that draws carries the t
 
 from __future__ import annotations
 
+import math
 import random
 import zlib
 from collections.abc import Callable
@@ -129,7 +130,7 @@ def draw_own_rows(
         whole = func(*(sizes if isinstance(value, (list, tuple)) else value for value in args), **kwargs)
         return spec.own(whole).contiguous()
     order = order if spec.local_size == 1 else None
-    if func is torch.ops.aten.bernoulli_.float and _draw_runs(func, args, kwargs, spec, order):
+    if func is torch.ops.aten.bernoulli_.float and _draw_in_place(func, args, kwargs, spec, order):
         return args[0]
     by_value = is_by_value(func)
     wholes: dict[int, Tensor] = {}
@@ -184,52 +185,67 @@ class Once:
         return rows
 
 
-_RUN = 1024  # entries that are worth a call of their own
-_SKIPPED = 1 << 16  # entries that are skipped at a time: they stay in the cache
+_CHUNK = 1 << 15  # entries that are drawn at a time: their 64 bits stay in the cache
+_MANTISSA = 53  # bits of them that `bernoulli_` uses
 
 
-def _draw_runs(
+def _draw_in_place(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Share, order: tuple[int, ...] | None
 ) -> bool:
-    """Fill own rows as they would be filled among all, drawing past the others' in the cheapest way.
+    """Fill own rows as `bernoulli_` would fill them among all, without room for the others'.
 
-    False, and nothing done, where that is not known to draw the same, or own rows lie in too short runs.
+    False, and nothing done, where that is not known to draw the same, or own rows lie apart.
     """
-    rows, generator = args[0], kwargs.get("generator")
-    if rows.device.type != "cpu" or not rows.is_contiguous() or not _bits_of_bernoulli():
-        return False
-    if (order or memory_order(rows)) != tuple(range(rows.dim())):  # one row lies in any order
+    rows, likely = args[0], args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+    order = order or memory_order(rows)
+    laid = rows.permute(order)
+    if rows.device.type != "cpu" or len(order) != rows.dim() or not laid.is_contiguous() or not _is_known():
         return False
     places = spec.own(torch.arange(spec.size).view([1] * spec.dim + [-1])).flatten()
     start, stop = int(places[0]), int(places[-1]) + 1
-    run = rows.shape[spec.dim + 1 :].numel()
-    if stop - start != spec.local_size or run * spec.local_size < _RUN:  # several entries for a sample, apart
+    if stop - start != spec.local_size:  # several entries for a sample, apart
         return False
-    before, after = start * run, (spec.size - stop) * run
-    pending = before
-    for part in rows.view(-1, spec.local_size * run):
-        _skip(pending, generator)
-        func(part, *args[1:], **kwargs)
-        pending = after + before
-    _skip(after, generator)
+    run = laid.shape[order.index(spec.dim) + 1 :].numel()
+    lines = laid.view(-1, spec.local_size * run)
+    draw_lines(lines, start * run, spec.size * run, likely, kwargs.get("generator"))
     return True
 
 
-def _skip(entries: int, generator: torch.Generator | None) -> None:
-    """Draw 64 bits for each of so many entries."""
-    while entries > 0:
-        torch.empty(min(entries, _SKIPPED), dtype=torch.int64).random_(generator=generator)
-        entries -= _SKIPPED
+def draw_lines(lines: Tensor, start: int, size: int, likely: float, generator: torch.Generator | None) -> None:
+    """`bernoulli_(likely)` of `lines`, shape (n, own): each is drawn as entries `start` on of a line of `size`."""
+    stop = start + lines.shape[1]
+    bits = torch.empty(min(_CHUNK, len(lines) * size), dtype=torch.int64)
+
+    def draw(count: int) -> Tensor:
+        return bits[:count].random_(generator=generator)
+
+    def skip(count: int) -> None:
+        for first in range(0, count, _CHUNK):
+            draw(min(_CHUNK, count - first))
+
+    if size <= _CHUNK:
+        for some in lines.split(_CHUNK // size):
+            _decide(draw(len(some) * size).view(len(some), size)[:, start:stop], likely, some)
+        return
+    for line in lines:
+        skip(start)
+        for part in line.split(_CHUNK):
+            _decide(draw(len(part)), likely, part)
+        skip(size - stop)
+
+
+def _decide(bits: Tensor, likely: float, out: Tensor) -> None:
+    """What `bernoulli_(likely)` makes of 64 bits for each entry: a number below 1, of which it takes those below."""
+    torch.lt(bits.bitwise_and_((1 << _MANTISSA) - 1), math.ceil(likely * (1 << _MANTISSA)), out=out)
 
 
 @cache
-def _bits_of_bernoulli() -> bool:
-    """Whether `bernoulli_` on a CPU draws 64 bits for each entry, whatever came before it."""
+def _is_known() -> bool:
+    """Whether `bernoulli_` on a CPU draws as we do."""
     one, other = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
-    whole = torch.empty(999).bernoulli_(0.3, generator=one)
-    _skip(500, other)
-    part = torch.empty(499).bernoulli_(0.3, generator=other)
-    return torch.equal(whole[500:], part) and torch.equal(one.get_state(), other.get_state())
+    whole, lines = torch.empty(2, 999).bernoulli_(0.3, generator=one), torch.empty(2, 500)
+    draw_lines(lines, 400, 999, 0.3, other)
+    return torch.equal(whole[:, 400:900], lines) and torch.equal(one.get_state(), other.get_state())
 
 
 def _laid_out_like(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> Tensor:
