@@ -12,7 +12,7 @@ BENCHMARKS = {
     "memory": "benchmarks.memory",
     "step": "benchmarks.step",
     "training": "benchmarks.training",
-    "api": "benchmarks.api",
+    "loading": "benchmarks.loading",
     "exact": "benchmarks.exact",
     "end_to_end": "benchmarks.end_to_end",
     "same_result": "benchmarks.same_result",

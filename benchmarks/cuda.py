@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.runs import BIN, ROUNDS, SCRIPTS, in_turn, output
+from benchmarks.runs import BIN, ROUNDS, SCRIPTS, duoka_on, in_turn, told
 from benchmarks.table import Row
 
 STEP, LOADING = SCRIPTS / "cuda_step.py", SCRIPTS / "cuda_loading.py"
@@ -26,14 +26,14 @@ def on_one(devices: str, rounds: int) -> Iterator[Row]:
     """devices: what `duoka run` gets."""
     for model, words in MODELS.items():
         contestants = {
-            "duoka": lambda model=model: float(output(_duoka(devices, STEP, model))),
-            "python": lambda model=model: float(output([BIN / "python", STEP, model])),
+            "duoka": told(duoka_on(devices, STEP, model)),
+            "python": told([BIN / "python", STEP, model]),
         }
         times = in_turn(contestants, rounds, "ms")
         yield Row(f"{words}: a step on one GPU, duoka run against python", times["duoka"], times["python"], 1.03)
     contestants = {
-        "duoka": lambda: float(output(_duoka(devices, LOADING, "duoka"))),
-        "torch": lambda: float(output([BIN / "python", LOADING, "torch"])),
+        "duoka": told(duoka_on(devices, LOADING, "duoka")),
+        "torch": told([BIN / "python", LOADING, "torch"]),
     }
     times = in_turn(contestants, rounds, "us")
     what = "batches of 256 of 3x64x64 to the GPU: run.loader against DataLoader with pinned memory"
@@ -44,14 +44,10 @@ def on_two(devices: str, rounds: int) -> Iterator[Row]:
     """devices: two of them."""
     for model, words in MODELS.items():
         contestants = {
-            "duoka": lambda model=model: float(output(_duoka(devices, STEP, model))),
-            "ddp": lambda model=model: float(output(_duoka(devices, "--kind", "distributed", STEP, model, "ddp"))),
-            "dp": lambda model=model: float(output([BIN / "python", STEP, model, "dp"])),
+            "duoka": told(duoka_on(devices, STEP, model)),
+            "ddp": told(duoka_on(devices, "--kind", "distributed", STEP, model, "ddp")),
+            "dp": told([BIN / "python", STEP, model, "dp"]),
         }
         times = in_turn(contestants, rounds, "ms")
         yield Row(f"{words}: a step on 2 GPUs, against DDP by hand", times["duoka"], times["ddp"], 1.03)
         yield Row(f"{words}: a step on 2 GPUs, against nn.DataParallel", times["duoka"], times["dp"], 1.0)
-
-
-def _duoka(devices: str, *words: object) -> list[object]:
-    return [BIN / "duoka", "run", "--quiet", "--devices", devices, *words]

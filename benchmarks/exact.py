@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from benchmarks.runs import ROUNDS, SCRIPTS, duoka, in_turn, output
+from benchmarks.runs import ROUNDS, SCRIPTS, duoka, in_turn, told
 from benchmarks.table import Row
 
 SCRIPT = SCRIPTS / "convolutions.py"
@@ -13,12 +13,8 @@ SHARES = {2: 1.15, 8: 1.35}  # and the bar of each
 
 def measure(quick: bool) -> Iterator[Row]:
     """Milliseconds for a step, as the script itself measures them."""
-    contestants = {f"{shares}": _timed("--strategy", "exact", "--shares", str(shares)) for shares in SHARES}
-    times = in_turn({"ddp": _timed(), **contestants}, 1 if quick else ROUNDS, "ms", warm_up=False)
+    exact = {f"{it}": told(duoka(2, "--strategy", "exact", "--shares", f"{it}", SCRIPT)) for it in SHARES}
+    times = in_turn({"ddp": told(duoka(2, SCRIPT)), **exact}, 1 if quick else ROUNDS, "ms", warm_up=False)
     for shares, bar in SHARES.items():
         words = f"a CNN with BatchNorm, a step on 2 workers: exact with {shares} shares, against ddp"
         yield Row(words, times[f"{shares}"], times["ddp"], bar)
-
-
-def _timed(*options: str) -> Callable[[], float]:
-    return lambda: float(output(duoka(2, *options, SCRIPT)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 
-from benchmarks.runs import BIN, ROUNDS, SCRIPTS, Samples, in_turn, output, surroundings
+from benchmarks.runs import BIN, ROUNDS, SCRIPTS, Samples, in_turn, surroundings, told
 from benchmarks.table import Row
 
 SCRIPT = [BIN / "python", SCRIPTS / "predicting.py"]
@@ -16,15 +16,13 @@ SCRIPT = [BIN / "python", SCRIPTS / "predicting.py"]
 
 def measure(quick: bool) -> Iterator[Row]:
     """Seconds for 10,000 items of uneven cost; megabytes at the peak."""
-    times = in_turn(
-        {"predict": lambda: float(output([*SCRIPT, "predict"])), "apart": apart}, 1 if quick else ROUNDS, "s"
-    )
+    times = in_turn({"predict": told([*SCRIPT, "predict"]), "apart": apart}, 1 if quick else ROUNDS, "s")
     yield Row("predict on 2 CPU devices, against two processes apart", times["predict"], times["apart"])
     pairs = zip(times["apart"].values, times["predict"].values, strict=True)
     reached = Samples(tuple(apart / predict for apart, predict in pairs), "")
     yield Row("0.9 of what two processes apart do, against what predict does", Samples((0.9,), ""), reached, bar=1.0)
     peaks = in_turn(
-        {str(items): peak(items) for items in (1_000, 100_000)},
+        {str(items): told([*SCRIPT, "memory", str(items)]) for items in (1_000, 100_000)},
         1 if quick else ROUNDS,
         "MB",
         warm_up=False,
@@ -43,8 +41,3 @@ def apart() -> float:
         process.stdin.write("go\n")
         process.stdin.flush()
     return sum(float(process.communicate()[0]) for process in processes) / len(processes)
-
-
-def peak(items: int):
-    """What a process that predicts so many items holds at most."""
-    return lambda: float(output([*SCRIPT, "memory", str(items)]))

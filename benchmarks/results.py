@@ -12,7 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import BENCHMARKS, machine
 from benchmarks.machine import Machine
 from benchmarks.runs import Samples
 from benchmarks.table import Finding, Row
@@ -63,7 +63,8 @@ def write(new: Mapping[str, Measured]) -> Path:
     host = machine.this()
     path = FOLDER / f"{host.name}.json"
     before = json.loads(path.read_text())["benchmarks"] if path.exists() else {}
-    stored = {"machine": asdict(host), "benchmarks": before | {name: _plain(one) for name, one in new.items()}}
+    found = before | {name: _plain(one) for name, one in new.items()}
+    stored = {"machine": asdict(host), "benchmarks": {name: found[name] for name in BENCHMARKS if name in found}}
     FOLDER.mkdir(exist_ok=True)
     path.write_text(json.dumps(stored, indent=1) + "\n")
     return path

@@ -63,9 +63,19 @@ def output(command: Sequence[str | Path]) -> str:
     return result.stdout
 
 
+def told(command: Sequence[str | Path]) -> Callable[[], float]:
+    """The number that a command prints last."""
+    return lambda: float(output(command).split()[-1])
+
+
 def duoka(workers: int, *words: str | Path) -> list[str | Path]:
     """The command for a run with so many workers on the CPU."""
-    return [BIN / "duoka", "run", "--quiet", "--devices", f"cpu:{workers}", *words]
+    return duoka_on(f"cpu:{workers}", *words)
+
+
+def duoka_on(devices: str, *words: str | Path) -> list[str | Path]:
+    """The command for a run on these devices."""
+    return [BIN / "duoka", "run", "--quiet", "--devices", devices, *words]
 
 
 def torchrun(workers: int, *words: str | Path) -> list[str | Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.runs import BIN, ROUNDS, SCRIPTS, duoka, in_turn, output
+from benchmarks.runs import BIN, ROUNDS, SCRIPTS, duoka, in_turn, told
 from benchmarks.table import Row
 
 STEPS = SCRIPTS / "steps.py"
@@ -14,8 +14,8 @@ def measure(quick: bool) -> Iterator[Row]:
     """Microseconds for a step, as the script itself measures them."""
     times = in_turn(
         {
-            "python": lambda: float(output([BIN / "python", STEPS])),
-            "duoka": lambda: float(output(duoka(1, STEPS))),
+            "python": told([BIN / "python", STEPS]),
+            "duoka": told(duoka(1, STEPS)),
         },
         1 if quick else ROUNDS,
         "us",
