@@ -26,7 +26,13 @@ STRATEGIES = {
     "ddp": "every device holds the whole model, and gradients are averaged",
     "dp": "one process computes on several devices; a script asks for it: run.model(net, strategy='dp')",
     "exact": "the same bits on 1, 2, 4, ... devices: batches in a fixed number of shares, sums in a fixed order",
+    "fsdp": "each device holds a part of the model; a script asks for it: run.model(net, strategy='fsdp')",
     "single": "one device computes everything",
+}
+
+_ASKED_IN_SCRIPTS = {
+    "dp": "in a script, run.model(net, strategy='dp', devices=2) computes on several devices in one process",
+    "fsdp": "in a script, run.model(net, strategy='fsdp') shards a model, of which optimizers are made afterwards",
 }
 
 
@@ -159,9 +165,9 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
         names = ("strategy", "shares", "batch_norm", "randomness", "loading")
         unused = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)]
         return "", (f"{', '.join(unused)}: without effect, as the script is left alone",) if unused else ()
-    if options.strategy == "dp":
-        hint = "in a script, run.model(net, strategy='dp', devices=2) computes on several devices in one process"
-        raise OptionError("--strategy", "dp", "auto or ddp, which starts a worker for each device", hint)
+    if options.strategy in _ASKED_IN_SCRIPTS:
+        hint = _ASKED_IN_SCRIPTS[options.strategy]
+        raise OptionError("--strategy", options.strategy, "auto or ddp, which starts a worker for each device", hint)
     if options.strategy == "exact":
         for name, words in (("batch_norm", "local"), ("randomness", "worker")):
             if getattr(options, name) == words:

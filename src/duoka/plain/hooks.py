@@ -9,6 +9,7 @@ from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.plain.session import Session
+from duoka.view.parts import is_torchs
 from duoka.view.site import user_line
 
 
@@ -18,7 +19,7 @@ def install(session: Session) -> None:
     def make_register(original: Callable[..., Any]) -> Callable[..., Any]:
         def register_hook(self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
             if not self.is_leaf:
-                inside = session.boundary.inside
+                inside = None if is_torchs(hook) else session.boundary.inside
                 if inside is not None and inside.cut is not None:
                     raise Refused(
                         f"{user_line()} registers a hook on a tensor inside of a model, which would see this rank's "

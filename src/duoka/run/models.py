@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from duoka.errors import OptionError
 from duoka.plain.session import Session
 from duoka.run.agreement import check_same
+from duoka.view.parts import holds_shards
 from duoka.view.standin import remove_stand_ins
 
 OF_DDP = {
@@ -33,8 +34,8 @@ def check_options(given: Iterable[str]) -> None:
         raise OptionError("run.model", name, "given no such option", hint)
 
 
-def prepare(module: nn.Module, session: Session, device: torch.device) -> None:
-    """Move `module` to `device`, in place, and keep its parameters in step.
+def prepare(module: nn.Module, session: Session, bring: Callable[[nn.Module], None]) -> None:
+    """Bring `module` to where it computes, in place, and keep its parameters in step.
 
     Raises:
         OptionError: it is no module that can be kept in step.
@@ -42,18 +43,27 @@ def prepare(module: nn.Module, session: Session, device: torch.device) -> None:
     """
     _check(module)
     remove_stand_ins(module)
+    check_same(_layout(module), session.ranks, _difference)
+    bring(module)
+    for parameter in module.parameters():
+        session.strategy.adopt(parameter)
+    if session.ranks.world_size > 1:
+        for buffer in module.buffers():
+            session.ranks.broadcast_into(buffer, 0)
+
+
+def move(module: nn.Module, device: torch.device) -> None:
+    """Move `module` to `device`.
+
+    Raises:
+        OptionError: its parameters do not stay the same objects.
+    """
     before = list(module.parameters())
     module.to(device)
     if any(one is not other for one, other in zip(before, module.parameters(), strict=True)):
         hint = "else an optimizer that was made before has the old ones: move it to its device first"
         name = type(module).__name__
         raise OptionError("run.model", name, "given a module whose parameters stay the same when it is moved", hint)
-    check_same(_layout(module), session.ranks, _difference)
-    for parameter in module.parameters():
-        session.strategy.adopt(parameter)
-    if session.ranks.world_size > 1:
-        for buffer in module.buffers():
-            session.ranks.broadcast_into(buffer, 0)
 
 
 def _check(module: Any) -> None:
@@ -66,6 +76,9 @@ def _check(module: Any) -> None:
     if next(module.parameters(), None) is None:
         hint = "a module without parameters is called as it is"
         raise OptionError("run.model", type(module).__name__, "given a module with parameters", hint)
+    if holds_shards(module):
+        hint = "a model is given to run.model once, and is sharded by it"
+        raise OptionError("run.model", type(module).__name__, "given a module that is not sharded yet", hint)
     lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]  # type: ignore[redundant-expr]
     if lazy:
         hint = "call it once on a small example first, so that its parameters get their shapes"

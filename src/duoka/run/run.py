@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -21,13 +22,14 @@ from duoka.origins import Origin
 from duoka.process import this_process
 from duoka.run.agreement import check_same, gather_objects
 from duoka.run.collect import OwnNumbers
-from duoka.run.models import check_options, prepare
+from duoka.run.models import check_options, move, prepare
 from duoka.run.placing import Devices, Placing, check_strategy
 from duoka.run.precision import Precision, check_precision, set_precision
 from duoka.run.progress import Progress
 from duoka.run.reached import DdpOptions
 from duoka.run.scaling import Scale
 from duoka.run.session import ApiSession, open_session, set_exact_threads, settings_with
+from duoka.run.sharding import Sharding
 from duoka.traces import headline
 from duoka.view.batch import BatchTensor, batches_in, gather_all
 from duoka.view.collectives import Collectives
@@ -56,6 +58,7 @@ class Run:
         self._checkpoints: list[Checkpoint] = []
         self._begun = False  # something was made that has a strategy
         self._placing = Placing(session, device, timeout)
+        self._sharding = Sharding(session, device, timeout)
         self._scale: Scale | None = None
 
     @property
@@ -116,14 +119,18 @@ class Run:
         check_strategy(strategy, self.world_size, devices)
         session = self._use(strategy, shares)
         self._begun = True
-        if session.view.own.exact and (strategy == "dp" or precision == "fp16"):
-            given = "strategy='dp'" if strategy == "dp" else "precision='fp16'"
+        if session.view.own.exact and (strategy in ("dp", "fsdp") or precision == "fp16"):
+            given = "precision='fp16'" if precision == "fp16" else f"strategy={strategy!r}"
             raise OptionError("run.model", given, "left out in a run of strategy='exact'", "bf16 can be had")
         options = DdpOptions(find_unused_parameters, static_graph, broadcast_buffers, gradient_as_bucket_view)
         if compile and (strategy == "dp" or precision == "fp16"):
             raise OptionError("compile", True, "left out with strategy='dp' or precision='fp16'", "bf16 compiles")
         on = self._placing.devices(strategy, devices)
-        prepare(module, session, on[0])
+        bring: Callable[[nn.Module], None] = partial(move, device=on[0])
+        if strategy == "fsdp":
+            asked = {"compile": compile, "gradient_as_bucket_view": gradient_as_bucket_view, "precision": precision}
+            bring = self._sharding.sharding(asked)
+        prepare(module, session, bring)
         session.passes.look_at(module, options)
         if gradient_as_bucket_view:
             session.strategy.give_views(module.parameters())
@@ -374,6 +381,7 @@ class Run:
             for saved in self._checkpoints:
                 saved.close(wait=False)
             self._placing.close()
+            self._sharding.close()
             if self._scale is not None:
                 self._scale.close()
             session.strategy.close()

@@ -9,11 +9,12 @@ from duoka.strategies.compress import compression
 from duoka.strategies.ddp import Ddp
 from duoka.strategies.dp import Dp
 from duoka.strategies.exact import Exact
+from duoka.strategies.fsdp import Fsdp
 from duoka.strategies.single import Single
 from duoka.view.collectives import Collectives
 from duoka.view.draws import random_digest
 
-__all__ = ["Ddp", "Dp", "Exact", "Single", "Strategy", "create"]
+__all__ = ["Ddp", "Dp", "Exact", "Fsdp", "Single", "Strategy", "create"]
 
 
 def create(name: str, ranks: Collectives, compress: str = "none", shares: int = 0) -> Strategy:

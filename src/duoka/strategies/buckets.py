@@ -25,6 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from duoka.errors import RanksApart, Refused
 from duoka.strategies.base import Observer, Strategy
 from duoka.view.collectives import Collectives
+from duoka.view.parts import is_sharded
 from duoka.view.site import user_line
 
 when_accumulated = Tensor.register_post_accumulate_grad_hook  # plain scripts are refused it
@@ -68,6 +69,7 @@ class _Pass:
     bucket_of: dict[int, int] = field(default_factory=dict)
     flights: list[_Flight] = field(default_factory=list)
     surprises: set[int] = field(default_factory=set)  # reached but not planned, or again after they had left
+    sharded: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # the sharded ones that were reached
 
 
 class Bucketed(Strategy):
@@ -90,6 +92,7 @@ class Bucketed(Strategy):
         self._held: set[int] = set()  # parameters that are left alone now
         self._behind: set[int] = set()  # those that were, and have been reached meanwhile
         self._observers: list[Observer] = []
+        self._sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters that torch keeps in step
 
     @abstractmethod
     def _watch(self, parameter: Tensor, index: int) -> None:
@@ -115,6 +118,9 @@ class Bucketed(Strategy):
     def adopt(self, parameter: Tensor) -> None:
         if parameter in self._index or not parameter.is_leaf:
             return
+        if is_sharded(parameter):
+            self._adopt_sharded(parameter)
+            return
         if is_lazy(parameter):  # has no values yet
             return
         if not parameter.requires_grad:
@@ -127,6 +133,17 @@ class Bucketed(Strategy):
         self._watched.append(Watched(ref(parameter), parameter.shape, parameter.dtype, parameter.device))
         self._ranks.broadcast_into(parameter, 0)
         self._watch(parameter, index)
+
+    def _adopt_sharded(self, parameter: Tensor) -> None:
+        """torch sees to its gradient (fsdp.py); that a pass reaches it is to be known here."""
+        if parameter in self._sharded or not parameter.requires_grad:
+            return
+        self._sharded[parameter] = None
+        self._hooks.append(when_accumulated(parameter, self._reach_sharded))
+
+    def _reach_sharded(self, parameter: Tensor) -> None:
+        if self._pass is not None:
+            self._pass.sharded[parameter] = None
 
     def _known(self, parameters: Iterable[Tensor]) -> set[int]:
         return {self._index[parameter] for parameter in parameters if parameter in self._index}
@@ -144,6 +161,12 @@ class Bucketed(Strategy):
         return not self._behind.isdisjoint(self._known(parameters))
 
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
+        if is_sharded(leaf):
+            raise Refused(
+                f"{user_line()} registers a hook on a sharded parameter, whose gradient never passes there; change "
+                "its .grad after backward()"
+            )
+
         def whole_hook(grad: Tensor) -> Tensor:
             # Averaging it here makes the average at the end of the pass change nothing.
             whole = self._ranks.all_reduce(grad.detach().clone()) / self._ranks.world_size
@@ -174,9 +197,9 @@ class Bucketed(Strategy):
             plan = self._finish(self._pass)
             if whole:
                 self._plans[site] = plan
-                reached = {index for bucket in plan for index in bucket}
+                reached, sharded = {index for bucket in plan for index in bucket}, self._pass.sharded
                 for observer in self._observers:
-                    observer(lambda parameter: self._index.get(parameter) in reached)
+                    observer(lambda parameter: self._index.get(parameter) in reached or parameter in sharded)
         finally:
             self._pass = None
 

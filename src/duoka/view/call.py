@@ -55,6 +55,18 @@ class Call:
             return self
         return replace(self, leaves=of_share(self.leaves, place), batch=self.batch._shares[place])
 
+    def elsewhere(self, module: nn.Module, device: torch.device) -> Call:
+        """The same call of another module, with its tensors on another device."""
+
+        def moved(leaf: Any) -> Any:
+            if isinstance(leaf, BatchTensor):
+                return BatchTensor(leaf._local.to(device), leaf._spec)
+            return leaf.to(device) if isinstance(leaf, Tensor) else leaf
+
+        leaves = list(map(moved, self.leaves))
+        batch = next((leaf for leaf in leaves if isinstance(leaf, BatchTensor)), None)
+        return replace(self, module=module, leaves=leaves, batch=batch)
+
     def cut(self, view: View, lead: tuple[int, int] | None) -> Cut | None:
         """How the batch of this call is cut; None where it is too small to be shared out."""
         if self.batch is not None:

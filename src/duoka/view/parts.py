@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
@@ -22,13 +24,28 @@ def is_scripted(module: nn.Module) -> bool:
     return any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each rank holds a part of it (torch's DTensor)."""
+    return hasattr(tensor, "device_mesh")
+
+
+def holds_shards(module: nn.Module) -> bool:
+    """Whether any of its parameters is sharded."""
+    return any(map(is_sharded, module.parameters()))
+
+
+def is_torchs(hook: Any) -> bool:
+    """Whether a hook is torch's own."""
+    return (getattr(hook, "__module__", None) or "").startswith("torch.")
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Hooks of the script's own, in the module or its parts: they must see batches, not rows."""
     everywhere = nn.modules.module
     if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks or everywhere._global_backward_hooks:
         return True
     return any(
-        not getattr(hook, "__module__", "").startswith("torch.")
+        not is_torchs(hook)
         for part in module.modules()
         for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
         for hook in hooks.values()

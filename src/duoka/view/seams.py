@@ -19,8 +19,9 @@ from duoka.view.batch import BatchTensor
 from duoka.view.call import Call, Writing, dimension_of, own_part
 from duoka.view.cut import Cut
 from duoka.view.learning import Learned, Learning, Unclear
-from duoka.view.parts import has_batch_norm, has_hooks, is_compiled, is_scripted
+from duoka.view.parts import has_batch_norm, has_hooks, holds_shards, is_compiled, is_scripted
 from duoka.view.site import user_line
+from duoka.view.twins import Twins
 from duoka.view.view import View
 from duoka.view.witness import Mixed, Raised
 
@@ -86,6 +87,7 @@ class Seams:
         reaches_in: Callable[[nn.Module, Learned], bool],
     ) -> None:
         self._view, self._looking, self._reaches_in = view, looking, reaches_in
+        self.twins = Twins(view.own.ranks)
         self._known: WeakKeyDictionary[nn.Module, dict[Any, _Known]] = WeakKeyDictionary()
         self._modes: WeakKeyDictionary[nn.Module, tuple[bool, ...]] = WeakKeyDictionary()
 
@@ -140,12 +142,17 @@ class Seams:
         reached = call.module.training or own.exact  # what it does asks nobody
         if any(map(_is_opaque, call.leaves)) or (reached and is_scripted(call.module)):
             return How.WHOLE
+        if call.module not in self.twins and holds_shards(call.module):
+            return self._around_shards(call.module)
         ranks = own.ranks
+        seen = self.twins.stand_in(call)
         told: Any = None
         found: Found
         if ranks.rank == ranks.world_size - 1:
-            told = (Opened(), "it has hooks") if has_hooks(call.module) else self._look(call.of_share(-1), again)
+            told = (Opened(), "it has hooks") if has_hooks(call.module) else self._look(seen.of_share(-1), again)
         found, reason = ranks.broadcast_object(told, ranks.world_size - 1)
+        if call.module in self.twins:
+            found = self._of_shards(call.module, found, reason)
         if own.exact:
             torch.clear_autocast_cache()  # as on the rank that has looked
         if isinstance(found, Opened):
@@ -162,6 +169,27 @@ class Seams:
             )
         self._view.say(f"{type(call.module).__name__} at {user_line()} runs uncompiled: {why}")
         return replace(found, uncompiled=True)
+
+    def _around_shards(self, module: nn.Module) -> Found:
+        """A module that has a sharded model in it, or is a part of one."""
+        if self.twins.is_part(module):
+            raise Refused(
+                f"{type(module).__name__} at {user_line()} is a part of a model of strategy='fsdp', whose parameters "
+                "come together in calls of the model itself: call that, and let its forward choose the part"
+            )
+        return Opened()
+
+    def _of_shards(self, module: nn.Module, found: Found, reason: str) -> Found:
+        """A sharded model is cut, or computed whole by all ranks alike; torch's hooks must not meet batch tensors."""
+        if isinstance(found, Seam) and found.learned.leaves:
+            found, reason = Opened(), "it uses a tensor that needs a gradient, and is none of its parameters"
+        if not isinstance(found, Opened):
+            return found
+        self._view.say(
+            f"{type(module).__name__} at {user_line()} is computed whole by every rank, as {reason}; with "
+            "strategy='fsdp' a model is shared out that gives an output for each sample (the loss outside of it)"
+        )
+        return How.WHOLE
 
     def _look(self, call: Call, again: bool) -> tuple[Found, str]:
         """Try what may be cut, until the values agree; if none does, why the first did not.
@@ -224,7 +252,7 @@ class Seams:
 
         What it is given are rows already, of which only the sizes tell where they are.
         """
-        ranks = self._view.own.ranks
+        ranks, call = self._view.own.ranks, self.twins.stand_in(call)
         found: Learned | None = None
         if ranks.rank == ranks.world_size - 1:
             found = next(filter(None, (self._met(call, rows, dim) for dim in range(_DIMS))), None)

@@ -1,0 +1,138 @@
+"""`run.model(strategy="fsdp")`: models too large for one device, a part on each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.utils._pytree import tree_leaves
+
+from duoka.errors import OptionError, Refused
+from duoka.process import this_process
+from duoka.run.models import move
+from duoka.run.precision import DTYPES
+from duoka.run.session import ApiSession
+from duoka.strategies.fsdp import Fsdp
+from duoka.view.call import own_part
+from duoka.view.parts import is_compiled, is_sharded
+from duoka.view.site import user_line
+from duoka.view.witness import graph
+
+_ALLOWED = {"precision": ("32", "bf16")}
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+_SHARDED_NODE = "RegisterPostBackwardFunctionBackward"  # torch's, of a sharded part whose inputs ask for gradients
+
+
+class Sharding:
+    """The sharded models of a run. device: this rank's. timeout: seconds that a collective may wait."""
+
+    def __init__(self, session: ApiSession, device: torch.device, timeout: float) -> None:
+        self._session, self._device, self._timeout = session, device, timeout
+        self._made: Fsdp | None = None
+
+    def sharding(self, given: dict[str, Any]) -> Callable[[nn.Module], None]:
+        """What lets each rank hold a part of a module. given: options of `run.model`.
+
+        The same may be asked for on any number of ranks. One alone holds all.
+
+        Raises:
+            OptionError: it cannot be had with these; or, later, the module cannot be sharded.
+        """
+        for name, value in given.items():
+            if value not in _ALLOWED.get(name, (False,)):
+                hint = "bf16 can be had" if name == "precision" else ""
+                raise OptionError(name, value, "left out with strategy='fsdp'", hint)
+        compress = self._session.plan.compress
+        if compress != "none":
+            hint = f"duoka.start was given compress={compress!r}"
+            raise OptionError("strategy", "fsdp", "used where gradients are not compressed", hint)
+        dtype = DTYPES[given["precision"]]
+        return partial(self._shard, dtype=None if dtype == torch.float32 else dtype)
+
+    def _shard(self, module: nn.Module, dtype: torch.dtype | None) -> None:
+        if any(map(is_compiled, module.modules())):
+            raise OptionError("strategy", "fsdp", "used for a model that is not compiled")
+        if self._session.ranks.world_size == 1:
+            move(module, self._device)
+        else:
+            self._fsdp().shard(module, dtype)
+
+    def close(self) -> None:
+        """Put back what was intercepted. torch's group stays: what is sharded can still be saved."""
+        if self._made is not None:
+            self._made.close()
+
+    def _fsdp(self) -> Fsdp:
+        """The strategy, and what it has to see of torch, from the first model on that wants it."""
+        if self._made is None:
+            session = self._session
+            self._made = Fsdp(session.ranks, self._mesh(), self._device, session.boundary.seams.twins)
+            session.patches.replace(torch.autograd, "grad", _refusing_grad)
+            session.patches.replace(torch.autograd, "backward", _refusing_backward)
+        return self._made
+
+    def _mesh(self) -> Any:
+        """All ranks, as torch's fully_shard wants them: over the script's own group, if it has made one."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        distributed, ranks = torch.distributed, self._session.ranks
+        if not distributed.is_initialized():
+            meeting = this_process().meeting
+            assert meeting is not None
+            distributed.init_process_group(
+                _BACKENDS[self._device.type],
+                store=PrefixStore("sharding", meeting.store),
+                rank=ranks.rank,
+                world_size=ranks.world_size,
+                timeout=timedelta(seconds=self._timeout),
+            )
+        elif (distributed.get_rank(), distributed.get_world_size()) != (ranks.rank, ranks.world_size):
+            given = f"rank {distributed.get_rank()} of {distributed.get_world_size()}"
+            raise OptionError("torch.distributed's default group", given, "the ranks of the run, in their order")
+        group = distributed.group.WORLD
+        assert group is not None
+        return DeviceMesh.from_group(group, self._device.type)
+
+
+def _refusing_grad(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.autograd.grad`, for what parameters that come and go allow."""
+
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        of = tree_leaves(inputs)
+        if any(isinstance(one, Tensor) and is_sharded(one) for one in of):
+            raise Refused(
+                f"{user_line()} asks torch.autograd.grad for the gradient of a sharded parameter; loss.backward() "
+                "gives it, in its .grad"
+            )
+        create_graph = kwargs.get("create_graph", args[2] if len(args) > 2 else False)
+        if create_graph and _leads_through_shards(outputs):
+            raise Refused(_TWICE.format(user_line()))
+        return original(outputs, inputs, *args, **kwargs)
+
+    return grad
+
+
+def _refusing_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.autograd.backward`, likewise."""
+
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("create_graph", args[2] if len(args) > 2 else False):
+            raise Refused(_TWICE.format(user_line()))
+        return original(tensors, *args, **kwargs)
+
+    return backward
+
+
+_TWICE = (
+    "{} differentiates twice (create_graph=True) beside a model of strategy='fsdp', whose parameters are gone by "
+    "then; use strategy='auto' for that model"
+)
+
+
+def _leads_through_shards(outputs: Any) -> bool:
+    return any(node.name() == _SHARDED_NODE for node in graph(list(map(own_part, tree_leaves(outputs)))))

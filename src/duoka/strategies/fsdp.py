@@ -1,0 +1,119 @@
+"""Every rank holds a part of the parameters, of their gradients and of what the optimizer keeps of them.
+
+The parts are torch's `fully_shard`: a block's parameters come together before it computes, forwards and backwards,
+and gradients are averaged over ranks and taken apart again as they come. The mean is what `Ddp` gives, so nothing
+else in a run knows the difference.
+
+It stands beside the strategy of a run, which goes on to keep all other parameters in step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from duoka.errors import OptionError, Refused
+from duoka.view.collectives import Collectives
+from duoka.view.parts import is_sharded
+from duoka.view.site import user_line
+from duoka.view.twins import Twins
+
+_LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+class Fsdp:
+    """The sharded models of one run.
+
+    mesh: torch's DeviceMesh of all ranks. device: this rank's. twins: where a model is looked at.
+    """
+
+    def __init__(self, ranks: Collectives, mesh: Any, device: torch.device, twins: Twins) -> None:
+        self._ranks, self._mesh, self._device, self._twins = ranks, mesh, device, twins
+        self._replaced: WeakIdKeyDictionary = WeakIdKeyDictionary()  # the name of whose parameter a tensor was
+        self._hook = register_optimizer_step_pre_hook(self._before_step)
+
+    def shard(self, module: nn.Module, dtype: torch.dtype | None) -> None:
+        """From now on each rank holds a part of `module`: of rank 0's parameters, block by block.
+
+        dtype: in which parameters come together; None: in their own.
+
+        Raises:
+            OptionError: torch does not take it, or it cannot be copied.
+        """
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes seconds
+
+        whole = self._twins.copied(module)
+        name = type(module).__name__
+        policy = MixedPrecisionPolicy(
+            param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32, cast_forward_inputs=False
+        )
+        for part in [*blocks(module), module]:
+            self._bring(part, name)
+            try:
+                fully_shard(part, mesh=self._mesh, reshard_after_forward=True, mp_policy=policy)
+            except (ValueError, NotImplementedError, AssertionError) as error:
+                allowed = f"auto for {name}, which torch does not shard"
+                raise OptionError("strategy", "fsdp", allowed, str(error)) from None
+        self._twins.add(module, whole)
+
+    def close(self) -> None:
+        """Let optimizers be."""
+        self._hook.remove()
+
+    def _bring(self, part: nn.Module, model: str) -> None:
+        """Give what is still whole of a part rank 0's values, on the device: no more than this is whole there."""
+        for name, parameter in part.named_parameters():
+            if not is_sharded(parameter):
+                self._replaced[parameter] = f"{name} of {model}"
+                parameter.data = parameter.data.to(self._device).contiguous()
+                self._ranks.broadcast_into(parameter, 0)
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """An optimizer that was made before the model was sharded would update nothing, and say nothing."""
+        if not self._replaced:  # nobody holds any: the usual case
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter in self._replaced:
+                    raise Refused(
+                        f"the optimizer that steps at {user_line()} was made before run.model(..., strategy='fsdp'), "
+                        f"and holds the old {self._replaced[parameter]}; make it after, of model.parameters()"
+                    )
+
+
+def blocks(module: nn.Module) -> list[nn.Module]:
+    """The parts of a model that come together by themselves; all other parameters do with the model.
+
+    They are the entries of its lists (ModuleList, ModuleDict, Sequential, and such within these) that have
+    parameters, if nothing in them is used elsewhere, too.
+    """
+    users = Counter(_parameters(module))
+    places = Counter(part for _, part in module.named_modules(remove_duplicate=False))
+
+    def stands_alone(entry: nn.Module) -> bool:
+        own = Counter(_parameters(entry))
+        once = all(places[part] == 1 for part in entry.modules())
+        return bool(own) and once and all(users[parameter] == count for parameter, count in own.items())
+
+    return [entry for entry in _entries(module) if stands_alone(entry)]
+
+
+def _entries(module: nn.Module) -> Iterator[nn.Module]:
+    """The entries of the outermost lists."""
+    for child in module.children():
+        if isinstance(module, _LISTS) and not isinstance(child, _LISTS):
+            yield child
+        else:
+            yield from _entries(child)
+
+
+def _parameters(module: nn.Module) -> Iterator[int]:
+    """Each parameter of each part, by its identity; tied ones come several times."""
+    return (id(parameter) for part in module.modules() for parameter in part.parameters(recurse=False))

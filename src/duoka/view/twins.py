@@ -1,0 +1,113 @@
+"""Models that no rank can run alone, as their parameters are sharded, are looked at by a twin.
+
+A twin is a whole copy on the CPU of the rank that looks. Before each look it gets the model's weights, buffers, modes
+and plain attributes as they are then; that is the one thing for which the ranks meet.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+import torch
+from torch import nn
+
+from duoka.errors import OptionError, Refused
+from duoka.view.call import Call
+from duoka.view.collectives import Collectives
+from duoka.view.parts import is_sharded
+from duoka.view.site import user_line
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class _Twin:
+    """whole: the copy, on the rank that looks. made_of: what the model was made of, to see whether it still is."""
+
+    whole: nn.Module | None
+    made_of: list[str]
+
+
+class Twins:
+    """The twins of one run's sharded models. Every call is made by all ranks, in the same order."""
+
+    def __init__(self, ranks: Collectives) -> None:
+        self._ranks, self._looks = ranks, ranks.rank == ranks.world_size - 1
+        self._twins: WeakKeyDictionary[nn.Module, _Twin] = WeakKeyDictionary()
+        self._models: WeakKeyDictionary[nn.Module, ReferenceType[nn.Module]] = WeakKeyDictionary()  # of each part
+
+    def copied(self, module: nn.Module) -> nn.Module | None:
+        """A copy of a model that is about to be sharded, on the rank that looks.
+
+        Raises:
+            OptionError: it cannot be copied; on every rank.
+        """
+        whole, failed = None, ""
+        if self._looks:
+            try:
+                whole = copy.deepcopy(module).to(_CPU)
+            except Exception as error:
+                failed = f"{type(error).__name__}: {error}"
+        if failed := self._ranks.broadcast_object(failed, self._ranks.world_size - 1):
+            name = type(module).__name__
+            raise OptionError("strategy", "fsdp", f"used for a model that can be copied, and {name} cannot", failed)
+        return whole
+
+    def add(self, module: nn.Module, whole: nn.Module | None) -> None:
+        """From now on `module`, which is sharded, is looked at by its copy."""
+        self._twins[module] = _Twin(whole, _made_of(module))
+        model = ref(module)
+        for part in module.modules():
+            self._models[part] = model
+
+    def __contains__(self, module: nn.Module) -> bool:
+        return module in self._twins
+
+    def is_part(self, module: nn.Module) -> bool:
+        """Whether it belongs to a sharded model, and is not that model."""
+        return module in self._models and module not in self._twins
+
+    def stand_in(self, call: Call) -> Call:
+        """A call of a sharded model, or a part of one, as it is to be looked at; any other call as it is.
+
+        Raises:
+            Refused: the model is made of other parts than when it was sharded.
+        """
+        model = self._models[call.module]() if call.module in self._models else None
+        if model is None:
+            return call
+        twin = self._twins[model]
+        if _made_of(model) != twin.made_of:
+            raise Refused(
+                f"the parts of {type(model).__name__} were changed after run.model(..., strategy='fsdp'), as "
+                f"{user_line()} finds; change them before"
+            )
+        part = next(name for name, part in model.named_modules() if part is call.module)
+        whole = None if twin.whole is None else twin.whole.get_submodule(part)
+        for name, parameter in call.module.named_parameters():
+            value = parameter.full_tensor() if is_sharded(parameter) else parameter  # type: ignore[attr-defined]
+            if whole is not None:
+                own = whole.get_parameter(name)
+                own.data.copy_(value.detach())
+                own.requires_grad_(parameter.requires_grad)
+        if whole is None:
+            return call
+        for one, other in zip(call.module.modules(), whole.modules(), strict=True):
+            _bring_up_to_date(other, one)
+        return call.elsewhere(whole, _CPU)
+
+
+def _made_of(module: nn.Module) -> list[str]:
+    parts = [f"{name} {type(part).__qualname__}" for name, part in module.named_modules(remove_duplicate=False)]
+    parameters = module.named_parameters(remove_duplicate=False)
+    return parts + [f"{name} {tuple(parameter.shape)}" for name, parameter in parameters]
+
+
+def _bring_up_to_date(twin: nn.Module, part: nn.Module) -> None:
+    """Give a part of a twin what may have changed, but for the parameters."""
+    twin.__dict__.update({name: value for name, value in part.__dict__.items() if isinstance(value, _PLAIN)})
+    for name, buffer in part._buffers.items():
+        twin._buffers[name] = None if buffer is None else buffer.detach().to(_CPU, copy=True)
