@@ -115,8 +115,14 @@ def plain_names(model: nn.Module) -> dict[str, str]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor, gathered; every other as it is. All ranks must call this."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    """A sharded tensor, gathered, on the CPU of rank 0 and without values elsewhere; every other as it is.
+
+    All ranks must call this. It takes the room of one tensor on each device: that of all may not be there.
+    """
+    if not hasattr(tensor, "full_tensor"):
+        return tensor
+    gathered: Tensor = tensor.full_tensor().detach()
+    return gathered.to("meta" if torch.distributed.get_rank() else "cpu")
 
 
 def _wrapped(model: nn.Module | Mapping[str, Any]) -> set[str]:

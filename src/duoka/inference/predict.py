@@ -25,6 +25,7 @@ from duoka.options import one_of
 from duoka.picking import Picked
 from duoka.picking import devices as pick_devices
 from duoka.process import this_process
+from duoka.view.parts import holds_shards
 
 OnError = Literal["raise", "collect"]
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -78,6 +79,9 @@ def predict(
     """
     if not isinstance(model, nn.Module):
         raise OptionError("model", type(model).__name__, "a torch.nn.Module")
+    if holds_shards(model):
+        hint = "call it on the batches of a run.loader, or save it and load it into a model that is whole"
+        raise OptionError("model", f"a sharded {type(model).__name__}", "a model that each process holds whole", hint)
     one_of("precision", precision, PRECISIONS)
     one_of("outputs", outputs, ("cpu", "device"))
     one_of("on_error", on_error, get_args(OnError))

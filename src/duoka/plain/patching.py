@@ -30,7 +30,8 @@ class Patches:
 
     def put(self, space: Any, name: str, value: Any) -> None:
         """Put `value` where `space.name` is."""
-        self._undo.append((space, name, getattr(space, name)))
+        as_defined = getattr(space, "__dict__", {})  # read from a class, a classmethod would be bound to that class
+        self._undo.append((space, name, as_defined[name] if name in as_defined else getattr(space, name)))
         setattr(space, name, value)
 
     @contextmanager

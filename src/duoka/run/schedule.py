@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau, S
 from duoka.errors import OptionError
 from duoka.options import one_of
 from duoka.process import this_process
+from duoka.view.parts import is_sharded
 
 Rule = Literal["linear", "sqrt"]
 
@@ -61,6 +62,8 @@ def clip_grad_norm_(
 ) -> Tensor:
     """`torch.nn.utils.clip_grad_norm_`: gradients are the whole batch's on every rank, so it is right as it is.
 
+    Sharded and other gradients may come together, and the norm is a plain tensor; all ranks call it then.
+
     Raises:
         OptionError: a gradient is this rank's own, as it was held by `run.no_sync` or belongs to a piece.
     """
@@ -69,4 +72,27 @@ def clip_grad_norm_(
     if run is not None and run.has_held(listed):
         hint = "clip after the first backward pass outside of no_sync, or the last piece"
         raise OptionError("clip_grad_norm_", "gradients held by no_sync", "given gradients of the whole batch", hint)
+    if any(parameter.grad is not None and is_sharded(parameter.grad) for parameter in listed):
+        return _clip_shards([p.grad for p in listed if p.grad is not None], max_norm, norm_type, **how)
     return torch.nn.utils.clip_grad_norm_(listed, max_norm, norm_type, **how)
+
+
+@torch.no_grad()
+def _clip_shards(
+    grads: list[Any],
+    max_norm: float,
+    norm_type: float,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """The same for gradients of which some are sharded: torch's own takes those of one kind."""
+    norms = []
+    for kind in (True, False):
+        if alike := [grad for grad in grads if is_sharded(grad) == kind]:
+            norm: Any = torch.nn.utils.get_total_norm(alike, norm_type, error_if_nonfinite, foreach)
+            norms.append(norm.full_tensor() if kind else norm)
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
+    for grad in grads:
+        (grad.to_local() if is_sharded(grad) else grad).mul_(scale)
+    return total

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -77,6 +77,11 @@ class Fsdp:
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         """An optimizer that was made before the model was sharded would update nothing, and say nothing."""
+        if isinstance(optimizer, LBFGS) and any(map(is_sharded, optimizer.param_groups[0]["params"])):
+            raise Refused(
+                f"LBFGS at {user_line()} makes one vector of all parameters, which no rank has with strategy='fsdp'; "
+                "use another optimizer, or another strategy"
+            )
         if not self._replaced:  # nobody holds any: the usual case
             return
         for group in optimizer.param_groups:

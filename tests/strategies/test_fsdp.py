@@ -1,0 +1,586 @@
+"""Sharded models: one device's numbers, a part of the memory, and one clear error where they cannot be had.
+
+What a loop does with gradients is in test_conformance.py.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.fsdp  # before ranks are forked, as it takes seconds
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import duoka
+from duoka.errors import OptionError, Refused
+from duoka.strategies.fsdp import blocks
+from tests.run.ranks import on_ranks
+from tests.strategies.test_conformance import gradients, leaves, weights
+
+DATA = torch.Generator().manual_seed(5)
+IMAGES, LABELS = torch.randn(29, 3, 6, 6, generator=DATA), torch.randint(0, 4, (29,), generator=DATA)
+TOKENS = torch.randint(0, 11, (29, 5), generator=DATA)
+ROWS = torch.randn(29, 6, generator=DATA)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 4))
+
+
+def cnn() -> nn.Module:
+    body = [nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Dropout2d(0.2), nn.Flatten()]
+    return nn.Sequential(*body, nn.Linear(80, 4))
+
+
+class Transformer(nn.Module):
+    """With tied weights, and a parameter that is nobody's module's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.positions = nn.Parameter(torch.zeros(5, 8))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 12, dropout=0.1, batch_first=True) for _ in range(2)
+        )
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = F.dropout(self.embedding(tokens) + self.positions, 0.1, self.training)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).mean(1)
+
+
+def inputs(model: nn.Module) -> Tensor:
+    first = next(part for part in model.modules() if next(part.parameters(recurse=False), None) is not None)
+    return {nn.Conv2d: IMAGES, nn.Linear: ROWS}.get(type(first), TOKENS)
+
+
+def trained(run: duoka.Run, make: Callable[[], nn.Module], strategy: str, **how: Any) -> Any:
+    """The losses of two epochs with Adam, the accuracy that comes of it, and the weights."""
+    model = make()
+    data = (inputs(model), LABELS)
+    model = run.model(model, strategy=strategy, **how)
+    # eps: a bias of keys has no gradient but rounding's, which Adam makes steps of
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-4)
+    losses = []
+    for _ in range(2):
+        for x, y in run.loader(data, batch_size=9, shuffle=True):
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            duoka.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.item())
+    model.eval()
+    with torch.no_grad():
+        right = [(model(x).argmax(1) == y).sum().item() for x, y in run.loader(data, batch_size=9)]
+    return losses, right, weights(model)
+
+
+@pytest.mark.parametrize("make", [mlp, cnn, Transformer])
+def test_training_is_as_on_one_device(make: Callable[[], nn.Module]) -> None:
+    (expected,) = on_ranks(1, lambda run: trained(run, make, "auto"))
+    for ranks in (1, 2, 3):
+        for found in on_ranks(ranks, lambda run: trained(run, make, "fsdp")):
+            assert leaves(found) == pytest.approx(leaves(expected), rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("how", [{"randomness": "worker"}, {"batch_norm": "local"}])
+def test_options_of_the_run_hold(how: dict[str, Any]) -> None:
+    ddp = on_ranks(2, lambda run: trained(run, cnn, "auto"), **how)
+    fsdp = on_ranks(2, lambda run: trained(run, cnn, "fsdp"), **how)
+    assert leaves(fsdp) == pytest.approx(leaves(ddp), rel=1e-5, abs=1e-5)
+
+
+def test_bf16_is_near_to_one_device_s() -> None:
+    (expected,) = on_ranks(1, lambda run: trained(run, Transformer, "auto", precision="bf16"))
+
+    def work(run: duoka.Run) -> Any:
+        seen = set[Any]()
+        nn.Linear.forward = _seeing(nn.Linear.forward, seen)  # type: ignore[method-assign]
+        found = trained(run, Transformer, "fsdp", precision="bf16")
+        return found, seen
+
+    for found, seen in on_ranks(2, work):
+        assert leaves(found[0]) == pytest.approx(leaves(expected[0]), rel=3e-2)
+        assert torch.bfloat16 in seen  # weights come together in 16 bits
+        assert found[0] != expected[0]
+
+
+def _seeing(forward: Callable[..., Tensor], seen: set[Any]) -> Callable[..., Tensor]:
+    def see(self: nn.Linear, x: Tensor) -> Tensor:
+        seen.add(self.weight.dtype)
+        return forward(self, x)
+
+    return see
+
+
+def test_each_rank_holds_its_part() -> None:
+    def work(run: duoka.Run) -> Any:
+        model = Transformer()
+        sizes = [parameter.numel() for parameter in model.parameters()]
+        old = [weakref.ref(parameter) for parameter in model.parameters()]
+        run.model(model, strategy="fsdp")
+        optimizer = torch.optim.Adam(model.parameters())
+        x, y = next(iter(run.loader((TOKENS, LABELS), 9)))
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        parts = [parameter.to_local().numel() for parameter in model.parameters()]
+        grads = [parameter.grad.to_local().numel() for parameter in model.parameters()]
+        state = [
+            value.to_local().numel() for kept in optimizer.state.values() for value in kept.values() if value.dim()
+        ]
+        return sum(sizes), sum(parts), sum(grads), sum(state), [one for one in old if one() is not None]
+
+    for size, parts, grads, state, still_whole in on_ranks(2, work):
+        assert not still_whole
+        assert parts == pytest.approx(size / 2, rel=0.1)
+        assert grads == parts
+        assert state == 2 * parts
+
+
+# --- which parts come together
+
+
+def paths(module: nn.Module) -> list[str]:
+    names = {part: name for name, part in module.named_modules()}
+    return [names[block] for block in blocks(module)]
+
+
+def test_blocks_are_the_entries_of_the_outermost_lists() -> None:
+    assert paths(Transformer()) == ["blocks.0", "blocks.1"]
+    assert paths(mlp()) == ["0", "3"]
+    nested = nn.Sequential(nn.Sequential(mlp(), nn.ReLU()), nn.ModuleDict({"a": nn.Linear(1, 1)}))
+    assert paths(nested) == ["0.0.0", "0.0.3", "1.a"]
+    assert paths(nn.Linear(1, 1)) == []
+
+
+def test_blocks_share_nothing() -> None:
+    tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    tied[1].weight = tied[0].weight
+    assert paths(tied) == ["2"]
+    again = nn.Linear(3, 3)
+    assert paths(nn.Sequential(again, nn.ReLU(), again)) == []
+
+
+def test_a_layer_that_is_used_several_times() -> None:
+    class Repeated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.Linear(6, 6)
+            self.layers = nn.ModuleList([layer, layer, nn.Linear(6, 4)])
+            self.layers[2].bias = nn.Parameter(torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers[2](self.layers[1](self.layers[0](x).tanh()).tanh())
+
+    def work(run: duoka.Run, strategy: str) -> Any:
+        model = run.model(Repeated(), strategy=strategy)
+        for x, y in run.loader((ROWS, LABELS), 9):  # several calls before each backward pass
+            (F.cross_entropy(model(x), y) + F.cross_entropy(model(-x), y)).backward()
+        return gradients(model)
+
+    (expected,) = on_ranks(1, lambda run: work(run, "auto"))
+    for found in on_ranks(2, lambda run: work(run, "fsdp")):
+        assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-6)
+
+
+# --- beside other things of a run
+
+
+def test_one_model_is_sharded_and_another_is_not() -> None:
+    def work(run: duoka.Run, strategy: str) -> Any:
+        generator = run.model(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 6)), strategy=strategy)
+        critic = run.model(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)))
+        of_generator = torch.optim.Adam(generator.parameters(), lr=0.01)
+        of_critic = torch.optim.Adam(critic.parameters(), lr=0.01)
+        norms = []
+        for x, _ in run.loader((ROWS, LABELS), 9):
+            fake = generator(run.batch(torch.randn(len(x), 3)))
+            of_critic.zero_grad()
+            (slope,) = torch.autograd.grad(critic(x.requires_grad_()).sum(), x, create_graph=True)
+            loss = critic(fake.detach()).mean() - critic(x).mean() + (slope.norm(dim=1) - 1).square().mean()
+            loss.backward()
+            of_critic.step()
+            of_generator.zero_grad()
+            (-critic(fake).mean()).backward()
+            both = [*generator.parameters(), *critic.parameters()]
+            norms.append(
+                [duoka.clip_grad_norm_(both, 0.5).item(), duoka.clip_grad_norm_(both, 0.4, torch.inf).item()]
+            )
+            of_generator.step()
+        return norms, weights(generator, critic)
+
+    (expected,) = on_ranks(1, lambda run: work(run, "auto"))
+    for found in on_ranks(2, lambda run: work(run, "fsdp")):
+        assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("how", [{"accumulate": 3}, {"view": "local"}])
+def test_the_loader_s_options(how: dict[str, Any]) -> None:
+    def work(run: duoka.Run, strategy: str) -> Any:
+        model = run.model(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)), strategy=strategy)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for batch in run.loader((ROWS, LABELS), 9, **how):
+            optimizer.zero_grad()
+            pieces = batch if "accumulate" in how else [batch]
+            for x, y in pieces:
+                loss = F.cross_entropy(model(x), y, reduction="sum" if "accumulate" in how else "mean")
+                loss.backward()
+            optimizer.step()
+        return weights(model)
+
+    (expected,) = on_ranks(1, lambda run: work(run, "auto"))
+    for found in on_ranks(2, lambda run: work(run, "fsdp")):
+        assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-5)
+
+
+def test_what_a_pass_leaves_out_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = nn.Linear(6, 4), nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    def work(run: duoka.Run, **how: Any) -> None:
+        model = run.model(Spare(), strategy="fsdp", **how)
+        for x, y in run.loader((ROWS, LABELS), 9):
+            F.cross_entropy(model(x), y).backward()
+
+    on_ranks(2, work)
+    assert "for spare (Linear): weight, bias" in capfd.readouterr().err
+    with pytest.raises(Refused, match="spare"):
+        on_ranks(2, lambda run: work(run, find_unused_parameters=False))
+
+
+def test_the_loss_next_to_the_model() -> None:
+    def work(run: duoka.Run, strategy: str) -> Any:
+        model = run.model(mlp(), strategy=strategy)
+        losses = run.loss(model, nn.CrossEntropyLoss(reduction="none"))
+        x, y = next(iter(run.loader((ROWS, LABELS), 9)))
+        loss = losses(x, y).mean()
+        loss.backward()
+        return loss.item(), gradients(model)
+
+    (expected,) = on_ranks(1, lambda run: work(run, "auto"))
+    for found in on_ranks(2, lambda run: work(run, "fsdp")):
+        assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-6)
+
+
+# --- what is looked at
+
+
+class Scaled(nn.Module):
+    """Goes another way by what it has: an attribute, a buffer, a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(6, 4), nn.Dropout(0.5)
+        self.gate = nn.Parameter(torch.zeros(1))
+        self.register_buffer("seen", torch.zeros(()))
+        self.late = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        if self.late or self.seen > 1 or self.gate > 1:
+            x = self.drop(x)
+        return x
+
+
+@pytest.mark.parametrize("change", ["attribute", "buffer", "weight"])
+def test_a_look_sees_the_model_as_it_is(change: str) -> None:
+    """Else what it draws would be unknown, and an error."""
+
+    def work(run: duoka.Run, strategy: str) -> Any:
+        model = run.model(Scaled(), strategy=strategy)
+        found = []
+        for number, (x, y) in enumerate(run.loader((ROWS, LABELS), 9)):
+            if number == 1:  # the second call is looked at again
+                model.late = change == "attribute"
+                model.seen.fill_(2.0 * (change == "buffer"))
+                with torch.no_grad():
+                    model.gate.fill_(2.0 * (change == "weight"))
+            found.append(F.cross_entropy(model(x), y).item())
+        return found
+
+    (expected,) = on_ranks(1, lambda run: work(run, "auto"))
+    for found in on_ranks(2, lambda run: work(run, "fsdp")):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_layers_that_are_skipped_at_random() -> None:
+    class Skipping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3)) for _ in range(4))
+            self.head = nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                if torch.rand(()).item() < 0.5:
+                    x = x + block(x)
+            return self.head(x)
+
+    (expected,) = on_ranks(1, lambda run: trained(run, Skipping, "auto"))
+    for found in on_ranks(2, lambda run: trained(run, Skipping, "fsdp")):
+        assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-5)
+
+
+def test_a_model_whose_samples_meet_is_computed_whole_and_that_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 4))
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(self.net(x), y)
+
+    def work(run: duoka.Run, strategy: str) -> Any:
+        model = run.model(WithLoss(), strategy=strategy)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        losses = []
+        for x, y in run.loader((ROWS, LABELS), 9):
+            loss = model(x, y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses, weights(model)
+
+    (expected,) = on_ranks(1, lambda run: work(run, "auto"))
+    for found in on_ranks(2, lambda run: work(run, "fsdp")):
+        assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-5)
+    assert "is computed whole by every rank, as it gives a result of the batch as a whole" in capfd.readouterr().err
+
+
+# --- checkpoints and weights
+
+
+def saved_run(run: duoka.Run, directory: Path, strategy: str, epochs: int) -> Any:
+    model = run.model(Transformer(), strategy=strategy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    train = run.loader((TOKENS, LABELS), 9, shuffle=True)
+    saved = run.checkpoint(directory, model=model, optimizer=optimizer, loader=train)
+    losses = []
+    for _ in saved.epochs(epochs):
+        for x, y in train:
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+def test_checkpoints_go_on_whole_and_in_other_parts(tmp_path: Path) -> None:
+    (expected,) = on_ranks(1, lambda run: saved_run(run, tmp_path / "whole", "auto", 4))
+    found = []
+    for ranks, strategy, epochs in ((2, "fsdp", 1), (3, "fsdp", 2), (1, "auto", 3), (2, "fsdp", 4)):
+        found += on_ranks(ranks, lambda run: saved_run(run, tmp_path / "parts", strategy, epochs))[0]  # noqa: B023
+    assert found == pytest.approx(expected, rel=1e-4)
+    (newest, *_) = sorted((tmp_path / "parts").glob("step-*"), reverse=True)
+    (other, *_) = sorted((tmp_path / "whole").glob("step-*"), reverse=True)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        one, two = load_file(newest / file), load_file(other / file)
+        assert {name: value.shape for name, value in one.items()} == {name: v.shape for name, v in two.items()}
+
+
+def test_weights_are_saved_whole_and_loaded_in_parts(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+
+    def save(run: duoka.Run) -> Any:
+        model = run.model(Transformer(), strategy="fsdp")
+        found = weights(model)
+        run.close()
+        duoka.save_weights(model, path)  # after the run, too
+        return found
+
+    def load(run: duoka.Run) -> Any:
+        model = run.model(Transformer(), strategy="fsdp")
+        for parameter in model.parameters():
+            with torch.no_grad():
+                parameter.zero_()
+        assert duoka.load_weights(model, path).loaded
+        return weights(model)
+
+    expected = on_ranks(2, save)[0]
+    assert on_ranks(3, load) == [expected] * 3
+    whole = Transformer()
+    duoka.load_weights(whole, path)
+    assert weights(whole) == expected
+    assert set(load_file(path)) <= set(whole.state_dict())
+
+
+# --- what cannot be
+
+
+def refused(work: Callable[[duoka.Run], Any], error: type[Exception], text: str, **how: Any) -> None:
+    with pytest.raises(error, match=text):
+        on_ranks(2, work, **how)
+
+
+def test_an_optimizer_that_was_made_before_is_an_error_at_its_first_step() -> None:
+    def work(run: duoka.Run) -> None:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.model(model, strategy="fsdp")
+        x, y = next(iter(run.loader((ROWS, LABELS), 9)))
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    refused(work, Refused, r"was made before run.model.*old .*weight of Sequential; make it after")
+    on_ranks(1, work)
+
+
+def test_the_end_of_the_run_lets_optimizers_be() -> None:
+    def work(run: duoka.Run) -> float:
+        model = mlp()
+        old = list(model.parameters())
+        run.model(model, strategy="fsdp")
+        run.close()
+        optimizer = torch.optim.SGD(old, lr=1.0)
+        old[0].grad = torch.ones_like(old[0])
+        before = old[0][0, 0].item()
+        optimizer.step()
+        return before - old[0][0, 0].item()
+
+    assert on_ranks(2, work) == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ({"precision": "fp16"}, "precision must be left out with strategy='fsdp'.*bf16 can be had"),
+        ({"compile": True}, "compile must be left out with strategy='fsdp'"),
+        ({"gradient_as_bucket_view": True}, "gradient_as_bucket_view must be left out"),
+        ({"devices": 2}, "devices must be given with strategy='dp' only"),
+        ({"shares": 4}, "shares must be given with strategy='exact'"),
+    ],
+)
+def test_options_that_cannot_be_had(ranks: int, how: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        on_ranks(ranks, lambda run: run.model(mlp(), strategy="fsdp", **how))
+
+
+def test_runs_that_cannot_have_it() -> None:
+    refused(lambda run: run.model(mlp(), strategy="fsdp"), OptionError, "compress='bf16'", compress="bf16")
+
+    def exact(run: duoka.Run) -> None:
+        run.model(mlp(), strategy="exact")
+        run.model(mlp(), strategy="fsdp")
+
+    refused(exact, OptionError, "strategy='fsdp'")
+
+
+class Uncopied(nn.Linear):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("holds a socket")
+
+
+def scalar() -> nn.Module:
+    model = nn.Linear(6, 4)
+    model.scale = nn.Parameter(torch.tensor(1.0))
+    return model
+
+
+def compiled() -> nn.Module:
+    model = nn.Linear(6, 4)
+    model.compile()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Uncopied(6, 4), "can be copied, and Uncopied cannot.*TypeError: holds a socket"),
+        (scalar, "torch does not shard.*Change scale to a 1D tensor"),
+        (compiled, "not compiled"),
+        (lambda: nn.ModuleList([nn.Linear(1, 1)]), "torch does not shard.*do not implement forward"),
+    ],
+)
+def test_models_that_cannot_be_sharded(make: Callable[[], nn.Module], text: str) -> None:
+    refused(lambda run: run.model(make(), strategy="fsdp"), OptionError, text)
+
+
+def test_a_model_is_sharded_once() -> None:
+    def work(run: duoka.Run) -> None:
+        run.model(run.model(mlp(), strategy="fsdp"))
+
+    refused(work, OptionError, "not sharded yet")
+
+
+def test_other_ways_to_call_it_are_refused() -> None:
+    def part(run: duoka.Run) -> None:
+        model = run.model(mlp(), strategy="fsdp")
+        for x, _ in run.loader((ROWS, LABELS), 9):
+            model[0](x)
+
+    refused(part, Refused, "Linear at .* is a part of a model of strategy='fsdp'")
+
+    def changed(run: duoka.Run) -> None:
+        model = run.model(Scaled(), strategy="fsdp")
+        model.drop = nn.Identity()
+        for x, _ in run.loader((ROWS, LABELS), 9):
+            model(x)
+
+    refused(changed, Refused, "the parts of .*Scaled were changed after run.model")
+
+    def predicted(run: duoka.Run) -> None:
+        duoka.predict(run.model(mlp(), strategy="fsdp"), ROWS)
+
+    refused(predicted, OptionError, "a model that each process holds whole")
+
+    def twice(run: duoka.Run) -> None:
+        model = run.model(nn.Linear(6, 4), strategy="fsdp")
+        for x, _ in run.loader((ROWS, LABELS), 9):
+            model(x).sum().backward(create_graph=True)
+
+    refused(twice, Refused, "differentiates twice")
+
+
+def test_an_error_of_the_model_is_raised_as_it_is() -> None:
+    class Failing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 4)
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls > 2:
+                raise RuntimeError("the third call")
+            return self.layer(x)
+
+    def work(run: duoka.Run) -> None:
+        model = run.model(Failing(), strategy="fsdp")
+        for x, _ in run.loader((ROWS, LABELS), 5):
+            model(x)
+
+    refused(work, RuntimeError, "the third call")
+
+
+def test_torch_s_own_group_is_used_where_there_is_one() -> None:
+    def work(run: duoka.Run) -> Any:
+        store = torch.distributed.FileStore(run.gather_objects(name)[0], 2)
+        torch.distributed.init_process_group("gloo", store=store, rank=run.rank, world_size=2)
+        group = torch.distributed.group.WORLD
+        found = trained(run, mlp, "fsdp")
+        return found, torch.distributed.group.WORLD is group
+
+    with tempfile.TemporaryDirectory() as folder:
+        name = f"{folder}/store"
+        found, other = on_ranks(2, work)
+    assert found == other
+    assert found[1]
