@@ -5,7 +5,6 @@ What a loop does with gradients is in test_conformance.py.
 
 from __future__ import annotations
 
-import tempfile
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -278,92 +277,6 @@ def test_the_loss_next_to_the_model() -> None:
         assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-6)
 
 
-# --- what is looked at
-
-
-class Scaled(nn.Module):
-    """Goes another way by what it has: an attribute, a buffer, a weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.drop = nn.Linear(6, 4), nn.Dropout(0.5)
-        self.gate = nn.Parameter(torch.zeros(1))
-        self.register_buffer("seen", torch.zeros(()))
-        self.late = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.layer(x)
-        if self.late or self.seen > 1 or self.gate > 1:
-            x = self.drop(x)
-        return x
-
-
-@pytest.mark.parametrize("change", ["attribute", "buffer", "weight"])
-def test_a_look_sees_the_model_as_it_is(change: str) -> None:
-    """Else what it draws would be unknown, and an error."""
-
-    def work(run: duoka.Run, strategy: str) -> Any:
-        model = run.model(Scaled(), strategy=strategy)
-        found = []
-        for number, (x, y) in enumerate(run.loader((ROWS, LABELS), 9)):
-            if number == 1:  # the second call is looked at again
-                model.late = change == "attribute"
-                model.seen.fill_(2.0 * (change == "buffer"))
-                with torch.no_grad():
-                    model.gate.fill_(2.0 * (change == "weight"))
-            found.append(F.cross_entropy(model(x), y).item())
-        return found
-
-    (expected,) = on_ranks(1, lambda run: work(run, "auto"))
-    for found in on_ranks(2, lambda run: work(run, "fsdp")):
-        assert found == pytest.approx(expected, rel=1e-5)
-
-
-def test_layers_that_are_skipped_at_random() -> None:
-    class Skipping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3)) for _ in range(4))
-            self.head = nn.Linear(6, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            for block in self.blocks:
-                if torch.rand(()).item() < 0.5:
-                    x = x + block(x)
-            return self.head(x)
-
-    (expected,) = on_ranks(1, lambda run: trained(run, Skipping, "auto"))
-    for found in on_ranks(2, lambda run: trained(run, Skipping, "fsdp")):
-        assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-5)
-
-
-def test_a_model_whose_samples_meet_is_computed_whole_and_that_is_said(capfd: pytest.CaptureFixture[str]) -> None:
-    class WithLoss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 4))
-
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(self.net(x), y)
-
-    def work(run: duoka.Run, strategy: str) -> Any:
-        model = run.model(WithLoss(), strategy=strategy)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        losses = []
-        for x, y in run.loader((ROWS, LABELS), 9):
-            loss = model(x, y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        return losses, weights(model)
-
-    (expected,) = on_ranks(1, lambda run: work(run, "auto"))
-    for found in on_ranks(2, lambda run: work(run, "fsdp")):
-        assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-5)
-    assert "is computed whole by every rank, as it gives a result of the batch as a whole" in capfd.readouterr().err
-
-
 # --- checkpoints and weights
 
 
@@ -458,32 +371,6 @@ def test_the_end_of_the_run_lets_optimizers_be() -> None:
     assert on_ranks(2, work) == pytest.approx([1.0, 1.0])
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize(
-    ("how", "text"),
-    [
-        ({"precision": "fp16"}, "precision must be left out with strategy='fsdp'.*bf16 can be had"),
-        ({"compile": True}, "compile must be left out with strategy='fsdp'"),
-        ({"gradient_as_bucket_view": True}, "gradient_as_bucket_view must be left out"),
-        ({"devices": 2}, "devices must be given with strategy='dp' only"),
-        ({"shares": 4}, "shares must be given with strategy='exact'"),
-    ],
-)
-def test_options_that_cannot_be_had(ranks: int, how: dict[str, Any], text: str) -> None:
-    with pytest.raises(OptionError, match=text):
-        on_ranks(ranks, lambda run: run.model(mlp(), strategy="fsdp", **how))
-
-
-def test_runs_that_cannot_have_it() -> None:
-    refused(lambda run: run.model(mlp(), strategy="fsdp"), OptionError, "compress='bf16'", compress="bf16")
-
-    def exact(run: duoka.Run) -> None:
-        run.model(mlp(), strategy="exact")
-        run.model(mlp(), strategy="fsdp")
-
-    refused(exact, OptionError, "strategy='fsdp'")
-
-
 class Uncopied(nn.Linear):
     def __deepcopy__(self, memo: Any) -> Any:
         raise TypeError("holds a socket")
@@ -514,42 +401,6 @@ def test_models_that_cannot_be_sharded(make: Callable[[], nn.Module], text: str)
     refused(lambda run: run.model(make(), strategy="fsdp"), OptionError, text)
 
 
-def test_a_model_is_sharded_once() -> None:
-    def work(run: duoka.Run) -> None:
-        run.model(run.model(mlp(), strategy="fsdp"))
-
-    refused(work, OptionError, "not sharded yet")
-
-
-def test_other_ways_to_call_it_are_refused() -> None:
-    def part(run: duoka.Run) -> None:
-        model = run.model(mlp(), strategy="fsdp")
-        for x, _ in run.loader((ROWS, LABELS), 9):
-            model[0](x)
-
-    refused(part, Refused, "Linear at .* is a part of a model of strategy='fsdp'")
-
-    def changed(run: duoka.Run) -> None:
-        model = run.model(Scaled(), strategy="fsdp")
-        model.drop = nn.Identity()
-        for x, _ in run.loader((ROWS, LABELS), 9):
-            model(x)
-
-    refused(changed, Refused, "the parts of .*Scaled were changed after run.model")
-
-    def predicted(run: duoka.Run) -> None:
-        duoka.predict(run.model(mlp(), strategy="fsdp"), ROWS)
-
-    refused(predicted, OptionError, "a model that each process holds whole")
-
-    def twice(run: duoka.Run) -> None:
-        model = run.model(nn.Linear(6, 4), strategy="fsdp")
-        for x, _ in run.loader((ROWS, LABELS), 9):
-            model(x).sum().backward(create_graph=True)
-
-    refused(twice, Refused, "differentiates twice")
-
-
 def test_an_error_of_the_model_is_raised_as_it_is() -> None:
     class Failing(nn.Module):
         def __init__(self) -> None:
@@ -569,18 +420,3 @@ def test_an_error_of_the_model_is_raised_as_it_is() -> None:
             model(x)
 
     refused(work, RuntimeError, "the third call")
-
-
-def test_torch_s_own_group_is_used_where_there_is_one() -> None:
-    def work(run: duoka.Run) -> Any:
-        store = torch.distributed.FileStore(run.gather_objects(name)[0], 2)
-        torch.distributed.init_process_group("gloo", store=store, rank=run.rank, world_size=2)
-        group = torch.distributed.group.WORLD
-        found = trained(run, mlp, "fsdp")
-        return found, torch.distributed.group.WORLD is group
-
-    with tempfile.TemporaryDirectory() as folder:
-        name = f"{folder}/store"
-        found, other = on_ranks(2, work)
-    assert found == other
-    assert found[1]

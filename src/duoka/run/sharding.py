@@ -8,24 +8,20 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-from torch.utils._pytree import tree_leaves
 
-from duoka.errors import OptionError, Refused
+from duoka.errors import OptionError
 from duoka.process import this_process
+from duoka.run import shards
 from duoka.run.models import move
 from duoka.run.precision import DTYPES
 from duoka.run.session import ApiSession
 from duoka.strategies.fsdp import Fsdp
-from duoka.view.call import own_part
-from duoka.view.parts import is_compiled, is_sharded
-from duoka.view.site import user_line
-from duoka.view.witness import graph
+from duoka.view.parts import is_compiled
 
 _ALLOWED = {"precision": ("32", "bf16")}
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-_SHARDED_NODE = "RegisterPostBackwardFunctionBackward"  # torch's, of a sharded part whose inputs ask for gradients
 
 
 class Sharding:
@@ -72,8 +68,7 @@ class Sharding:
         if self._made is None:
             session = self._session
             self._made = Fsdp(session.ranks, self._mesh(), self._device, session.boundary.seams.twins)
-            session.patches.replace(torch.autograd, "grad", _refusing_grad)
-            session.patches.replace(torch.autograd, "backward", _refusing_backward)
+            shards.install(session.patches)
         return self._made
 
     def _mesh(self) -> Any:
@@ -97,42 +92,3 @@ class Sharding:
         group = distributed.group.WORLD
         assert group is not None
         return DeviceMesh.from_group(group, self._device.type)
-
-
-def _refusing_grad(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.autograd.grad`, for what parameters that come and go allow."""
-
-    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        of = tree_leaves(inputs)
-        if any(isinstance(one, Tensor) and is_sharded(one) for one in of):
-            raise Refused(
-                f"{user_line()} asks torch.autograd.grad for the gradient of a sharded parameter; loss.backward() "
-                "gives it, in its .grad"
-            )
-        create_graph = kwargs.get("create_graph", args[2] if len(args) > 2 else False)
-        if create_graph and _leads_through_shards(outputs):
-            raise Refused(_TWICE.format(user_line()))
-        return original(outputs, inputs, *args, **kwargs)
-
-    return grad
-
-
-def _refusing_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.autograd.backward`, likewise."""
-
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("create_graph", args[2] if len(args) > 2 else False):
-            raise Refused(_TWICE.format(user_line()))
-        return original(tensors, *args, **kwargs)
-
-    return backward
-
-
-_TWICE = (
-    "{} differentiates twice (create_graph=True) beside a model of strategy='fsdp', whose parameters are gone by "
-    "then; use strategy='auto' for that model"
-)
-
-
-def _leads_through_shards(outputs: Any) -> bool:
-    return any(node.name() == _SHARDED_NODE for node in graph(list(map(own_part, tree_leaves(outputs)))))

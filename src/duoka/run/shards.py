@@ -1,0 +1,135 @@
+"""What a script does with sharded parameters outside of their model: it sees them as it would on one device.
+
+torch's DTensor says of many things what this rank's part says of them; here it is what all parts say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from duoka.checkpoint.stored import part_of
+from duoka.errors import Refused
+from duoka.plain.patching import Patches
+from duoka.plain.reads import READING
+from duoka.view.call import own_part
+from duoka.view.parts import is_sharded
+from duoka.view.site import user_line
+from duoka.view.witness import graph
+
+_FILLING = ("bernoulli_", "normal_", "uniform_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_")
+_LIKE = ("rand_like", "randn_like", "randint_like")
+_ADDING = ("__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "add", "sub")
+_SHARDED_NODE = "RegisterPostBackwardFunctionBackward"  # torch's, of a sharded part whose inputs ask for gradients
+_TWICE = (
+    "{} differentiates twice (create_graph=True) beside a model of strategy='fsdp', whose parameters are gone by "
+    "then; use strategy='auto' for that model"
+)
+
+
+def install(patches: Patches) -> None:
+    """Intercept how tensors are read, drawn, added and differentiated."""
+    for name in (*READING, "__format__"):
+        patches.put(Tensor, name, _ReadWhole(getattr(Tensor, name)))
+    for name in _FILLING:
+        patches.replace(Tensor, name, _filling_whole)
+    for name in _LIKE:
+        patches.replace(torch, name, _drawing_whole)
+    for name in _ADDING:
+        patches.replace(Tensor, name, _adding)
+    patches.replace(torch.autograd, "grad", _refusing_grad)
+    patches.replace(torch.autograd, "backward", _refusing_backward)
+
+
+class _ReadWhole:
+    """A method of Tensor that reads it into Python: all parts come together. All ranks have to come there."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def __get__(self, tensor: Any, kind: type[Tensor]) -> Any:
+        if tensor is None:
+            return self._original
+        if is_sharded(tensor):
+            tensor = tensor.full_tensor()
+        return self._original.__get__(tensor, type(tensor))
+
+
+def _filling_whole(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Random numbers for a sharded tensor are those that one device would draw for it, whole."""
+
+    def fill(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_sharded(self):
+            return original(self, *args, **kwargs)
+        with torch.no_grad():
+            return self.copy_(part_of(original(_empty(self), *args, **kwargs), self))
+
+    return fill
+
+
+def _drawing_whole(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same for functions that make a tensor like another."""
+
+    def draw(like: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not is_sharded(like):
+            return original(like, *args, **kwargs)
+        return part_of(original(_empty(like), *args, **kwargs), like)
+
+    return draw
+
+
+def _empty(sharded: Any) -> Tensor:
+    return torch.empty(sharded.shape, dtype=sharded.dtype, device=sharded.to_local().device)
+
+
+def _adding(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A number that is made of sharded parameters, a penalty on weights, can be added to a loss."""
+
+    def add(self: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(other, Tensor) and is_sharded(self) != is_sharded(other):
+            self, other = _number(self), _number(other)
+        return original(self, other, *args, **kwargs)
+
+    return add
+
+
+def _number(value: Any) -> Any:
+    return value.full_tensor() if value.dim() == 0 and is_sharded(value) else value
+
+
+def _refusing_grad(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.autograd.grad`, for what parameters that come and go allow."""
+
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(one, Tensor) and is_sharded(one) for one in tree_leaves(inputs)):
+            raise Refused(
+                f"{user_line()} asks torch.autograd.grad for the gradient of a sharded parameter; loss.backward() "
+                "gives it, in its .grad"
+            )
+        create_graph = kwargs.get("create_graph", args[2] if len(args) > 2 else False)
+        if create_graph and any(
+            node.name() == _SHARDED_NODE for node in graph(list(map(own_part, tree_leaves(outputs))))
+        ):
+            raise Refused(_TWICE.format(user_line()))
+        return original(outputs, inputs, *args, **kwargs)
+
+    return grad
+
+
+def _refusing_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.autograd.backward`, likewise."""
+
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("create_graph", args[2] if len(args) > 2 else False):
+            raise Refused(_TWICE.format(user_line()))
+        return original(tensors, *args, **kwargs)
+
+    return backward
+
+
+def _leads_through_shards(outputs: Any) -> bool:
+    return any(node.name() == _SHARDED_NODE for node in graph(list(map(own_part, tree_leaves(outputs)))))

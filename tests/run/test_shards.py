@@ -1,0 +1,131 @@
+"""What a script does with sharded parameters outside of their model, as on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.fsdp  # before ranks are forked, as it takes seconds
+from torch import nn
+from torch.nn import functional as F
+
+import duoka
+from duoka.errors import Refused
+from tests.run.ranks import on_ranks
+from tests.strategies.test_conformance import gradients, leaves, weights
+from tests.strategies.test_fsdp import LABELS, ROWS, refused
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 5), nn.Tanh(), nn.Linear(5, 4))
+
+
+USES: dict[str, Callable[[duoka.Run, nn.Sequential], Any]] = {}
+
+
+def use(one: Callable[[duoka.Run, nn.Sequential], Any]) -> Callable[[duoka.Run, nn.Sequential], Any]:
+    USES[one.__name__] = one
+    return one
+
+
+def losses(run: duoka.Run, model: nn.Module) -> Any:
+    for x, y in run.loader((ROWS, LABELS), 9):
+        yield F.cross_entropy(model(x), y)
+
+
+@use
+def penalties_on_weights(run: duoka.Run, model: nn.Sequential) -> Any:
+    found = []
+    for loss in losses(run, model):
+        squares = sum(p.square().sum() for p in model.parameters())
+        sizes = sum(p.abs().sum() for p in model.parameters())
+        loss = 0.1 * squares + loss
+        loss += 0.01 * sizes
+        loss.backward()
+        found.append(loss.item())
+    (0.1 * sum(p.norm() for p in model.parameters())).backward()
+    return found, gradients(model)
+
+
+@use
+def numbers_of_gradients(run: duoka.Run, model: nn.Sequential) -> Any:
+    for loss in losses(run, model):
+        loss.backward()
+    norms = [p.grad.norm() for p in model.parameters()]
+    whole = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    read = [float(norms[0]), f"{norms[1]:.3f}" == f"{norms[1].item():.3f}", bool(norms[2] > norms[3])]
+    return [norm.item() for norm in norms], whole.item(), read, gradients(model), model[0].weight.tolist()
+
+
+@use
+def a_loop_s_own_optimizer(run: duoka.Run, model: nn.Sequential) -> Any:
+    average = [p.detach().clone() for p in model.parameters()]
+    for loss in losses(run, model):
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for one, p in zip(average, model.parameters(), strict=True):
+                p -= 0.1 * p.grad
+                one.lerp_(p, 0.1)
+    return weights(model), [one.tolist() for one in average]
+
+
+@use
+def new_values(run: duoka.Run, model: nn.Sequential) -> Any:
+    model.apply(lambda part: part.reset_parameters() if isinstance(part, nn.Linear) else None)
+    nn.init.trunc_normal_(model[0].weight)
+    nn.init.xavier_normal_(model[2].weight)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += torch.randn_like(p)
+            p.mul_(torch.rand_like(p))
+    return weights(model), torch.rand(1).item()
+
+
+@use
+def passes_through_the_model(run: duoka.Run, model: nn.Sequential) -> Any:
+    x, y = next(iter(run.loader((ROWS, LABELS), 9)))
+    x.requires_grad_()
+    loss = F.cross_entropy(model(x), y)
+    (slope,) = torch.autograd.grad(loss, x, retain_graph=True)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    F.cross_entropy(model((x + 0.1 * slope.sign()).detach()), y).backward()
+    model.eval()
+    with torch.inference_mode():
+        seen = model(x).sum().item()
+    left = model(x).sum().item()  # and no backward pass
+    with torch.no_grad():
+        plain = model(ROWS).sum().item()
+    return slope.tolist(), seen, left, plain, gradients(model)
+
+
+@use
+def parameters_that_thaw(run: duoka.Run, model: nn.Sequential) -> Any:
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for number, loss in enumerate(losses(run, model)):
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        model[0].requires_grad_(number > 0)
+    return weights(model)
+
+
+@pytest.mark.parametrize("name", USES)
+def test_it_is_as_on_one_device(name: str) -> None:
+    (expected,) = on_ranks(1, lambda run: USES[name](run, run.model(net())))
+    for ranks in (2, 3):
+        for found in on_ranks(ranks, lambda run: USES[name](run, run.model(net(), strategy="fsdp"))):
+            assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-6)
+
+
+def test_a_graph_is_differentiated_once() -> None:
+    def twice(run: duoka.Run) -> None:
+        model = run.model(nn.Linear(6, 4), strategy="fsdp")
+        for x, _ in run.loader((ROWS, LABELS), 9):
+            model(x).sum().backward(create_graph=True)
+
+    refused(twice, Refused, "differentiates twice")
