@@ -86,14 +86,15 @@ class Run:
         """The same module, in place: on this rank's device, with rank 0's weights, and kept in step from now on.
 
         Args:
-            module: is changed in place; its parameters stay the same objects.
+            module: is changed in place; its parameters stay the same objects, but for "fsdp".
             compile: compile it, in place; the names in its state dict stay.
             precision: "bf16" or "fp16": its forward passes compute under autocast, and give float32; weights and
                 gradients stay float32. With "fp16" gradients are scaled within the model, and steps for which one
                 is not finite are left out.
-            strategy: "auto": as many ranks keep it in step as there are. "dp": this one process computes each batch
-                on several devices. "exact": the same bits on 1, 2, 4, ... ranks; it holds for all models of a run, so
-                it is asked for with the first, before anything else is made.
+            strategy: "auto": as many ranks keep it in step as there are. "fsdp": each of them holds a part of it, of
+                its gradients and of what an optimizer keeps, which is made afterwards. "dp": this one process
+                computes each batch on several devices. "exact": the same bits on 1, 2, 4, ... ranks; it holds for all
+                models of a run, so it is asked for with the first, before anything else is made.
             shares: of "exact": into how many shares each batch is cut, a power of two; None: 8, or as many as ranks.
             devices: of "dp": how many, in the words of `--devices`, or a list. The first holds the parameters.
             output_device: of "dp": where its outputs come together; the first of them, if left out.
@@ -354,7 +355,8 @@ class Run:
     def no_sync(self, *models: nn.Module) -> Iterator[None]:
         """Backward passes within add to the gradients of `models` on each rank alone.
 
-        The first backward pass after it brings the ranks together, with all that was added.
+        The first backward pass after it brings the ranks together, with all that was added. Of models of strategy
+        "fsdp" each pass does, as holding their gradients would take the room of all.
         """
         if not models:
             raise OptionError("run.no_sync", "nothing", "given the models whose gradients are to be held")
