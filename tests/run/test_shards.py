@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.fsdp  # before ranks are forked, as it takes seconds
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import duoka
@@ -112,6 +113,31 @@ def parameters_that_thaw(run: duoka.Run, model: nn.Sequential) -> Any:
         optimizer.step()
         model[0].requires_grad_(number > 0)
     return weights(model)
+
+
+@use
+def outputs_that_are_written_into(run: duoka.Run, model: nn.Sequential) -> Any:
+    """Of a Linear on three dimensions they are views."""
+
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+                x += 1
+                x = x.tanh()
+            return self.layers[0](x)
+
+    warnings.simplefilter("error")
+    writing = run.model(InPlace(), strategy="auto" if run.world_size == 1 else "fsdp")
+    for x, _ in run.loader((ROWS, LABELS), 9):
+        out = writing(x[:, None].expand(-1, 3, -1))
+        out *= 2
+        out.square().mean().backward()
+    return gradients(writing)
 
 
 @pytest.mark.parametrize("name", USES)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.plain.session import Session
-from duoka.view.parts import is_torchs
+from duoka.view.parts import is_scripts_own
 from duoka.view.site import user_line
 
 
@@ -19,7 +19,7 @@ def install(session: Session) -> None:
     def make_register(original: Callable[..., Any]) -> Callable[..., Any]:
         def register_hook(self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
             if not self.is_leaf:
-                inside = None if is_torchs(hook) else session.boundary.inside
+                inside = session.boundary.inside if is_scripts_own(hook) else None
                 if inside is not None and inside.cut is not None:
                     raise Refused(
                         f"{user_line()} registers a hook on a tensor inside of a model, which would see this rank's "

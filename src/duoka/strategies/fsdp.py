@@ -10,13 +10,14 @@ It stands beside the strategy of a run, which goes on to keep all other paramete
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import OptionError, Refused
@@ -31,11 +32,14 @@ _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 class Fsdp:
     """The sharded models of one run.
 
-    mesh: torch's DeviceMesh of all ranks. device: this rank's. twins: where a model is looked at.
+    mesh: torch's DeviceMesh of all ranks. device: this rank's. twins: where a model is looked at. say: shows the user
+    a line.
     """
 
-    def __init__(self, ranks: Collectives, mesh: Any, device: torch.device, twins: Twins) -> None:
-        self._ranks, self._mesh, self._device, self._twins = ranks, mesh, device, twins
+    def __init__(
+        self, ranks: Collectives, mesh: Any, device: torch.device, twins: Twins, say: Callable[[str], None]
+    ) -> None:
+        self._ranks, self._mesh, self._device, self._twins, self._say = ranks, mesh, device, twins, say
         self._replaced: WeakIdKeyDictionary = WeakIdKeyDictionary()  # the name of whose parameter a tensor was
         self._hook = register_optimizer_step_pre_hook(self._before_step)
 
@@ -54,14 +58,21 @@ class Fsdp:
         policy = MixedPrecisionPolicy(
             param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32, cast_forward_inputs=False
         )
-        for part in [*blocks(module), module]:
+        apart = blocks(module)
+        count = sum(parameter.numel() for parameter in module.parameters())
+        for part in [*apart, module]:
             self._bring(part, name)
+            part.register_forward_hook(_apart)  # before torch's own hook
             try:
                 fully_shard(part, mesh=self._mesh, reshard_after_forward=True, mp_policy=policy)
             except (ValueError, NotImplementedError, AssertionError) as error:
                 allowed = f"auto for {name}, which torch does not shard"
                 raise OptionError("strategy", "fsdp", allowed, str(error)) from None
         self._twins.add(module, whole)
+        self._say(
+            f"strategy fsdp: each rank holds 1/{self._ranks.world_size} of the {count:,} parameters of {name}, of "
+            f"which {len(apart)} blocks and the rest come together in turn"
+        )
 
     def close(self) -> None:
         """Let optimizers be."""
@@ -91,6 +102,25 @@ class Fsdp:
                         f"the optimizer that steps at {user_line()} was made before run.model(..., strategy='fsdp'), "
                         f"and holds the old {self._replaced[parameter]}; make it after, of model.parameters()"
                     )
+
+
+class _Apart(torch.autograd.Function):
+    """A tensor as it is, but no view: what is then written into it in place leaves torch's hook where it was."""
+
+    @staticmethod
+    def forward(ctx: Any, view: Tensor) -> Tensor:
+        return view.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _apart(part: nn.Module, args: Any, out: Any) -> Any:
+    def apart(tensor: Tensor) -> Tensor:
+        return _Apart.apply(tensor) if tensor.requires_grad and tensor._is_view() else tensor
+
+    return tree_map_only(Tensor, apart, out)
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:

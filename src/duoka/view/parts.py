@@ -34,9 +34,9 @@ def holds_shards(module: nn.Module) -> bool:
     return any(map(is_sharded, module.parameters()))
 
 
-def is_torchs(hook: Any) -> bool:
-    """Whether a hook is torch's own."""
-    return (getattr(hook, "__module__", None) or "").startswith("torch.")
+def is_scripts_own(hook: Any) -> bool:
+    """Whether a hook is neither torch's nor duoka's."""
+    return not (getattr(hook, "__module__", None) or "").startswith(("torch.", "duoka."))
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -45,7 +45,7 @@ def has_hooks(module: nn.Module) -> bool:
     if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks or everywhere._global_backward_hooks:
         return True
     return any(
-        not is_torchs(hook)
+        is_scripts_own(hook)
         for part in module.modules()
         for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
         for hook in hooks.values()
