@@ -145,6 +145,7 @@ class Seams:
         if call.module not in self.twins and holds_shards(call.module):
             return self._around_shards(call.module)
         ranks = own.ranks
+        self.twins.check(call.module)
         seen = self.twins.stand_in(call)
         told: Any = None
         found: Found

@@ -70,21 +70,24 @@ class Twins:
         """Whether it belongs to a sharded model, and is not that model."""
         return module in self._models and module not in self._twins
 
-    def stand_in(self, call: Call) -> Call:
-        """A call of a sharded model, or a part of one, as it is to be looked at; any other call as it is.
+    def check(self, module: nn.Module) -> None:
+        """See that a sharded model, which is not being called, is still what it was: torch knows of no other parts.
 
         Raises:
-            Refused: the model is made of other parts than when it was sharded.
+            Refused: it has other parts or parameters.
         """
+        if module in self._twins and _made_of(module) != self._twins[module].made_of:
+            raise Refused(
+                f"{user_line()} finds that parts of {type(module).__name__} were changed after run.model(..., "
+                "strategy='fsdp'); change them before"
+            )
+
+    def stand_in(self, call: Call) -> Call:
+        """A call of a sharded model, or of a part of one, as it is to be looked at; any other call as it is."""
         model = self._models[call.module]() if call.module in self._models else None
         if model is None:
             return call
         twin = self._twins[model]
-        if _made_of(model) != twin.made_of:
-            raise Refused(
-                f"the parts of {type(model).__name__} were changed after run.model(..., strategy='fsdp'), as "
-                f"{user_line()} finds; change them before"
-            )
         part = next(name for name, part in model.named_modules() if part is call.module)
         whole = None if twin.whole is None else twin.whole.get_submodule(part)
         for name, parameter in call.module.named_parameters():
@@ -102,8 +105,11 @@ class Twins:
 
 def _made_of(module: nn.Module) -> list[str]:
     parts = [f"{name} {type(part).__qualname__}" for name, part in module.named_modules(remove_duplicate=False)]
-    parameters = module.named_parameters(remove_duplicate=False)
-    return parts + [f"{name} {tuple(parameter.shape)}" for name, parameter in parameters]
+    own = {id(parameter): name for name, parameter in module.named_parameters()}  # which are one
+    return parts + [
+        f"{name} {own[id(parameter)]} {tuple(parameter.shape)} {is_sharded(parameter)}"
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+    ]
 
 
 def _bring_up_to_date(twin: nn.Module, part: nn.Module) -> None:
