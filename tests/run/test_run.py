@@ -117,6 +117,23 @@ def test_who_am_i() -> None:
     assert on_ranks(2, work) == [(0, 0, 2, True, "cpu", host), (1, 1, 2, False, "cpu", host)]
 
 
+def test_functions_of_the_script_s_own_after_a_run() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return 2 * grad
+
+    def work(run: duoka.Run) -> Any:
+        run.close()
+        return Double.apply(torch.ones(1)).item()
+
+    assert on_ranks(2, work) == [2.0, 2.0]
+
+
 def test_a_run_is_closed_and_another_one_begins() -> None:
     def begin() -> Any:
         call, backward, losses = nn.Module.__call__, torch.autograd.backward, []

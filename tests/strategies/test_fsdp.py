@@ -382,6 +382,12 @@ def scalar() -> nn.Module:
     return model
 
 
+class Pair(nn.Module):
+    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+        super().__init__()
+        self.one, self.other = one, other
+
+
 def compiled() -> nn.Module:
     model = nn.Linear(6, 4)
     model.compile()
@@ -392,13 +398,45 @@ def compiled() -> nn.Module:
     ("make", "text"),
     [
         (lambda: Uncopied(6, 4), "can be copied, and Uncopied cannot.*TypeError: holds a socket"),
-        (scalar, "torch does not shard.*Change scale to a 1D tensor"),
+        (scalar, "scale is a scalar, which has no parts"),
+        (lambda: nn.Embedding(3, 4, sparse=True), "gradient of it is sparse"),
+        (lambda: Pair(nn.Linear(6, 6), nn.Linear(6, 4).double()), "float32, float64 would come together"),
         (compiled, "not compiled"),
-        (lambda: nn.ModuleList([nn.Linear(1, 1)]), "torch does not shard.*do not implement forward"),
+        (lambda: nn.ModuleList([nn.Linear(1, 1)]), "torch does not shard it.*do not implement forward"),
     ],
 )
 def test_models_that_cannot_be_sharded(make: Callable[[], nn.Module], text: str) -> None:
     refused(lambda run: run.model(make(), strategy="fsdp"), OptionError, text)
+
+
+def test_entries_of_lists_are_called() -> None:
+    class Methods(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pairs = nn.ModuleList([Pair(nn.Linear(6, 6), nn.Linear(6, 4))])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.pairs[0].other(self.pairs[0].one(x))
+
+    def work(run: duoka.Run) -> None:
+        model = run.model(Methods(), strategy="fsdp")
+        model(next(iter(run.loader((ROWS, LABELS), 9)))[0])
+
+    refused(work, Refused, "uses a parameter that is in parts.*call the entry")
+
+
+def test_parts_may_be_empty() -> None:
+    def work(run: duoka.Run, strategy: str) -> Any:
+        model = run.model(nn.Sequential(nn.Linear(6, 1), nn.Tanh(), nn.Linear(1, 4)), strategy=strategy)
+        norms = []
+        for x, y in run.loader((ROWS, LABELS), 9):
+            F.cross_entropy(model(x), y).backward()
+            norms += [duoka.clip_grad_norm_(model.parameters(), 0.4, kind).item() for kind in (1, 2, 3.5, torch.inf)]
+        return norms, gradients(model)
+
+    (expected,) = on_ranks(1, lambda run: work(run, "auto"))
+    for found in on_ranks(3, lambda run: work(run, "fsdp")):
+        assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-6)
 
 
 def test_an_error_of_the_model_is_raised_as_it_is() -> None:

@@ -86,13 +86,30 @@ def _clip_shards(
     foreach: bool | None = None,
 ) -> Tensor:
     """The same for gradients of which some are sharded: torch's own takes those of one kind."""
-    norms = []
-    for kind in (True, False):
-        if alike := [grad for grad in grads if is_sharded(grad) == kind]:
-            norm: Any = torch.nn.utils.get_total_norm(alike, norm_type, error_if_nonfinite, foreach)
-            norms.append(norm.full_tensor() if kind else norm)
+    if not norm_type > 0:
+        raise OptionError("norm_type", norm_type, "more than 0 for sharded gradients")
+    sharded, whole = ([grad for grad in grads if is_sharded(grad) == kind] for kind in (True, False))
+    norms = [_norm_of_shards(sharded, norm_type, foreach)]
+    if whole:
+        norms.append(torch.nn.utils.get_total_norm(whole, norm_type, foreach=foreach))
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    if error_if_nonfinite and not total.isfinite():
+        raise RuntimeError(f"the norm of order {norm_type} of the gradients is {total.item()}: it cannot be clipped")
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
     for grad in grads:
         (grad.to_local() if is_sharded(grad) else grad).mul_(scale)
     return total
+
+
+def _norm_of_shards(grads: list[Any], norm_type: float, foreach: bool | None) -> Tensor:
+    """The norm of all parts; torch has none where one is empty."""
+    parts: list[Tensor] = [grad.to_local() for grad in grads]
+    own = torch.nn.utils.get_total_norm([part for part in parts if part.numel()], norm_type, foreach=foreach)
+    own = own.to(parts[0].device)
+    group = grads[0].device_mesh.get_group()
+    if norm_type == torch.inf:
+        torch.distributed.all_reduce(own, torch.distributed.ReduceOp.MAX, group)
+        return own
+    power = own**norm_type
+    torch.distributed.all_reduce(power, group=group)
+    return power ** (1 / norm_type)

@@ -53,21 +53,23 @@ class Fsdp:
         """
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes seconds
 
+        name, apart = type(module).__name__, blocks(module)
+        if why := _unfit(module, apart):
+            raise OptionError("strategy", "fsdp", f"auto for {name}", why)
+        count = sum(parameter.numel() for parameter in module.parameters())
         whole = self._twins.copied(module)
-        name = type(module).__name__
         policy = MixedPrecisionPolicy(
             param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32, cast_forward_inputs=False
         )
-        apart = blocks(module)
-        count = sum(parameter.numel() for parameter in module.parameters())
         for part in [*apart, module]:
             self._bring(part, name)
             part.register_forward_hook(_apart)  # before torch's own hook
             try:
                 fully_shard(part, mesh=self._mesh, reshard_after_forward=True, mp_policy=policy)
             except (ValueError, NotImplementedError, AssertionError) as error:
-                allowed = f"auto for {name}, which torch does not shard"
-                raise OptionError("strategy", "fsdp", allowed, str(error)) from None
+                raise OptionError(
+                    "strategy", "fsdp", f"auto for {name}", f"torch does not shard it: {error}"
+                ) from None
         self._twins.add(module, whole)
         self._say(
             f"strategy fsdp: each rank holds 1/{self._ranks.world_size} of the {count:,} parameters of {name}, of "
@@ -121,6 +123,23 @@ def _apart(part: nn.Module, args: Any, out: Any) -> Any:
         return _Apart.apply(tensor) if tensor.requires_grad and tensor._is_view() else tensor
 
     return tree_map_only(Tensor, apart, out)
+
+
+def _unfit(module: nn.Module, apart: list[nn.Module]) -> str:
+    """Why torch would not take a model; empty if it may."""
+    for name, part in module.named_modules():
+        if getattr(part, "sparse", False) is True:
+            return f"the gradient of {name or 'it'} is sparse; give it sparse=False"
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 0:
+            return f"{name} is a scalar, which has no parts; give it one dimension"
+    in_blocks = {parameter for block in apart for parameter in block.parameters()}
+    rest = [parameter for parameter in module.parameters() if parameter not in in_blocks]
+    for together in [*(list(block.parameters()) for block in apart), rest]:
+        kinds = {str(parameter.dtype)[6:] for parameter in together if parameter.requires_grad}
+        if len(kinds) > 1:
+            return f"parameters of types {', '.join(sorted(kinds))} would come together, which have to be of one"
+    return ""
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:

@@ -201,7 +201,7 @@ class Boundary:
             yield
         except Exception as error:
             if call.module in self.seams.twins:  # no rank can run it alone
-                raise
+                raise self.seams.twins.in_other_words(error) from None
             raise of_the_whole(error, self.view, again) from None
 
     def read(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

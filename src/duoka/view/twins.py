@@ -20,6 +20,7 @@ from duoka.view.parts import is_sharded
 from duoka.view.site import user_line
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_MIXED = "got mixed torch.Tensor and DTensor"  # torch's words
 _CPU = torch.device("cpu")
 
 
@@ -81,6 +82,16 @@ class Twins:
                 f"{user_line()} finds that parts of {type(module).__name__} were changed after run.model(..., "
                 "strategy='fsdp'); change them before"
             )
+
+    @staticmethod
+    def in_other_words(error: Exception) -> Exception:
+        """What is raised in place of an error in a call of a sharded model."""
+        if not isinstance(error, RuntimeError) or _MIXED not in str(error):
+            return error
+        return Refused(
+            f"the model at {user_line()} uses a parameter that is in parts: those of an entry of a list come together "
+            "in calls of the entry itself, not of its methods or parts; with strategy='fsdp', call the entry"
+        )
 
     def stand_in(self, call: Call) -> Call:
         """A call of a sharded model, or of a part of one, as it is to be looked at; any other call as it is."""
