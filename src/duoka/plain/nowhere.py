@@ -53,7 +53,8 @@ def nowhere(
     encoding: str | None = None,
     errors: str | None = None,
     newline: str | None = None,
-    *_: Any,
+    closefd: bool = True,
+    *,
     size: int = 0,
 ) -> Any:
     """What `open` gives for writing alone, with the arguments of `open`. size: of the file that is added to."""
