@@ -21,7 +21,7 @@ from duoka.errors import Refused
 from duoka.plan import STRATEGIES as NAMES
 from tests.run.ranks import on_ranks
 
-STRATEGIES = {"single": (1,), "ddp": (2, 3), "dp": (2, 3), "exact": (1, 2), "fsdp": (2, 3)}
+STRATEGIES = {"single": (1,), "ddp": (2, 3), "dp": (2, 3), "exact": (1, 2), "fsdp": (3,)}
 REFUSED = {  # what parameters that come and go do not allow
     "fsdp": {
         "gradient_penalty": "differentiates twice",

@@ -67,9 +67,8 @@ class Fsdp:
             try:
                 fully_shard(part, mesh=self._mesh, reshard_after_forward=True, mp_policy=policy)
             except (ValueError, NotImplementedError, AssertionError) as error:
-                raise OptionError(
-                    "strategy", "fsdp", f"auto for {name}", f"torch does not shard it: {error}"
-                ) from None
+                why = f"torch does not shard it: {error}"
+                raise OptionError("strategy", "fsdp", f"auto for {name}", why) from None
         self._twins.add(module, whole)
         self._say(
             f"strategy fsdp: each rank holds 1/{self._ranks.world_size} of the {count:,} parameters of {name}, of "

@@ -89,8 +89,8 @@ class Twins:
         if not isinstance(error, RuntimeError) or _MIXED not in str(error):
             return error
         return Refused(
-            f"the model at {user_line()} uses a parameter that is in parts: those of an entry of a list come together "
-            "in calls of the entry itself, not of its methods or parts; with strategy='fsdp', call the entry"
+            f"the model at {user_line()} uses a parameter that is in parts: those of an entry of a list come "
+            "together in calls of the entry itself, not of its methods or parts; with strategy='fsdp', call the entry"
         )
 
     def stand_in(self, call: Call) -> Call:
