@@ -53,15 +53,15 @@ class Fsdp:
         """
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes seconds
 
-        name, apart = type(module).__name__, blocks(module)
-        if why := _unfit(module, apart):
+        name, inner = type(module).__name__, blocks(module)
+        if why := _unfit(module, inner):
             raise OptionError("strategy", "fsdp", f"auto for {name}", why)
         count = sum(parameter.numel() for parameter in module.parameters())
         whole = self._twins.copied(module)
         policy = MixedPrecisionPolicy(
             param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32, cast_forward_inputs=False
         )
-        for part in [*apart, module]:
+        for part in [*inner, module]:
             self._bring(part, name)
             part.register_forward_hook(_apart)  # before torch's own hook
             try:
@@ -72,7 +72,7 @@ class Fsdp:
         self._twins.add(module, whole)
         self._say(
             f"strategy fsdp: each rank holds 1/{self._ranks.world_size} of the {count:,} parameters of {name}, of "
-            f"which {len(apart)} blocks and the rest come together in turn"
+            f"which {len(inner)} blocks and the rest come together in turn"
         )
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ def _apart(part: nn.Module, args: Any, out: Any) -> Any:
     return tree_map_only(Tensor, apart, out)
 
 
-def _unfit(module: nn.Module, apart: list[nn.Module]) -> str:
+def _unfit(module: nn.Module, inner: list[nn.Module]) -> str:
     """Why torch would not take a model; empty if it may."""
     for name, part in module.named_modules():
         if getattr(part, "sparse", False) is True:
@@ -132,9 +132,9 @@ def _unfit(module: nn.Module, apart: list[nn.Module]) -> str:
     for name, parameter in module.named_parameters():
         if parameter.dim() == 0:
             return f"{name} is a scalar, which has no parts; give it one dimension"
-    in_blocks = {parameter for block in apart for parameter in block.parameters()}
+    in_blocks = {parameter for block in inner for parameter in block.parameters()}
     rest = [parameter for parameter in module.parameters() if parameter not in in_blocks]
-    for together in [*(list(block.parameters()) for block in apart), rest]:
+    for together in [*(list(block.parameters()) for block in inner), rest]:
         kinds = {str(parameter.dtype)[6:] for parameter in together if parameter.requires_grad}
         if len(kinds) > 1:
             return f"parameters of types {', '.join(sorted(kinds))} would come together, which have to be of one"
