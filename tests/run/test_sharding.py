@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.fsdp  # before ranks are forked, as it takes seconds
+from torch.nn import functional as F
 
 import duoka
 from duoka.errors import OptionError
 from tests.run.ranks import on_ranks
-from tests.strategies.test_fsdp import ROWS, mlp, refused, trained
+from tests.strategies.test_fsdp import LABELS, ROWS, mlp, refused, trained
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -51,6 +53,25 @@ def test_it_is_not_predicted_with() -> None:
         duoka.predict(run.model(mlp(), strategy="fsdp"), ROWS)
 
     refused(predicted, OptionError, "a model that each process holds whole")
+
+
+@pytest.mark.parametrize("where", ["call", "backward", "read"])
+def test_a_rank_that_stays_away_is_named(where: str) -> None:
+    def begin() -> None:
+        with duoka.start(seed=0) as run:
+            model = run.model(mlp(), strategy="fsdp")
+            for number, (x, y) in enumerate(run.loader((ROWS, LABELS), 5)):
+                away = run.rank == 1 and number == 4  # in a call that is not looked at
+                time.sleep(60 * (away and where == "call"))
+                loss = F.cross_entropy(model(x), y)
+                time.sleep(60 * (away and where == "backward"))
+                loss.backward()
+                time.sleep(60 * (away and where == "read"))
+                model[0].weight.grad.norm().item()
+
+    waited = {"call": r"forward\(Sequential\)"}.get(where, where)
+    with pytest.raises(duoka.TimedOut, match=rf"rank 1 .*has not come to {waited} \d+ at"):
+        duoka.launch(begin, devices="cpu:2", timeout=2)
 
 
 def test_torch_s_own_group_is_used_where_there_is_one() -> None:

@@ -68,7 +68,7 @@ class Sharding:
         if self._made is None:
             session = self._session
             self._made = Fsdp(session.ranks, self._mesh(), self._device, session.boundary.seams.twins, session.say)
-            shards.install(session.patches)
+            shards.install(session.patches, session.ranks)
         return self._made
 
     def _mesh(self) -> Any:

@@ -17,6 +17,7 @@ from duoka.errors import Refused
 from duoka.plain.patching import Patches
 from duoka.plain.reads import READING
 from duoka.view.call import own_part
+from duoka.view.collectives import Collectives
 from duoka.view.parts import is_sharded
 from duoka.view.site import user_line
 from duoka.view.witness import graph
@@ -31,10 +32,10 @@ _TWICE = (
 )
 
 
-def install(patches: Patches) -> None:
+def install(patches: Patches, ranks: Collectives) -> None:
     """Intercept how tensors are read, drawn, added and differentiated."""
     for name in (*READING, "__format__"):
-        patches.put(Tensor, name, _ReadWhole(getattr(Tensor, name)))
+        patches.put(Tensor, name, _ReadWhole(getattr(Tensor, name), ranks))
     for name in _FILLING:
         patches.replace(Tensor, name, _filling_whole)
     for name in _LIKE:
@@ -48,14 +49,16 @@ def install(patches: Patches) -> None:
 class _ReadWhole:
     """A method of Tensor that reads it into Python: all parts come together. All ranks have to come there."""
 
-    def __init__(self, original: Any) -> None:
-        self._original = original
+    def __init__(self, original: Any, ranks: Collectives) -> None:
+        self._original, self._ranks = original, ranks
 
     def __get__(self, tensor: Any, kind: type[Tensor]) -> Any:
         if tensor is None:
             return self._original
         if is_sharded(tensor):
+            self._ranks.come_to("read")
             tensor = tensor.full_tensor()
+            self._ranks.leave()
         return self._original.__get__(tensor, type(tensor))
 
 

@@ -193,7 +193,8 @@ class Bucketed(Strategy):
         whole = not self._held
         self._pass = self._begin(self._plans.get(site, []) if whole else [])
         try:
-            yield
+            with self._beside_torch():
+                yield
             plan = self._finish(self._pass)
             if whole:
                 self._plans[site] = plan
@@ -202,6 +203,18 @@ class Bucketed(Strategy):
                     observer(lambda parameter: self._index.get(parameter) in reached or parameter in sharded)
         finally:
             self._pass = None
+
+    @contextmanager
+    def _beside_torch(self) -> Iterator[None]:
+        """Ranks may wait for each other in a pass for what is sharded, too."""
+        if not self._sharded:
+            yield
+            return
+        self._ranks.come_to("backward")
+        try:
+            yield
+        finally:
+            self._ranks.leave()
 
     # --- one pass
 

@@ -70,6 +70,8 @@ class Fsdp:
                 why = f"torch does not shard it: {error}"
                 raise OptionError("strategy", "fsdp", f"auto for {name}", why) from None
         self._twins.add(module, whole)
+        module.register_forward_pre_hook(lambda *_: self._ranks.come_to(f"forward({name})"), prepend=True)
+        module.register_forward_hook(lambda *_: self._ranks.leave(), always_call=True)
         self._say(
             f"strategy fsdp: each rank holds 1/{self._ranks.world_size} of the {count:,} parameters of {name}, of "
             f"which {len(inner)} blocks and the rest come together in turn"

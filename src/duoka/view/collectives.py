@@ -89,6 +89,16 @@ class Collectives(ABC):
         self.broadcast(data, source)
         return value if self.rank == source else pickle.loads(data.numpy().tobytes())
 
+    def come_to(self, what: str) -> None:  # noqa: B027
+        """This rank comes to collectives of torch's own; who watches is shown them as one, by a word."""
+
+    def leave(self) -> None:  # noqa: B027
+        """They are over.
+
+        Raises:
+            RanksApart: other ranks came to something else.
+        """
+
     def barrier(self) -> None:
         """Wait for every rank."""
         self.all_reduce(torch.zeros(1))
@@ -151,8 +161,7 @@ class ProcessCollectives(Collectives):
         """Begin a collective: through shared memory, where `take` gets every rank's tensor, or by `begin(group)`."""
         if self.alone:
             raise Alone
-        what = f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]} at {self._line()}"
-        self._seat.enter(hash(what), what)
+        self.come_to(f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]}")
         if self._nearby is not None and self._nearby.takes(tensor):
             finish: Callable[[], Any] = self._nearby.start(tensor, take)
         else:
@@ -161,9 +170,16 @@ class ProcessCollectives(Collectives):
 
         def wait() -> None:
             finish()
-            self._seat.leave()
+            self.leave()
 
         return wait
+
+    def come_to(self, what: str) -> None:
+        text = f"{what} at {self._line()}"
+        self._seat.enter(hash(text), text)
+
+    def leave(self) -> None:
+        self._seat.leave()
 
     def meet_at_end(self) -> None:
         self._line = lambda: AT_END

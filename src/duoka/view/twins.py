@@ -101,12 +101,14 @@ class Twins:
         twin = self._twins[model]
         part = next(name for name, part in model.named_modules() if part is call.module)
         whole = None if twin.whole is None else twin.whole.get_submodule(part)
+        self._ranks.come_to(f"look({type(call.module).__name__})")
         for name, parameter in call.module.named_parameters():
             value = parameter.full_tensor() if is_sharded(parameter) else parameter  # type: ignore[attr-defined]
             if whole is not None:
                 own = whole.get_parameter(name)
                 own.data.copy_(value.detach())
                 own.requires_grad_(parameter.requires_grad)
+        self._ranks.leave()
         if whole is None:
             return call
         for one, other in zip(call.module.modules(), whole.modules(), strict=True):
