@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -103,10 +104,11 @@ class Twins:
         whole = None if twin.whole is None else twin.whole.get_submodule(part)
         self._ranks.come_to(f"look({type(call.module).__name__})")
         for name, parameter in call.module.named_parameters():
-            value = parameter.full_tensor() if is_sharded(parameter) else parameter  # type: ignore[attr-defined]
+            value: Any = parameter.detach()
+            value = value.full_tensor() if is_sharded(value) else value
             if whole is not None:
                 own = whole.get_parameter(name)
-                own.data.copy_(value.detach())
+                own.data.copy_(value)
                 own.requires_grad_(parameter.requires_grad)
         self._ranks.leave()
         if whole is None:
