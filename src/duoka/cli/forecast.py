@@ -48,9 +48,7 @@ FORECAST_GROUPS: Groups = (
         ),
     ),
     GROUPS[1],
-    *shown_options(
-        "What keeps every number of devices from the ideal, not only where it is far.", "The verdict alone."
-    ),
+    *shown_options("For every number of devices, what keeps it from the ideal.", "The verdict alone."),
 )
 
 

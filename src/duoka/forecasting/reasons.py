@@ -16,21 +16,24 @@ def is_short(forecast: Forecast, side: Side) -> bool:
 
 
 def reasons(forecast: Forecast, side: Side) -> list[str]:
-    """Sentences for a person, what weighs most first; none where nothing that was measured explains it."""
-    timing, one, step = side.timing, forecast.one.timing, in_words(side.timing.step)
-    lost = timing.step - one.step / side.devices
-    found: list[tuple[float, str]] = []
-    if side.waited is not None:
-        found.append((side.waited, f"{in_words(side.waited)} of the {step} of a step are waiting for other ranks"))
-    found.append(
-        (
-            timing.whole,
-            f"{in_words(timing.whole)} of the {step} of a step go into what every rank computes whole, most of it "
-            f"{timing.costliest}",
-        )
-    )
-    told = [text for seconds, text in sorted(found, reverse=True) if seconds > 0 and seconds >= WORTH_A_WORD * lost]
+    """Sentences for a person, what weighs most first; none where nothing is lost, or nothing that was measured is."""
+    lost = side.timing.step - forecast.one.timing.step / side.devices
+    if lost <= 0:
+        return []
+    measured = sorted(_measured(side), reverse=True)
+    told = [text for seconds, text in measured if seconds >= WORTH_A_WORD * lost]
     return [*_known(forecast, side), *told, *_rest(side, lost)]
+
+
+def _measured(side: Side) -> Iterator[tuple[float, str]]:
+    """What of a step is not computing one's own share, in seconds and in words."""
+    timing, step = side.timing, in_words(side.timing.step)
+    if side.waited:
+        waiting = f"{in_words(side.waited)} of its {step} are waiting for other ranks"
+        yield side.waited, f"the step is too short for the exchange: {waiting}"
+    if timing.whole:
+        whole = f"{in_words(timing.whole)} of its {step} go into what every rank computes whole"
+        yield timing.whole, f"parts of the step are not shared out: {whole}, most of it {timing.costliest}"
 
 
 def _known(forecast: Forecast, side: Side) -> Iterator[str]:
@@ -42,7 +45,7 @@ def _known(forecast: Forecast, side: Side) -> Iterator[str]:
         cores = forecast.asked.cores
         together, alone = min(devices * side.timing.threads, cores), min(forecast.one.timing.threads, cores)
         if together < devices * alone:
-            yield f"{devices} CPU workers have {_cores(together)} together, and one by itself has {alone}"
+            yield f"one worker by itself computes on {_cores(alone)} already, and {devices} have {together} together"
 
 
 def _rest(side: Side, lost: float) -> Iterator[str]:

@@ -39,7 +39,7 @@ def _table(forecast: Forecast) -> Table:
             *[f"{rate:,.0f}" if rate is not None else ""] * knows_samples,
             f"{forecast.times(side):.2f}",
             f"{forecast.part(side):.0%}",
-            "not seen" if waited is None else in_words(waited) if side.devices > 1 else "",
+            "" if side.devices == 1 else "not seen" if waited is None else in_words(waited),
         )
     return table
 
