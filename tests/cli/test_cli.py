@@ -27,6 +27,7 @@ def test_help_and_version_come_from_the_installed_command(command: Command) -> N
         (["--help"], ["torch", "numpy", "pynvml", "duoka.cli.run", "duoka.plan"]),
         (["--version"], ["torch", "numpy", "pynvml", "duoka.cli.run", "duoka.plan"]),
         (["run", "--help"], ["torch", "numpy", "pynvml", "duoka.launchers"]),
+        (["forecast", "--help"], ["torch", "numpy", "pynvml", "duoka.launchers"]),
         (["gpus"], ["torch", "numpy", "rich", "duoka.plan"]),
         (["run", "--dry-run", __file__], ["torch", "numpy", "duoka.launchers"]),
     ],
