@@ -67,6 +67,17 @@ def test_a_part_is_all_that_this_process_sees(tmp_path: Path, monkeypatch: pytes
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 
+def test_a_launch_queues_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(monkeypatch, "eight")
+    monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with duoka.devices("free:2"), pytest.raises(DevicesBusy, match="free:4: 3 GPUs are to be had now"):
+        duoka.launch(print, devices="free:4", wait=0.01)
+    assert capsys.readouterr().err.startswith("duoka: waiting for devices: GPU 0: pid 4194301; GPU 1: ")
+
+
 @pytest.mark.parametrize("wait", ["soon", "-1"])
 def test_what_cannot_be(wait: str) -> None:
     with pytest.raises(OptionError, match="wait must be more than 0 seconds"):

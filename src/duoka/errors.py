@@ -58,7 +58,7 @@ class DevicesBusy(DeviceError):
 
     def __init__(self, message: str, users: str) -> None:
         self.users = users
-        super().__init__(f"{message}; --wait queues until they are free")
+        super().__init__(f"{message}; --wait, or wait= in Python, queues until they are free")
 
 
 class ScriptError(AskedError):

@@ -139,6 +139,15 @@ def whole_number(text: str, option: str) -> int:
     return int(text)
 
 
+def waiting(wait: str | float) -> float:
+    """The seconds to wait for devices, as Python is given them: a number, or words as of a duration.
+
+    Raises:
+        OptionError: it is not a duration.
+    """
+    return seconds(wait, "wait") if isinstance(wait, str) else float(wait)
+
+
 def seconds(text: str, option: str = "--timeout") -> float:
     """The seconds that a duration means: `90`, `90s`, `1.5m`, `10m` or `1h`. `option` is whose it is.
 

@@ -15,7 +15,7 @@ from duoka.devices.locks import Held
 from duoka.devices.spec import parse
 from duoka.devices.taking import Asked, take
 from duoka.errors import DeviceError
-from duoka.options import seconds
+from duoka.options import waiting
 
 
 class Picked(tuple[torch.device, ...]):
@@ -62,13 +62,12 @@ def devices(request: str = "auto", *, wait: str | float = 0) -> Picked:
         OptionError: `request` or `wait` is not in the grammar.
     """
     asked = Asked(parse(request), environment.visible_cards(), _command())
-    limit = seconds(wait, "wait") if isinstance(wait, str) else float(wait)
 
     def decide(found: Inventory) -> tuple[Choice, list[torch.device]]:
         choice = choose(asked.request, found, asked.visible)
         return choice, [_as_torch_names(device, found, asked.visible) for device in choice.devices]
 
-    taken = take(asked, decide, lambda decided: decided[0].devices, limit, _say)
+    taken = take(asked, decide, lambda decided: decided[0].devices, waiting(wait), _say)
     choice, names = taken.decided
     if any(device.part is not None for device in choice.devices):
         environment.show_cards(choice.devices)

@@ -301,9 +301,11 @@ def _watched(run: Callable[[Plan, Place, Post], None], plan: Plan, place: Place,
         if end.said and post.own_log:
             _write(f"{end.said}\n")
         return end
-    except BaseException as error:
-        end = ending.raised(place.rank, error)
-        return end if post.attempt.function is not None else _show(error, end, post.own_log)
+    except BaseException as raised:
+        ending.hush_loaders()
+        told = ending.told(raised)
+        end = ending.raised(place.rank, told)
+        return end if post.attempt.function is not None else _show(told, end, post.own_log)
     return ending.returned(place.rank)
 
 

@@ -71,9 +71,11 @@ class Running:
 
 
 class Warm:
-    """The warm process, seen from the tests."""
+    """The warm process, seen from the tests. temporary: for the temporary files and logs of its runs."""
 
     def __init__(self) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="duoka-tests-")  # a socket's path in it may not be long
+        self.temporary = self._temporary.name
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -102,6 +104,7 @@ class Warm:
         """End the warm process, and with it whatever is still going on."""
         self._socket.close()
         self._process.wait()
+        self._temporary.cleanup()
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,8 @@ class Flow:
             file.seek(0)
             cwd = cwd or self.folder
             limits = {"timeout": timeout, "grace": grace}
-            return self.warm.start(program, args, file, cwd=str(cwd), env=surroundings(env or {}), **limits)
+            env = surroundings({"TMPDIR": self.warm.temporary} | dict(env or {}))
+            return self.warm.start(program, args, file, cwd=str(cwd), env=env, **limits)
 
 
 def surroundings(env: Mapping[str, str]) -> dict[str, str]:

@@ -42,6 +42,24 @@ def test_an_error_on_one_rank_is_shown_once_and_as_python_shows_it(flow: Flow) -
     assert result.stderr.removeprefix(expected.stderr) == headline
 
 
+def test_a_connection_that_broke_with_a_loader_worker_is_told_as_its_death(flow: Flow) -> None:
+    source = """
+        import os, signal, torch
+        from torch.utils.data import DataLoader
+        batches = iter(DataLoader(torch.ones(64, 2), batch_size=4, num_workers=1))
+        (worker,) = getattr(batches, "_batches", batches)._workers
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # the handler is late
+        os.kill(worker.pid, signal.SIGKILL)
+        raise ConnectionResetError("by peer")
+    """
+    script = flow.write("train.py", source)
+    result = flow.run(["run", "--devices", "cpu:2", script])
+    assert result.returncode == 1
+    assert result.stderr.count("Traceback") == 1
+    assert "is killed by signal: Killed" in result.stderr
+    assert "by peer" not in result.stderr
+
+
 def test_the_noise_of_the_others_is_one_line(flow: Flow) -> None:
     result = run(flow, group(flow, "if rank == 1: raise ValueError('boom')\nwhile True: meet()"), workers=3)
     assert result.stderr.count("Traceback") == 1

@@ -182,6 +182,44 @@ def test_writers_of_all_kinds(flow: Flow) -> None:
     assert (flow.folder / "out" / "events").read_text() == "event " * 5
 
 
+def test_every_rank_is_where_rank_0_is_in_a_file(flow: Flow) -> None:
+    source = """
+        import os, threading
+        told = []
+        for mode in ("w", "a", "ab", "xb"):
+            with open(b"log" if "x" not in mode else "new", mode, buffering=1 if "b" not in mode else -1) as file:
+                told += [file.tell(), file.write("abc" if "b" not in mode else b"abc"), file.tell(), file.name]
+                file.flush()
+                os.fsync(file.fileno())
+                os.fdatasync(file)
+        with open("new", "wb", buffering=0) as file:
+            told += [file.write(memoryview(b"0123456789")), file.seek(-4, 1), file.write(b"x"), file.tell()]
+            told += [file.seek(0, 2), file.truncate(8), file.tell(), file.seek(3), file.truncate()]
+            os.ftruncate(file.fileno(), 2)
+            for offset, whence in ((-1, 0), (-9, 2)):
+                try:
+                    file.seek(offset, whence)
+                except OSError as error:
+                    told.append(str(error))
+        with open("text", "w", encoding="utf-16", newline="\\r\\n") as file:
+            told += [file.write("多卡\\n"), file.tell(), file.readable(), file.seekable()]
+
+        def write():
+            with open(f"{os.getpid()}".encode(), "ab") as file:
+                file.write(b"of a thread")
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join()
+        print(told)
+        """
+    first, other = said(flow, source)
+    assert first == other
+    assert "[0, 3, 3, b'log', 3, 3, 6, b'log', 6, 3, 9, b'log', 0, 3, 3, 'new', 10, 6, 1, 7, 10, 8," in first
+    written = [path.read_bytes() for path in flow.folder.iterdir() if path.name.isdecimal()]
+    assert written == [b"of a thread"]
+
+
 def test_input_is_asked_once(flow: Flow) -> None:
     script = flow.write("script.py", "print(input())")
     logs = flow.folder / "logs"

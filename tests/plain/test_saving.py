@@ -30,6 +30,35 @@ def test_saved_once_and_loaded_by_all(flow: Flow) -> None:
     as_python(flow, source)
 
 
+def test_what_writes_files_without_open(flow: Flow) -> None:
+    source = """
+        import os, threading, time, torch
+        from safetensors.torch import load_file, save_file
+        from torch import nn
+
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        for step in range(20):
+            save_file({"step": torch.full((10_000,), float(step))}, "steps.safetensors")
+            assert load_file("steps.safetensors")["step"][-1] == step  # nobody writes it any more
+            torch.jit.script(model).save("scripted.pt")
+            torch.save(torch.full((100_000,), float(step)), "large.pt")
+            assert torch.load("large.pt")[-1] == step
+            assert torch.equal(torch.jit.load("scripted.pt").weight, model.weight)
+        def save():
+            time.sleep(0.1 * (os.getpid() % 2))
+            torch.save({"weight": model.weight}, "thread.pt")
+
+        for _ in range(3):
+            thread = threading.Thread(target=save)
+            thread.start()
+            thread.join()
+            print(torch.load("thread.pt")["weight"].sum().item())
+            os.remove("thread.pt")
+        """
+    as_python(flow, source)
+
+
 def test_a_file_that_cannot_be_written_is_one_error(flow: Flow) -> None:
     result = run(flow, "import torch\ntorch.save([1], 'none/a.pt')")
     assert result.returncode == 1

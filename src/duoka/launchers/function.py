@@ -28,7 +28,7 @@ from duoka.launchers.output import Outputs
 from duoka.launchers.signals import Signals
 from duoka.launchers.verdict import Verdict
 from duoka.libc import end_thread_pools
-from duoka.options import Options, Target
+from duoka.options import Options, Target, waiting
 from duoka.plan import Plan, decide_function
 from duoka.process import this_process
 
@@ -37,6 +37,7 @@ def launch(
     function: Callable[..., Any],
     *args: Any,
     devices: str | int | Sequence[int] = "auto",
+    wait: str | float = 0,
     threads: int | None = None,
     timeout: float = 600.0,
     step_timeout: float | None = None,
@@ -51,6 +52,7 @@ def launch(
         function: any callable, a closure or a lambda too.
         *args: what it is called with.
         devices: as `duoka run --devices`: "auto", 2, "0,3", [0, 3], "cpu:2", ...
+        wait: how long to queue until devices are free, in seconds or like "30m"; 0 does not wait.
         threads: processor threads of each worker; None: its part of the cores.
         timeout: seconds that one rank waits for the others.
         step_timeout: the same after the first step, whatever the others do; None: 20 times the slowest step so far,
@@ -60,6 +62,7 @@ def launch(
 
     Raises:
         OptionError: a value that is not allowed; or it is called in a worker, or not in the main thread.
+        DevicesBusy: others use the devices now, and the time to wait is over.
         DeviceError: a device is not there, or this process has used CUDA already.
         WorkerFailed: a worker died.
         RanksApart: a rank came to another collective than the others, or ended while they went on.
@@ -76,13 +79,13 @@ def launch(
         step_timeout=step_timeout,
         log_dir=None if log_dir is None else Path(log_dir),
     )
-    taken = _take(options)
+    taken = _take(options, waiting(wait))
     plan = replace(taken.decided, notes=(*taken.decided.notes, *taken.notes))
     with taken.held:
         return _start(plan, partial(function, *args, **kwargs))
 
 
-def _take(options: Options) -> Taken[Plan]:
+def _take(options: Options, limit: float) -> Taken[Plan]:
     """Decide, and take the devices: no other run of duoka picks them meanwhile."""
     visible, threads = environment.visible_cards(), environment.threads()
     asked = Asked(parse(options.devices), visible, f"duoka.launch({options.target.name})")
@@ -90,7 +93,11 @@ def _take(options: Options) -> Taken[Plan]:
     def decide(found: Inventory) -> Plan:
         return decide_function(options.target.name, options, found, visible, threads)
 
-    return take(asked, decide, lambda plan: plan.devices, 0.0, lambda text: None)
+    return take(asked, decide, lambda plan: plan.devices, limit, _say)
+
+
+def _say(text: str) -> None:
+    print(f"duoka: {text}", file=sys.stderr, flush=True)
 
 
 def _start(plan: Plan, call: Callable[[], Any]) -> list[Any]:

@@ -13,6 +13,7 @@ files       writing, making and looking for files: once
 openings    files that are opened past `open`: once
 commands    other programs: once
 entropy     seeds and clocks that the system would give
+dates       datetime.now and its like: a clock, too
 inference   duoka.predict: by every rank for itself
 foreign     what is refused
 """
@@ -30,6 +31,7 @@ from duoka.plain import (
     autograd,
     commands,
     constructors,
+    dates,
     entropy,
     files,
     foreign,
@@ -73,6 +75,7 @@ INTERCEPTIONS = (
     openings,
     commands,
     entropy,
+    dates,
     inference,
     foreign,
 )

@@ -42,6 +42,10 @@ class Caller:
             return False
         return threading.get_ident() == self._thread
 
+    def is_elsewhere(self) -> bool:
+        """Whether this is another thread than the one that runs the script, where no rank waits for another."""
+        return self._patches.active and threading.get_ident() != self._thread
+
     def is_inside(self) -> bool:
         """Whether this is the inside of an interception's own work, which each rank does for itself."""
         return self._busy and threading.get_ident() == self._thread

@@ -23,6 +23,7 @@ from weakref import ref
 import numpy as np
 
 from duoka.plain.caller import Caller
+from duoka.plain.nowhere import nowhere, of_files_only
 from duoka.plain.session import Session
 
 # (where, names): done by rank 0, the others wait and get the same outcome.
@@ -74,6 +75,8 @@ def install(session: Session) -> None:
     make_open = _opener(session, caller)
     session.patches.replace(builtins, "open", make_open)
     session.patches.replace(io, "open", make_open)
+    for name in ("fsync", "fdatasync", "ftruncate"):
+        session.patches.replace(os, name, of_files_only)
 
 
 def _still_open(files: Iterable[ref[Any]]) -> list[ref[Any]]:
@@ -88,16 +91,16 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
     rank = session.ranks.rank
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def written_by_another(path: str, mode: str, *args: Any, **kwargs: Any) -> Any:
+        def written_by_another(file: Any, mode: str, size: int, *args: Any, **kwargs: Any) -> Any:
             """What a rank that does not write is given: nothing, or where it may read, a copy of its own."""
             if "+" not in mode:
-                return original(os.devnull, mode.replace("x", "w"), *args, **kwargs)
+                return nowhere(file, mode, *args, size=size, **kwargs)
             descriptor, name = tempfile.mkstemp()
             os.unlink(name)
             copy = original(descriptor, "w+b" if "b" in mode else "w+", *args, **kwargs)
             if set(mode) & set("ra"):
-                with original(path, "rb" if "b" in mode else "r", *args, **kwargs) as file:
-                    copy.write(file.read())
+                with original(file, "rb" if "b" in mode else "r", *args, **kwargs) as read_from:
+                    copy.write(read_from.read())
                 copy.seek(0, os.SEEK_END if "a" in mode else os.SEEK_SET)
             return copy
 
@@ -106,7 +109,7 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
             try:
                 if _still_open(writers.get(path, ())):
                     with caller.busy():
-                        return written_by_another(path, mode + "+", *args, **kwargs)
+                        return written_by_another(file, mode + "+", 0, *args, **kwargs)
                 return original(file, mode, *args, **kwargs)
             finally:
                 session.ranks.barrier()
@@ -119,17 +122,18 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
                 made = original(file, mode, *args, **kwargs) if rank == 0 else None
             except OSError as caught:
                 error = caught
-            failed = session.ranks.broadcast_object(error, 0)
+            size = made.tell() if made is not None and made.seekable() else 0
+            failed, size = session.ranks.broadcast_object((error, size), 0)
             if failed is not None:
                 raise error or failed
             if rank:
-                made = written_by_another(path, mode, *args, **kwargs)
+                made = written_by_another(file, mode, size, *args, **kwargs)
             if "r+" in mode.replace("b", "").replace("t", ""):
                 session.ranks.barrier()  # nobody writes before all have their copies
             return made
 
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:  # noqa: A001
-            if not isinstance(file, (str, os.PathLike)) or not session.patches.active or caller.is_inside():
+            if not isinstance(file, (str, bytes, os.PathLike)) or not session.patches.active or caller.is_inside():
                 return original(file, mode, *args, **kwargs)
             path = os.path.abspath(os.fsdecode(file))
             if path in written and caller.is_free():  # rank 0 has written what it writes before it comes here
@@ -147,7 +151,8 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
                 with caller.busy():
                     made = opened(file, path, mode, *args, **kwargs)
             elif rank:
-                made = written_by_another(path, mode, *args, **kwargs)
+                size = os.path.getsize(path) if "a" in mode and os.path.exists(path) else 0
+                made = written_by_another(file, mode, size, *args, **kwargs)
             else:
                 made = original(file, mode, *args, **kwargs)
             writers[path] = [*_still_open(writers.get(path, ())), ref(made)]
