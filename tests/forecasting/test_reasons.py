@@ -62,7 +62,7 @@ def test_of_which_it_is_said_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(12.34, "12.3 s"), (0.0123, "12.3 ms"), (0.00012, "0.12 ms"), (0.0000456, "46 µs")]
+    ("seconds", "words"), [(12.34, "12.3 s"), (0.0123, "12.3 ms"), (0.00012, "120 µs"), (0.0000456, "45.6 µs")]
 )
 def test_seconds_in_words(seconds: float, words: str) -> None:
     assert in_words(seconds) == words

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from duoka.forecasting.forecast import Forecast
-from duoka.forecasting.showing import as_data, as_text, verdict
+from duoka.forecasting.showing import as_data, as_text, doubts, verdict
 from tests.forecasting.made import forecast, side
 
 PAYS = forecast(side(1), side(2, step=0.0055), side(4, step=0.004), side(8, step=0.0041))
@@ -25,10 +25,22 @@ def test_the_verdict(found: Forecast, said: str) -> None:
     assert verdict(found).startswith(said)
 
 
-def test_times_that_overlap_are_said_to() -> None:
-    one = side(1, windows=(0.002, 0.003, 0.010, 0.010, 0.012))
-    two = side(2, windows=(0.002, 0.006, 0.006, 0.011, 0.011))
-    assert "overlap" in verdict(forecast(one, two))
+@pytest.mark.parametrize(
+    ("one", "two", "said"),
+    [
+        ((0.009, 0.009, 0.010, 0.010, 0.010), (0.006, 0.006, 0.009, 0.0095, 0.0095), "on cpu:2 and on cpu:1 overlap"),
+        ((0.010,) * 5, (0.002, 0.004, 0.006, 0.008, 0.010), "the steps of cpu:2 are not alike (the middle half is 4"),
+        ((0.010,) * 5, (0.004,) * 5, "cpu:2 is faster than the ideal, so something may have slowed cpu:1 down"),
+        ((0.010,) * 5, (0.006,) * 5, ""),
+    ],
+    ids=["overlap", "not alike", "beyond", "none"],
+)
+def test_doubts(one: tuple[float, ...], two: tuple[float, ...], said: str) -> None:
+    found = forecast(side(1, windows=one), side(2, windows=two))
+    assert found.best.devices == 2
+    assert said in "".join(doubts(found))
+    assert list(doubts(found)) == json.loads(as_data(found))["notes"]
+    assert as_text(found, "normal").count("note: ") == bool(said)
 
 
 def test_sentences_are_there_where_more_are_not_faster() -> None:

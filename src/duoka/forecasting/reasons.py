@@ -65,7 +65,7 @@ def _cores(number: int) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """`12.3 ms`, `1.2 s`."""
+    """`1.2 s`, `12.3 ms`, `103 µs`."""
     if seconds >= 1:
         return f"{seconds:.3g} s"
-    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-4 else f"{1e6 * seconds:.0f} µs"
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"

@@ -12,13 +12,18 @@ from duoka.forecasting.forecast import ALIKE, Forecast, Side
 from duoka.forecasting.reasons import in_words, is_short, reasons
 from duoka.trials.drawn import drawn
 
+UNSTEADY = 0.5  # of a step: where the middle half is wider, the median says little
+BEYOND = 1.15  # times the ideal: more is not to be believed
+
 
 def as_text(forecast: Forecast, verbosity: str) -> str:
     """All that is to be said, or with `quiet` the last line alone."""
     last = f"verdict: {verdict(forecast)}"
     if verbosity == "quiet":
         return last
-    return "\n".join([drawn(_table(forecast)), *_sentences(forecast, verbosity == "verbose"), last])
+    sentences = _sentences(forecast, verbosity == "verbose")
+    notes = [f"note: {note}" for note in doubts(forecast)]
+    return "\n".join([drawn(_table(forecast)), *sentences, *notes, last])
 
 
 def _table(forecast: Forecast) -> Table:
@@ -79,13 +84,23 @@ def verdict(forecast: Forecast) -> str:
     one, best = forecast.one, forecast.best
     if best is one:
         return f"{one.name} is the fastest here; more devices do not make this script faster"
-    text = (
-        f"{best.name} is the fastest here, {forecast.times(best):.2f} times as fast as {one.name}, "
-        f"{forecast.part(best):.0%} of the ideal"
-    )
-    if best.timing.middle[1] > one.timing.middle[0]:
-        return f"{text}; but the times of their steps overlap, so measure more --steps on a machine that is idle"
-    return text
+    times = f"{forecast.times(best):.2f} times as fast as {one.name}"
+    return f"{best.name} is the fastest here, {times}, {forecast.part(best):.0%} of the ideal"
+
+
+def doubts(forecast: Forecast) -> Iterator[str]:
+    """What makes the verdict less than sure."""
+    again = "measure again, with more --steps, when nothing else uses the machine"
+    for side in forecast.sides:
+        low, high = side.timing.middle
+        if high - low > UNSTEADY * side.timing.step:
+            middle = f"the middle half is {in_words(low)} to {in_words(high)}"
+            yield f"the steps of {side.name} are not alike ({middle}), or the machine is busy; {again}"
+    one, best = forecast.one, forecast.best
+    if forecast.part(best) > BEYOND:
+        yield f"{best.name} is faster than the ideal, so something may have slowed {one.name} down; {again}"
+    elif best is not one and best.timing.middle[1] > one.timing.middle[0]:
+        yield f"the times of a step on {best.name} and on {one.name} overlap; {again}"
 
 
 def as_data(forecast: Forecast) -> str:
@@ -94,6 +109,7 @@ def as_data(forecast: Forecast) -> str:
         "target": forecast.asked.target,
         "fastest": {"name": forecast.best.name, "devices": forecast.best.devices},
         "verdict": verdict(forecast),
+        "notes": list(doubts(forecast)),
         "sides": [_side(forecast, side) for side in forecast.sides],
     }
     return json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False)
