@@ -14,6 +14,7 @@ from duoka.trials.accompany import Places
 from duoka.trials.stage import NoSteps, Stage, stage
 
 SEED = 0  # every run begins with it, so that all do the same
+BEYOND = 1.25  # times the ideal: more than caches can explain
 ALIKE = 1.05  # times as fast: what is nearer is not called faster
 
 
@@ -84,6 +85,11 @@ class Forecast:
         """The fastest; of those that are about as fast, the one with the fewest devices."""
         least = min(side.timing.step for side in self.sides)
         return next(side for side in self.sides if side.timing.step <= ALIKE * least)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the best is about as fast as it can be at most, so that one device was not slowed down."""
+        return self.part(self.best) <= BEYOND
 
     def times(self, side: Side) -> float:
         """How many times as fast as one device."""
