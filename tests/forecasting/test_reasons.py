@@ -10,16 +10,17 @@ def test_the_exchange_takes_most_of_the_step() -> None:
     two = side(2, step=0.020, waited=0.014)
     found = forecast(side(1), two)
     assert reasons(found, two) == [
-        "the step is too short for the exchange: 14 ms of its 20 ms are waiting for other ranks"
+        "14 ms of its 20 ms are waiting for other ranks: the step is too short for the exchange, or they do not come "
+        "at the same time"
     ]
 
 
 def test_what_weighs_most_comes_first() -> None:
     two = side(2, step=0.030, waited=0.008, whole=0.015, costliest="sort at train.py:7")
     assert reasons(forecast(side(1), two), two) == [
-        "parts of the step are not shared out: 15 ms of its 30 ms go into what every rank computes whole, most of it "
-        "sort at train.py:7",
-        "the step is too short for the exchange: 8 ms of its 30 ms are waiting for other ranks",
+        "15 ms of its 30 ms go into what every rank computes whole, most of it sort at train.py:7",
+        "8 ms of its 30 ms are waiting for other ranks: the step is too short for the exchange, or they do not come "
+        "at the same time",
     ]
 
 

@@ -30,10 +30,10 @@ def _measured(side: Side) -> Iterator[tuple[float, str]]:
     timing, step = side.timing, in_words(side.timing.step)
     if side.waited:
         waiting = f"{in_words(side.waited)} of its {step} are waiting for other ranks"
-        yield side.waited, f"the step is too short for the exchange: {waiting}"
+        yield side.waited, f"{waiting}: the step is too short for the exchange, or they do not come at the same time"
     if timing.whole:
         whole = f"{in_words(timing.whole)} of its {step} go into what every rank computes whole"
-        yield timing.whole, f"parts of the step are not shared out: {whole}, most of it {timing.costliest}"
+        yield timing.whole, f"{whole}, most of it {timing.costliest}"
 
 
 def _known(forecast: Forecast, side: Side) -> Iterator[str]:
