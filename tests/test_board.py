@@ -185,6 +185,17 @@ def test_where_ways_parted_some_collectives_ago_is_told() -> None:
     assert (parting.number, parting.sides[0]) == (6, ((0,), "broadcast at a.py:60"))
 
 
+def test_steps_and_waiting_are_added_up() -> None:
+    board = Board.create(2)
+    seat = board.seat(1)
+    for number in range(3):
+        seat.enter(number, "a")
+        seat.leave(500_000_000)
+        seat.step(number + 1)
+    assert (seat.steps, seat.waited) == (3, 1.5)
+    assert (board.seat(0).steps, board.seat(0).waited) == (0, 0.0)
+
+
 def test_a_rank_that_has_not_come_yet_is_not_apart() -> None:
     board = Board.create(2)
     fast, slow = board.seat(0), board.seat(1)

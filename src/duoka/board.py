@@ -18,11 +18,11 @@ from duoka.errors import RanksApart
 RING = 64  # collectives that each rank's seat remembers
 ENTRY = 256  # bytes of one of them: four 64-bit numbers, then the text
 TEXT = ENTRY - 4 * 8
-HEAD = 64  # bytes in front of the entries: collectives begun and finished, steps, checkpoints
+HEAD = 64  # bytes in front of the entries: collectives begun and finished, steps, checkpoints, time waited
 SEAT = HEAD + RING * ENTRY
 
 # Places of the 64-bit numbers in a seat and in an entry.
-BEGUN, FINISHED, STEPS, STEPPED, SLOWEST, SEEN, SAVED = range(7)
+BEGUN, FINISHED, STEPS, STEPPED, SLOWEST, SEEN, SAVED, WAITED = range(8)
 DIGEST, SINCE, LENGTH, NUMBER = 0, 1, 2, 3
 
 AT_END = "the end of the script"  # in place of a line, in the text of a collective there
@@ -182,14 +182,17 @@ class Seat:
         words[entry + 3] = begun
         words[BEGUN] = begun
 
-    def leave(self) -> None:
+    def leave(self, waited: int = 0) -> None:
         """The first of this rank's unfinished collectives is finished, so the others have come to as many.
+
+        waited: nanoseconds for which this rank had nothing else to do.
 
         Raises:
             RanksApart: another rank's collective of the same number was not the same one.
         """
         finished = self._finished = self._finished + 1
         self._words[FINISHED] = finished
+        self._words[WAITED] += waited
         entry = 8 + (finished & 63) * 32
         digest = self._words[entry]
         for words in self._others:
@@ -203,6 +206,16 @@ class Seat:
             words[SLOWEST] = now - words[STEPPED]
         words[STEPPED] = now
         words[STEPS] = steps
+
+    @property
+    def steps(self) -> int:
+        """How many steps are done."""
+        return self._words[STEPS]
+
+    @property
+    def waited(self) -> float:
+        """Seconds for which this rank has waited in collectives so far."""
+        return self._words[WAITED] / 1e9
 
     def saved(self, step: int) -> None:
         """A checkpoint of this step is on the disk."""

@@ -38,13 +38,13 @@ STACKS_SIGNAL = signal.SIGRTMAX - 3  # none of those that scripts, schedulers an
 
 
 class Observer(Protocol):
-    """What accompanies the script in every worker and leaves its numbers alone (`duoka.proving` records them)."""
+    """What accompanies the script in every worker and leaves its numbers alone (`duoka.trials`)."""
 
     def begin(self, rank: int) -> None:
         """Before anything is installed for the script."""
 
-    def around(self, rank: int) -> AbstractContextManager[None]:
-        """Around the script, when all is installed."""
+    def around(self, seat: BoardSeat) -> AbstractContextManager[None]:
+        """Around the script, when all is installed. seat: where this rank is, and how far."""
 
 
 class Unobserved:
@@ -53,7 +53,7 @@ class Unobserved:
     def begin(self, rank: int) -> None:
         """Nothing."""
 
-    def around(self, rank: int) -> AbstractContextManager[None]:
+    def around(self, seat: BoardSeat) -> AbstractContextManager[None]:
         """Nothing."""
         return nullcontext()
 
@@ -201,7 +201,7 @@ def _port(wire: socket.socket) -> int:
 
 
 def _run_script(plan: Plan, place: Place, post: Post) -> None:
-    with post.attempt.observer.around(post.rank):
+    with post.attempt.observer.around(post.attempt.board.seat(post.rank)):
         run_target(plan.target)
 
 
@@ -267,7 +267,7 @@ def _run_distributed(plan: Plan, place: Place, post: Post) -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     try:
-        with post.attempt.observer.around(place.rank):
+        with post.attempt.observer.around(post.attempt.board.seat(place.rank)):
             run_target(plan.target, local_rank_args(plan, place.rank))
     finally:
         follower.look()

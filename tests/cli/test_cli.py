@@ -27,6 +27,7 @@ def test_help_and_version_come_from_the_installed_command(command: Command) -> N
         (["--help"], ["torch", "numpy", "pynvml", "duoka.cli.run", "duoka.plan"]),
         (["--version"], ["torch", "numpy", "pynvml", "duoka.cli.run", "duoka.plan"]),
         (["run", "--help"], ["torch", "numpy", "pynvml", "duoka.launchers"]),
+        (["forecast", "--help"], ["torch", "numpy", "pynvml", "duoka.launchers"]),
         (["gpus"], ["torch", "numpy", "rich", "duoka.plan"]),
         (["run", "--dry-run", __file__], ["torch", "numpy", "duoka.launchers"]),
     ],
@@ -50,15 +51,15 @@ def test_every_command_in_the_table_is_there() -> None:
     [
         (
             ["rum"],
-            "there is no command 'rum'; there is: doctor, gpus, predict, prove, run, weights; "
+            "there is no command 'rum'; there is: doctor, forecast, gpus, predict, prove, run, weights; "
             "did you mean `duoka run`?",
         ),
         (
             ["train.py"],
-            "there is no command 'train.py'; there is: doctor, gpus, predict, prove, run, weights; did you mean "
-            "`duoka run train.py`?",
+            "there is no command 'train.py'; there is: doctor, forecast, gpus, predict, prove, run, weights; "
+            "did you mean `duoka run train.py`?",
         ),
-        (["xyz"], "there is no command 'xyz'; there is: doctor, gpus, predict, prove, run, weights\n"),
+        (["xyz"], "there is no command 'xyz'; there is: doctor, forecast, gpus, predict, prove, run, weights\n"),
         (["--hepl"], "no such option '--hepl'. Did you mean '--help'?"),
     ],
 )

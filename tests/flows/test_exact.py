@@ -79,7 +79,7 @@ def test_killed_and_started_again(flow: Flow) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--strategy", "exact", "--devices", "cpu:3"], "exact on 3 devices"),
+        (["--strategy", "exact", "--devices", "cpu:3"], "exact must be a power of two, but is 3"),
         (["--strategy", "exact", "--shares", "6"], "a power of two"),
         (["--strategy", "exact", "--shares", "2", "--devices", "cpu:4"], "at least the number of devices, 4"),
         (["--strategy", "exact", "--batch-norm", "local"], "left out with --strategy exact"),

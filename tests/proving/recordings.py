@@ -20,7 +20,7 @@ def recorded(folder: Path, states: Sequence[Mapping[str, Tensor]], batches: Sequ
     for step, tensors in enumerate(states):
         entries = ((name, tensor, False) for name, tensor in tensors.items())
         writer.write(step, "optimizer 0 (SGD) at train.py:1", [0.5], entries)
-    writer.end(len(states) - 1, enough=True)
+    writer.close()
     seen = Seen(folder, 0, own_rows=False)
     for step, batch in enumerate(batches, 1):
         seen.step = step

@@ -136,7 +136,7 @@ def test_ctrl_c_leaves_nothing_behind(flow: Flow) -> None:
     words = ["prove", "--devices", "cpu:2", "--steps", "1000", "slow.py"]
     running = flow.start(words, env={"TMPDIR": str(temporary)})
     deadline = time.monotonic() + 60
-    while not list(temporary.glob("duoka-prove*/*/recording/steps.jsonl")) and time.monotonic() < deadline:
+    while not list(temporary.glob("duoka-prove*/*/seen/steps.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.02)
     running.send(signal.SIGINT)
     result = running.wait()

@@ -27,6 +27,16 @@ def value(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return (torch.rand(shape, generator=torch.Generator().manual_seed(rank)) * 100 - 50).to(dtype)
 
 
+def test_it_is_counted_how_long_a_rank_waits(nearby: bool) -> None:
+    def work(ranks: ProcessCollectives) -> float:
+        time.sleep(0.5 * ranks.rank)
+        ranks.barrier()
+        return ranks._seat.waited  # type: ignore[attr-defined]
+
+    early, late = all_well(in_processes(2, work, nearby=nearby))
+    assert early > late > 0
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_tensors_are_combined(nearby: bool, world_size: int) -> None:
     names = {ReduceOp.SUM: "sum", ReduceOp.MAX: "amax", ReduceOp.MIN: "amin"}

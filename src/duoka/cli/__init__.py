@@ -16,6 +16,7 @@ from duoka.errors import AskedError, DuokaError
 # name -> (the module with its `command`, its line in `duoka --help`)
 COMMANDS = {
     "doctor": ("duoka.cli.doctor", "Say whether this machine will train well, and what to do where not."),
+    "forecast": ("duoka.cli.forecast", "Tell whether more devices make a script faster, before it is run."),
     "gpus": ("duoka.cli.gpus", "Show the GPUs of this machine, and who uses them."),
     "predict": ("duoka.cli.predict", "Compute a model's outputs for all of some data, on all devices."),
     "prove": ("duoka.cli.prove", "Show that a script computes the same on other devices, step by step."),

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from duoka import environment
 from duoka.cli.run import GROUPS, Groups, ScriptCommand, asked_for
-from duoka.devices import inventory
-from duoka.devices.locks import Held, Locks
-from duoka.devices.taking import marked
+from duoka.cli.trial import OF_RUN, decide_and_take, named, say_plan, sayer, shown_options, to_the_end
 from duoka.errors import OptionError
 from duoka.options import Options, Target, one_of
-from duoka.plan import Plan, decide, header
+from duoka.plan import Plan
 
 if TYPE_CHECKING:
     from duoka.proving.proof import Asked
@@ -47,13 +39,11 @@ DEVICES = (
 
 LONGEST = 100_000
 
-_OF_RUN = {str(option.name): option for _, group in GROUPS for option in group}
-
 PROVE_GROUPS: Groups = (
     (
         "What to compare",
         (
-            _OF_RUN["is_module"],
+            OF_RUN["is_module"],
             click.Option(["--devices"], multiple=True, metavar="DEVICES", help=DEVICES),
             click.Option(
                 ["--steps"],
@@ -75,26 +65,13 @@ PROVE_GROUPS: Groups = (
                 metavar="N",
                 help="Every run begins with it, in torch, random and numpy; the script may seed again. [default: 0]",
             ),
-            _OF_RUN["kind"],
-            _OF_RUN["threads"],
-            _OF_RUN["timeout"],
+            OF_RUN["kind"],
+            OF_RUN["threads"],
+            OF_RUN["timeout"],
         ),
     ),
     GROUPS[1],
-    (
-        "What is shown",
-        (
-            click.Option(["--json", "as_json"], is_flag=True, help="As data."),
-            click.Option(["-v", "--verbose"], is_flag=True, help="A table of all steps, too."),
-            click.Option(["-q", "--quiet"], is_flag=True, help="The verdict alone."),
-            click.Option(
-                ["--log-dir"],
-                type=click.Path(path_type=Path),
-                metavar="DIR",
-                help="Keep what the script printed in each run here. [default: not kept]",
-            ),
-        ),
-    ),
+    *shown_options("A table of all steps, too.", "The verdict alone."),
 )
 
 
@@ -123,25 +100,9 @@ def prove(
 
 
 def _prove(opts: Options, devices: Sequence[str], steps: int, seed: int, want: str, shown: str) -> int:
-    plans, held = _decide_and_take([replace(opts, devices=words) for words in devices])
+    plans, held = decide_and_take("prove", opts, lambda decided: [decided(words) for words in devices])
     with held:
-        code = _run(_asked(opts, devices, plans, steps, seed, want), shown)
-    with suppress(OSError):  # the script ran in workers; taking torch down here only takes time
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
-
-
-def _decide_and_take(asked: Sequence[Options]) -> tuple[list[Plan], Held]:
-    """Decide all plans, and take the cards of all of them for as long as the proof takes."""
-    visible, threads = environment.visible_cards(), environment.threads()
-    seen = inventory.read()  # a driver that is slow keeps nobody else waiting
-    with Locks() as locks:
-        known = marked(seen, locks)
-        plans = [decide(opts, known, visible, threads) for opts in asked]
-        uuids = sorted({device.uuid for plan in plans for device in plan.devices if device.uuid})
-        held = locks.hold(uuids, f"duoka prove {asked[0].target.name}")[0] if uuids else Held()
-    return plans, held
+        return to_the_end(lambda: _run(_asked(opts, devices, plans, steps, seed, want), shown))
 
 
 def _asked(opts: Options, devices: Sequence[str], plans: Sequence[Plan], steps: int, seed: int, want: Any) -> Asked:
@@ -149,41 +110,21 @@ def _asked(opts: Options, devices: Sequence[str], plans: Sequence[Plan], steps: 
     from duoka.proving.proof import Asked  # only now: a plan is made without torch
     from duoka.proving.sides import Side, as_python
 
-    names = [words if words != "auto" else _named(plan) for words, plan in zip(devices, plans, strict=True)]
+    names = [words if words != "auto" else named(plan) for words, plan in zip(devices, plans, strict=True)]
     sides = [Side(name, plan) for name, plan in zip(names, plans, strict=True)]
     if len(sides) == 1:
         sides = [as_python(plans[0], opts.threads), *sides]
     return Asked(sides[0], tuple(sides[1:]), steps, seed, want, opts.log_dir)
 
 
-def _named(plan: Plan) -> str:
-    """`auto` by what it was found to be."""
-    first = plan.devices[0]
-    if first.type == "cpu":
-        return f"cpu:{len(plan.devices)}"
-    return ",".join(str(device.index) for device in plan.devices) if first.type == "cuda" else str(first)
-
-
 def _run(asked: Asked, shown: str) -> int:
     from duoka.proving.proof import prove as start
     from duoka.proving.showing import as_data, as_text
-    from duoka.proving.sides import SideFailed, Stopped
 
-    def say(text: str) -> None:
-        if shown in ("normal", "verbose"):
-            print(f"duoka: {text}", file=sys.stderr, flush=True)
-
+    say = sayer(shown)
     for side in asked.others:
-        for line in header(side.plan).removeprefix("duoka: ").split("\nduoka: "):
-            say(f"{side.name}: {line}")
-    try:
-        proof = start(asked, say)
-    except Stopped as stopped:
-        print("duoka: interrupted" if stopped.code == 130 else "duoka: stopped", file=sys.stderr, flush=True)
-        return stopped.code
-    except SideFailed as failed:
-        print(failed.report, end="", file=sys.stderr, flush=True)
-        raise
+        say_plan(side.name, side.plan, say)
+    proof = start(asked, say)
     click.echo(as_data(proof) if shown == "json" else as_text(proof, shown))
     return 0 if proof.holds else 1
 

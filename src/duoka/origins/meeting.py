@@ -51,7 +51,7 @@ class NoSeat:
     def enter(self, digest: int, text: str) -> None:
         """Nobody looks."""
 
-    def leave(self) -> None:
+    def leave(self, waited: int) -> None:
         """Nobody looks."""
 
 

@@ -37,7 +37,8 @@ def install(session: Session) -> None:
             if not isinstance(f, (str, os.PathLike)):  # a buffer or an open file is each rank's own
                 original(obj, f, *args, **kwargs)
                 return
-            session.caller.written.add(os.path.abspath(f))  # whoever reads it waits for rank 0
+            if session.caller.is_elsewhere() or session.caller.is_free():
+                session.caller.written.add(os.path.abspath(f))  # whoever reads it waits for rank 0
             once(lambda: original(obj, f, *args, **kwargs))
 
         return save

@@ -1,11 +1,12 @@
 """`duoka prove`: whether a script computes on some devices what it computes on another, shown step by step.
 
+Each run is a trial (`duoka.trials`).
+
 In each worker, beside the script:
-    recorder    what a step has made of the models, into files; ends the script after so many steps
+    recorder    what a step has made of the models, into files
     naming      names for the tensors that are trained
     batches     a digest of what the script was given to train on
     nudge       weights moved by one unit in the last place: what rounding alone does
-    scratch     what the script writes goes to a folder that is removed
 
 In the command process:
     recording   the files of one run, written and read

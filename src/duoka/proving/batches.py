@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
-from torch.utils.data import DataLoader
 
-from duoka.proving.recording import batches_file, opened
+from duoka.proving.recording import batches_file
+from duoka.trials.accompany import opened, replace_function
+from duoka.trials.loaders import watch_loaders
 from duoka.view.batch import BatchTensor
 from duoka.view.site import user_line
 
@@ -38,25 +38,12 @@ class Seen:
 
     def install(self) -> None:
         """Look at what loaders give, and at what models are given."""
-        _replace(DataLoader, "__iter__", self._make_iter)
-        _replace(nn.Module, "__call__", self._make_call)
-        api = sys.modules.get("duoka.data.loader")
-        if api is not None:
-            _replace(api.Loader, "__iter__", self._make_iter)
+        watch_loaders(lambda loader, batch, is_local: self._write("loader", batch, self._own_rows or is_local))
+        replace_function(nn.Module, "__call__", self._make_call)
 
     def close(self) -> None:
         """Write out what there is."""
         self._file.close()
-
-    def _make_iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __iter__(loader: Any) -> Any:
-            batches = original(loader)
-            if str(sys._getframe(1).f_globals.get("__name__")).startswith("duoka."):
-                return batches  # of a loader of duoka's own, which hands them on
-            own = self._own_rows or getattr(loader, "_view", "") == "local"
-            return _Watched(batches, lambda batch: self._write("loader", batch, own))
-
-        return __iter__
 
     def _make_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -86,33 +73,6 @@ class Seen:
         line = {"step": self.step, "source": source, "line": user_line(), "leaves": leaves}
         self._file.write(json.dumps(line | {"values": values.hexdigest()}) + "\n")
         self._file.flush()
-
-
-def _replace(space: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    setattr(space, name, make(getattr(space, name)))
-
-
-class _Watched:
-    """A loader's iterator, of which every batch is looked at on its way to the script."""
-
-    def __init__(self, batches: Any, look: Callable[[Any], None]) -> None:
-        self._batches, self._look = iter(batches), look
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        batch = next(self._batches)
-        self._look(batch)
-        return batch
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_batches":  # while it is copied or unpickled there is none yet
-            raise AttributeError(name)
-        return getattr(self._batches, name)
 
 
 @torch.no_grad()

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from duoka.errors import DuokaError, RunError
-from duoka.launchers.processes import is_alive
-from duoka.launchers.signals import Signals
 from duoka.proving import causes
 from duoka.proving.bounds import Bound, Judged, Verdict, judge, meets, worse
 from duoka.proving.causes import Unsteady
 from duoka.proving.comparing import Comparison, compare
 from duoka.proving.recording import Recording
-from duoka.proving.sides import Side, SideFailed, Studio
+from duoka.proving.sides import Side, Studio
+from duoka.trials.stage import NoSteps, TrialFailed, stage
 
-PREFIX = "duoka-prove-"
 REFERENCES = 2  # runs that only rounding parts from the first
 
 
@@ -81,19 +75,15 @@ def prove(asked: Asked, say: Callable[[str], None]) -> Proof:
     """Run all that has to be run. say: told what is going on.
 
     Raises:
-        SideFailed: the script failed on one of the sides.
+        TrialFailed: the script failed on one of the sides.
         NoSteps: it made no step that could be seen.
         Stopped: a signal asked for an end. Nothing is left behind.
     """
-    with Signals() as signals, _folder() as folder:
-        studio = Studio(folder, signals, asked.steps, asked.seed, asked.log_dir)
+    with stage("prove", asked.log_dir) as here:
+        studio = Studio(here, asked.steps, asked.seed)
         with _told(asked.first, say), studio.recorded(asked.first) as first:
             pass_on = _Pass(studio, first, say)
             return _compare_all(asked, pass_on)
-
-
-class NoSteps(DuokaError):
-    """A script that makes no step of an optimizer has nothing to compare."""
 
 
 class _Pass:
@@ -105,7 +95,7 @@ class _Pass:
     def __call__(self, side: Side) -> Comparison:
         with _told(side, self._say), self._studio.recorded(side) as recording:
             comparison = compare(self.first, recording)
-            self._studio.check()
+            self._studio.stage.check()
             return comparison
 
 
@@ -135,7 +125,7 @@ def _in_two_parts(asked: Asked, again: _Pass) -> list[Comparison]:
     """
     try:
         found = again(asked.first.in_two_parts())
-    except SideFailed:
+    except TrialFailed:
         return []
     same = found.data is None and found.steps[0] == found.steps[1]
     return [found] if same else []
@@ -159,27 +149,4 @@ def _outcome(asked: Asked, side: Side, found: Comparison, bound: Bound, unsteady
 
 def _check_steps(side: Side, recording: Recording) -> None:
     if recording.steps == 0:
-        raise NoSteps(
-            f"{side.name}: the script ended without a step of an optimizer of torch.optim in this process, so there "
-            "is nothing to compare; give the arguments with which it trains (after a --), or --kind"
-        )
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """A folder that is removed at the end; what earlier proofs have left that were killed, is removed now."""
-    home = Path(tempfile.gettempdir())
-    for left in home.glob(f"{PREFIX}*"):
-        pid = left.name.removeprefix(PREFIX)
-        is_over = pid.isdecimal() and (int(pid) == os.getpid() or not is_alive(int(pid)))
-        if is_over and left.stat().st_uid == os.getuid():
-            shutil.rmtree(left, ignore_errors=True)
-    folder = home / f"{PREFIX}{os.getpid()}"
-    try:
-        folder.mkdir(mode=0o700)
-    except OSError as error:
-        raise RunError(f"{folder}, for recordings, cannot be made: {error.strerror}") from None
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        raise NoSteps(side.name, "compare")

@@ -3,7 +3,6 @@
     steps.jsonl          one line for each state: before the first step, and after each
     tensors.bin          the bytes of all tensors; of one that has not changed, once
     batches-RANK.jsonl   one line for each batch that this rank was given
-    end.json             how it ended; there only when all else is whole
 
 Read without torch: types that numpy does not have are written as float32, which holds them exactly.
 """
@@ -13,8 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import posix
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, field, replace
@@ -25,11 +22,12 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from duoka.errors import RunError
+from duoka.trials.accompany import opened
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-STEPS, TENSORS, END = "steps.jsonl", "tensors.bin", "end.json"
+STEPS, TENSORS = "steps.jsonl", "tensors.bin"
 _AS_NUMPY = {"bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64", "complex64", "complex128"}
 
 
@@ -107,12 +105,10 @@ class Writer:
                 f"where {free / 1e9:,.1f} GB are free; ask for fewer --steps, or set TMPDIR to a larger disk"
             )
 
-    def end(self, steps: int, enough: bool) -> None:
-        """Say that the run has made so many steps, and whether it was ended because these were enough."""
+    def close(self) -> None:
+        """All states are written."""
         self._index.close()
         self._data.close()
-        with opened(self._folder / END) as file:
-            file.write(json.dumps({"steps": steps, "enough": enough}))
 
 
 def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
@@ -141,12 +137,6 @@ class Recording:
     _open: list[IO[bytes]] = field(default_factory=list, repr=False)
 
     @cached_property
-    def end(self) -> dict[str, Any] | None:
-        """How it ended; None where it did not."""
-        path = self.folder / END
-        return json.loads(path.read_text()) if path.exists() else None
-
-    @cached_property
     def states(self) -> list[State]:
         """Its states, from the one before the first step on."""
         path = self.folder / STEPS
@@ -173,11 +163,6 @@ class Recording:
         while (path := self.folder / batches_file(rank)).exists():
             yield [json.loads(line) for line in path.read_text().splitlines()]
             rank += 1
-
-
-def opened(path: Path, mode: str = "w") -> IO[Any]:
-    """A new file, opened past all that has been made of `open` for the script, on this rank alone."""
-    return open(posix.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), mode)
 
 
 def batches_file(rank: int) -> str:

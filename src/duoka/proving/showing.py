@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import shutil
-import sys
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from duoka.proving.bounds import OF_MOVE, TIMES, ULPS, Judged
 from duoka.proving.causes import amplification
 from duoka.proving.comparing import Gap
 from duoka.proving.proof import REFERENCES, Outcome, Proof
+from duoka.trials.drawn import drawn
 
 WORDS = {"bits": "identical bits", "rounding": "equal to rounding", "different": "different"}
-WIDTH = 240  # the most, of a table that is not for a terminal
 
 
 def as_text(proof: Proof, verbosity: str) -> str:
@@ -26,23 +22,14 @@ def as_text(proof: Proof, verbosity: str) -> str:
     last = _verdict(proof)
     if verbosity == "quiet":
         return last
-    parts = [_drawn(_table(proof))]
+    parts = [drawn(_table(proof))]
     if verbosity == "verbose":
-        parts += [_drawn(_steps(proof, outcome)) for outcome in proof.outcomes]
+        parts += [drawn(_steps(proof, outcome)) for outcome in proof.outcomes]
     parts += [line for outcome in proof.outcomes for line in _sentences(proof, outcome)]
     if proof.bound is not None:
         amplified = proof.bound.amplified
         parts += [_rounding(proof), *([f"note: {amplification(amplified)}"] if amplified is not None else [])]
     return "\n".join([*parts, last])
-
-
-def _drawn(table: Table) -> str:
-    """A table as text; on a terminal as wide as that is."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
-    console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False)
-    console.print(table)
-    written: str = console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
-    return "\n".join(line.rstrip() for line in written.splitlines())
 
 
 def _table(proof: Proof) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
@@ -24,8 +25,8 @@ class Seat(Protocol):
     def enter(self, digest: int, text: str) -> None:
         """This rank comes to its next collective."""
 
-    def leave(self) -> None:
-        """It has finished; raises RanksApart where other ranks came to another one."""
+    def leave(self, waited: int) -> None:
+        """It has finished; raises RanksApart where other ranks came to another one. waited: nanoseconds."""
 
 
 class Alone(Exception):
@@ -131,7 +132,7 @@ class ProcessCollectives(Collectives):
         self._line: Callable[[], str] = user_line
         seat.enter(0, "start")  # the ranks wait for each other here, too
         self._group("cpu")
-        seat.leave()
+        seat.leave(0)
 
     def _group(self, device_type: str) -> Any:
         if device_type not in self._groups:
@@ -169,8 +170,9 @@ class ProcessCollectives(Collectives):
             finish = lambda: self._met(work.wait)  # noqa: E731
 
         def wait() -> None:
+            since = time.monotonic_ns()
             finish()
-            self.leave()
+            self._seat.leave(time.monotonic_ns() - since)
 
         return wait
 
@@ -179,7 +181,7 @@ class ProcessCollectives(Collectives):
         self._seat.enter(hash(text), text)
 
     def leave(self) -> None:
-        self._seat.leave()
+        self._seat.leave(0)  # what of it was waiting, torch does not tell
 
     def meet_at_end(self) -> None:
         self._line = lambda: AT_END

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from duoka.plain.openings import Entries
-from duoka.proving.scratch import Scratch, exists, is_folder
+from duoka.trials.scratch import Scratch, exists, is_folder
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _READ = "stat lstat access readlink"

@@ -5,8 +5,8 @@ from tests.flows.flow import Flow
 BEGIN = """
 import os, sys
 from pathlib import Path
-from duoka.proving.redirecting import redirect
-from duoka.proving.scratch import Scratch
+from duoka.trials.redirecting import redirect
+from duoka.trials.scratch import Scratch
 
 redirect(Scratch(Path(sys.argv[1]) / "side" / "scratch"))
 """

@@ -1,0 +1,125 @@
+"""`duoka forecast`: whether more devices make a script faster, before hours are spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import click
+
+from duoka.cli.run import GROUPS, Groups, ScriptCommand, asked_for
+from duoka.cli.trial import OF_RUN, decide_and_take, named, say_plan, sayer, shown_options, to_the_end
+from duoka.devices import Device, inventory
+from duoka.errors import AskedError, OptionError
+from duoka.options import Options, Target
+from duoka.plan import Kind, Plan
+
+INTRODUCTION = """\
+Tell whether more devices make a script faster, before hours are spent.
+
+Runs the script for its first steps on 1, 2, 4, ... up to the devices asked for, one after the other, and says how
+long a step takes on each, which number is the fastest, and why more are not faster. What the script writes
+meanwhile goes to a scratch folder and is removed.
+"""
+
+EXAMPLES = """\
+duoka forecast train.py                              on 1, 2, 4, ... and all GPUs
+duoka forecast --devices cpu:2 train.py              on one CPU worker and on two
+duoka forecast --devices 0,3 train.py --epochs 5     on GPU 0, and on GPUs 0 and 3; --epochs 5 is for train.py
+"""
+
+DEVICES = "As for `duoka run`: the most that are measured. [default: auto]"
+STEPS = (
+    "How many steps are made on each; of these the first 10, or a third of fewer than 30, do not count. [default: 30]"
+)
+FEWEST, MOST = 7, 100_000  # fewer would leave less than are needed
+
+FORECAST_GROUPS: Groups = (
+    (
+        "What to measure",
+        (
+            OF_RUN["is_module"],
+            click.Option(["--devices"], default="auto", metavar="DEVICES", help=DEVICES),
+            click.Option(["--steps"], type=int, default=30, metavar="N", help=STEPS),
+            OF_RUN["kind"],
+            OF_RUN["threads"],
+            OF_RUN["timeout"],
+        ),
+    ),
+    GROUPS[1],
+    *shown_options("For every number of devices, what keeps it from the ideal.", "The verdict alone."),
+)
+
+
+def forecast(words: tuple[str, ...], is_module: bool, steps: int, as_json: bool, **asked: Any) -> Callable[[], int]:
+    """Check what was asked for, and return what forecasts."""
+    if not words:
+        example = "a script is missing; for example: duoka forecast train.py"
+        raise click.UsageError(example, click.get_current_context())
+    if not FEWEST <= steps <= MOST:
+        raise OptionError("--steps", steps, f"a whole number from {FEWEST} to {MOST:,}")
+    opts = asked_for(Target(words[0], words[1:], is_module), step_timeout="auto", restarts="0", **asked)
+    return partial(_forecast, opts, steps, "json" if as_json else opts.verbosity)
+
+
+def _forecast(opts: Options, steps: int, shown: str) -> int:
+    plans, held = decide_and_take("forecast", opts, partial(_growing, opts.devices))
+    with held:
+        return to_the_end(lambda: _run(opts, plans, steps, shown))
+
+
+def _growing(devices: str, decided: Callable[[str], Plan]) -> list[Plan]:
+    """The plans for 1, 2, 4, ... of the devices, and for all of them.
+
+    Raises:
+        OptionError: it is one device.
+        AskedError: the script's ranks are its own.
+    """
+    most = decided(devices)
+    if most.kind is Kind.DISTRIBUTED:
+        raise AskedError(_why_not(most))
+    if len(most.devices) == 1:
+        raise OptionError(
+            "--devices", devices, "several devices", f"here it is one ({most.devices[0]}); cpu:2 is two CPU workers"
+        )
+    return [*(decided(_words(most.devices[:count])) for count in _powers_below(len(most.devices))), most]
+
+
+def _powers_below(number: int) -> Iterator[int]:
+    power = 1
+    while power < number:
+        yield power
+        power *= 2
+
+
+def _words(devices: Sequence[Device]) -> str:
+    """What asks for these devices."""
+    if devices[0].type == "cpu":
+        return f"cpu:{len(devices)}"
+    return f"cuda:{','.join(str(device.index) for device in devices)}"
+
+
+def _why_not(plan: Plan) -> str:
+    """A script that makes its batches itself trains with other ones on other numbers of devices."""
+    other = "; --kind plain forecasts it as a plain script" if plan.kind_can_be_either else ""
+    return (
+        f"{plan.target.name} makes its ranks, and the batch of each, itself ({plan.kind_reason}), so a step on two "
+        f"devices need not be the step of one, and their times say nothing{other}"
+    )
+
+
+def _run(opts: Options, plans: Sequence[Plan], steps: int, shown: str) -> int:
+    from duoka.forecasting.forecast import Asked  # only now: a plan is made without torch
+    from duoka.forecasting.forecast import forecast as start
+    from duoka.forecasting.showing import as_data, as_text
+
+    say = sayer(shown)
+    say_plan(named(plans[-1]), plans[-1], say)
+    asked = Asked(opts.target.name, [(named(plan), plan) for plan in plans], steps, inventory.cores(), opts.log_dir)
+    found = start(asked, say)
+    click.echo(as_data(found) if shown == "json" else as_text(found, shown))
+    return 0
+
+
+command = ScriptCommand("forecast", callback=forecast, help=INTRODUCTION, groups=FORECAST_GROUPS, examples=EXAMPLES)

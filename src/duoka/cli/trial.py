@@ -1,0 +1,101 @@
+"""What the commands have in common that run a script's first steps on some devices, to tell something of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from duoka import environment
+from duoka.cli.run import GROUPS, Groups
+from duoka.devices import inventory
+from duoka.devices.locks import Held, Locks
+from duoka.devices.taking import marked
+from duoka.options import Options
+from duoka.plan import Plan, decide, header
+
+OF_RUN = {str(option.name): option for _, group in GROUPS for option in group}
+
+
+def shown_options(verbose: str, quiet: str) -> Groups:
+    """The options that say what is shown. verbose, quiet: the help of these two."""
+    log_dir = "Keep what the script printed in each run here. [default: not kept]"
+    return (
+        (
+            "What is shown",
+            (
+                click.Option(["--json", "as_json"], is_flag=True, help="As data."),
+                click.Option(["-v", "--verbose"], is_flag=True, help=verbose),
+                click.Option(["-q", "--quiet"], is_flag=True, help=quiet),
+                click.Option(["--log-dir"], type=click.Path(path_type=Path), metavar="DIR", help=log_dir),
+            ),
+        ),
+    )
+
+
+def decide_and_take(
+    command: str, opts: Options, choose: Callable[[Callable[[str], Plan]], list[Plan]]
+) -> tuple[list[Plan], Held]:
+    """Decide all plans, and take the cards of all of them for as long as the command takes.
+
+    choose: given what makes a plan of the words for its devices, makes all of them.
+    """
+    visible, threads = environment.visible_cards(), environment.threads()
+    seen = inventory.read()  # a driver that is slow keeps nobody else waiting
+    with Locks() as locks:
+        known = marked(seen, locks)
+        plans = choose(lambda devices: decide(replace(opts, devices=devices), known, visible, threads))
+        uuids = sorted({device.uuid for plan in plans for device in plan.devices if device.uuid})
+        held = locks.hold(uuids, f"duoka {command} {opts.target.name}")[0] if uuids else Held()
+    return plans, held
+
+
+def named(plan: Plan) -> str:
+    """The devices of a plan, as one asks for them: `cpu:2`, `0,3`."""
+    first = plan.devices[0]
+    if first.type == "cpu":
+        return f"cpu:{len(plan.devices)}"
+    return ",".join(str(device.index) for device in plan.devices) if first.type == "cuda" else str(first)
+
+
+def sayer(shown: str) -> Callable[[str], None]:
+    """Says on standard error what is going on, if that is to be shown."""
+
+    def say(text: str) -> None:
+        if shown in ("normal", "verbose"):
+            print(f"duoka: {text}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def say_plan(name: str, plan: Plan, say: Callable[[str], None]) -> None:
+    """Say what was decided for one run."""
+    for line in header(plan).removeprefix("duoka: ").split("\nduoka: "):
+        say(f"{name}: {line}")
+
+
+def to_the_end(trials: Callable[[], int]) -> int:
+    """Run trials, and end this process with the exit code that they return, or that tells how they were stopped.
+
+    Raises:
+        TrialFailed: the script failed; what it left to be read has been shown.
+    """
+    from duoka.trials.stage import Stopped, TrialFailed  # only now: a plan is made without torch
+
+    try:
+        code = trials()
+    except Stopped as stopped:
+        print("duoka: interrupted" if stopped.code == 130 else "duoka: stopped", file=sys.stderr, flush=True)
+        code = stopped.code
+    except TrialFailed as failed:
+        print(failed.report, end="", file=sys.stderr, flush=True)
+        raise
+    with suppress(OSError):  # the script ran in workers; taking torch down here only takes time
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,21 @@
+"""A table as text."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+WIDTH = 240  # the most, of a table that is not for a terminal
+
+
+def drawn(table: Table) -> str:
+    """A table as text; on a terminal as wide as that is."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False)
+    console.print(table)
+    written: str = console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in written.splitlines())

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from duoka.cli.forecast import _growing
+from duoka.devices import Device, choose
+from duoka.devices.gpu import Gpu
+from duoka.devices.inventory import Inventory
+from duoka.devices.spec import parse
+from duoka.errors import AskedError, OptionError
+from duoka.plan import Kind, Plan
+from tests.forecasting.made import plan
+
+GPUS = Inventory(tuple(Gpu(index, f"GPU-{index}", "H200", 2**37) for index in range(8)))
+
+
+def chosen(devices: str, visible: str | None = None) -> list[list[int | None]]:
+    """The GPUs of each plan, on a machine with eight."""
+
+    def decided(words: str) -> Plan:
+        return plan(choose(parse(words), GPUS, visible).devices)
+
+    return [[device.index for device in one.devices] for one in _growing(devices, decided)]
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible", "found"),
+    [
+        ("0,3,5", None, [[0], [0, 3], [0, 3, 5]]),
+        ("4", None, [[0], [0, 1], [0, 1, 2, 3]]),
+        ("auto", "5,2,7", [[5], [5, 2], [5, 2, 7]]),
+        ("cpu:5", None, [[None] * count for count in (1, 2, 4, 5)]),
+    ],
+)
+def test_powers_of_two_and_all(devices: str, visible: str | None, found: list[list[int | None]]) -> None:
+    assert chosen(devices, visible) == found
+
+
+def test_one_device_has_nothing_to_be_compared_with() -> None:
+    with pytest.raises(
+        OptionError, match=r"--devices must be several devices, but is '3,'; here it is one \(GPU 3\)"
+    ):
+        chosen("3,")
+
+
+@pytest.mark.parametrize(("either", "hint"), [(True, True), (False, False)])
+def test_ranks_of_its_own(either: bool, hint: bool) -> None:
+    own = replace(plan((Device("cpu"),) * 2), kind=Kind.DISTRIBUTED, kind_reason="a.py:1 reads RANK")
+    own = replace(own, kind_can_be_either=either)
+    with pytest.raises(AskedError, match="makes its ranks") as caught:
+        _growing("cpu:2", lambda words: own)
+    assert ("--kind plain" in str(caught.value)) == hint

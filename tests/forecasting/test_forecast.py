@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import json
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.flows.flow import Flow, Result
+from tests.forecasting import scripts
+
+
+def forecast(flow: Flow, source: str, *words: str, **how: Any) -> Result:
+    flow.write("train.py", source)
+    temporary = flow.folder.parent / f"{flow.folder.name}-tmp"
+    temporary.mkdir(exist_ok=True)
+    result = flow.run(["forecast", *words, "train.py"], env={"TMPDIR": str(temporary)}, timeout=100, **how)
+    assert list(temporary.glob("duoka-forecast*")) == []
+    assert [path.name for path in flow.folder.iterdir()] == ["train.py"]
+    return result
+
+
+def data(flow: Flow, source: str, *words: str) -> dict[str, Any]:
+    """Of workers with one thread each: several would wait for each other where the machine is busy."""
+    result = forecast(flow, source, "--json", "--threads", "1", *words).ok()
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_work_that_is_shared_out_is_faster_on_more_devices(flow: Flow) -> None:
+    found = data(flow, scripts.SHARED_OUT, "--devices", "cpu:3", "--steps", "10")
+    one, two, three = found["sides"]
+    assert [side["name"] for side in found["sides"]] == ["cpu:1", "cpu:2", "cpu:3"]
+    assert [(side["steps"], side["counted"], side["samples"]) for side in found["sides"]] == [(10, 7, 24)] * 3
+    assert one["times_as_fast"] == one["of_the_ideal"] == 1.0
+    assert two["times_as_fast"] > 1.3, found
+    assert three["step"] < one["step"], found
+    assert not found["fastest"] or found["fastest"]["devices"] > 1, found
+    assert one["samples_per_second"] == pytest.approx(24 / one["step"])
+
+
+def test_work_that_every_rank_does_is_not(flow: Flow) -> None:
+    found = data(flow, scripts.CONSTANT, "--devices", "cpu:2", "--steps", "10")
+    two = found["sides"][1]
+    assert two["times_as_fast"] < 1.3, found
+    assert two["waiting"] > 0
+    assert any("is what each rank does by itself" in reason for reason in two["reasons"]), found
+
+
+def test_the_table(flow: Flow) -> None:
+    result = forecast(flow, scripts.CONSTANT, "--devices", "cpu:2", "--steps", "9").ok()
+    title, _, head, _, *rows = result.stdout.splitlines()
+    assert title == "measured on 9 steps of train.py, of which 6 count"
+    for column in ("devices", "a step", "samples a second", "times as fast", "of the ideal", "waiting"):
+        assert column in head
+    assert [row.split("│")[1].strip() for row in rows[:2]] == ["cpu:1", "cpu:2"]
+    assert rows[-1].startswith("verdict: ")
+    assert "loss" not in result.stdout + result.stderr  # what the script prints
+    assert "duoka: cpu:2: 2 CPU workers" in result.stderr
+    assert result.stderr.endswith("duoka: running cpu:1\nduoka: running cpu:2\n")
+
+
+def test_the_verdict_alone(flow: Flow) -> None:
+    result = forecast(flow, scripts.NO_LOADER, "--devices", "cpu:2", "--steps", "7", "-q").ok()
+    assert result.stderr == ""
+    assert result.stdout.startswith("verdict: ")
+    assert result.stdout.count("\n") == 1
+
+
+def test_without_a_loader_samples_are_not_known(flow: Flow) -> None:
+    found = data(flow, scripts.NO_LOADER, "--devices", "cpu:2", "--steps", "7")
+    assert [side["samples_per_second"] for side in found["sides"]] == [None, None]
+
+
+def test_a_batch_of_fewer_samples_than_devices(flow: Flow) -> None:
+    found = data(flow, scripts.SMALL_BATCH, "--devices", "cpu:3", "--steps", "7")
+    reasons = [side["reasons"] for side in found["sides"]]
+    small = "a batch of 2 over 3 devices is computed whole by each of them"
+    assert [small in some for some in reasons] == [False, False, True], found
+
+
+def test_what_is_computed_whole_is_told_with_its_line(flow: Flow) -> None:
+    found = data(flow, scripts.WHOLE, "--devices", "cpu:2", "--steps", "7")
+    one, two = found["sides"]
+    assert (one["whole"], one["costliest"]) == (0, None)
+    assert two["whole"] > 0
+    assert two["costliest"].startswith("sort at train.py:"), found
+
+
+@pytest.mark.parametrize("view", ["global", "local"])
+def test_a_script_that_uses_the_api(flow: Flow, view: str) -> None:
+    source = scripts.API.replace("VIEW", repr(view))
+    found = data(flow, source, "--devices", "cpu:2", "--steps", "8")
+    assert [side["samples"] for side in found["sides"]] == [24, 24], found
+    assert found["sides"][1]["waiting"] > 0
+
+
+def test_two_optimizers_make_one_step_together(flow: Flow) -> None:
+    found = data(flow, scripts.TWO_OPTIMIZERS, "--devices", "cpu:2")
+    assert [(side["steps"], side["counted"]) for side in found["sides"]] == [(9, 6)] * 2
+
+
+def test_a_script_that_ends_early_is_measured_as_far_as_it_goes(flow: Flow) -> None:
+    found = data(flow, scripts.SHORT_ENOUGH, "--devices", "cpu:2")
+    assert [(side["steps"], side["counted"]) for side in found["sides"]] == [(8, 6)] * 2
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            scripts.SHORT,
+            "cpu:1: the script ended after 6 steps, too few to tell how long one takes: the first do",
+        ),
+        (scripts.NO_STEPS, "cpu:1: the script ended without a step of an optimizer of torch.optim in this process"),
+        (scripts.FAILS, "duoka: error: cpu:1: the script failed after step 1\n"),
+        (scripts.FAILS_ON_TWO, "duoka: error: cpu:2: the script failed after step 1\n"),
+        (scripts.KILLED, "duoka: error: cpu:1: the script failed\n"),
+    ],
+    ids=["short", "no steps", "fails", "fails on two", "killed"],
+)
+def test_what_cannot_be_forecast(flow: Flow, source: str, said: str) -> None:
+    result = forecast(flow, source, "--devices", "cpu:2")
+    assert result.returncode == 1, result
+    assert said in result.stderr, result
+    assert result.stdout == ""
+
+
+def test_an_error_is_shown_as_it_is(flow: Flow) -> None:
+    result = forecast(flow, scripts.FAILS, "--devices", "cpu:2")
+    assert "assert loss.item() < 0, 'too large'" in result.stderr
+    assert "\nAssertionError: too large\n" in result.stderr
+    assert "src/duoka" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "said"),
+    [
+        (
+            scripts.OWN_RANKS,
+            ["--devices", "cpu:2"],
+            "makes its ranks, and the batch of each, itself (train.py:4",
+        ),
+        (scripts.QUICK, ["--devices", "cpu:1"], "--devices must be several devices, but is 'cpu:1'; here it is one"),
+        (scripts.QUICK, ["--steps", "6"], "--steps must be a whole number from 7 to 100,000, but is 6"),
+        (scripts.QUICK, ["--devices", "cpu:2", "--strategy", "single"], "--strategy must be auto, ddp or exact"),
+        (scripts.QUICK, ["--devices", "cpu:2", "-q", "-v"], "--quiet and --verbose exclude each other"),
+    ],
+    ids=["own ranks", "one device", "steps", "strategy", "quiet and verbose"],
+)
+def test_what_cannot_be_asked_for(flow: Flow, source: str, words: list[str], said: str) -> None:
+    result = forecast(flow, source, *words)
+    assert result.returncode == 2, result
+    assert said in result.stderr, result
+
+
+def test_a_script_that_can_be_either_is_told_how(flow: Flow) -> None:
+    source = scripts.EITHER
+    assert "--kind plain forecasts it as a plain script" in forecast(flow, source, "--devices", "cpu:2").stderr
+    found = data(flow, source, "--devices", "cpu:2", "--steps", "7", "--kind", "plain")
+    assert len(found["sides"]) == 2
+
+
+def test_ctrl_c_leaves_nothing_behind(flow: Flow) -> None:
+    flow.write("slow.py", scripts.CONSTANT.replace("0.03", "100"))
+    temporary = flow.folder / "tmp"
+    temporary.mkdir()
+    running = flow.start(["forecast", "--devices", "cpu:2", "slow.py"], env={"TMPDIR": str(temporary)})
+    deadline = time.monotonic() + 60
+    while not list(temporary.glob("duoka-forecast*/*/scratch/files")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    running.send(signal.SIGINT)
+    result = running.wait()
+    assert result.returncode == 130, result
+    assert "duoka: interrupted" in result.stderr
+    assert list(temporary.glob("duoka-forecast*")) == []
+
+
+def test_what_the_script_prints_can_be_kept(flow: Flow) -> None:
+    flow.write("train.py", scripts.QUICK)
+    words = ["forecast", "--devices", "cpu:2", "--steps", "7", "-q", "--log-dir", "logs", "train.py"]
+    flow.run(words).ok()
+    assert (flow.folder / "logs" / "cpu:1" / "rank0.log").read_text().count("loss") == 6  # the seventh step ends it
+    assert sorted(path.name for path in (flow.folder / "logs" / "cpu:2").iterdir()) == ["rank0.log", "rank1.log"]

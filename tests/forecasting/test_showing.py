@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from duoka.forecasting.forecast import Forecast
+from duoka.forecasting.showing import as_data, as_text, doubts, verdict
+from tests.forecasting.made import forecast, side
+
+PAYS = forecast(side(1), side(2, step=0.0055), side(4, step=0.004), side(8, step=0.0041))
+DOES_NOT = forecast(side(1), side(2, step=0.020, waited=0.014))
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (PAYS, "cpu:4 is the fastest here, 2.50 times as fast as cpu:1, 62% of the ideal"),
+        (DOES_NOT, "cpu:1 is the fastest here; more devices do not make this script faster"),
+        (forecast(side(1), side(2, step=0.0097)), "cpu:1 is the fastest here; more"),
+        (
+            forecast(side(1), side(2, step=0.002)),
+            "none to be trusted: cpu:2 was 5.00 times as fast as cpu:1, more",
+        ),
+    ],
+    ids=["pays", "does not", "too little", "too much"],
+)
+def test_the_verdict(found: Forecast, said: str) -> None:
+    assert verdict(found).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "said"),
+    [
+        ((0.009, 0.009, 0.010, 0.010, 0.010), (0.006, 0.006, 0.009, 0.0095, 0.0095), "on cpu:2 and on cpu:1 overlap"),
+        ((0.010,) * 5, (0.002, 0.004, 0.006, 0.008, 0.010), "the steps of cpu:2 are not alike (the middle half is 4"),
+        ((0.010,) * 5, (0.006,) * 5, ""),
+    ],
+    ids=["overlap", "not alike", "none"],
+)
+def test_doubts(one: tuple[float, ...], two: tuple[float, ...], said: str) -> None:
+    found = forecast(side(1, windows=one), side(2, windows=two))
+    assert found.best.devices == 2
+    assert said in "".join(doubts(found))
+    assert list(doubts(found)) == json.loads(as_data(found))["notes"]
+    assert as_text(found, "normal").count("note: ") == bool(said)
+
+
+def test_sentences_are_there_where_more_are_not_faster() -> None:
+    lines = as_text(PAYS, "normal").splitlines()
+    assert [line for line in lines if line.startswith("cpu:")] == [
+        "cpu:4: faster than cpu:1, but 62% of the ideal",
+        "cpu:8: no faster than cpu:4",
+    ]
+    assert "cpu:2: slower than cpu:1, 2.00 times its time" in as_text(DOES_NOT, "normal")
+    assert "\ncpu:2: " in as_text(PAYS, "verbose")
+    assert as_text(PAYS, "quiet") == f"verdict: {verdict(PAYS)}"
+
+
+def test_of_a_gpu_waiting_is_not_seen() -> None:
+    text = as_text(forecast(side(1, "cuda"), side(2, "cuda", step=0.006)), "normal")
+    assert text.count("not seen") == 1
+
+
+def test_what_cannot_be_is_not_called_the_fastest() -> None:
+    assert json.loads(as_data(forecast(side(1), side(2, step=0.002))))["fastest"] is None
+
+
+def test_data() -> None:
+    data = json.loads(as_data(DOES_NOT))
+    assert data["fastest"] == {"name": "cpu:1", "devices": 1}
+    two = data["sides"][1]
+    assert (two["step"], two["waiting"], two["times_as_fast"], two["of_the_ideal"]) == (0.02, 0.014, 0.5, 0.25)
+    assert two["samples_per_second"] == 64 / 0.02
+    assert two["devices"] == ["CPU", "CPU"]

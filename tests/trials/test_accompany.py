@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from duoka.board import Board, Seat
+from duoka.trials.accompany import Companion, End, Places, Watch, end_of
+from tests.view.processes import GONE, Raised, forked
+
+
+class Counting(Watch):
+    """Steps are what it is told."""
+
+    def install(self) -> None:
+        pass
+
+    def close(self) -> None:
+        with (self._folder / "closed").open("a") as file:
+            file.write("x")
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps >= 3:
+            self.enough()
+
+
+@dataclass(frozen=True)
+class Counter(Companion):
+    def watch(self, seat: Seat) -> Counting:
+        found = Counting(self.places.seen, seat.rank)
+        object.__setattr__(self, "made", found)  # for the script, which is here
+        return found
+
+
+def lived(folder: Path, script: Callable[[Counting], object], rank: int = 0) -> object:
+    """What a script comes to that is accompanied for three steps, in a process of its own."""
+    counter = Counter(Places(folder, folder, folder), 3, 7, own_rows=False)
+
+    def life(_: int) -> str:
+        with counter.around(Board.create(rank + 1).seat(rank)):
+            script(counter.made)  # type: ignore[attr-defined]
+        return "went on"
+
+    return forked(1, life)[0]
+
+
+def exits(code: object) -> Callable[[Counting], None]:
+    def script(watch: Counting) -> None:
+        watch.step()
+        sys.exit(code)  # type: ignore[arg-type]
+
+    return script
+
+
+def raises(watch: Counting) -> None:
+    watch.step()
+    raise ValueError("wrong")
+
+
+def goes_on_whatever_happens(watch: Counting) -> None:
+    while True:
+        with suppress(BaseException):
+            watch.step()
+
+
+def forbids_all_but_exceptions(watch: Counting) -> None:
+    while True:
+        try:
+            watch.step()
+        except Exception:
+            raise AssertionError("an exception like others") from None
+
+
+@pytest.mark.parametrize(
+    ("script", "end", "came_to"),
+    [
+        (lambda watch: watch.step(), End(1, "ended"), "went on"),
+        (lambda watch: None, End(0, "ended"), "went on"),
+        (exits(None), End(1, "ended"), "went on"),
+        (exits(0), End(1, "ended"), "went on"),
+        (exits("a message"), End(1, "failed"), Raised("SystemExit", "a message")),
+        (raises, End(1, "failed"), Raised("ValueError", "wrong")),
+        (forbids_all_but_exceptions, End(3, "enough"), "went on"),
+        (goes_on_whatever_happens, End(3, "enough"), GONE),
+    ],
+    ids=["ends", "does nothing", "exits", "exits with 0", "exits badly", "raises", "enough", "goes on"],
+)
+def test_how_a_script_ends(tmp_path: Path, script: Callable[[Counting], object], end: End, came_to: object) -> None:
+    assert lived(tmp_path, script) == came_to
+    assert end_of(tmp_path) == end
+    assert (tmp_path / "closed").read_text() == "x"
+
+
+def test_the_first_rank_tells_the_end(tmp_path: Path) -> None:
+    lived(tmp_path, lambda watch: watch.step(), rank=1)
+    assert end_of(tmp_path) is None
+    assert (tmp_path / "closed").exists()
+
+
+def test_all_begin_with_the_seed(tmp_path: Path) -> None:
+    def script(watch: Counting) -> None:
+        drawn = torch.rand(3)
+        assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))
+
+    assert lived(tmp_path, script) == "went on"
