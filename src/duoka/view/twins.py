@@ -12,7 +12,7 @@ from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from duoka.errors import OptionError, Refused
 from duoka.view.call import Call
@@ -104,8 +104,7 @@ class Twins:
         whole = None if twin.whole is None else twin.whole.get_submodule(part)
         self._ranks.come_to(f"look({type(call.module).__name__})")
         for name, parameter in call.module.named_parameters():
-            value: Any = parameter.detach()
-            value = value.full_tensor() if is_sharded(value) else value
+            value = _gathered(parameter)
             if whole is not None:
                 own = whole.get_parameter(name)
                 own.data.copy_(value)
@@ -116,6 +115,12 @@ class Twins:
         for one, other in zip(call.module.modules(), whole.modules(), strict=True):
             _bring_up_to_date(other, one)
         return call.elsewhere(whole, _CPU)
+
+
+@torch.no_grad()
+def _gathered(parameter: Any) -> Tensor:
+    whole: Tensor = parameter.full_tensor() if is_sharded(parameter) else parameter
+    return whole
 
 
 def _made_of(module: nn.Module) -> list[str]:
