@@ -88,6 +88,8 @@ def new_values(run: duoka.Run, model: nn.Sequential) -> Any:
 @use
 def passes_through_the_model(run: duoka.Run, model: nn.Sequential) -> Any:
     x, y = next(iter(run.loader((ROWS, LABELS), 9)))
+    with torch.inference_mode():
+        first = model(x).sum().item()
     x.requires_grad_()
     loss = F.cross_entropy(model(x), y)
     (slope,) = torch.autograd.grad(loss, x, retain_graph=True)
@@ -96,7 +98,7 @@ def passes_through_the_model(run: duoka.Run, model: nn.Sequential) -> Any:
     F.cross_entropy(model((x + 0.1 * slope.sign()).detach()), y).backward()
     model.eval()
     with torch.inference_mode():
-        seen = model(x).sum().item()
+        seen = model(x).sum().item(), first
     left = model(x).sum().item()  # and no backward pass
     with torch.no_grad():
         plain = model(ROWS).sum().item()

@@ -65,7 +65,9 @@ class Fsdp:
             self._bring(part, name)
             part.register_forward_hook(_apart)  # before torch's own hook
             try:
-                fully_shard(part, mesh=self._mesh, reshard_after_forward=True, mp_policy=policy)
+                parts = fully_shard(part, mesh=self._mesh, reshard_after_forward=True, mp_policy=policy)
+                parts.unshard()  # tensors of a first call in inference mode could not be trained
+                parts.reshard()
             except (ValueError, NotImplementedError, AssertionError) as error:
                 why = f"torch does not shard it: {error}"
                 raise OptionError("strategy", "fsdp", f"auto for {name}", why) from None
