@@ -13,7 +13,7 @@ from benchmarks.table import Row
 SCRIPT = SCRIPTS / "restarts.py"
 # Without it new ranks find the addresses of dead ones in torchrun's store, and mostly do not meet again.
 STORE_FIX = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-RECOVERIES = 10  # of duoka, none of which may fail; torchrun's are slow, and fewer are enough for a median
+RECOVERIES = 8  # of duoka, none of which may fail; torchrun's are slow, and fewer are enough for a median
 
 
 def measure(quick: bool) -> Iterator[Row]:

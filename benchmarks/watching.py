@@ -13,7 +13,7 @@ STEP = 1000.0  # microseconds
 def measure(quick: bool) -> Iterator[Row]:
     """A step of 1 ms and what it spends on telling, against the step alone."""
     rounds = 1 if quick else ROUNDS
-    times = _in_turn(("board", "watcher"), rounds) | _in_turn(("recorder", "silent"), 3 * rounds)
+    times = _in_turn(("board", "watcher"), rounds) | _in_turn(("recorder", "silent"), 2 * rounds)
     alone = Samples((STEP,), "us")
     yield Row("a step of 1 ms that tells on the board (plain), against the step alone", times["board"], alone, 1.01)
     yield Row(
