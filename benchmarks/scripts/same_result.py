@@ -85,3 +85,4 @@ for case in cases:
     found = train(int(case.rstrip("s")), shuffle=case.endswith("s"))
     if is_first:
         print(json.dumps(found), flush=True)
+os._exit(0)  # taking python down after gloo ends in an abort now and then (torch 2.13)
