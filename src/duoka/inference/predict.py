@@ -154,11 +154,11 @@ def _in_order(
     failed: Callable[[Result], list[Any]],
     release: Callable[[], None],
 ) -> Generator[list[Any], None, None]:
-    """Keep the crew at work, and hand its outputs out, batch by batch, in their order.
+    """Keep the crew at work, and hand its outputs out, batch by batch, in their order; errors, too, in their turn.
 
     failed: what is handed out for a batch that failed, if anything is. release: called at the end.
     """
-    finished: dict[int, list[Any]] = {}
+    finished: dict[int, Result] = {}
     given = handed_out = 0
     more = True
     with ExitStack() as ending:
@@ -173,15 +173,16 @@ def _in_order(
                     break
                 given += 1
                 if batch.error is not None:
-                    finished[batch.number] = failed(Result(batch, "the data", error=batch.error))
+                    finished[batch.number] = Result(batch, "the data", error=batch.error)
                 else:
                     crew.give(batch)
             if handed_out in finished:
-                yield finished.pop(handed_out)
+                result = finished.pop(handed_out)
+                yield result.outputs if result.error is None else failed(result)
                 handed_out += 1
             elif handed_out < given:
                 result = crew.take()
-                finished[result.batch.number] = result.outputs if result.error is None else failed(result)
+                finished[result.batch.number] = result
             else:
                 return
 
