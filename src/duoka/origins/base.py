@@ -12,6 +12,8 @@ from duoka import environment
 from duoka.errors import OptionError, TimedOut
 from duoka.origins.meeting import Meeting, meet
 
+_FIRST_PORT, _PORTS = 20_000, 12_000  # below 32768, where those begin that the kernel gives away
+
 
 @dataclass(frozen=True)
 class Origin(ABC):
@@ -43,6 +45,11 @@ class Origin(ABC):
     def meet(self, timeout: float) -> Meeting:
         """Meet the other ranks. Called where there are several, once in a process."""
         return meet(self.store(timeout), self.rank, self.world_size, timeout)
+
+
+def port_of(job: int) -> int:
+    """Where the ranks of a job meet that nobody has named a port for: all of them find the same by its number."""
+    return _FIRST_PORT + job % _PORTS
 
 
 def tcp_store(rank: int, address: str, port: int, timeout: float, is_master: bool) -> Store:

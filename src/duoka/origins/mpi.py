@@ -11,7 +11,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from duoka import environment
 from duoka.errors import OptionError
-from duoka.origins.base import Origin, master, tcp_store
+from duoka.origins.base import Origin, master, port_of, tcp_store
 
 # (rank, size, local rank, local size)
 NAMES = (
@@ -20,7 +20,6 @@ NAMES = (
 )
 JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")  # what no other job has, the same on all machines
 STARTERS = frozenset({"hydra_pmi_proxy", "mpiexec", "mpiexec.hydra", "mpirun", "orted", "prted", "prterun"})
-FIRST_PORT, PORTS = 20000, 12000
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Mpi(Origin):
         here = self.here in (None, self.world_size)
         if job is None and here:
             job = _starter()
-        port = None if job is None else FIRST_PORT + zlib.crc32(job.encode()) % PORTS
+        port = None if job is None else port_of(zlib.crc32(job.encode()))
         place = master(port)
         if place is None and port is not None and here:
             place = ("127.0.0.1", port)

@@ -9,9 +9,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from duoka import environment
 from duoka.errors import OptionError
-from duoka.origins.base import Origin, master, tcp_store
-
-FIRST_PORT, PORTS = 20000, 20000  # a port for each job step; below those that the kernel gives away
+from duoka.origins.base import Origin, master, port_of, tcp_store
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Slurm(Origin):
 
     def store(self, timeout: float) -> Store:
         job, step = environment.number("SLURM_JOB_ID") or 0, environment.number("SLURM_STEP_ID") or 0
-        port = FIRST_PORT + (job * 16 + step) % PORTS
+        port = port_of(job * 16 + step)
         nodes = environment.variable("SLURM_STEP_NODELIST") or environment.variable("SLURM_JOB_NODELIST")
         address, port = master(port) or (first_node(nodes or "127.0.0.1"), port)
         return tcp_store(self.rank, address, port, timeout, is_master=self.rank == 0)
