@@ -117,7 +117,9 @@ def hush_loaders() -> None:
 def told(error: BaseException) -> BaseException:
     """The error to tell: of a connection that broke, torch's that a loader's worker died, if that is why."""
     loaders: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
-    if loaders is None or not isinstance(error, (EOFError, ConnectionError)):
+    if not getattr(loaders, "_SIGCHLD_handler_set", False):  # no loader has had a worker
+        return error
+    if not isinstance(error, (EOFError, ConnectionError)):
         return error
     until = time.monotonic() + DYING
     while time.monotonic() < until:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -28,7 +29,7 @@ class Nowhere(io.FileIO):
         """As in a file."""
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         if start + offset < 0:
-            raise OSError(22, "Invalid argument")
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         self._at = start + offset
         return self._at
 

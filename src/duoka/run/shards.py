@@ -18,11 +18,11 @@ from duoka.plain.patching import Patches
 from duoka.plain.reads import READING
 from duoka.view.call import own_part
 from duoka.view.collectives import Collectives
+from duoka.view.draws import FILLING
 from duoka.view.parts import is_sharded
 from duoka.view.site import user_line
 from duoka.view.witness import graph
 
-_FILLING = ("bernoulli_", "normal_", "uniform_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_")
 _LIKE = ("rand_like", "randn_like", "randint_like")
 _ADDING = ("__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "add", "sub")
 _SHARDED_NODE = "RegisterPostBackwardFunctionBackward"  # torch's, of a sharded part whose inputs ask for gradients
@@ -36,7 +36,7 @@ def install(patches: Patches, ranks: Collectives) -> None:
     """Intercept how tensors are read, drawn, added and differentiated."""
     for name in (*READING, "__format__"):
         patches.put(Tensor, name, _ReadWhole(getattr(Tensor, name), ranks))
-    for name in _FILLING:
+    for name in (*FILLING, "bernoulli_"):
         patches.replace(Tensor, name, _filling_whole)
     for name in _LIKE:
         patches.replace(torch, name, _drawing_whole)
@@ -114,9 +114,7 @@ def _refusing_grad(original: Callable[..., Any]) -> Callable[..., Any]:
                 "gives it, in its .grad"
             )
         create_graph = kwargs.get("create_graph", args[2] if len(args) > 2 else False)
-        if create_graph and any(
-            node.name() == _SHARDED_NODE for node in graph(list(map(own_part, tree_leaves(outputs))))
-        ):
+        if create_graph and _leads_through_shards(outputs):
             raise Refused(_TWICE.format(user_line()))
         return original(outputs, inputs, *args, **kwargs)
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 # These ask nothing of what they write over.
-_FILLING = frozenset({"normal_", "uniform_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_"})
+FILLING = frozenset({"normal_", "uniform_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_"})
 # What these consume depends on the values drawn for, so they need every rank's.
 _BY_VALUE = frozenset(
     {"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise", "rrelu_with_noise_"}
@@ -141,7 +141,7 @@ def draw_own_rows(
         if id(value) not in wholes:
             if by_value:
                 wholes[id(value)] = spec.gather(value)
-            elif func.overloadpacket.__name__ in _FILLING and value is args[0]:
+            elif func.overloadpacket.__name__ in FILLING and value is args[0]:
                 wholes[id(value)] = _laid_out_like(value, spec, order)
             else:
                 wholes[id(value)] = _among_others(value, spec, order)
@@ -170,7 +170,7 @@ class Once:
     ) -> Any:
         """As `draw_own_rows`; of a CPU's own generator, where nothing is asked of what is written over."""
         name, rows = func.overloadpacket.__name__, args[0] if args else None
-        fills = name in _FILLING or func is torch.ops.aten.bernoulli_.float
+        fills = name in FILLING or func is torch.ops.aten.bernoulli_.float
         if not fills or not isinstance(rows, Tensor) or rows.device.type != "cpu" or kwargs.get("generator"):
             return draw_own_rows(func, args, kwargs, spec, order)
         key = random_digest(), func, args[1:], tuple(kwargs.items())
