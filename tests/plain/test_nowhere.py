@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from duoka.plain.nowhere import nowhere, of_files_only
@@ -32,10 +32,13 @@ def told(file: Any, steps: list[Any]) -> list[Any]:
     return found
 
 
-@given(steps=STEPS)
-def test_it_tells_what_a_file_tells(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
+@given(mode=st.sampled_from(["wb", "ab"]), steps=STEPS)
+@example(mode="wb", steps=[("seek", 1), ("write", b""), ("seek", 0, os.SEEK_END)])
+@example(mode="ab", steps=[("write", b"12"), ("seek", 0), ("write", b""), ("tell",), ("write", b"3"), ("tell",)])
+def test_it_tells_what_a_file_tells(tmp_path_factory: pytest.TempPathFactory, mode: str, steps: list[Any]) -> None:
     path = tmp_path_factory.getbasetemp() / "file"
-    with open(path, "wb", buffering=0) as file, nowhere(path, "wb", 0) as other:
+    path.write_bytes(b"old")
+    with open(path, mode, buffering=0) as file, nowhere(path, mode, 0, size=path.stat().st_size) as other:
         assert told(other, steps) == told(file, steps)
 
 

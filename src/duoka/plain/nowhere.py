@@ -13,16 +13,18 @@ from typing import Any
 class Nowhere(io.FileIO):
     """Takes what is written, and tells where in the file of `name` it would be."""
 
-    def __init__(self, name: Any, size: int = 0) -> None:
+    def __init__(self, name: Any, *, size: int = 0, appends: bool = False) -> None:
         super().__init__(os.devnull, "w")
         self.name = name
         self._size = self._at = size
+        self._appends = appends
 
     def write(self, data: Any) -> int:
         """All of it, at once."""
         count = memoryview(data).nbytes
-        self._at += count
-        self._size = max(self._size, self._at)
+        if count:  # nothing, written past the end, does not make a file longer
+            self._at = (self._size if self._appends else self._at) + count
+            self._size = max(self._size, self._at)
         return count
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -59,7 +61,7 @@ def nowhere(
     size: int = 0,
 ) -> Any:
     """What `open` gives for writing alone, with the arguments of `open`. size: of the file that is added to."""
-    raw = Nowhere(name, size)
+    raw = Nowhere(name, size=size, appends="a" in mode)
     if "b" in mode:
         return raw if buffering == 0 else io.BufferedWriter(raw)
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, newline, line_buffering=buffering == 1)
