@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from duoka import traces
 from duoka.errors import AskedError, PeerLost, RanksApart, ScriptError, TimedOut
-
-DYING = 0.5  # seconds from where a process's connections break to where the kernel tells its death
 
 How = Literal["returned", "exited", "raised"]
 
@@ -103,33 +99,6 @@ def raised(rank: int, error: BaseException) -> Ending:
         whole=whole,
         consequence=is_consequence(error),
     )
-
-
-def hush_loaders() -> None:
-    """From now on a loader's dead worker raises nothing: torch's signal handler would, in whatever is running."""
-    while True:
-        with suppress(RuntimeError):  # it has just done so
-            if getattr(signal.getsignal(signal.SIGCHLD), "__module__", "").startswith("torch."):
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            return
-
-
-def told(error: BaseException) -> BaseException:
-    """The error to tell: of a connection that broke, torch's that a loader's worker died, if that is why."""
-    loaders: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
-    if not getattr(loaders, "_SIGCHLD_handler_set", False):  # no loader has had a worker
-        return error
-    if not isinstance(error, (EOFError, ConnectionError)):
-        return error
-    until = time.monotonic() + DYING
-    while time.monotonic() < until:
-        try:
-            loaders._error_if_any_worker_fails()
-        except RuntimeError as died:
-            died.__suppress_context__ = True
-            return died.with_traceback(error.__traceback__)
-        time.sleep(0.01)
-    return error
 
 
 def is_consequence(error: BaseException) -> bool:

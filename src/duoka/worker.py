@@ -20,7 +20,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from duoka import debugging, ending, environment, traces
+from duoka import debugging, ending, environment, loader_deaths, traces
 from duoka.board import Board
 from duoka.board import Seat as BoardSeat
 from duoka.ending import Ending
@@ -111,6 +111,7 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     shared = post.attempt
     place = Place(post.rank, plan.world_size, shared.number, _port(wire), shared.run_id, plan.restarts)
     _put_sockets_into(shared.temporary)
+    loader_deaths.spare_temporary_files()
 
     shared.observer.begin(post.rank)
     _count_steps(post.attempt.board.seat(post.rank))
@@ -302,8 +303,8 @@ def _watched(run: Callable[[Plan, Place, Post], None], plan: Plan, place: Place,
             _write(f"{end.said}\n")
         return end
     except BaseException as raised:
-        ending.hush_loaders()
-        told = ending.told(raised)
+        loader_deaths.hush()
+        told = loader_deaths.told(raised)
         end = ending.raised(place.rank, told)
         return end if post.attempt.function is not None else _show(told, end, post.own_log)
     return ending.returned(place.rank)

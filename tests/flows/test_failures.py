@@ -60,6 +60,35 @@ def test_a_connection_that_broke_with_a_loader_worker_is_told_as_its_death(flow:
     assert "ConnectionResetError: by peer" not in result.stderr
 
 
+def test_a_loader_worker_that_dies_while_a_temporary_file_is_made_leaves_none(flow: Flow) -> None:
+    source = """
+        import os, signal, tempfile, torch
+        from torch.utils.data import DataLoader
+        folder = tempfile.mkdtemp(dir=os.getcwd())
+        batches = iter(DataLoader(torch.ones(64, 2), batch_size=4, num_workers=1))
+        (worker,) = getattr(batches, "_batches", batches)._workers
+        make = os.open
+
+        def interrupted(*args):
+            file = make(*args)
+            os.kill(worker.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+            return file
+
+        os.open = interrupted
+        with tempfile.NamedTemporaryFile(dir=folder):
+            os.open = make
+        print("removed", os.listdir(folder), flush=True)
+        raise ConnectionResetError("by peer")
+    """
+    script = flow.write("train.py", source)
+    result = flow.run(["run", "--kind", "distributed", "--devices", "cpu:2", script])
+    assert (result.returncode, result.stdout) == (1, "removed []\n" * 2)
+    assert re.search(
+        r"RuntimeError: DataLoader worker .* (is killed by signal: Killed|exited unexpectedly)", result.stderr
+    )
+
+
 def test_the_noise_of_the_others_is_one_line(flow: Flow) -> None:
     result = run(flow, group(flow, "if rank == 1: raise ValueError('boom')\nwhile True: meet()"), workers=3)
     assert result.stderr.count("Traceback") == 1

@@ -95,8 +95,8 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
             """What a rank that does not write is given: nothing, or where it may read, a copy of its own."""
             if "+" not in mode:
                 return nowhere(file, mode, *args, size=size, **kwargs)
-            descriptor, name = tempfile.mkstemp()
-            os.unlink(name)
+            with tempfile.TemporaryFile() as unnamed:
+                descriptor = os.dup(unnamed.fileno())
             copy = original(descriptor, "w+b" if "b" in mode else "w+", *args, **kwargs)
             if set(mode) & set("ra"):
                 with original(file, "rb" if "b" in mode else "r", *args, **kwargs) as read_from:

@@ -1,0 +1,64 @@
+"""The death of a loader's worker: torch's handler of SIGCHLD raises it, in whatever is running just then."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+DYING = 0.5  # seconds from where a process's connections break to where the kernel tells its death
+
+
+def spare_temporary_files() -> None:
+    """From now on nothing is raised while one is made or removed, which would leave it behind.
+
+    The loader that waits for the worker finds its death by itself.
+    """
+    import torch.utils.data._utils.signal_handling
+
+    loaders: Any = torch.utils.data._utils.signal_handling
+    raise_deaths = loaders._error_if_any_worker_fails
+
+    def raise_deaths_later() -> None:
+        if not _is_within(tempfile.__name__):
+            raise_deaths()
+
+    loaders._error_if_any_worker_fails = raise_deaths_later
+
+
+def hush() -> None:
+    """From now on nothing is raised at all."""
+    while True:
+        with suppress(RuntimeError):  # it has just been
+            if getattr(signal.getsignal(signal.SIGCHLD), "__module__", "").startswith("torch."):
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return
+
+
+def told(error: BaseException) -> BaseException:
+    """The error to tell: of a connection that broke, torch's that a loader's worker died, if that is why."""
+    loaders: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
+    if not getattr(loaders, "_SIGCHLD_handler_set", False):  # no loader has had a worker
+        return error
+    if not isinstance(error, (EOFError, ConnectionError)):
+        return error
+    until = time.monotonic() + DYING
+    while time.monotonic() < until:
+        try:
+            loaders._error_if_any_worker_fails()
+        except RuntimeError as died:
+            died.__suppress_context__ = True
+            return died.with_traceback(error.__traceback__)
+        time.sleep(0.01)
+    return error
+
+
+def _is_within(module: str) -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != module:
+        frame = frame.f_back
+    return frame is not None
