@@ -148,8 +148,8 @@ except WorkerFailed as error:
         (worker(0, None, 0), True, True, False),
         (worker(0, None, 5), True, False, True),
         (worker(0, None, -9), True, False, True),
-        (worker(0, None, -9, told_to_end=True), True, False, False),
-        (worker(0, raised(0), -9, told_to_end=True), True, False, True),
+        (worker(0, None, -9, told_at=9.0), True, False, False),
+        (worker(0, raised(0), -9, told_at=9.0), True, False, True),
     ],
 )
 def test_what_is_known_of_a_worker(one: object, done: bool, left: bool, failed: bool) -> None:

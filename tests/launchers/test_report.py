@@ -16,7 +16,7 @@ from duoka.launchers.verdict import judge
 from tests.launchers.made import CPU, ending, lost, plan, raised, worker
 
 HOST = os.uname().nodename
-ENDED: dict[str, Any] = {"status": -15, "told_to_end": True}
+ENDED: dict[str, Any] = {"status": -15, "told_at": 9.0}
 
 Tell = Callable[..., list[str]]
 

@@ -55,14 +55,12 @@ def test_os_exit_with_0_is_leaving_too() -> None:
 
 
 def test_others_that_had_to_be_ended_are_no_cause() -> None:
-    verdict = judged(
-        worker(0, None, -15, told_to_end=True), worker(1, raised(1), 1), worker(2, None, -9, told_to_end=True)
-    )
+    verdict = judged(worker(0, None, -15, told_at=9.0), worker(1, raised(1), 1), worker(2, None, -9, told_at=9.0))
     assert (verdict.why, ranks(verdict.culprits), verdict.others) == ("raised", [1], ())
 
 
 def test_a_rank_that_left_while_the_others_were_ended_waiting() -> None:
-    verdict = judged(worker(0, None, -15, told_to_end=True), worker(1, ending(1), -9, told_to_end=True))
+    verdict = judged(worker(0, None, -15, told_at=9.0), worker(1, ending(1), -9, told_at=9.0))
     assert (verdict.why, verdict.code, ranks(verdict.culprits)) == ("left", 1, [1])
 
 
@@ -76,6 +74,13 @@ def test_being_stuck_explains_noise_but_not_an_error() -> None:
     assert judged(worker(0, raised(0), 1), worker(1), stuck=STUCK).why == "raised"
 
 
+def test_what_ranks_that_were_stuck_say_to_being_ended_is_no_cause() -> None:
+    saved = [worker(rank, ending(rank, "exited", 75, time=9.5), 75, told_at=9.0) for rank in range(2)]
+    for workers in ([saved[0], worker(1, lost(1, time=9.5), 1, told_at=9.0)], saved):
+        verdict = judged(*workers, stuck=STUCK)
+        assert (verdict.why, verdict.code, verdict.others) == ("stuck", 1, ())
+
+
 def test_the_same_error_on_all_ranks_is_the_script_s() -> None:
     same = [raised(rank, trace="the same", time=float(rank)) for rank in range(3)]
     verdict = judged(*(worker(rank, one, 1) for rank, one in enumerate(same)))
@@ -84,7 +89,7 @@ def test_the_same_error_on_all_ranks_is_the_script_s() -> None:
 
 def test_the_same_error_on_some_ranks_is_theirs() -> None:
     workers = [worker(rank, raised(rank, trace="the same"), 1) for rank in (0, 2)]
-    verdict = judged(workers[0], worker(1, None, -15, told_to_end=True), workers[1])
+    verdict = judged(workers[0], worker(1, None, -15, told_at=9.0), workers[1])
     assert (verdict.why, ranks(verdict.culprits)) == ("raised", [0, 2])
 
 
@@ -123,13 +128,13 @@ def test_ranks_that_all_ended_well_or_all_lost_each_other_do_not_agree_on_an_err
     ],
 )
 def test_exit_codes_are_python_s_and_the_shell_s(end: object, status: int, why: str, code: int) -> None:
-    others = worker(0, None, -15, told_to_end=True)
+    others = worker(0, None, -15, told_at=9.0)
     verdict = judged(others, worker(1, end, status))  # type: ignore[arg-type]
     assert (verdict.why, verdict.code, ranks(verdict.culprits)) == (why, code, [1])
 
 
 def test_a_script_that_was_hurried_at_its_end_keeps_its_code() -> None:
-    verdict = judged(worker(0, None, -15, told_to_end=True), worker(1, ending(1, "exited", 3), -9, told_to_end=True))
+    verdict = judged(worker(0, None, -15, told_at=9.0), worker(1, ending(1, "exited", 3), -9, told_at=9.0))
     assert (verdict.why, verdict.code) == ("exited", 3)
 
 
@@ -137,13 +142,13 @@ def test_a_script_that_was_hurried_at_its_end_keeps_its_code() -> None:
     ("end", "status"), [(raised(0, "BrokenPipeError: [Errno 32] Broken pipe"), 1), (ending(0), 120)]
 )
 def test_a_reader_that_has_enough_is_nobody_s_failure(end: object, status: int) -> None:
-    verdict = judged(worker(0, end, status), worker(1, None, -15, told_to_end=True))  # type: ignore[arg-type]
+    verdict = judged(worker(0, end, status), worker(1, None, -15, told_at=9.0))  # type: ignore[arg-type]
     assert (verdict.why, verdict.code) == ("agreed", status)
 
 
 def test_a_broken_pipe_of_a_rank_that_has_no_reader_is_a_failure() -> None:
     broken = raised(1, "BrokenPipeError: [Errno 32] Broken pipe")
-    assert judged(worker(0, None, -15, told_to_end=True), worker(1, broken, 1)).why == "raised"
+    assert judged(worker(0, None, -15, told_at=9.0), worker(1, broken, 1)).why == "raised"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class Worker:
 
     own_log: its output goes to a file of its own.
     afterwards: what was raised when its script had ended well, by functions that run at exit.
-    gone_at: CLOCK_MONOTONIC when its end was seen. told_to_end: it was sent a signal before that.
+    gone_at: CLOCK_MONOTONIC when its end was seen. told_at: when it was sent a signal before that; None: it was not.
     """
 
     rank: int
@@ -45,7 +45,7 @@ class Worker:
     status: int | None = None
     afterwards: str = ""
     gone_at: float = 0.0
-    told_to_end: bool = False
+    told_at: float | None = None
     heard: bytearray = field(default_factory=bytearray)
 
     @property
@@ -64,11 +64,23 @@ class Worker:
         return self.ending.code == 0 if self.ending is not None else self.status == 0
 
     @property
+    def told_to_end(self) -> bool:
+        """Whether it had to be."""
+        return self.told_at is not None
+
+    @property
     def failed(self) -> bool:
-        """Whether it ended badly, and not because it was told to."""
+        """Whether it ended badly, and not because it was told to: a script may answer that, as by saving."""
         if self.ending is not None and self.ending.code != 0:
-            return True
+            return self.told_at is None or self.ending.time < self.told_at
         return self.status not in (None, 0) and not self.told_to_end
+
+    def tell_to_end(self, number: int) -> None:
+        """Send a signal to it, if it lives, and to what it started."""
+        if self.alive and self.told_at is None:
+            self.told_at = time.monotonic()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
 
 
 class Crew:
@@ -212,18 +224,16 @@ class Crew:
         self._let_nobody_wait()
         if not self._nothing_left():
             for worker in self.workers:
-                worker.told_to_end = worker.told_to_end or not worker.done
                 if not (worker.alive and worker.done):
-                    _signal_group(worker.pid, signal.SIGTERM)
-                    _signal_group(worker.pid, signal.SIGCONT)  # a stopped process takes it when it goes on
+                    worker.tell_to_end(signal.SIGTERM)
+                    worker.tell_to_end(signal.SIGCONT)  # a stopped process takes it when it goes on
             self.wait(lambda: self._nothing_left() or self.signals.interrupts > hurried, TO_TERMINATE)
         self.kill()
 
     def kill(self) -> None:
         """End what is left of the workers and of what they started, at once."""
         for worker in self.workers:
-            worker.told_to_end = worker.told_to_end or worker.alive
-            _signal_group(worker.pid, signal.SIGKILL)
+            worker.tell_to_end(signal.SIGKILL)
         for pid in session_members(self._pids()):  # they made process groups of their own
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -249,8 +259,3 @@ class Crew:
             worker.wire.close()
             os.close(worker.stacks)
         self._selector.close()
-
-
-def _signal_group(leader: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, number)

@@ -41,7 +41,7 @@ def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Sig
         ended = tuple(worker for worker in workers if worker.failed)
         return Verdict("stopped", _code_when_stopped(workers, stopped_by), others=ended)
     failed = sorted((worker for worker in workers if worker.failed), key=_when)
-    if agreed(workers):
+    if stuck is None and agreed(workers):
         return Verdict("agreed", _code(workers[0]), culprits=tuple(workers))
     if real := [worker for worker in failed if not _is_consequence(worker)]:
         if _has_no_reader(real[0]):
