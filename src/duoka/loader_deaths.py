@@ -1,4 +1,7 @@
-"""The death of a loader's worker: torch's handler of SIGCHLD raises it, in whatever is running just then."""
+"""The deaths of a loader's workers, and of the ranks that they load for: who is told of them, and when.
+
+torch's handler of SIGCHLD raises that a worker died, in whatever is running just then.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from types import FrameType
+from multiprocessing import resource_sharer
+from types import FrameType, TracebackType
 from typing import Any
 
 DYING = 0.5  # seconds from where a process's connections break to where the kernel tells its death
@@ -28,6 +32,20 @@ def spare_temporary_files() -> None:
             raise_deaths()
 
     loaders._error_if_any_worker_fails = raise_deaths_later
+
+
+def forgive_lost_ranks() -> None:
+    """From now on a worker does not show that its rank went away while it fetched a batch: the run's report does."""
+    resource_sharer.sys = _ForgivingSys  # type: ignore[assignment, attr-defined]  # whose hook multiprocessing calls by itself
+
+
+class _ForgivingSys:
+    exc_info = staticmethod(sys.exc_info)
+
+    @staticmethod
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, (ConnectionError, EOFError)):
+            sys.excepthook(kind, error, trace)
 
 
 def hush() -> None:

@@ -112,6 +112,7 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     place = Place(post.rank, plan.world_size, shared.number, _port(wire), shared.run_id, plan.restarts)
     _put_sockets_into(shared.temporary)
     loader_deaths.spare_temporary_files()
+    loader_deaths.forgive_lost_ranks()
 
     shared.observer.begin(post.rank)
     _count_steps(post.attempt.board.seat(post.rank))

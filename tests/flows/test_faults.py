@@ -118,6 +118,7 @@ def figures(outcomes: list[Outcome]) -> str:
         f"nothing left: {sum(not outcome.left for outcome in outcomes)} of {len(outcomes)}",
         *(f"{outcome.injection}: {outcome.wrong}\n{outcome.result}" for outcome in wrong),
         *(f"{outcome.injection} left {outcome.left}" for outcome in outcomes if outcome.left),
+        *(f"{one.injection} took {one.seconds:.2f} s\n{one.result}" for one in outcomes if one.seconds > 5),
     ]
     return "\n".join(lines)
 

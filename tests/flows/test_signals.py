@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import psutil
@@ -47,6 +48,37 @@ def test_ctrl_c_twice_ends_it_at_once(flow: Flow) -> None:
     assert time.monotonic() - before < 8, "it waited for the scripts"
     assert (result.returncode, result.stdout) == (130, "")
     assert result.stderr == "duoka: interrupted; ranks 0 and 1 had to be ended by force\n"
+
+
+def test_ctrl_c_that_the_kernel_gave_to_another_thread_wakes_the_main_one(flow: Flow) -> None:
+    body = """
+        import threading
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    """
+    running = ready(flow, start(flow, group(flow, textwrap.dedent(body) + SAVES)))
+    running.send(signal.SIGINT)
+    result = running.wait()
+    assert (result.returncode, result.stdout, result.stderr) == (130, "saved\n" * 2, "duoka: interrupted\n")
+
+
+def test_ctrl_c_while_a_rank_waits_in_torch_for_one_that_ends(flow: Flow) -> None:
+    source = """
+        import os, time
+        import torch.distributed as dist
+        if os.environ["RANK"] == "0":
+            time.sleep(60)
+        open("ready1", "w").close()
+        dist.init_process_group("gloo")
+    """
+    running = start(flow, flow.write("script.py", source))
+    until((flow.folder / "ready1").exists)
+    time.sleep(0.5)  # it comes to init_process_group
+    before = time.monotonic()
+    running.send(signal.SIGINT)
+    result = running.wait()
+    assert time.monotonic() - before < 8, "it waited for rank 1 to answer"
+    assert (result.returncode, result.stderr) == (130, "duoka: interrupted; rank 1 had to be ended by force\n")
 
 
 def test_ctrl_c_that_a_script_answers_with_a_code_of_its_own(flow: Flow) -> None:

@@ -10,7 +10,7 @@ import pytest
 from duoka.board import Board, Collective
 from duoka.launchers import stuck as module
 from duoka.launchers.crew import Worker
-from duoka.launchers.stuck import LEAST, Idleness, Limits, Stuck, find_stuck, waits_in_vain
+from duoka.launchers.stuck import LEAST, Idleness, Limits, Stuck, find_stuck, waiting_in_vain
 from tests.launchers.made import ending, lost, raised, worker
 
 
@@ -128,9 +128,9 @@ def test_waiting_in_vain_for_a_rank_that_left(monkeypatch: pytest.MonkeyPatch, t
     come(board, 0, "a", leave=False)
     if text == "left after it":
         come(board, 1, "a")
-    assert waits_in_vain(board, [worker(0), worker(1, ending(1))]) == (text == "left before it")
-    assert not waits_in_vain(board, [worker(0), worker(1)])
-    assert not waits_in_vain(board, [worker(0, raised(0)), worker(1, ending(1))])
+    assert bool(waiting_in_vain(board, [worker(0), worker(1, ending(1))])) == (text == "left before it")
+    assert not waiting_in_vain(board, [worker(0), worker(1)])
+    assert not waiting_in_vain(board, [worker(0, raised(0)), worker(1, ending(1))])
     assert os.getpid() == worker(0).pid
 
 
@@ -194,8 +194,8 @@ def test_beyond_the_longest_limit_only_the_patient_wait(
 def test_what_was_seen_before_a_rank_left_is_not_waiting_for_it(late: Board) -> None:
     """The seat of a script that is looked at now and then may be older than the end of another."""
     left = worker(1, ending(1, time=time.monotonic() + 5))
-    assert not waits_in_vain(late, [worker(0), left])
-    assert waits_in_vain(late, [worker(0), worker(1, ending(1))])
+    assert not waiting_in_vain(late, [worker(0), left])
+    assert waiting_in_vain(late, [worker(0), worker(1, ending(1))])
 
 
 def test_a_rank_that_waits_with_the_lock_held_is_seen_to_wait(

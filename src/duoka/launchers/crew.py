@@ -20,7 +20,7 @@ from duoka.launchers.output import Outputs
 from duoka.launchers.processes import session_members
 from duoka.launchers.signals import Signals
 from duoka.plan import Plan
-from duoka.worker import Attempt, Post, live
+from duoka.worker import STACKS_SIGNAL, Attempt, Post, live
 
 STEP = 0.05  # seconds between two looks at what does not announce itself
 TO_TERMINATE = 3.0  # seconds between SIGTERM and SIGKILL
@@ -214,6 +214,15 @@ class Crew:
         for worker in self.workers:
             if worker.alive:
                 (os.killpg if number == signal.SIGINT else os.kill)(worker.pid, number)
+
+    def wake(self) -> None:
+        """Interrupt what the workers wait in: the kernel may have given a signal to a thread that python never asks.
+
+        The main thread, which answers it, would find it when it has slept enough.
+        """
+        for worker in self.workers:
+            if worker.alive:
+                os.kill(worker.pid, STACKS_SIGNAL)
 
     def end(self) -> None:
         """End what is left of the workers and of what they started: politely, then by force; in 5 s at most.

@@ -38,7 +38,7 @@ from duoka.launchers.stuck import (
     find_stuck,
     is_debugged,
     look_closer,
-    waits_in_vain,
+    waiting_in_vain,
 )
 from duoka.launchers.verdict import Verdict, agreed, judge
 from duoka.plan import Kind, Plan
@@ -47,7 +47,7 @@ from duoka.worker import Attempt, Observer, Unobserved
 TICK = 0.5  # seconds between two looks at the board
 GRACE = 0.5  # seconds that the other ranks have after the first bad end, to end by themselves
 TO_DEBUG = 10.0  # seconds between two looks at whether a rank is still in a debugger
-TO_STOP = {signal.SIGINT: 10.0, signal.SIGTERM: 30.0, signal.SIGHUP: 30.0}  # seconds to answer a signal
+TO_STOP = {signal.SIGINT: 10, signal.SIGTERM: 30, signal.SIGHUP: 30}  # seconds to answer a signal
 
 
 NEVER = Limits(1e9)
@@ -139,7 +139,7 @@ def attempt(run: Run, number: int) -> Verdict:
             crew.go(port)
             stuck, asked = _watch(run.plan, crew, board)
             if asked is not None:
-                _stop(crew, asked)
+                _stop(crew, asked, board)
             elif crew.failed() or not crew.gone():
                 crew.end()
         verdict = judge(crew.workers, stuck, asked)
@@ -169,7 +169,7 @@ def _watch(plan: Plan, crew: Crew, board: Board) -> tuple[Stuck | None, signal.S
             if not is_debugged(stuck, stuck.missing):
                 return stuck, None
             debugged_until = time.monotonic() + TO_DEBUG
-        elif waits_in_vain(board, crew.workers):
+        elif waiting_in_vain(board, crew.workers):
             return None, None
         elif crew.done() and (stuck := find_staying(crew.workers, limits, idleness)):
             return ask_for_stacks(stuck, crew), None
@@ -188,11 +188,22 @@ def _missed(plan: Plan, crew: Crew, board: Board) -> Stuck | None:
     return look_closer(ask_for_stacks(replace(stuck, limit=plan.timeout), crew), board)
 
 
-def _stop(crew: Crew, asked: signal.Signals) -> None:
-    """Pass a request to end on to the scripts, and wait for them to answer; a second Ctrl-C is the last word."""
+def _stop(crew: Crew, asked: signal.Signals, board: Board) -> None:
+    """Pass a request to end on to the scripts, and wait for them to answer; a second Ctrl-C is the last word.
+
+    Who is in torch, waiting for a rank that has ended, cannot answer.
+    """
     pressed = int(asked is signal.SIGINT)  # a second one may be here already
+
+    def is_over() -> bool:
+        left = [worker for worker in crew.workers if not worker.done]
+        return crew.gone() or crew.signals.interrupts > pressed or left == waiting_in_vain(board, crew.workers) != []
+
     crew.signal(asked)
-    crew.wait(lambda: crew.gone() or crew.signals.interrupts > pressed, TO_STOP[asked])
+    for _ in range(TO_STOP[asked]):
+        if crew.wait(is_over, 1.0):
+            break
+        crew.wake()
     if crew.signals.interrupts > pressed:
         crew.kill()
     else:

@@ -172,14 +172,13 @@ def _waited(seconds: float, limit: float, limits: Limits, for_whom: Sequence[Wor
     return seconds > limit and idle > limit / 2 - 1
 
 
-def waits_in_vain(board: Board, workers: Sequence[Worker]) -> bool:
-    """Whether a rank waits in a collective that one whose script has ended never came to."""
+def waiting_in_vain(board: Board, workers: Sequence[Worker]) -> list[Worker]:
+    """Those that wait in a collective that one whose script has ended never came to."""
     endings = [worker.ending for worker in workers if worker.ending is not None]
     left = [board.read(worker.rank).begun for worker in workers if worker.done]
     ended_at = min((ending.time for ending in endings), default=0.0)
-    return bool(left) and any(
-        _waits_beyond(board.read(worker.rank), min(left), ended_at) for worker in workers if not worker.done
-    )
+    going_on = [worker for worker in workers if left and not worker.done]
+    return [worker for worker in going_on if _waits_beyond(board.read(worker.rank), min(left), ended_at)]
 
 
 def _waits_beyond(progress: Progress, number: int, ended_at: float) -> bool:

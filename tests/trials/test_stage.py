@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from duoka.errors import RunError
+from duoka.trials.stage import Stopped, stage
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_nothing_is_left_of_a_stage(home: Path) -> None:
+    with stage("prove", None) as one:
+        (one.folder / "seen").write_text("much")
+        assert one.sockets.is_dir()
+    assert list(home.iterdir()) == []
+
+
+def test_what_a_killed_command_left_is_removed_and_a_living_one_s_is_not(home: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left, used, other = (home / f"duoka-prove-{end}" for end in (ended.pid, os.getppid(), "notes"))
+    for folder in (left, used, other):
+        folder.mkdir()
+    with stage("prove", None):
+        assert (left.exists(), used.exists(), other.exists()) == (False, True, True)
+
+
+def test_a_folder_that_cannot_be_made(home: Path) -> None:
+    (home / f"duoka-prove-{os.getpid()}").write_text("in the way")
+    with pytest.raises(RunError, match="cannot be made: File exists"), stage("prove", None):
+        pass
+
+
+def test_a_signal_ends_what_is_on_it() -> None:
+    with stage("prove", None) as one:
+        one.check()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Stopped) as stopped:
+            one.check()
+    assert stopped.value.code == 143
