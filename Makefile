@@ -21,8 +21,8 @@ help:
 demo: $(READY)
 	$(BIN)/python tools/demo.py
 
-test: lint
-	$(BIN)/pytest -q -n 2
+test: lint  # three at a time on two cores: they wait half of their time
+	$(BIN)/pytest -q -n 3
 
 test-long: $(READY)
 	$(BIN)/pytest -q -m "long and not gpu" --timeout 3600 $(if $(SEED),--seed $(SEED)) $(if $(PROGRAMS),--programs "$(PROGRAMS)")
