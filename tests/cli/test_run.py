@@ -14,6 +14,7 @@ from tests.devices.driver import play
 # A new option is a decision: it is worth a line here, and a note in docs/decisions/.
 OPTIONS = """
     -h/--help -m -q/--quiet -v/--verbose --batch-norm --devices --dry-run --kind --loading --log-dir
+    --machine --machines --meet
     --randomness --restarts --step-timeout --strategy --shares --threads --timeout --wait
 """
 

@@ -82,7 +82,7 @@ def meet(store: Store, rank: int, world_size: int, timeout: float) -> Meeting:
     if memory is None:
         return Meeting(store, NoSeat(), None, here)
     seats, slots = memory
-    seat = StrangersSeat(Board(seats, world_size).seat(rank))
+    seat = StrangersSeat(Board(seats, range(world_size)).seat(rank))
     return Meeting(store, seat, Nearby(slots, rank, world_size, timeout), here)
 
 
