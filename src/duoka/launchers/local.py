@@ -43,17 +43,18 @@ from duoka.launchers.stuck import (
     waits_in_vain,
 )
 from duoka.launchers.talk import open_to_all
-from duoka.launchers.verdict import Verdict, agreed, judge
+from duoka.launchers.verdict import Verdict, agreed, is_consequence, is_gloos, judge
 from duoka.plan import Kind, Machines, Plan
 from duoka.worker import Attempt, Observer, Unobserved
 
 TICK = 0.5  # seconds between two looks at the board
 GRACE = 0.5  # seconds that the other ranks have after the first bad end, to end by themselves
+TO_SHOW = 1.0  # seconds between two words to other machines on how far the ranks are
 TO_DEBUG = 10.0  # seconds between two looks at whether a rank is still in a debugger
 TO_STOP = {signal.SIGINT: 10.0, signal.SIGTERM: 30.0, signal.SIGHUP: 30.0}  # seconds to answer a signal
 
 
-NEVER = Limits(1e9)
+NEVER = 1e9  # seconds
 
 
 def _tell(text: str) -> None:
@@ -194,19 +195,19 @@ def _watch(plan: Plan, crew: Crew, board: Board, others: Alone) -> tuple[Stuck |
 
     while not crew.gone():
         crew.listen(TICK)
-        others.show(board, debugged=time.monotonic() < debugged_until)
+        others.show(board, TO_SHOW, debugged=time.monotonic() < debugged_until)
         if crew.signals.stops:
             return None, crew.signals.stops[0]
+        alarm = others.alarmed()
+        if alarm is not None and alarm.asked is not None:
+            return None, alarm.asked
         if crew.failed():
             others.alarm()
-        if alarm := others.alarmed():
-            if alarm.asked is None:
-                crew.wait(crew.done, GRACE)
-            return None, alarm.asked
-        if crew.failed() and not agreed(crew.workers):
-            crew.wait(crew.done, GRACE)
-            if not agreed(crew.workers):
-                return _missed(plan, crew, board), None
+        if alarm is not None or (crew.failed() and not agreed(crew.workers)):
+            others.show(board, last=True)
+            crew.wait(lambda: crew.done() and others.have_shown(), GRACE)
+            if alarm is not None or not agreed(crew.workers):
+                return _missed(plan, crew, board, others), None
         elif stuck := found():
             stuck = look_closer(ask_for_stacks(stuck, crew), board)
             if not is_debugged(stuck, stuck.missing):
@@ -219,13 +220,14 @@ def _watch(plan: Plan, crew: Crew, board: Board, others: Alone) -> tuple[Stuck |
     return None, None
 
 
-def _missed(plan: Plan, crew: Crew, board: Board) -> Stuck | None:
+def _missed(plan: Plan, crew: Crew, board: Board, others: Alone) -> Stuck | None:
     """For whom the ranks were stuck, or how they parted, where they noticed it themselves."""
-    endings = [worker.ending for worker in crew.workers if worker.failed]
-    if not all(ending is not None and ending.consequence for ending in endings):
+    failed = [worker for worker in crew.workers if worker.failed]
+    if not failed or not all(is_consequence(worker) or is_gloos(worker) for worker in failed):
         return None
-    timed_out = any(ending is not None and ending.kind == "TimedOut" for ending in endings)
-    stuck = find_stuck(board, crew.workers, Limits(0.0) if timed_out else NEVER, Idleness())
+    timed_out = any(worker.ending is not None and worker.ending.kind == "TimedOut" for worker in failed)
+    limits = Limits(0.0 if timed_out else NEVER, patient=plan.kind is Kind.DISTRIBUTED)
+    stuck = find_stuck(board, crew.workers, limits, Idleness(), others.progress())
     if stuck is None:
         return None
     return look_closer(ask_for_stacks(replace(stuck, limit=plan.timeout), crew), board)

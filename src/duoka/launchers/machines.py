@@ -32,7 +32,6 @@ from duoka.plan import Plan, joined
 from duoka.script.files import sources
 
 TICK = 0.5  # seconds between two looks
-TO_SHOW = 1.0  # seconds between two words on how far the ranks are
 TO_CONCLUDE = 60.0  # seconds that the others have to end their ranks: longer than a script may answer a signal
 TO_SAY = 3.0  # seconds after which it is said for whom this machine waits
 SIOCGIFADDR = 0x8915
@@ -58,8 +57,15 @@ class Alone(Others):
         """Let the workers begin, which meet at this port of machine 0's."""
         crew.go(port)
 
-    def show(self, board: Board, debugged: bool) -> None:
-        """Tell how far this machine's ranks are, and whether one is in a debugger."""
+    def show(self, board: Board, seconds: float = 0.0, debugged: bool = False, last: bool = False) -> None:
+        """Tell how far this machine's ranks are, so many seconds after the last time.
+
+        debugged: whether one of them is in a debugger. last: whether they will come no further.
+        """
+
+    def have_shown(self) -> bool:
+        """Whether all others have told how far their ranks came at last."""
+        return True
 
     def progress(self) -> dict[int, Progress]:
         """How far the other machines' ranks are, by rank."""
@@ -125,12 +131,16 @@ class Several(Alone):
 
     # How far the ranks are.
 
-    def show(self, board: Board, debugged: bool) -> None:
+    def show(self, board: Board, seconds: float = 0.0, debugged: bool = False, last: bool = False) -> None:
         now = time.monotonic()
-        if now - self._shown_at > TO_SHOW:
+        if now - self._shown_at >= seconds:
             self._shown_at = now
             seats = {rank: _told_of(board.read(rank)) for rank in board.ranks}
-            self._say("progress", {"seats": seats, "debugged": debugged})
+            self._say("progress", {"seats": seats, "debugged": debugged, "last": last})
+
+    def have_shown(self) -> bool:
+        shown = (machine for machine, said in self._heard("progress").items() if said.value["last"])
+        return len({*shown, *self._talk.lost, self._talk.number}) == self._plan.machines.count
 
     def progress(self) -> dict[int, Progress]:
         return {
@@ -190,8 +200,9 @@ class Several(Alone):
         gone = Told("gone", 1, f"{self._called(chosen)} is gone: {why}", Doubt.GONE)
         one = told.get(chosen, gone)
         words = one.cause if one is gone else f"{one.cause} (on {self._called(chosen)})"
-        ended = (*verdict.culprits, *verdict.others)
-        return Verdict("elsewhere", one.code, others=ended, saved=saved, elsewhere=Elsewhere(words, one.fault))
+        ended = {worker.rank: worker for worker in (*verdict.culprits, *verdict.others) if worker.failed}
+        told_elsewhere = Elsewhere(words, one.fault)
+        return Verdict("elsewhere", one.code, others=(*ended.values(),), saved=saved, elsewhere=told_elsewhere)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,12 +294,12 @@ def together(plan: Plan, say: Callable[[str], None]) -> Iterator[tuple[Plan, str
 
 
 def _patiently(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Tells for whom this machine waits, once for each, where it takes long."""
-    begun, said = time.monotonic(), set[str]()
+    """Tells for whom this machine waits, where it takes long."""
+    since, told = dict[str, float](), set[str]()
 
     def waits(text: str) -> None:
-        if text not in said and time.monotonic() - begun > TO_SAY:
-            said.add(text)
+        if time.monotonic() - since.setdefault(text, time.monotonic()) > TO_SAY and text not in told:
+            told.add(text)
             say(text)
 
     return waits

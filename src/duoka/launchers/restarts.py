@@ -81,6 +81,8 @@ def cause(verdict: Verdict) -> str:
     """What ended an attempt, in a few words; the report has told it in full."""
     if verdict.elsewhere is not None:
         return verdict.elsewhere.cause
+    if verdict.stuck is not None and verdict.stuck.parting is not None:
+        return "the ranks came to different collectives"
     if verdict.stuck is not None:
         missing = verdict.stuck.missing or verdict.stuck.waiting
         return f"{name_ranks(list(missing))} {'did not come' if verdict.stuck.missing else 'hung'}"

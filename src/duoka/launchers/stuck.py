@@ -17,6 +17,7 @@ from duoka.worker import STACKS_SIGNAL
 TO_ANSWER = 1.0  # seconds that a worker may take to write its stacks
 TO_LOOK = 1.0  # seconds after which a rank that is looked at twice a second has not been able to look
 TO_FOLLOW = 1.0  # seconds after which a rank that waits for one that is done waits in vain
+TO_TELL = 3.0  # seconds that another machine has to tell first which of its ranks is missing
 MULTIPLE = 20  # of the slowest step so far: what a rank waits for one that is idle
 LEAST = 60.0  # seconds: it is never less
 
@@ -136,7 +137,7 @@ def find_stuck(
     limit = limits.after(min(one.steps for one in progress.values()), max(one.slowest for one in progress.values()))
     if not (missing or stopped):
         limit = limits.start
-        if limits.patient or seconds <= limit:
+        if limits.patient or seconds <= limit + (TO_TELL if afar else 0.0):
             return None
     elif not _waited(seconds, limit, limits, missing or stopped, idleness):
         return None

@@ -65,7 +65,8 @@ def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Sig
     failed = sorted((worker for worker in workers if worker.failed), key=_when)
     if stuck is None and agreed(workers):
         return Verdict("agreed", _code(workers[0]), culprits=tuple(workers))
-    if real := [worker for worker in failed if not _is_consequence(worker)]:
+    parted = stuck is not None and stuck.parting is not None
+    if real := [worker for worker in failed if not is_consequence(worker) and not (parted and is_gloos(worker))]:
         if _has_no_reader(real[0]):
             return Verdict("agreed", _code(real[0]), culprits=(real[0],))
         return _verdict(real[0], real, failed)
@@ -102,7 +103,7 @@ def doubt_of(verdict: Verdict) -> Doubt:
         return Doubt.LEFT
     stuck = verdict.stuck
     waited = stuck is not None and not (stuck.culprits or stuck.parting or stuck.within or stuck.at_exit)
-    follows = waited or any(_is_consequence(worker) for worker in verdict.culprits)
+    follows = waited or any(is_consequence(worker) for worker in verdict.culprits)
     return Doubt.FOLLOWS if follows else Doubt.NONE
 
 
@@ -137,8 +138,14 @@ def _when(worker: Worker) -> float:
     return worker.gone_at
 
 
-def _is_consequence(worker: Worker) -> bool:
+def is_consequence(worker: Worker) -> bool:
+    """Whether it only says that another rank went away, did not come, or came to something else."""
     return worker.ending is not None and worker.ending.consequence
+
+
+def is_gloos(worker: Worker) -> bool:
+    """Whether it ended as gloo ends a process to which another rank sends more or less than it expects."""
+    return worker.ending is None and worker.status == -signal.SIGABRT
 
 
 def _has_no_reader(worker: Worker) -> bool:
