@@ -187,16 +187,16 @@ class Host(Talk):
                         else:
                             self._greet(key.data, met)
                 self._selector.unregister(listener)
-            known = list(self._lines.values())
-            for line in strangers:
-                if line not in known:
-                    self._drop(line)
             hellos = [met[number] for number in sorted(met)]
             self._pass_on("met", 0, hellos)
+            return hellos
         except AskedError as error:
             self._pass_on("refused", 0, str(error))
             raise
-        return hellos
+        finally:
+            for line in strangers:
+                if self._number_of(line) is None:
+                    self._drop(line)
 
     @property
     def address(self) -> str:
@@ -223,6 +223,8 @@ class Host(Talk):
         """
         here, count = met[0]["name"], self.machines.count
         text = ""
+        if not 0 < number < max(count, hello["machines"]):
+            raise ValueError("no number of a machine")
         if hello["machines"] != count:
             text = f"--machines is {count} on machine 0 ({here}), but {hello['machines']} on {hello['name']}"
         elif number in met:
@@ -245,7 +247,7 @@ class Host(Talk):
                 for what, _, value in key.data.receive():
                     self._pass_on(what, number, value)
             except (OSError, ValueError) as error:
-                self._lose(number, str(error))
+                self._lose(number, _words(error))
 
     def lines(self) -> list[Line]:
         return list(self._lines.values())
@@ -259,7 +261,7 @@ class Host(Talk):
             try:
                 line.send(what, number, value)
             except OSError as error:
-                self._lose(other, str(error))
+                self._lose(other, _words(error))
 
     def _lose(self, number: int, why: str) -> None:
         if (line := self._lines.pop(number, None)) is not None:
@@ -287,7 +289,7 @@ class Guest(Talk):
             try:
                 return self._met(hello, deadline, min(left, TO_SEND), waits)
             except (OSError, ValueError) as error:
-                why = getattr(error, "strerror", None) or str(error)
+                why = _words(error)
                 time.sleep(min(left, PAUSE))
         text = f"machine {self.number} waited in vain for machine 0: nobody met it at {self.machines.place}"
         raise TimedOut(f"{text} in {seconds:g} s; {why}")
@@ -327,7 +329,7 @@ class Guest(Talk):
             try:
                 self._line.send(what, self.number, value)
             except OSError as error:
-                self._lose(str(error))
+                self._lose(_words(error))
 
     def read(self) -> None:
         while self._line is not None and self._selector.select(0):
@@ -335,7 +337,7 @@ class Guest(Talk):
                 for what, number, value in self._line.receive():
                     self._hear(what, number, value)
             except (OSError, ValueError) as error:
-                self._lose(str(error))
+                self._lose(_words(error))
 
     def lines(self) -> list[Line]:
         return [] if self._line is None else [self._line]
@@ -346,6 +348,10 @@ class Guest(Talk):
         self._line.wire.close()
         self._line = None
         self._hear(LOST, 0, why)
+
+
+def _words(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def listen(machines: Machines) -> socket.socket:
