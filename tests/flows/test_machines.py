@@ -330,3 +330,17 @@ def test_nobody_waits_for_ever_for_a_machine(flow: Flow) -> None:
     alone = flow.run(words, env=SAME_HASHES)
     assert alone.returncode == 1
     assert f"machine 1 waited in vain for machine 0: nobody met it at {place} in 1 s" in alone.stderr
+
+
+def test_srun_starts_one_command_on_each_machine(flow: Flow) -> None:
+    script = flow.write("train.py", "import torch\nprint(torch.rand(1).item())\n")
+    host, port = free_place().split(":")
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
+    step |= {"MASTER_ADDR": host, "MASTER_PORT": port} | SAME_HASHES
+    running = [
+        flow.start(["run", "--devices", "cpu:1", script], env=step | {"SLURM_PROCID": str(number)})
+        for number in range(2)
+    ]
+    first, second = [one.wait().ok() for one in running]
+    assert first.stdout.count("\n") == 1
+    assert f"duoka: machine 1 of 2, meeting at {host}:{port} (told by Slurm)\n" in second.stderr
