@@ -222,6 +222,25 @@ def test_srun_tells_of_the_machines(capsys: pytest.CaptureFixture[str], monkeypa
     assert "the number of srun's tasks must be one for each machine" in capsys.readouterr().err
 
 
+class Begun(BaseException):
+    """In place of another program in this process."""
+
+
+def test_python_is_started_again_where_it_would_hash_otherwise_than_on_other_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def begin(path: str, words: list[str]) -> None:
+        assert (path, words) == (sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        assert os.environ["PYTHONHASHSEED"] == "0"
+        raise Begun
+
+    monkeypatch.setattr(os, "environ", dict(os.environ, PYTHONHASHSEED="random"))
+    monkeypatch.setattr(os, "execv", begin)
+    with pytest.raises(Begun):
+        main(["run", "--machines", "2", "--machine", "0", "--meet", "127.0.0.1:1", "train.py"])
+
+
+@pytest.mark.long
 def test_python_is_started_again_where_machines_would_go_through_sets_in_different_orders(
     command: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
