@@ -43,7 +43,8 @@ class Forked(Origin):
     def meet(self, timeout: float) -> Meeting:
         size = self.world_size
         nearby = None if self.exchange is None else Nearby(self.exchange, self.rank, size, timeout)
-        return Meeting(self.store(timeout), self.seat, nearby, self.place.local_world_size)
+        here, far = self.place.local_world_size, self.place.machines > 1
+        return Meeting(self.store(timeout), self.seat, nearby, here, far)
 
 
 @dataclass(frozen=True, slots=True)
