@@ -1,13 +1,13 @@
 """How workers come to life.
 
     inline.py   one worker, in the command process itself
-    local.py    several on this machine, or one that may be started again: forked from the command process and
-                watched by it
+    local.py    several on this machine or on several, or one that may be started again: forked from the command
+                process of their machine and watched by it
 
 What local.py is made of: signals, output (log files), birth (the fork), crew (the workers from outside), heir
 (should the command process be killed), stuck (who is waited for), verdict (why a run ended), restarts (whether
 it begins again), report and hints (what a person reads), processes and stacks (what the kernel and faulthandler
-tell).
+tell), machines (what the commands of several machines agree on) and talk (how they speak to each other).
 """
 
 from __future__ import annotations
