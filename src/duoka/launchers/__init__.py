@@ -7,7 +7,7 @@
 What local.py is made of: signals, output (log files), birth (the fork), crew (the workers from outside), heir
 (should the command process be killed), stuck (who is waited for), verdict (why a run ended), restarts (whether
 it begins again), report and hints (what a person reads), processes and stacks (what the kernel and faulthandler
-tell), machines (what the commands of several machines agree on) and talk (how they speak to each other).
+tell), joining (several machines meet), machines (what their commands tell each other) and talk (how).
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ from duoka.board import Board, name_ranks
 from duoka.errors import WorkerFailed
 from duoka.launchers.crew import Crew
 from duoka.launchers.heir import heir
-from duoka.launchers.machines import Alone, together
+from duoka.launchers.joining import together
+from duoka.launchers.machines import Alone
 from duoka.launchers.output import Outputs
 from duoka.launchers.report import Scene, report
 from duoka.launchers.restarts import with_restarts
@@ -49,6 +50,7 @@ from duoka.worker import Attempt, Observer, Unobserved
 
 TICK = 0.5  # seconds between two looks at the board
 GRACE = 0.5  # seconds that the other ranks have after the first bad end, to end by themselves
+GRACE_AFAR = 2.0  # the same after one on another machine, as the script may end so there and here
 TO_SHOW = 1.0  # seconds between two words to other machines on how far the ranks are
 TO_DEBUG = 10.0  # seconds between two looks at whether a rank is still in a debugger
 TO_STOP = {signal.SIGINT: 10.0, signal.SIGTERM: 30.0, signal.SIGHUP: 30.0}  # seconds to answer a signal
@@ -159,7 +161,7 @@ def attempt(run: Run, number: int) -> Verdict:
         shared = Attempt(number, run.run_id, entropy, board, exchange, temporary, run.function, run.observer)
         crew.start(plan, replace(shared, gloo=others.gloo), run.outputs)
         pids = [worker.pid for worker in crew.workers]
-        with heir(pids, temporary), _store(plan.machines) as port:  # a thread: after the forks
+        with heir(pids, temporary, others.let_go), _store(plan.machines) as port:  # a thread: after the forks
             others.start(crew, port)
             stuck, asked = _watch(plan, crew, board, others)
             if asked is not None:
@@ -205,7 +207,7 @@ def _watch(plan: Plan, crew: Crew, board: Board, others: Alone) -> tuple[Stuck |
             others.alarm()
         if alarm is not None or (crew.failed() and not agreed(crew.workers)):
             others.show(board, last=True)
-            crew.wait(lambda: crew.done() and others.have_shown(), GRACE)
+            crew.wait(lambda: crew.done() and others.have_shown(), GRACE if alarm is None else GRACE_AFAR)
             if alarm is not None or not agreed(crew.workers):
                 return _missed(plan, crew, board, others), None
         elif stuck := found():
