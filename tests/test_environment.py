@@ -27,6 +27,13 @@ def test_nothing_of_a_rank_is_left() -> None:
     assert os.environ["OTHER"] == "1"
 
 
+def test_nothing_of_a_task_of_slurm_s_is_left_but_its_job() -> None:
+    os.environ.update(dict.fromkeys(environment.TASKS, "1"), SLURM_JOB_ID="7")
+    environment.hide_tasks()
+    assert not set(environment.TASKS) & set(os.environ)
+    assert os.environ["SLURM_JOB_ID"] == "7"
+
+
 @pytest.mark.parametrize(("rank", "mode"), [(0, "online"), (1, "disabled")])
 def test_rank_0_alone_logs_to_wandb(rank: int, mode: str) -> None:
     os.environ["WANDB_MODE"] = "online"

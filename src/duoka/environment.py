@@ -37,6 +37,9 @@ RANKS = (
     "TORCHELASTIC_ERROR_FILE",
 )
 
+# What Slurm tells a task of its number, and of the others.
+TASKS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS")
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -138,6 +141,12 @@ def port_of(job: int) -> int:
 def hide_ranks() -> None:
     """A plain script sees no rank and no rendezvous, not even one that duoka itself was started with."""
     for name in RANKS:
+        os.environ.pop(name, None)
+
+
+def hide_tasks() -> None:
+    """Nor does it see that it is a task of Slurm's beside others, which libraries take for ranks."""
+    for name in TASKS:
         os.environ.pop(name, None)
 
 

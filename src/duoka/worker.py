@@ -235,6 +235,7 @@ def _run_plain(plan: Plan, place: Place, post: Post) -> None:
     from duoka.rendezvous import reach_store
 
     environment.hide_ranks()
+    environment.hide_tasks()
     environment.leave_wandb_to_rank_0(place.rank)
     shared, seat = post.attempt, post.attempt.board.seat(place.rank)
     script = partial(_run_script, plan, place, post)

@@ -94,6 +94,18 @@ def test_a_plain_script_prints_and_saves_what_one_device_does(flow: Flow, worker
     assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
 
 
+def test_exact_has_the_same_bits_on_two_machines(flow: Flow) -> None:
+    import torch
+
+    script = flow.write("train.py", PLAIN)
+    flow.run(["run", "--quiet", "--devices", "cpu:1", "--strategy", "exact", script], env=SAME_HASHES).ok()
+    expected = torch.load(flow.folder / "net.pt")
+    for result in run(flow, script, options=("--strategy", "exact")):
+        result.ok()
+    found = torch.load(flow.folder / "net.pt")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_a_script_with_the_api_knows_its_machine(flow: Flow) -> None:
     script = flow.write(
         "api.py",
@@ -326,7 +338,9 @@ def test_nobody_waits_for_ever_for_a_machine(flow: Flow) -> None:
 
 
 def test_srun_starts_one_command_on_each_machine(flow: Flow) -> None:
-    script = flow.write("train.py", "import torch\nprint(torch.rand(1).item())\n")
+    script = flow.write(
+        "train.py", "import os\nimport torch\nprint(torch.rand(1).item(), 'SLURM_PROCID' in os.environ)\n"
+    )
     host, port = free_place().split(":")
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
     step |= {"MASTER_ADDR": host, "MASTER_PORT": port} | SAME_HASHES
@@ -335,5 +349,5 @@ def test_srun_starts_one_command_on_each_machine(flow: Flow) -> None:
         for number in range(2)
     ]
     first, second = [one.wait().ok() for one in running]
-    assert first.stdout.count("\n") == 1
+    assert first.stdout == "False\n"
     assert f"duoka: machine 1 of 2, meeting at {host}:{port} (told by Slurm)\n" in second.stderr
