@@ -185,6 +185,13 @@ def test_what_one_rank_does_ends_all_machines_with_its_code(fault: str, code: in
     assert second.stderr.count("Traceback") == int("boom" in fault)
 
 
+def test_ranks_that_leave_while_another_machine_goes_on(flow: Flow) -> None:
+    script = group(flow, "if rank == 1: sys.exit()\nwhile True: meet()\n")
+    for result in run(flow, script):
+        assert result.returncode == 1
+        assert f"duoka: the ranks of machine 1 ({socket.gethostname()}) left: their scripts ended" in result.stderr
+
+
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("raise ValueError('boom')", 1)])
 def test_what_all_ranks_do_is_the_script_s(end: str, code: int, flow: Flow) -> None:
     script = flow.write("script.py", f"import sys\nimport torch\n{end}\n")

@@ -180,15 +180,22 @@ class Several(Alone):
         if any(one.why == "stopped" for one in told.values()):
             return replace(verdict, why="stopped", code=_code_when_stopped(told.values(), silent))
         agreed = agree(told, silent)
+        left = [machine for machine, one in told.items() if one.why == "well"]
+        if chosen is not None and chosen in told and told[chosen].doubt >= Doubt.FOLLOWS and left:
+            words = f"the ranks of {self._called(left[0])} left: their scripts ended there, while others went on"
+            return self._elsewhere(verdict, 1, Elsewhere(words, True), saved)
         if agreed or chosen in (None, self._talk.number):
             return replace(verdict if agreed else apart(verdict), saved=saved)
         why = self._talk.lost.get(chosen, "it does not say how its ranks ended")
         gone = Told("gone", 1, f"{self._called(chosen)} is gone: {why}", Doubt.GONE)
         one = told.get(chosen, gone)
         words = one.cause if one is gone else f"{one.cause} (on {self._called(chosen)})"
+        return self._elsewhere(verdict, one.code, Elsewhere(words, one.fault), saved)
+
+    def _elsewhere(self, verdict: Verdict, code: int, elsewhere: Elsewhere, saved: int | None) -> Verdict:
+        """The end of a run whose cause this machine was told."""
         ended = {worker.rank: worker for worker in (*verdict.culprits, *verdict.others) if worker.failed}
-        told_elsewhere = Elsewhere(words, one.fault)
-        return Verdict("elsewhere", one.code, others=(*ended.values(),), saved=saved, elsewhere=told_elsewhere)
+        return Verdict("elsewhere", code, others=tuple(ended.values()), saved=saved, elsewhere=elsewhere)
 
 
 @dataclass(frozen=True, slots=True)
