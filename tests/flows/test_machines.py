@@ -345,9 +345,7 @@ def test_nobody_waits_for_ever_for_a_machine(flow: Flow) -> None:
 
 
 def test_srun_starts_one_command_on_each_machine(flow: Flow) -> None:
-    script = flow.write(
-        "train.py", "import os\nimport torch\nprint(torch.rand(1).item(), 'SLURM_PROCID' in os.environ)\n"
-    )
+    script = flow.write("train.py", "import os\nimport torch\nprint('SLURM_PROCID' in os.environ)\n")
     host, port = free_place().split(":")
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
     step |= {"MASTER_ADDR": host, "MASTER_PORT": port} | SAME_HASHES
