@@ -1,5 +1,7 @@
 """Several workers on this machine: forked from this process, which imported torch once, and watched by it.
 
+Where the run has other machines, too, each has a process like this one, and they tell each other (`machines`).
+
 run_local    the whole run: one attempt, and after faults others, if that was asked for
 attempt      one life of all workers: fork, store, go, watch, end, verdict
 """

@@ -119,17 +119,8 @@ def find_stuck(
     if not present:
         return None
     progress = {worker.rank: board.read(worker.rank) for worker in present}
-    everywhere = {**progress, **afar}
-    number, missing = _first_missed(present, progress, afar)
-    waits = {rank: one.seen - one.since for rank, one in everywhere.items() if one.waiting and one.number >= number}
-    unseen = _waits_unseen(present, progress)
-    seen_missing = [worker for worker in missing if worker.rank not in unseen]
-    missing = seen_missing if afar else seen_missing or missing
-    if not waits and unseen:
-        waits = unseen
-        number = max(progress[rank].begun + 1 for rank in unseen)
-        missing = [worker for worker in present if worker.rank not in unseen]
-    if not (missing or waits.keys() & progress.keys()):
+    number, waits, missing = _waiting(present, progress, afar)
+    if not waits or not (missing or waits.keys() & progress.keys()):
         return None
     seconds = max(waits.values())
     stopped = [worker for worker in present if is_stopped(worker.pid)]
@@ -151,6 +142,23 @@ def find_stuck(
         text=next(texts, ""),
         afar=tuple(rank for rank, one in afar.items() if one.begun < number),
     )
+
+
+def _waiting(
+    present: Sequence[Worker], progress: Mapping[int, Progress], afar: Mapping[int, Progress]
+) -> tuple[int, dict[int, float], list[Worker]]:
+    """In which collective ranks wait, for how many seconds each of them, and who of this machine does not come."""
+    everywhere = {**progress, **afar}
+    number, missing = _first_missed(present, progress, afar)
+    waits = {rank: one.seen - one.since for rank, one in everywhere.items() if one.waiting and one.number >= number}
+    unseen = _waits_unseen(present, progress)
+    seen_missing = [worker for worker in missing if worker.rank not in unseen]
+    missing = seen_missing if afar else seen_missing or missing
+    if not waits and unseen:
+        waits = unseen
+        number = max(progress[rank].begun + 1 for rank in unseen)
+        missing = [worker for worker in present if worker.rank not in unseen]
+    return number, waits, missing
 
 
 def _parted(board: Board, afar: Mapping[int, Progress]) -> Parting | None:
@@ -192,7 +200,7 @@ def _first_missed(
     return last, [] if afar else [worker for worker in present if progress[worker.rank].begun < last]
 
 
-def _waits_unseen(present: Sequence[Worker], progress: dict[int, Progress]) -> dict[int, float]:
+def _waits_unseen(present: Sequence[Worker], progress: Mapping[int, Progress]) -> dict[int, float]:
     """The ranks that cannot look at where they are, as their interpreter's lock is held, and yet are asleep.
 
     torch waits so inside of DistributedDataParallel's second step. The seconds since each looked.

@@ -182,8 +182,9 @@ class Host(Talk):
                         raise TimedOut(f"machine 0 waited in vain for {names}: nobody came {where}")
                     for key, _ in self._selector.select(min(left, PAUSE)):
                         if key.fileobj is listener:
-                            strangers.append(Line(listener.accept()[0]))
-                            self._selector.register(strangers[-1].wire, selectors.EVENT_READ, strangers[-1])
+                            with suppress(OSError):  # who has gone again
+                                strangers.append(Line(listener.accept()[0]))
+                                self._selector.register(strangers[-1].wire, selectors.EVENT_READ, strangers[-1])
                         else:
                             self._greet(key.data, met)
                 self._selector.unregister(listener)
