@@ -226,3 +226,12 @@ def test_what_is_too_long_ago_is_forgotten_and_not_compared() -> None:
 )
 def test_ranks_in_words(ranks: list[int], words: str) -> None:
     assert name_ranks(ranks) == words
+
+
+def test_the_seats_of_a_machine_have_the_ranks_of_the_run() -> None:
+    board = Board.create(2, 3)
+    for rank in (3, 4):
+        board.seat(rank).enter(rank, f"{rank}")
+    assert [board.read(rank).text for rank in board.ranks] == ["3", "4"]
+    assert not board.remembers(0, 1)
+    assert str(board.parting()).endswith("rank 3 came to 3, rank 4 came to 4")

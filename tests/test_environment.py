@@ -27,6 +27,13 @@ def test_nothing_of_a_rank_is_left() -> None:
     assert os.environ["OTHER"] == "1"
 
 
+def test_nothing_of_a_task_of_slurm_s_is_left_but_its_job() -> None:
+    os.environ.update(dict.fromkeys(environment.TASKS, "1"), SLURM_JOB_ID="7")
+    environment.hide_tasks()
+    assert not set(environment.TASKS) & set(os.environ)
+    assert os.environ["SLURM_JOB_ID"] == "7"
+
+
 @pytest.mark.parametrize(("rank", "mode"), [(0, "online"), (1, "disabled")])
 def test_rank_0_alone_logs_to_wandb(rank: int, mode: str) -> None:
     os.environ["WANDB_MODE"] = "online"
@@ -56,6 +63,16 @@ def test_a_rank_is_told_its_place_and_nothing_stale() -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": None,
     }
+
+
+def test_a_rank_of_several_machines_is_told_its_place_as_torchrun_tells_it() -> None:
+    place = Place(
+        rank=3, world_size=5, attempt=0, port=1234, run_id="abc", host="node1", machine=1, machines=2, first=2, here=3
+    )
+    environment.give_ranks(place)
+    ranks = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR")]
+    sizes = [os.environ[f"{name}WORLD_SIZE"] for name in ("", "LOCAL_", "GROUP_", "ROLE_")]
+    assert (ranks, sizes) == (["3", "1", "1", "3", "node1"], ["5", "3", "2", "5"])
 
 
 def test_without_a_store_of_the_launcher_rank_0_opens_one() -> None:
@@ -111,6 +128,28 @@ def test_a_chosen_interface_of_gloo_is_respected() -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     environment.keep_gloo_here()
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+@pytest.mark.parametrize(("seed", "differ"), [(None, True), ("random", True), ("0", False), ("17", False)])
+def test_whether_each_process_hashes_texts_differently(seed: str | None, differ: bool) -> None:
+    os.environ.pop("PYTHONHASHSEED", None)
+    if seed is not None:
+        os.environ["PYTHONHASHSEED"] = seed
+    assert environment.hashes_differ() == differ
+    environment.fix_hashes()
+    assert not environment.hashes_differ()
+
+
+def test_where_ranks_meet() -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    assert environment.master(5) is None
+    os.environ["MASTER_ADDR"] = "node1"
+    assert environment.master() is None
+    assert environment.master(5) == ("node1", 5)
+    os.environ["MASTER_PORT"] = "6"
+    assert environment.master(5) == ("node1", 6)
+    assert 20_000 <= environment.port_of(10**9) < 32_000
 
 
 def test_no_other_file_touches_the_environment() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duoka.errors import OptionError
-from duoka.options import Options, Target, seconds, whole_number
+from duoka.options import Machines, Options, Target, seconds, which_machines, whole_number
 
 TARGET = Target("train.py")
 
@@ -96,3 +96,58 @@ def test_no_whole_number(option: str, text: str) -> None:
 def test_a_whole_number() -> None:
     assert whole_number("0", "--restarts") == 0
     assert whole_number("12", "--threads") == 12
+
+
+NODES = Machines(2, 1, "node1", 20_000, told_by="Slurm")
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ((None, None, None), NODES),
+        (("1", None, None), Machines()),
+        (("1", "0", None), Machines()),
+        (("2", "1", "node1:29500"), Machines(2, 1, "node1", 29500)),
+        (("2", "0", "10.0.0.1:1"), Machines(2, 0, "10.0.0.1", 1)),
+        (("2", "0", "[fd00::2]:29500"), Machines(2, 0, "fd00::2", 29500)),
+    ],
+)
+def test_which_machines(typed: tuple[str | None, str | None, str | None], expected: Machines) -> None:
+    found = which_machines(*typed, told=NODES)
+    assert found == expected
+    assert typed[2] is None or found.place == typed[2]
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (("0", "0", "a:1"), "--machines must be a whole number from 1 to 4096, but is 0"),
+        (("two", "0", "a:1"), "--machines must be a whole number from 1 to 4096, but is 'two'"),
+        (("2", "2", "a:1"), "--machine must be from 0 to 1, but is 2; --machines 2 are numbered from 0"),
+        (("2", "-1", "a:1"), "--machine must be the number of this machine, 0 for the first, but is '-1'"),
+        (("1", "1", None), "--machine must be from 0 to 0, but is 1"),
+        (("2", None, "a:1"), "--machine must be given with --machines, from 0 to 1"),
+        (("2", "0", None), "--meet must be given with --machines"),
+        ((None, "0", None), "--machines must be given with --machine and --meet"),
+        ((None, None, "a:1"), "--machines must be given with --machine and --meet"),
+        (("2", "0", "node1"), "--meet must be HOST:PORT, like node1:29500, but is 'node1'"),
+        (("2", "0", "node1:"), "--meet must be HOST:PORT"),
+        (("2", "0", ":29500"), "--meet must be HOST:PORT"),
+        (("2", "0", "node1:0"), "--meet must be HOST:PORT"),
+        (("2", "0", "node1:65536"), "--meet must be HOST:PORT"),
+        (("2", "0", "fd00::2:29500"), "--meet must be HOST:PORT"),
+        (("2", "0", "tcp://node1:1"), "--meet must be HOST:PORT"),
+    ],
+)
+def test_no_machines(typed: tuple[str | None, str | None, str | None], said: str) -> None:
+    with pytest.raises(OptionError) as error:
+        which_machines(*typed, told=Machines())
+    assert said in str(error.value)
+
+
+def test_ranks_are_numbered_machine_by_machine() -> None:
+    machines = Machines(3, 1, workers=(2, 1, 3), names=("a", "b", "c"))
+    assert machines.first_rank == 2
+    assert [machines.of(rank) for rank in range(6)] == [0, 0, 1, 2, 2, 2]
+    assert machines.called(2) == "machine 2 (c)"
+    assert Machines(2).called(1) == "machine 1"

@@ -8,8 +8,8 @@ import pytest
 
 from duoka.devices.inventory import Gpu, Inventory
 from duoka.errors import DeviceError, OptionError, ScriptError
-from duoka.options import Options, Target
-from duoka.plan import Device, Kind, Plan, decide, details, header
+from duoka.options import Machines, Options, Target
+from duoka.plan import Device, Kind, Plan, decide, details, header, joined
 
 CPUS = Inventory((), 4, "no NVIDIA driver answers here")
 GPUS = Inventory(tuple(Gpu(index, f"GPU-{index}", "NVIDIA H200", 1 << 37) for index in range(4)), 16, "")
@@ -268,3 +268,57 @@ def test_details_of_a_script_that_is_left_alone(plan: Any) -> None:
         "timeout     600 s for a collective",
         "            after the first step 20 times the slowest step (at least 60 s) for a rank that is idle",
     ]
+
+
+NODES = Machines(2, 1, "node1", 29500)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "strategy"),
+    [
+        (PLAIN, Kind.PLAIN, "ddp"),
+        (EITHER, Kind.DISTRIBUTED, ""),
+        (LAUNCHED, Kind.DISTRIBUTED, ""),
+        (API, Kind.API, "ddp"),
+    ],
+)
+def test_one_device_on_each_of_several_machines_is_several(plan: Any, source: str, kind: Kind, strategy: str) -> None:
+    made = plan(source, machines=NODES)
+    assert (made.kind, made.strategy, made.workers, made.is_for_one) == (kind, strategy, 1, False)
+    assert plan(source).is_for_one
+
+
+def test_ranks_are_known_when_the_machines_have_met(plan: Any) -> None:
+    made = joined(plan(PLAIN, devices="cpu:3", machines=NODES), (2, 3), ("node1", "node2"))
+    assert (made.world_size, made.ranks, made.shares) == (5, range(2, 5), 0)
+    alone = plan(PLAIN, devices="cpu:3")
+    assert (alone.world_size, alone.ranks) == (3, range(3))
+
+
+def test_shares_are_for_the_ranks_of_all_machines(plan: Any) -> None:
+    made = plan(PLAIN, devices="cpu:3", machines=NODES, strategy="exact")
+    assert joined(made, (1, 3), ("a", "b")).shares == 8
+    with pytest.raises(OptionError, match="must be a power of two, but is 5"):
+        joined(made, (2, 3), ("a", "b"))
+    made = plan(PLAIN, devices="cpu:1", machines=NODES, strategy="exact", shares=2)
+    assert joined(made, (1, 1), ("a", "b")).shares == 2
+    with pytest.raises(OptionError, match="--shares must be at least the number of devices, 4"):
+        joined(made, (3, 1), ("a", "b"))
+
+
+def test_a_script_that_makes_its_ranks_is_for_one_machine(plan: Any) -> None:
+    with pytest.raises(OptionError, match=r"--machines must be 1 for train\.py, but is 2; the script makes"):
+        plan(OWN_RANKS, machines=NODES)
+
+
+def test_machines_are_shown(plan: Any) -> None:
+    made = plan(PLAIN, devices="cpu:2", machines=NODES)
+    assert header(made) == (
+        "duoka: 2 CPU workers of 2 threads, strategy ddp, plain script\nduoka: machine 1 of 2, meeting at node1:29500"
+    )
+    shown = details(made).splitlines()
+    assert "machine     1 of 2, meeting at node1:29500" in shown
+    assert "device      local rank 1: CPU" in shown
+    assert any(line.startswith("output      of rank 0 at machine 0, of the others in") for line in shown)
+    told = plan(PLAIN, machines=Machines(2, 0, "node1", 29500, told_by="Slurm"))
+    assert "machine 0 of 2, meeting at node1:29500 (told by Slurm)" in header(told)

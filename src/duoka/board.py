@@ -88,18 +88,18 @@ class Collective(NamedTuple):
 
 
 class Board:
-    """The seats of all ranks, in anonymous memory shared with every process forked from here on."""
+    """The seats of a machine's ranks, in anonymous memory shared with every process forked from here on."""
 
-    def __init__(self, memory: mmap.mmap, world_size: int) -> None:
-        self.world_size = world_size
+    def __init__(self, memory: mmap.mmap, ranks: range) -> None:
+        self.ranks = ranks
         view = memoryview(memory)
-        self._bytes = [view[rank * SEAT : (rank + 1) * SEAT] for rank in range(world_size)]
-        self._words = [seat.cast("Q") for seat in self._bytes]
+        self._bytes = {rank: view[at * SEAT : (at + 1) * SEAT] for at, rank in enumerate(ranks)}
+        self._words = {rank: seat.cast("Q") for rank, seat in self._bytes.items()}
 
     @classmethod
-    def create(cls, world_size: int) -> Board:
-        """An empty board."""
-        return cls(mmap.mmap(-1, world_size * SEAT), world_size)
+    def create(cls, count: int, first: int = 0) -> Board:
+        """An empty board for `count` ranks, from `first` on."""
+        return cls(mmap.mmap(-1, count * SEAT), range(first, first + count))
 
     def seat(self, rank: int) -> Seat:
         """What the worker of `rank` writes."""
@@ -122,7 +122,7 @@ class Board:
 
     def saved(self) -> int | None:
         """The step of the newest checkpoint that any rank has written or restored; None where there is none."""
-        newest = max(words[SAVED] for words in self._words)
+        newest = max(words[SAVED] for words in self._words.values())
         return newest - 1 if newest else None
 
     def text(self, rank: int, count: int) -> str:
@@ -133,19 +133,21 @@ class Board:
         return bytes(self._bytes[rank][start : start + length]).decode(errors="replace")
 
     def remembers(self, rank: int, count: int) -> bool:
-        """Whether `rank` came to collective `count`, and not so long ago that it is forgotten."""
+        """Whether `rank` has a seat here, came to collective `count`, and not so long ago that it is forgotten."""
+        if rank not in self._words:
+            return False
         words = self._words[rank]
         return 0 < count <= words[BEGUN] < count + RING and words[_entry(count) + NUMBER] == count
 
     def parting(self) -> Parting | None:
         """The first collective, among those remembered, on which the ranks disagree; None where there is none."""
-        last = max(words[BEGUN] for words in self._words)
+        last = max(words[BEGUN] for words in self._words.values())
         found = (self.apart(count) for count in range(max(1, last - RING // 2 + 1), last + 1))
         return next((one for one in found if one is not None), None)
 
     def apart(self, count: int) -> Parting | None:
         """How the ranks that came to collective `count` disagree on what it is; None where they do not."""
-        came = [rank for rank in range(self.world_size) if self.remembers(rank, count)]
+        came = [rank for rank in self.ranks if self.remembers(rank, count)]
         entry = _entry(count) + DIGEST
         by_digest: dict[int, list[int]] = {}
         for rank in came:
@@ -162,7 +164,7 @@ class Seat:
     def __init__(self, board: Board, rank: int) -> None:
         self._board, self.rank = board, rank
         self._words, self._bytes = board._words[rank], board._bytes[rank]
-        self._others = [board._words[other] for other in range(board.world_size) if other != rank]
+        self._others = [board._words[other] for other in board.ranks if other != rank]
         self._begun, self._finished = self._words[BEGUN], self._words[FINISHED]
 
     def enter(self, digest: int, text: str) -> None:

@@ -14,6 +14,8 @@ from duoka import libc
 from duoka.devices import Device
 
 KEPT_BYTES = 512 * 2**20  # of what is freed
+LOOPBACK = "127.0.0.1"
+_FIRST_PORT, _PORTS = 20_000, 12_000  # below 32768, where those begin that the kernel gives away
 
 # Who a process is and where it meets the others, as torchrun tells its workers.
 RANKS = (
@@ -35,14 +37,19 @@ RANKS = (
     "TORCHELASTIC_ERROR_FILE",
 )
 
+# What Slurm tells a task of its number, and of the others.
+TASKS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS")
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One worker's place in a run on one machine: what tells it from the others.
+    """One worker's place in a run: what tells it from the others.
 
     attempt: 0 at first, and one more each time the run is started again.
     restarts: how often that may be.
-    port: of the launcher's store on this machine; 0 where it has none, and rank 0 opens one on any free port.
+    port: of the launcher's store on `host`; 0 where it has none, and rank 0 opens one on any free port.
+    machine: the number of this machine, out of `machines`.
+    first: the rank of its first worker. here: how many it has; 0: all.
     """
 
     rank: int
@@ -51,6 +58,21 @@ class Place:
     port: int
     run_id: str
     restarts: int = 0
+    host: str = LOOPBACK
+    machine: int = 0
+    machines: int = 1
+    first: int = 0
+    here: int = 0
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number among those of its machine."""
+        return self.rank - self.first
+
+    @property
+    def local_world_size(self) -> int:
+        """How many workers its machine has."""
+        return self.here or self.world_size
 
 
 def visible_cards() -> str | None:
@@ -104,9 +126,27 @@ def number(name: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
+def master(port: int | None = None) -> tuple[str, int] | None:
+    """MASTER_ADDR and MASTER_PORT (or `port`), where they are set."""
+    address = variable("MASTER_ADDR")
+    port = number("MASTER_PORT") or port
+    return None if address is None or port is None else (address, port)
+
+
+def port_of(job: int) -> int:
+    """Where the ranks of a job meet that nobody has named a port for: all of them find the same by its number."""
+    return _FIRST_PORT + job % _PORTS
+
+
 def hide_ranks() -> None:
     """A plain script sees no rank and no rendezvous, not even one that duoka itself was started with."""
     for name in RANKS:
+        os.environ.pop(name, None)
+
+
+def hide_tasks() -> None:
+    """Nor does it see that it is a task of Slurm's beside others, which libraries take for ranks."""
+    for name in TASKS:
         os.environ.pop(name, None)
 
 
@@ -122,15 +162,15 @@ def give_ranks(place: Place) -> None:
     rank, size = str(place.rank), str(place.world_size)
     os.environ.update(
         RANK=rank,
-        LOCAL_RANK=rank,
-        GROUP_RANK="0",
+        LOCAL_RANK=str(place.local_rank),
+        GROUP_RANK=str(place.machine),
         ROLE_RANK=rank,
         ROLE_NAME="default",
         WORLD_SIZE=size,
-        LOCAL_WORLD_SIZE=size,
-        GROUP_WORLD_SIZE="1",
+        LOCAL_WORLD_SIZE=str(place.local_world_size),
+        GROUP_WORLD_SIZE=str(place.machines),
         ROLE_WORLD_SIZE=size,
-        MASTER_ADDR="127.0.0.1",
+        MASTER_ADDR=place.host,
         MASTER_PORT=str(place.port),
         TORCHELASTIC_RUN_ID=place.run_id,
         TORCHELASTIC_RESTART_COUNT=str(place.attempt),
@@ -167,7 +207,22 @@ def keep_gloo_here() -> None:
 
     Workers of one machine then find each other without a network, and no port of theirs is open to others.
     """
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    lead_gloo("lo")
+
+
+def lead_gloo(device: str) -> None:
+    """Let gloo talk over this network device, unless the user has chosen one."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", device)
+
+
+def hashes_differ() -> bool:
+    """Whether Python hashes a text differently in every process that it is started in."""
+    return not os.environ.get("PYTHONHASHSEED", "").isdecimal()
+
+
+def fix_hashes() -> None:
+    """Let Python, when it is started again, hash texts as on every machine: sets are gone through in that order."""
+    os.environ["PYTHONHASHSEED"] = "0"
 
 
 def record_flights() -> None:

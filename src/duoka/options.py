@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_args
@@ -19,6 +19,7 @@ Randomness = Literal["whole", "worker"]
 Verbosity = Literal["quiet", "normal", "verbose"]
 
 MOST_THREADS = 4096
+MOST_MACHINES = 4096
 MOST_RESTARTS = 1000
 MOST_SHARES = 4096
 SHARES = 8  # of each batch, with the strategy exact
@@ -28,6 +29,8 @@ _NUMBERS = {
     "--threads": f"a whole number from 1 to {MOST_THREADS}",
     "--restarts": f"a whole number from 0 to {MOST_RESTARTS}",
     "--shares": f"a power of two from 1 to {MOST_SHARES}",
+    "--machines": f"a whole number from 1 to {MOST_MACHINES}",
+    "--machine": "the number of this machine, 0 for the first",
 }
 
 
@@ -41,6 +44,56 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Machines:
+    """The machines that compute one run: a command is started on each, and this is one of them.
+
+    count: how many. number: of this one, from 0. host, port: where machine 0 is found by the others.
+    told_by: who said all this, where nobody typed it.
+    workers, names: of each machine; empty until they have met, and where there is only one.
+
+    Raises:
+        OptionError: there is no such machine.
+    """
+
+    count: int = 1
+    number: int = 0
+    host: str = ""
+    port: int = 0
+    told_by: str = ""
+    workers: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= MOST_MACHINES:
+            raise OptionError("--machines", self.count, _NUMBERS["--machines"])
+        if not 0 <= self.number < self.count:
+            hint = f"--machines {self.count} are numbered from 0"
+            raise OptionError("--machine", self.number, f"from 0 to {self.count - 1}", hint)
+
+    @property
+    def place(self) -> str:
+        """Where they meet, as it is typed."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def first_rank(self) -> int:
+        """Of this machine's workers: ranks are numbered machine by machine."""
+        return sum(self.workers[: self.number])
+
+    def of(self, rank: int) -> int:
+        """The number of the machine on which a rank is."""
+        ends = (sum(self.workers[: number + 1]) for number in range(len(self.workers)))
+        return next((number for number, end in enumerate(ends) if rank < end), self.number)
+
+    def called(self, number: int) -> str:
+        """`machine 1 (node2)`."""
+        return f"machine {number} ({self.names[number]})" if self.names else f"machine {number}"
+
+
+ONE_MACHINE = Machines()
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What was asked for, as typed: `plan.decide` turns it into a `Plan`.
 
@@ -50,6 +103,7 @@ class Options:
     threads: per worker; None leaves it to the plan. timeout: seconds that a collective may wait.
     step_timeout: the same after the first step; None: a multiple of the slowest step so far.
     restarts: how often the workers may be started again after a fault.
+    machines: those that compute together.
 
     Raises:
         OptionError: an option has a value that it does not take.
@@ -69,6 +123,7 @@ class Options:
     step_timeout: float | None = None
     restarts: int = 0
     verbosity: Verbosity = "normal"
+    machines: Machines = ONE_MACHINE
 
     def __post_init__(self) -> None:
         one_of("--kind", self.kind, get_args(KindWord))
@@ -128,8 +183,39 @@ def shares_for(ranks: int, asked: int | None, option: str = "--shares") -> int:
     return asked or max(SHARES, ranks)
 
 
+def which_machines(count: str | None, number: str | None, meet: str | None, told: Machines) -> Machines:
+    """What `--machines`, `--machine` and `--meet` ask for; what was not typed is as `told` by the surroundings.
+
+    Raises:
+        OptionError: one of them has a value that it does not take, or is missing.
+    """
+    if count is None and (number is not None or meet is not None):
+        raise OptionError("--machines", None, "given with --machine and --meet", "it is how many there are")
+    if count is None:
+        return told
+    many = Machines(whole_number(count, "--machines"))
+    if many.count == 1 and meet is None:
+        return replace(many, number=whole_number(number or "0", "--machine"))
+    if number is None:
+        hint = "it is the number of this machine"
+        raise OptionError("--machine", None, f"given with --machines, from 0 to {many.count - 1}", hint)
+    if meet is None:
+        hint = "it is where machine 0 is found, like --meet node1:29500"
+        raise OptionError("--meet", None, "given with --machines", hint)
+    host, port = _host_and_port(meet)
+    return replace(many, number=whole_number(number, "--machine"), host=host, port=port)
+
+
+def _host_and_port(meet: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\s\[\]]+):([0-9]{1,5})", meet.strip())
+    if match is None or not 0 < int(match[2]) < 65536:
+        hint = "the name or address of machine 0, and a port that is free there"
+        raise OptionError("--meet", meet, "HOST:PORT, like node1:29500", hint)
+    return match[1].strip("[]"), int(match[2])
+
+
 def whole_number(text: str, option: str) -> int:
-    """The number that `--threads`, `--restarts` or `--shares` asks for.
+    """The number that `--threads`, `--restarts`, `--shares`, `--machines` or `--machine` asks for.
 
     Raises:
         OptionError: it is not a whole number.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -16,10 +16,21 @@ from duoka import script
 from duoka.devices import Device, choose, spec
 from duoka.devices.inventory import Inventory
 from duoka.errors import OptionError
-from duoka.options import BatchNorm, Loading, Options, Randomness, Target, Verbosity, one_of, shares_for
+from duoka.options import (
+    ONE_MACHINE,
+    BatchNorm,
+    Loading,
+    Machines,
+    Options,
+    Randomness,
+    Target,
+    Verbosity,
+    one_of,
+    shares_for,
+)
 from duoka.script import Kind, Script
 
-__all__ = ["STRATEGIES", "Device", "Kind", "Plan", "decide", "details", "header"]
+__all__ = ["STRATEGIES", "Device", "Kind", "Machines", "Plan", "decide", "details", "header", "joined"]
 
 STRATEGIES = {
     "auto": "single for one device, ddp for several",
@@ -38,7 +49,7 @@ _ASKED_IN_SCRIPTS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run will do. One device for each worker: rank r computes on `devices[r]`.
+    """What a run will do on this machine. One device for each worker: local rank r computes on `devices[r]`.
 
     Only a script with ranks of its own (`self_launching`) is run once, and all devices are for it.
     """
@@ -62,11 +73,28 @@ class Plan:
     notes: tuple[str, ...] = ()  # what was respected or ignored on the way, to be shown
     local_rank_flag: str | None = None  # --local_rank or --local-rank, where the script parses it
     self_launching: bool = False
+    machines: Machines = ONE_MACHINE
+
+    @property
+    def workers(self) -> int:
+        """How many this machine has."""
+        return 1 if self.self_launching else len(self.devices)
 
     @property
     def world_size(self) -> int:
-        """How many workers there are."""
-        return 1 if self.self_launching else len(self.devices)
+        """How many workers all machines have, when they have met."""
+        return sum(self.machines.workers) or self.workers
+
+    @property
+    def ranks(self) -> range:
+        """Of this machine's workers."""
+        first = self.machines.first_rank
+        return range(first, first + self.workers)
+
+    @property
+    def is_for_one(self) -> bool:
+        """Whether one worker is all there is."""
+        return self.workers == 1 and self.machines.count == 1
 
 
 def decide(options: Options, inventory: Inventory, visible: str | None, omp_threads: str | None) -> Plan:
@@ -87,10 +115,14 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
     request = spec.parse(options.devices)
     told = script.read(options.target)
     chosen = choose(request, inventory, visible)
-    kind, reason = _kind(options, told, len(chosen.devices))
+    machines = options.machines
+    kind, reason = _kind(options, told, max(len(chosen.devices), machines.count))
     alone = told.self_launching and kind is Kind.DISTRIBUTED
+    if alone and machines.count > 1:
+        hint = f"the script makes its ranks itself ({reason}): start it on each machine as it wants to be started"
+        raise OptionError("--machines", machines.count, f"1 for {options.target.name}", hint)
     workers = 1 if alone else len(chosen.devices)
-    strategy, strategy_notes = _strategy(options, kind, workers)
+    strategy, strategy_notes = _strategy(options, kind, max(workers, machines.count))
     threads, thread_notes = _threads(options.threads, workers, inventory.cores, omp_threads, strategy == "exact")
     return Plan(
         target=options.target,
@@ -108,11 +140,22 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
         log_dir=options.log_dir,
         verbosity=options.verbosity,
         restarts=options.restarts,
-        shares=shares_for(workers, options.shares) if strategy == "exact" else 0,
+        shares=_shares(strategy, workers, options.shares, machines),
         notes=chosen.notes + strategy_notes + thread_notes,
         local_rank_flag=told.local_rank_flag,
         self_launching=alone,
+        machines=machines,
     )
+
+
+def joined(plan: Plan, workers: tuple[int, ...], names: tuple[str, ...]) -> Plan:
+    """The plan when the machines have met. workers, names: of each.
+
+    Raises:
+        OptionError: so many ranks cannot compute with the strategy exact.
+    """
+    machines = replace(plan.machines, workers=workers, names=names)
+    return replace(plan, machines=machines, shares=_shares(plan.strategy, sum(workers), plan.shares or None))
 
 
 def decide_function(
@@ -185,6 +228,13 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
     return "ddp", ()
 
 
+def _shares(strategy: str, ranks: int, asked: int | None, machines: Machines = ONE_MACHINE) -> int:
+    """Of each batch; with several machines, whose workers are not known yet, it is what was asked for."""
+    if strategy != "exact":
+        return 0
+    return shares_for(ranks, asked) if machines.count == 1 else asked or 0
+
+
 def _threads(
     asked: int | None, workers: int, cores: int, omp: str | None, exact: bool = False
 ) -> tuple[int | None, tuple[str, ...]]:
@@ -203,11 +253,19 @@ def header(plan: Plan) -> str:
     """What was decided, in one to three lines, and a line for each note."""
     how = _left_alone(plan) if plan.kind is Kind.DISTRIBUTED else f"{_how(plan)}, {_script(plan)}"
     lines = [f"{_devices(plan)}, {how}"]
-    if plan.kind is not Kind.DISTRIBUTED and plan.world_size > 1 and (local := _not_as_one(plan)):
+    if plan.machines.count > 1:
+        lines.append(f"machine {_machine(plan.machines)}")
+    if plan.kind is not Kind.DISTRIBUTED and not plan.is_for_one and (local := _not_as_one(plan)):
         lines.append(f"not the numbers of one device: {', '.join(local)}")
-    if plan.kind_can_be_either and len(plan.devices) > 1:
+    if plan.kind_can_be_either and max(len(plan.devices), plan.machines.count) > 1:
         lines.append(_other_kind(plan))
     return "\n".join(f"duoka: {line}" for line in (*lines, *plan.notes))
+
+
+def _machine(machines: Machines) -> str:
+    """`1 of 2, meeting at node1:29500`."""
+    told = f" (told by {machines.told_by})" if machines.told_by else ""
+    return f"{machines.number} of {machines.count}, meeting at {machines.place}{told}"
 
 
 def _how(plan: Plan) -> str:
@@ -246,7 +304,7 @@ def _devices(plan: Plan) -> str:
     first = plan.devices[0]
     if first.type == "cpu":
         threads = f" of {plan.threads} thread{'s' * (plan.threads > 1)}" if plan.threads else ""
-        return f"{plan.world_size} CPU worker{'s' * (plan.world_size > 1)}{threads}"
+        return f"{plan.workers} CPU worker{'s' * (plan.workers > 1)}{threads}"
     if first.type != "cuda":
         return str(first)
     groups = groupby(plan.devices, key=lambda device: device.name)
@@ -272,14 +330,17 @@ def details(plan: Plan) -> str:
         rows.append(("script", _left_alone(plan)))
     if plan.kind_can_be_either:
         rows.append(("", _other_kind(plan)))
+    if plan.machines.count > 1:
+        rows.append(("machine", _machine(plan.machines)))
     rows += [("device", text) for text in _device_rows(plan)]
     rows.append(("threads", f"{plan.threads} per worker" if plan.threads else "left to torch"))
     rows.append(("timeout", f"{plan.timeout:g} s for a collective"))
     rows.append(("", _step_timeout(plan)))
     if plan.restarts:
         rows.append(("restarts", f"{plan.restarts} at most, after faults"))
-    if plan.kind is not Kind.DISTRIBUTED and plan.world_size > 1:
-        rows.append(("output", f"of rank 0 here, of the others in {plan.log_dir or 'a temporary directory'}"))
+    if plan.kind is not Kind.DISTRIBUTED and not plan.is_for_one:
+        where = "here" if plan.machines.number == 0 else "at machine 0"
+        rows.append(("output", f"of rank 0 {where}, of the others in {plan.log_dir or 'a temporary directory'}"))
     rows += [("note", note) for note in plan.notes]
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
 
@@ -292,4 +353,5 @@ def _step_timeout(plan: Plan) -> str:
 
 def _device_rows(plan: Plan) -> list[str]:
     named = [f"{device} ({device.name})" if device.name else str(device) for device in plan.devices]
-    return named if plan.self_launching else [f"rank {rank}: {text}" for rank, text in enumerate(named)]
+    rank = "rank" if plan.machines.count == 1 else "local rank"
+    return named if plan.self_launching else [f"{rank} {number}: {text}" for number, text in enumerate(named)]

@@ -16,7 +16,7 @@ from duoka.environment import Place
 
 def reach_store(place: Place, timeout: float) -> Store:
     """The part of the launcher's store that belongs to this attempt; it waits `timeout` seconds for a key."""
-    store = TCPStore("127.0.0.1", place.port, is_master=False, timeout=timedelta(seconds=timeout))
+    store = TCPStore(place.host, place.port, is_master=False, timeout=timedelta(seconds=timeout))
     return PrefixStore(f"attempt{place.attempt}", store)
 
 

@@ -26,7 +26,7 @@ from duoka.board import Seat as BoardSeat
 from duoka.ending import Ending
 from duoka.environment import Place
 from duoka.libc import flush_c_streams
-from duoka.plan import Kind, Plan
+from duoka.plan import Device, Kind, Plan
 from duoka.target import run_target
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Attempt:
     number: 0 at first, and one more each time the run is started again.
     entropy: a random number of 64 bits.
     exchange: memory through which the ranks hand each other small tensors; None: they have gloo only.
+    gloo: the network device over which gloo talks; None: it finds one.
     temporary: a directory for the sockets that multiprocessing makes, as for a loader's workers. The workers make it,
         once somebody is there to remove it (`duoka.launchers.heir`). None: it makes its own.
     function: what they run instead of the plan's script. observer: what accompanies it.
@@ -78,12 +79,14 @@ class Attempt:
     temporary: str | None = None
     function: Callable[[], object] | None = None
     observer: Observer = field(default_factory=Unobserved)
+    gloo: str | None = "lo"
 
 
 @dataclass(frozen=True, slots=True)
 class Post:
     """What the command process hands to a worker by forking it.
 
+    rank: among those of all machines.
     own_log: standard output and error are this rank's log file, not the terminal.
     """
 
@@ -104,12 +107,13 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     _tell_stacks(stacks)
     if post.attempt.function is not None:
         atexit._clear()  # of the program that it was forked from, whose end this is not
-    environment.show_cards([plan.devices[post.rank]] if plan.kind is not Kind.DISTRIBUTED else plan.devices)
-    environment.keep_gloo_here()
+    environment.show_cards([_device(plan, post.rank)] if plan.kind is not Kind.DISTRIBUTED else plan.devices)
+    shared = post.attempt
+    if shared.gloo is not None:
+        environment.lead_gloo(shared.gloo)
     set_threads(plan.threads)
     environment.keep_freed_memory()
-    shared = post.attempt
-    place = Place(post.rank, plan.world_size, shared.number, _port(wire), shared.run_id, plan.restarts)
+    place = _place(plan, post, _port(wire))
     _put_sockets_into(shared.temporary)
     loader_deaths.spare_temporary_files()
     loader_deaths.forgive_lost_ranks()
@@ -136,6 +140,26 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
         with suppress(OSError):
             wire.sendall(json.dumps("".join(raised)).encode() + b"\n")
     return code
+
+
+def _device(plan: Plan, rank: int) -> Device:
+    return plan.devices[rank - plan.ranks.start]
+
+
+def _place(plan: Plan, post: Post, port: int) -> Place:
+    """Where this worker is among all. port: of the store, on machine 0."""
+    shared, machines = post.attempt, plan.machines
+    place = Place(post.rank, plan.world_size, shared.number, port, shared.run_id, plan.restarts)
+    if machines.count == 1:
+        return place
+    return replace(
+        place,
+        host=machines.host,
+        machine=machines.number,
+        machines=machines.count,
+        first=plan.ranks.start,
+        here=plan.workers,
+    )
 
 
 def _with_patience(plan: Plan) -> Plan:
@@ -212,6 +236,7 @@ def _run_plain(plan: Plan, place: Place, post: Post) -> None:
     from duoka.rendezvous import reach_store
 
     environment.hide_ranks()
+    environment.hide_tasks()
     environment.leave_wandb_to_rank_0(place.rank)
     shared, seat = post.attempt, post.attempt.board.seat(place.rank)
     script = partial(_run_script, plan, place, post)
@@ -244,13 +269,13 @@ def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None)
     from duoka.origins.forked import Asked, Forked
     from duoka.process import this_process
 
-    device = plan.devices[place.rank]
+    device = _device(plan, place.rank)
     index = 0 if device.type == "cuda" else device.index  # the only one that this process sees
     given = device.type if index is None else f"{device.type}:{index}"
     asked = Asked(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
     asked = replace(asked, strategy=plan.strategy, shares=plan.shares)
-    rank, size = place.rank, place.world_size
-    this_process().origin = Forked(rank, size, rank, place, seat, exchange, given, asked)
+    ranks = place.rank, place.world_size, place.local_rank
+    this_process().origin = Forked(*ranks, place, seat, exchange, given, asked)
 
 
 def _run_distributed(plan: Plan, place: Place, post: Post) -> None:
@@ -270,7 +295,7 @@ def _run_distributed(plan: Plan, place: Place, post: Post) -> None:
         sys.modules["numpy.random"].seed()
     try:
         with post.attempt.observer.around(post.attempt.board.seat(place.rank)):
-            run_target(plan.target, local_rank_args(plan, place.rank))
+            run_target(plan.target, local_rank_args(plan, place.local_rank))
     finally:
         follower.look()
 

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,10 +14,12 @@ from duoka.cli.run import command
 from duoka.devices import locks
 from duoka.options import Options, Target
 from tests.devices.driver import play
+from tests.flows.flow import surroundings
 
 # A new option is a decision: it is worth a line here, and a note in docs/decisions/.
 OPTIONS = """
     -h/--help -m -q/--quiet -v/--verbose --batch-norm --devices --dry-run --kind --loading --log-dir
+    --machine --machines --meet
     --randomness --restarts --step-timeout --strategy --shares --threads --timeout --wait
 """
 
@@ -172,6 +178,10 @@ def test_a_part_of_a_card(
         ("--log-dir train.py train.py", "--log-dir must be a directory"),
         ("--quiet --verbose train.py", "--quiet and --verbose exclude each other"),
         ("--quiet=yes train.py", "option '--quiet' does not take a value"),
+        ("--nnodes 2 train.py", "no such option '--nnodes': here it is --machines, as in `duoka run --machines 2"),
+        ("--machines 2 train.py", "--machine must be given with --machines, from 0 to 1"),
+        ("--machines 2 --machine 2 --meet a:1 train.py", "--machine must be from 0 to 1, but is 2"),
+        ("--machines 2 --machine 1 --meet node1 train.py", "--meet must be HOST:PORT, like node1:29500"),
         ("trian.py", "there is no script 'trian.py'; did you mean 'train.py'?"),
         ("pack", "'pack' is a directory"),
         ("-m pack.trian", "there is no module 'pack.trian'"),
@@ -187,3 +197,62 @@ def test_wrong_input_gets_one_message_and_exit_code_2(
     assert err.startswith(f"duoka: error: {said}")
     assert err.count("error") == 1
     assert "Traceback" not in err
+
+
+def test_a_dry_run_of_several_machines_waits_for_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    typed = "--machines 2 --machine 1 --meet node1:29500 --devices cpu --dry-run train.py"
+    assert main(["run", *typed.split()]) == 0
+    out = capsys.readouterr().out
+    assert "strategy    ddp: " in out
+    assert "machine     1 of 2, meeting at node1:29500\ndevice      local rank 0: CPU\n" in out
+
+
+def test_srun_tells_of_the_machines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ID", 0), ("NUM_TASKS", 2), ("NUM_NODES", 2), ("NODELIST", "gpu[3-4]")):
+        monkeypatch.setenv(f"SLURM_STEP_{name}", str(value))
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    words = ["run", "--devices", "cpu", "--dry-run"]
+    assert main([*words, "train.py"]) == 0
+    assert "machine     1 of 2, meeting at gpu3:" in capsys.readouterr().out
+    assert main([*words, "--machines", "1", "train.py"]) == 0
+    assert "machine  " not in capsys.readouterr().out
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "16")
+    assert main([*words, "train.py"]) == 2
+    assert "the number of srun's tasks must be one for each machine" in capsys.readouterr().err
+
+
+class Begun(BaseException):
+    """In place of another program in this process."""
+
+
+def test_python_is_started_again_where_it_would_hash_otherwise_than_on_other_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def begin(path: str, words: list[str]) -> None:
+        assert (path, words) == (sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        assert os.environ["PYTHONHASHSEED"] == "0"
+        raise Begun
+
+    monkeypatch.setattr(os, "environ", dict(os.environ, PYTHONHASHSEED="random"))
+    monkeypatch.setattr(os, "execv", begin)
+    with pytest.raises(Begun):
+        main(["run", "--machines", "2", "--machine", "0", "--meet", "127.0.0.1:1", "train.py"])
+
+
+@pytest.mark.long
+def test_python_is_started_again_where_machines_would_go_through_sets_in_different_orders(
+    command: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    Path("train.py").write_text("import os\nprint(os.environ['PYTHONHASHSEED'], *{'a', 'b', 'c', 'd'})\n")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        meet = f"127.0.0.1:{server.getsockname()[1]}"
+    words = ["run", "-q", "--devices", "cpu:1", "--machines", "2", "--meet", meet, "--machine"]
+    second = subprocess.Popen(
+        [sys.executable, "-m", "duoka", *words, "1", "train.py"], env=surroundings({"PYTHONHASHSEED": "0"})
+    )
+    first = command(*words, "0", "train.py")
+    alone = command("run", "-q", "--devices", "cpu:1", "train.py", env={"PYTHONHASHSEED": "0"})
+    assert second.wait() == first.returncode == 0, first.stderr
+    assert first.stdout == alone.stdout
+    assert alone.stdout.startswith("0 ")

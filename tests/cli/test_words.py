@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duoka.cli.words import arrange
+from duoka.cli.words import arrange, check_others
 from duoka.errors import ScriptError
 
 OPTIONS = {
@@ -113,3 +113,26 @@ def test_after_options_a_scripts_words_are_untouched(own: list[str]) -> None:
 @given(words)
 def test_behind_two_dashes_a_scripts_words_are_untouched(own: list[str]) -> None:
     assert arrange(["train.py", "--quiet", "--", *own], OPTIONS) == ["--quiet", "train.py", *own]
+
+
+@pytest.mark.parametrize(
+    ("typed", "ours"),
+    [
+        ("--nnodes 2 --node-rank 0 train.py", "--machines"),
+        ("--devices 2 --node_rank=1 train.py", "--machine"),
+        ("--rdzv-endpoint node1:29500 train.py", "--meet"),
+        ("--main_process_ip node1 train.py", "--meet"),
+        ("--nproc-per-node 4 train.py", "--devices"),
+    ],
+)
+def test_what_other_launchers_call_it(typed: str, ours: str) -> None:
+    words = typed.split()
+    theirs = next(word for word in words if "-" in word[2:] or "_" in word or "nnodes" in word)
+    with pytest.raises(click.UsageError) as error:
+        check_others(words, OPTIONS | {"--machines": True, "--machine": True, "--meet": True})
+    assert str(error.value).startswith(f"no such option {theirs!r}: here it is {ours}, as in `duoka run --machines 2")
+
+
+@pytest.mark.parametrize("typed", ["train.py --nnodes 2", "--nnodes 2 train.py", "--no-such x.py", "", "--devices"])
+def test_what_is_not_called_so_is_left(typed: str) -> None:
+    check_others(typed.split(), OPTIONS)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 from pathlib import Path
@@ -17,6 +18,14 @@ def sleeper():
     with subprocess.Popen(["sleep", "79"], start_new_session=True) as sleeper:
         yield sleeper
         sleeper.kill()
+
+
+def test_what_is_let_go_of_ends_with_the_one_who_watches() -> None:
+    reading, writing = os.pipe()
+    with heir([], None, lambda: os.close(writing)), open(reading, "rb", buffering=0) as end:
+        os.close(writing)
+        assert select.select([end], [], [], 10)[0]
+        assert end.read(1) == b""
 
 
 def test_who_lives_ends_nobody(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:

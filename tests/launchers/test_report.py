@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from duoka.board import AT_END, Board
+from duoka.board import AT_END, Board, Parting
 from duoka.launchers.crew import Worker
 from duoka.launchers.output import Outputs
 from duoka.launchers.report import Scene, report
 from duoka.launchers.stuck import Stuck
-from duoka.launchers.verdict import judge
+from duoka.launchers.verdict import Elsewhere, Verdict, judge
+from duoka.options import Machines
 from tests.launchers.made import CPU, ending, lost, plan, raised, worker
 
 HOST = os.uname().nodename
@@ -238,3 +239,35 @@ def test_a_rank_whose_script_ended_while_others_went_on_has_left(board: Board, t
         f"duoka: rank 1 of 3 ({HOST}) left in step 2, after all_reduce 1 at train.py:41: the script ended there, "
         "while ranks 0 and 2 waited in all_reduce 2 at train.py:42; the other ranks were ended"
     ]
+
+
+def test_what_another_machine_tells_is_one_line(board: Board, outputs: Outputs) -> None:
+    elsewhere = Elsewhere("rank 2 raised ValueError: boom (on machine 1 (node2))", True)
+    ended = worker(0, lost(0), 1)
+    verdict = Verdict("elsewhere", 1, others=(ended,), elsewhere=elsewhere)
+    machines = Machines(2, 0, workers=(1, 2), names=("node1", "node2"))
+    scene = Scene(plan(devices=(CPU,), machines=machines), board, [ended], outputs)
+    assert report(verdict, scene).splitlines() == [
+        "duoka: rank 2 raised ValueError: boom (on machine 1 (node2)); the run was ended",
+        "  rank 0: lost the connection (--verbose shows it)",
+    ]
+
+
+def test_ranks_of_other_machines_are_counted_and_named(board: Board, outputs: Outputs) -> None:
+    machines = Machines(2, 0, workers=(1, 2), names=("node1", "node2"))
+    one = plan(devices=(CPU,), machines=machines)
+    scene = Scene(one, Board.create(1), [worker(0, **ENDED)], outputs)
+    step(scene.board, 0, "barrier at a.py:1", leave=False)
+
+    def told(stuck: Stuck) -> str:
+        return report(Verdict("stuck", 1, stuck=stuck), scene).splitlines()[0]
+
+    assert told(Stuck(1, 3.0, (0,), (), limit=3.0, afar=(1, 2))) == (
+        "duoka: barrier 1 at a.py:1 did not end: rank 0 waits since 3 s (the limit is 3 s); "
+        "ranks 1 and 2 on machine 1 (node2) have not come to it; the run was ended"
+    )
+    assert told(Stuck(2, 3.0, (1,), (0,), limit=3.0, text="all_reduce (3,) at a.py:2")).startswith(
+        f"duoka: rank 0 of 3 ({HOST}) in step 1 has not come to all_reduce 2 at a.py:2; rank 1 waits since 3 s"
+    )
+    parting = Parting(1, (((2,), "all_reduce at a.py:2"), ((0,), "barrier at a.py:1")))
+    assert "rank 2 of 3" in told(Stuck(1, 0.0, (2, 0), (), parting))

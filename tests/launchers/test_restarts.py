@@ -14,7 +14,7 @@ from duoka.ending import Ending
 from duoka.launchers import restarts
 from duoka.launchers.restarts import AGAIN, cause, is_fault, with_restarts
 from duoka.launchers.signals import Signals
-from duoka.launchers.verdict import Verdict
+from duoka.launchers.verdict import Elsewhere, Verdict
 from tests.launchers.made import ending, raised, worker
 
 KILLED = Verdict("died", 137, (worker(1, status=-9),))
@@ -166,3 +166,11 @@ def test_the_step_from_which_it_goes_on_is_told(clock: Clock, signals: Signals) 
     assert with_restarts(attempt, 3, signals, told.append) == 0
     assert told[0] == "duoka: restart 1 of 3, from the checkpoint of step 8, after: rank 1 was killed by SIGKILL\n"
     assert told[1].startswith("duoka: restart 2 of 3, from the checkpoint of step 8, in 1 s, as")
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_whether_what_another_machine_tells_is_a_fault_that_one_knows(fault: bool) -> None:
+    elsewhere = Elsewhere("rank 2 raised ValueError: boom (on machine 1 (node2))", fault)
+    verdict = Verdict("elsewhere", 1, elsewhere=elsewhere)
+    assert is_fault(verdict) == fault
+    assert cause(verdict) == elsewhere.cause

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from duoka.board import Board, Collective
+from duoka.board import Board, Collective, Progress
 from duoka.launchers import stuck as module
 from duoka.launchers.crew import Worker
-from duoka.launchers.stuck import LEAST, Idleness, Limits, Stuck, find_stuck, waiting_in_vain
+from duoka.launchers.stuck import LEAST, TO_TELL, Idleness, Limits, Stuck, find_stuck, waiting_in_vain
 from tests.launchers.made import ending, lost, raised, worker
 
 
@@ -216,3 +216,65 @@ def test_a_rank_that_waits_with_the_lock_held_is_seen_to_wait(
     assert (found.number, found.waiting, found.missing) == (6, (0,), (1,))
     monkeypatch.setattr(module, "is_asleep", lambda pid: False)
     assert find_stuck(board, workers, Limits(50.0), Idleness()) is None
+
+
+def far(rank: int, number: int, seconds: float, text: str = "b") -> dict[int, Progress]:
+    """A rank of another machine, that has waited in a collective for so long; for 0: that has left it."""
+    now = time.monotonic()
+    return {rank: Progress(number, number - bool(seconds), number, text, now - seconds, now, 0, 0.0)}
+
+
+def test_a_rank_for_which_another_machine_waits_is_missing_here() -> None:
+    board = Board.create(1, 2)
+    come(board, 2, "a")
+    afar = far(0, 2, seconds=5.0)
+    found = find_stuck(board, [worker(2)], Limits(3.0), Idleness(), afar)
+    assert found is not None
+    assert (found.waiting, found.missing, found.number, found.text) == ((0,), (2,), 2, "b")
+    assert find_stuck(board, [worker(2)], Limits(6.0), Idleness(), afar) is None
+
+
+def test_one_that_waits_itself_may_wait_for_another_machine() -> None:
+    """Alone, the rank that is a collective behind would be to blame."""
+    board = Board.create(2)
+    for rank in range(2):
+        come(board, rank, "a")
+    come(board, 0, "b")
+    come(board, 0, "c", leave=False)
+    come(board, 1, "b", leave=False)
+    workers = [worker(0), worker(1)]
+    limits = Limits(600.0, step=-1.0)
+    for rank in range(2):
+        board.seat(rank).step(1)
+    found = find_stuck(board, workers, limits, Idleness())
+    assert found is not None
+    assert found.missing == (1,)
+    assert find_stuck(board, workers, limits, Idleness(), far(2, 1, seconds=0)) is None
+
+
+def test_for_a_rank_of_another_machine_the_longest_limit_holds_and_its_own_is_asked_first() -> None:
+    board = Board.create(2)
+    for rank in range(2):
+        come(board, rank, "a", leave=False)
+    workers = [worker(0), worker(1)]
+    assert find_stuck(board, workers, Limits(0.0), Idleness(), far(2, 0, seconds=0)) is None
+    found = find_stuck(board, workers, Limits(-TO_TELL), Idleness(), far(2, 0, seconds=0))
+    assert found is not None
+    assert (found.waiting, found.missing, found.afar) == ((0, 1), (), (2,))
+
+
+def test_ranks_of_machines_that_came_to_different_collectives() -> None:
+    board = Board.create(1)
+    come(board, 0, "a")
+    come(board, 0, "b", leave=False)
+    assert find_stuck(board, [worker(0)], Limits(600.0), Idleness(), far(1, 2, 0.1)) is None
+    found = find_stuck(board, [worker(0)], Limits(600.0), Idleness(), far(1, 2, 0.1, "c"))
+    assert found is not None
+    assert str(found.parting).endswith("rank 0 came to b, rank 1 came to c")
+    patient = Limits(600.0, patient=True)  # a script with ranks of its own may have shapes of its own on each
+    assert find_stuck(board, [worker(0)], patient, Idleness(), far(1, 2, 0.1, "c")) is None
+
+
+def test_who_is_done_is_not_stuck_whoever_waits() -> None:
+    board = Board.create(1)
+    assert find_stuck(board, [worker(0, ending(0))], Limits(-1.0), Idleness(), far(1, 2, 5.0)) is None

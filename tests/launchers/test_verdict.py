@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from duoka.board import Parting
 from duoka.launchers.crew import Worker
 from duoka.launchers.stuck import Stuck
-from duoka.launchers.verdict import Verdict, agreed, judge
+from duoka.launchers.verdict import Doubt, Verdict, agreed, apart, doubt_of, judge, way_of
 from tests.launchers.made import ending, lost, raised, worker
 
 STUCK = Stuck(number=5, seconds=3.0, waiting=(0,), missing=(1,))
@@ -167,3 +168,46 @@ def test_a_script_s_own_answer_to_a_signal_counts(ends: list[tuple[object, int]]
     workers = [worker(rank, end, status) for rank, (end, status) in enumerate(ends)]  # type: ignore[arg-type]
     verdict = judge(workers, None, signal.SIGINT)
     assert (verdict.why, verdict.code) == ("stopped", code)
+
+
+def test_ranks_that_were_all_told_to_end_saw_nothing_of_the_cause() -> None:
+    verdict = judged(worker(0, None, -15, told_at=9.0), worker(1, None, -9, told_at=9.0))
+    assert (verdict.why, verdict.code, verdict.culprits) == ("elsewhere", 1, ())
+    assert doubt_of(verdict) is Doubt.NOTHING
+
+
+def test_what_gloo_ends_is_the_fault_of_ranks_that_parted() -> None:
+    parted = Stuck(5, 0.0, (0, 2), (), parting=Parting(5, (((0,), "a"), ((2,), "b"))))
+    aborted = [worker(rank, None, -signal.SIGABRT) for rank in range(2)]
+    assert judged(*aborted, stuck=parted).why == "stuck"
+    assert judged(*aborted).why == "died"
+    assert judged(aborted[0], worker(1, raised(1), 1), stuck=parted).why == "raised"
+
+
+@pytest.mark.parametrize(("end", "why"), [(raised(0), "raised"), (ending(0, "exited", 3), "exited")])
+def test_all_ranks_of_one_machine_are_not_all(end: object, why: str) -> None:
+    verdict = judged(worker(0, end, 1))  # type: ignore[arg-type]
+    assert verdict.why == "agreed"
+    assert way_of(verdict)
+    assert (apart(verdict).why, apart(verdict).code, way_of(apart(verdict))) == (why, verdict.code, None)
+
+
+def test_a_reader_that_has_enough_stays_nobody_s_failure_on_several_machines() -> None:
+    verdict = judged(worker(0, raised(0, "BrokenPipeError: [Errno 32] Broken pipe"), 1))
+    assert apart(verdict) is verdict
+
+
+@pytest.mark.parametrize(
+    ("workers", "stuck", "doubt"),
+    [
+        ([worker(0, raised(0), 1)], None, Doubt.NONE),
+        ([worker(0, lost(0), 1)], None, Doubt.FOLLOWS),
+        ([worker(0, lost(0), 1), worker(1, ending(1), 0)], None, Doubt.LEFT),
+        ([worker(0), worker(1)], STUCK, Doubt.NONE),
+        ([worker(0), worker(1)], Stuck(5, 3.0, (0, 1), ()), Doubt.FOLLOWS),
+    ],
+)
+def test_how_sure_a_machine_is_that_it_saw_the_cause(
+    workers: list[Worker], stuck: Stuck | None, doubt: Doubt
+) -> None:
+    assert doubt_of(judged(*workers, stuck=stuck)) is doubt

@@ -14,7 +14,6 @@ import pytest
 from duoka.errors import OptionError, TimedOut
 from duoka.origins import find
 from duoka.origins.base import tcp_store
-from duoka.origins.slurm import first_node
 from tests.flows.flow import Flow
 
 
@@ -99,25 +98,6 @@ def test_ranks_of_one_machine_know_who_started_them(flow: Flow) -> None:
     one, other = flow.python([starter]).ok().stdout.splitlines()
     assert one == other
     assert one.startswith("hydra_pmi_proxy ")
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
-        ("gpu1", "gpu1"),
-        ("gpu1,gpu2", "gpu1"),
-        ("gpu[003-005,9],cpu1", "gpu003"),
-        ("rack-2-node[12,14]-ib,x", "rack-2-node12-ib"),
-        ("n[1-2].cluster", "n1.cluster"),
-    ],
-)
-def test_the_first_node(nodes: str, first: str) -> None:
-    assert first_node(nodes) == first
-
-
-def test_a_list_without_nodes() -> None:
-    with pytest.raises(OptionError, match="or set MASTER_ADDR"):
-        first_node("[1-2]")
 
 
 def test_a_port_that_is_taken() -> None:

@@ -247,3 +247,15 @@ def test_what_a_training_library_writes_for_the_script(flow: Flow) -> None:
     assert first == other
     assert "first" in first
     assert first.endswith("False\n")
+
+
+def test_the_number_of_cores_is_rank_0_s(flow: Flow) -> None:
+    source = """
+        import multiprocessing, os
+        import torch
+        is_rank_0 = os.readlink("/proc/self/fd/0") != os.devnull
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[:1] if is_rank_0 else cores[-1:])
+        print(os.sched_getaffinity(0) == set(cores[:1]), os.cpu_count() == multiprocessing.cpu_count())
+        """
+    assert said(flow, source) == ["True True\n"] * 2

@@ -13,13 +13,13 @@ from typing import Any
 
 import click
 
-from duoka import environment, options
-from duoka.cli.words import arrange, check_times, with_values
+from duoka import environment, options, slurm
+from duoka.cli.words import arrange, check_others, check_times, with_values
 from duoka.devices import inventory
 from duoka.devices.locks import Locks
 from duoka.devices.spec import parse
 from duoka.devices.taking import Asked, Taken, marked, take
-from duoka.options import Options, Target
+from duoka.options import ONE_MACHINE, Machines, Options, Target
 from duoka.plan import Plan, decide, details, header
 
 INTRODUCTION = """\
@@ -36,6 +36,7 @@ duoka run --devices 0,3 train.py --epochs 5      GPUs 0 and 3; --epochs 5 is for
 duoka run train.py --devices 0,3 -- --epochs 5   the same
 duoka run --devices cpu:2 -m package.train       a module, on two CPU workers
 duoka run --dry-run train.py                     what would be done, and why
+duoka run --machines 2 --machine 0 --meet node1:29500 train.py   on node1; --machine 1 on the other
 """
 
 ORDER = """\
@@ -54,6 +55,8 @@ RESTARTS = (
     "After a fault (a rank is killed, crashes, hangs or raises) start the workers again, at most N times. The script "
     "goes on from where it last saved, if it restores that by itself, as duoka.Checkpoint does. [default: 0]"
 )
+
+MACHINES = "How many machines compute together: this command is started on each. [default: as srun tells, or 1]"
 
 VALUE_OPTIONAL = {"--wait": "720h"}  # option -> what it means without a value, which only `=` can give it
 
@@ -75,6 +78,13 @@ GROUPS: Groups = (
                 default="auto",
                 metavar="auto|plain|distributed|api",
                 help="Overrule what the script was taken for, where it can be either.",
+            ),
+            click.Option(["--machines"], metavar="N", help=MACHINES),
+            click.Option(["--machine"], metavar="K", help="The number of this machine; rank 0 is on machine 0."),
+            click.Option(
+                ["--meet"],
+                metavar="HOST:PORT",
+                help="Where the machines meet: the name or address of machine 0, and a port that is free there.",
             ),
             click.Option(
                 ["--threads"],
@@ -171,6 +181,7 @@ class ScriptCommand(click.Command):
             for name in param.opts
             if name.startswith("-")
         }
+        check_others(args, takes_value)
         check_times(args, takes_value, VALUE_OPTIONAL)
         return super().parse_args(ctx, with_values(arrange(args, takes_value), takes_value, VALUE_OPTIONAL))
 
@@ -192,13 +203,21 @@ class ScriptCommand(click.Command):
 
 
 def run(
-    words: tuple[str, ...], is_module: bool, dry_run: bool, wait: str | None, **asked: Any
+    words: tuple[str, ...],
+    is_module: bool,
+    dry_run: bool,
+    wait: str | None,
+    machines: str | None,
+    machine: str | None,
+    meet: str | None,
+    **asked: Any,
 ) -> Callable[[], int] | int:
     """Decide, show what was decided, and return what starts it."""
     if not words:
         raise click.UsageError("a script is missing; for example: duoka run train.py", click.get_current_context())
     target = Target(words[0], words[1:], is_module)
-    opts = asked_for(target, **asked)
+    told = slurm.machines() if machines is None else ONE_MACHINE
+    opts = asked_for(target, machines=options.which_machines(machines, machine, meet, told), **asked)
     limit = 0.0 if wait is None else options.seconds(wait, "--wait")
     if dry_run:
         click.echo(details(_decide(opts)))
@@ -208,6 +227,9 @@ def run(
 
 def _run(opts: Options, limit: float) -> int:
     """Take the devices, queueing where that is asked for, and run on them until the end."""
+    if opts.machines.count > 1 and environment.hashes_differ():
+        environment.fix_hashes()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # which Python looks at in its start
     try:
         taken = _take(opts, limit)
     except KeyboardInterrupt:
@@ -243,6 +265,7 @@ def asked_for(
     shares: str | None,
     quiet: bool,
     verbose: bool,
+    machines: Machines = ONE_MACHINE,
     **words: Any,
 ) -> Options:
     """What the words of a command line mean; `words`: those that `Options` takes as they are."""
@@ -256,6 +279,7 @@ def asked_for(
         restarts=options.whole_number(restarts, "--restarts"),
         shares=None if shares is None else options.whole_number(shares, "--shares"),
         verbosity="quiet" if quiet else "verbose" if verbose else "normal",
+        machines=machines,
         **words,
     )
 
@@ -276,7 +300,7 @@ def _launch(plan: Plan) -> int:
     from duoka.launchers import launch  # only now: a plan is made without it
 
     code = launch(plan)
-    if plan.world_size > 1 or plan.restarts:  # the script ran in workers; taking torch down here only takes time
+    if not plan.is_for_one or plan.restarts:  # the script ran in workers; taking torch down here only takes time
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()

@@ -50,6 +50,30 @@ def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
     return [*words[:before], *ours, target, *rest]
 
 
+ELSEWHERE = {
+    "--machines": "nnodes num_machines",
+    "--machine": "node_rank machine_rank",
+    "--meet": "master_addr master_port rdzv_endpoint rdzv_backend rdzv_id main_process_ip main_process_port",
+    "--devices": "nproc_per_node num_processes",
+    "--restarts": "max_restarts",
+}  # what torchrun and Accelerate call it
+
+
+def check_others(words: Sequence[str], options: Mapping[str, bool]) -> None:
+    """Find a word of other launchers among the options before the script, and say what it is called here.
+
+    Raises:
+        click.UsageError: there is one.
+    """
+    before = _leading(words, options)
+    if before < len(words) and words[before].startswith("--"):
+        asked = words[before][2:].partition("=")[0].replace("-", "_")
+        name = next((name for name, theirs in ELSEWHERE.items() if asked in theirs.split()), None)
+        if name in options:
+            example = "duoka run --machines 2 --machine 0 --meet node1:29500 train.py"
+            raise UsageError(f"no such option {words[before]!r}: here it is {name}, as in `{example}`")
+
+
 def check_times(words: list[str], options: Mapping[str, bool], defaults: Mapping[str, str]) -> None:
     """Find a time that stands behind an option that takes it only after an `=`, where the script is expected.
 

@@ -1,13 +1,13 @@
 """How workers come to life.
 
     inline.py   one worker, in the command process itself
-    local.py    several on this machine, or one that may be started again: forked from the command process and
-                watched by it
+    local.py    several on this machine or on several, or one that may be started again: forked from the command
+                process of their machine and watched by it
 
 What local.py is made of: signals, output (log files), birth (the fork), crew (the workers from outside), heir
 (should the command process be killed), stuck (who is waited for), verdict (why a run ended), restarts (whether
 it begins again), report and hints (what a person reads), processes and stacks (what the kernel and faulthandler
-tell).
+tell), joining (several machines meet), machines (what their commands tell each other) and talk (how).
 """
 
 from __future__ import annotations
@@ -30,6 +30,6 @@ def launch(plan: Plan) -> int:
         AskedError: something that was asked for cannot be had.
         WorkerFailed: a worker cannot be started.
     """
-    module, function = LAUNCHERS["inline" if plan.world_size == 1 and not plan.restarts else "local"]
+    module, function = LAUNCHERS["inline" if plan.is_for_one and not plan.restarts else "local"]
     code: int = getattr(import_module(module), function)(plan)
     return code

@@ -83,16 +83,30 @@ class Worker:
             os.killpg(self.pid, number)
 
 
+class Others:
+    """The commands of other machines, to which a crew listens, too. Here: there are none."""
+
+    files: tuple[int, ...] = ()
+
+    def read(self) -> None:
+        """Take in what they have said, when one of `files` can be read."""
+
+    def let_go(self) -> None:
+        """Close what leads to them, in a worker."""
+
+
 class Crew:
     """The workers of one attempt: forked together, listened to, ended together."""
 
-    def __init__(self, signals: Signals) -> None:
-        self.signals = signals
+    def __init__(self, signals: Signals, others: Others | None = None) -> None:
+        self.signals, self._others = signals, others or Others()
         self.workers: list[Worker] = []
         self._passed_on = len(signals.for_scripts)
         self._exchange: mmap.mmap | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals.fd, selectors.EVENT_READ)
+        for file in self._others.files:
+            self._selector.register(file, selectors.EVENT_READ, self._others)
 
     def start(self, plan: Plan, attempt: Attempt, outputs: Outputs) -> None:
         """Fork the workers. Each waits at its wire until `go`.
@@ -102,11 +116,11 @@ class Crew:
         """
         self._exchange = attempt.exchange
         try:
-            for rank in range(plan.world_size):
+            for rank in plan.ranks:
                 own_log = outputs.file(rank) is not None
                 self._fork(plan, Post(rank, attempt, own_log), outputs)
         except OSError as error:
-            count, size = len(self.workers), plan.world_size
+            count, size = len(self.workers), plan.workers
             raise WorkerFailed(f"only {count} of {size} workers could be started: {error.strerror}") from None
 
     def _fork(self, plan: Plan, post: Post, outputs: Outputs) -> None:
@@ -116,6 +130,7 @@ class Crew:
         def life() -> int:
             ours.close()
             self._let_go()
+            self._others.let_go()
             redirect(outputs.file(post.rank), stdin=post.rank == 0)
             outputs.close()
             return live(plan, post, theirs, stacks)
@@ -140,6 +155,8 @@ class Crew:
             if key.data is None:
                 self.signals.read()
                 self._pass_on()
+            elif key.data is self._others:
+                self._others.read()
             else:
                 self._hear(key.data)
         for worker in self.workers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from duoka.launchers.processes import session_members
@@ -17,7 +17,7 @@ from duoka.launchers.signals import blocked
 
 
 @contextmanager
-def heir(sessions: Sequence[int], temporary: str | None) -> Iterator[None]:
+def heir(sessions: Sequence[int], temporary: str | None, let_go: Callable[[], None] = lambda: None) -> Iterator[None]:
     """A process that waits for this one to die within, and then ends all that lives in these sessions.
 
     To be made when the workers are there, lest they hold the pipe open whose end tells it.
@@ -25,6 +25,7 @@ def heir(sessions: Sequence[int], temporary: str | None) -> Iterator[None]:
     Args:
         sessions: their leaders' pids.
         temporary: a directory that the workers may make; it is removed here, or else by the heir.
+        let_go: closes in the heir what others hold this process for alive by.
     """
     reading, writing = os.pipe()
     with blocked():  # in the heir for good: nothing but its task, or SIGKILL, ends it
@@ -32,6 +33,7 @@ def heir(sessions: Sequence[int], temporary: str | None) -> Iterator[None]:
         if pid == 0:
             os.setsid()  # Ctrl-C is not for it
             os.close(writing)
+            let_go()
             os.read(reading, 1)
             _end(sessions)
             _remove(temporary)

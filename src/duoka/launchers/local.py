@@ -1,5 +1,7 @@
 """Several workers on this machine: forked from this process, which imported torch once, and watched by it.
 
+Where the run has other machines, too, each has a process like this one, and they tell each other (`machines`).
+
 run_local    the whole run: one attempt, and after faults others, if that was asked for
 attempt      one life of all workers: fork, store, go, watch, end, verdict
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import random
 import secrets
 import signal
 import socket
@@ -21,10 +24,12 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from duoka import environment
-from duoka.board import Board
+from duoka.board import Board, name_ranks
 from duoka.errors import WorkerFailed
 from duoka.launchers.crew import Crew
 from duoka.launchers.heir import heir
+from duoka.launchers.joining import together
+from duoka.launchers.machines import Alone
 from duoka.launchers.output import Outputs
 from duoka.launchers.report import Scene, report
 from duoka.launchers.restarts import with_restarts
@@ -40,21 +45,28 @@ from duoka.launchers.stuck import (
     look_closer,
     waiting_in_vain,
 )
-from duoka.launchers.verdict import Verdict, agreed, judge
-from duoka.plan import Kind, Plan
+from duoka.launchers.talk import open_to_all
+from duoka.launchers.verdict import Verdict, agreed, is_consequence, is_gloos, judge
+from duoka.plan import Kind, Machines, Plan
 from duoka.worker import Attempt, Observer, Unobserved
 
 TICK = 0.5  # seconds between two looks at the board
 GRACE = 0.5  # seconds that the other ranks have after the first bad end, to end by themselves
+GRACE_AFAR = 2.0  # the same after one on another machine, as the script may end so there and here
+TO_SHOW = 1.0  # seconds between two words to other machines on how far the ranks are
 TO_DEBUG = 10.0  # seconds between two looks at whether a rank is still in a debugger
 TO_STOP = {signal.SIGINT: 10, signal.SIGTERM: 30, signal.SIGHUP: 30}  # seconds to answer a signal
 
 
-NEVER = Limits(1e9)
+NEVER = 1e9  # seconds
 
 
 def _tell(text: str) -> None:
     print(text, end="", file=sys.stderr, flush=True)
+
+
+def _note(text: str) -> None:
+    _tell(f"duoka: {text}\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,8 @@ class Run:
     """What is the same for all attempts of a run.
 
     tell: shows what ended it. function: what is run, if no script. observer: what accompanies it. entropy: 64 bits
-    for all random numbers that a script leaves to the system; None: new ones for each attempt.
+    for all random numbers that a script leaves to the system; None: new ones for each attempt. others: the other
+    machines.
     """
 
     plan: Plan
@@ -73,29 +86,42 @@ class Run:
     function: Callable[[], object] | None = None
     observer: Observer = field(default_factory=Unobserved)
     entropy: int | None = None
+    others: Alone = field(default_factory=Alone)
 
 
 def run_local(plan: Plan) -> int:
     """Run `plan` with one worker for each device, again after faults, and return the exit code.
 
     Raises:
-        OptionError: the log files cannot be made.
+        OptionError: the log files cannot be made; or the machines cannot meet so.
+        AskedError: the machines were not started to do the same.
+        TimedOut: another machine did not come.
         WorkerFailed: a worker cannot be started.
     """
-    outputs = Outputs(plan.log_dir, _ranks_with_a_log(plan))
     try:
-        import_once(plan)
-        with Signals() as signals:
-            run = Run(plan, secrets.token_hex(8), outputs, signals)
+        with together(plan, _note) as (plan, run_id, others), _outputs(plan) as outputs:
+            if plan.machines.count > 1 and plan.verbosity != "quiet":
+                is_or_are = "is" if plan.workers == 1 else "are"
+                _note(f"{name_ranks(list(plan.ranks))} of {plan.world_size} {is_or_are} here")
+            import_once(plan)
+            with Signals() as signals:
+                run = Run(plan, run_id, outputs, signals, others=others)
 
-            def again(number: int) -> Verdict:
-                outputs.begin(number)
-                return attempt(run, number)
+                def again(number: int) -> Verdict:
+                    outputs.begin(number)
+                    return attempt(run, number)
 
-            return with_restarts(again, plan.restarts, signals, run.tell)
+                return with_restarts(again, plan.restarts, signals, run.tell)
     except KeyboardInterrupt:  # before there was a worker
         print("duoka: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+@contextmanager
+def _outputs(plan: Plan) -> Iterator[Outputs]:
+    outputs = Outputs(plan.log_dir, _ranks_with_a_log(plan))
+    try:
+        yield outputs
     finally:
         outputs.close()
 
@@ -125,46 +151,68 @@ def attempt(run: Run, number: int) -> Verdict:
 
     Every attempt has a board, a store and a prefix in it of its own, so that nothing of one reaches the next.
     """
-    board = Board.create(run.plan.world_size)
-    crew = Crew(run.signals)
+    plan, others = run.plan, run.others
+    board = Board.create(plan.workers, plan.ranks.start)
+    crew = Crew(run.signals, others)
+    others.begin(number)
     try:
-        _check_files(run.plan.world_size)
-        exchange = _exchange(run.plan)
-        entropy = secrets.randbits(64) if run.entropy is None else run.entropy
+        _check_files(plan.workers)
+        exchange = _exchange(plan)
         temporary = _temporary()
+        entropy = _entropy(run, number)
         shared = Attempt(number, run.run_id, entropy, board, exchange, temporary, run.function, run.observer)
-        crew.start(run.plan, shared, run.outputs)
+        crew.start(plan, replace(shared, gloo=others.gloo), run.outputs)
         pids = [worker.pid for worker in crew.workers]
-        with heir(pids, temporary), _store() as port:  # a thread: after the forks
-            crew.go(port)
-            stuck, asked = _watch(run.plan, crew, board)
+        with heir(pids, temporary, others.let_go), _store(plan.machines) as port:  # a thread: after the forks
+            others.start(crew, port)
+            stuck, asked = _watch(plan, crew, board, others)
             if asked is not None:
+                others.alarm(asked)
                 _stop(crew, asked, board)
             elif crew.failed() or not crew.gone():
+                others.alarm()
                 crew.end()
-        verdict = judge(crew.workers, stuck, asked)
-        run.tell(report(verdict, Scene(run.plan, board, crew.workers, run.outputs)))
-        return replace(verdict, saved=board.saved())
+            verdict = replace(judge(crew.workers, stuck, asked), saved=board.saved())
+            verdict = others.conclude(verdict, crew)
+        run.tell(report(verdict, Scene(plan, board, crew.workers, run.outputs)))
+        return verdict
     finally:
         crew.close()
 
 
-def _watch(plan: Plan, crew: Crew, board: Board) -> tuple[Stuck | None, signal.Signals | None]:
+def _entropy(run: Run, number: int) -> int:
+    """The same on all machines, which know the run by the same name, and another one in each attempt."""
+    return random.Random(f"{run.run_id} {number}").getrandbits(64) if run.entropy is None else run.entropy
+
+
+def _watch(plan: Plan, crew: Crew, board: Board, others: Alone) -> tuple[Stuck | None, signal.Signals | None]:
     """Watch until all are gone, or it is time to end them.
 
-    Returns where the ranks are stuck, if they are, and the signal by which this process was asked to end.
+    Returns where the ranks are stuck, if they are, and the signal by which the run was asked to end.
     """
     limits = Limits(plan.timeout, plan.step_timeout, patient=plan.kind is Kind.DISTRIBUTED)
     idleness, debugged_until = Idleness(), 0.0
+
+    def found() -> Stuck | None:
+        waits = time.monotonic() > debugged_until and not others.is_debugging()
+        return find_stuck(board, crew.workers, limits, idleness, others.progress()) if waits else None
+
     while not crew.gone():
         crew.listen(TICK)
+        others.show(board, TO_SHOW, debugged=time.monotonic() < debugged_until)
         if crew.signals.stops:
             return None, crew.signals.stops[0]
-        if crew.failed() and not agreed(crew.workers):
-            crew.wait(crew.done, GRACE)
-            if not agreed(crew.workers):
-                return _missed(plan, crew, board), None
-        elif time.monotonic() > debugged_until and (stuck := find_stuck(board, crew.workers, limits, idleness)):
+        alarm = others.alarmed()
+        if alarm is not None and alarm.asked is not None:
+            return None, alarm.asked
+        if crew.failed():
+            others.alarm()
+        if alarm is not None or (crew.failed() and not agreed(crew.workers)):
+            others.show(board, last=True)
+            crew.wait(lambda: crew.done() and others.have_shown(), GRACE if alarm is None else GRACE_AFAR)
+            if alarm is not None or not agreed(crew.workers):
+                return _missed(plan, crew, board, others), None
+        elif stuck := found():
             stuck = look_closer(ask_for_stacks(stuck, crew), board)
             if not is_debugged(stuck, stuck.missing):
                 return stuck, None
@@ -176,13 +224,14 @@ def _watch(plan: Plan, crew: Crew, board: Board) -> tuple[Stuck | None, signal.S
     return None, None
 
 
-def _missed(plan: Plan, crew: Crew, board: Board) -> Stuck | None:
+def _missed(plan: Plan, crew: Crew, board: Board, others: Alone) -> Stuck | None:
     """For whom the ranks were stuck, or how they parted, where they noticed it themselves."""
-    endings = [worker.ending for worker in crew.workers if worker.failed]
-    if not all(ending is not None and ending.consequence for ending in endings):
+    failed = [worker for worker in crew.workers if worker.failed]
+    if not failed or not all(is_consequence(worker) or is_gloos(worker) for worker in failed):
         return None
-    timed_out = any(ending is not None and ending.kind == "TimedOut" for ending in endings)
-    stuck = find_stuck(board, crew.workers, Limits(0.0) if timed_out else NEVER, Idleness())
+    timed_out = any(worker.ending is not None and worker.ending.kind == "TimedOut" for worker in failed)
+    limits = Limits(0.0 if timed_out else NEVER, patient=plan.kind is Kind.DISTRIBUTED)
+    stuck = find_stuck(board, crew.workers, limits, Idleness(), others.progress())
     if stuck is None:
         return None
     return look_closer(ask_for_stacks(replace(stuck, limit=plan.timeout), crew), board)
@@ -213,16 +262,16 @@ def _stop(crew: Crew, asked: signal.Signals, board: Board) -> None:
 def _ranks_with_a_log(plan: Plan) -> range:
     """All but the first, which has the terminal. A script that is left alone prints there from every rank."""
     left_alone = plan.kind is Kind.DISTRIBUTED and plan.log_dir is None
-    return range(0) if left_alone else range(1, plan.world_size)
+    return range(0) if left_alone else range(max(1, plan.ranks.start), plan.ranks.stop)
 
 
 def _exchange(plan: Plan) -> mmap.mmap | None:
-    """Memory for small tensors that the ranks exchange on CPUs, if it is duoka that lets them."""
-    if plan.kind is Kind.DISTRIBUTED:
+    """Memory for small tensors that the ranks exchange on CPUs, if it is duoka that lets them, on one machine."""
+    if plan.kind is Kind.DISTRIBUTED or plan.machines.count > 1:
         return None
     from duoka.view import nearby
 
-    return mmap.mmap(-1, nearby.memory_size(plan.world_size)) if nearby.is_possible() else None
+    return mmap.mmap(-1, nearby.memory_size(plan.workers)) if nearby.is_possible() else None
 
 
 def _temporary() -> str | None:
@@ -233,18 +282,18 @@ def _temporary() -> str | None:
         return None
 
 
-def _check_files(world_size: int) -> None:
+def _check_files(workers: int) -> None:
     """See that this process may open what it is about to: torch's store ends a process that may not.
 
     Raises:
         WorkerFailed: it may not.
     """
-    count, taken = 16 + 8 * world_size, []
+    count, taken = 16 + 8 * workers, []
     try:
         for _ in range(count):
             taken.append(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
-        text = f"{world_size} workers need {count} more open files, and this process may open {len(taken)} more"
+        text = f"{workers} workers need {count} more open files, and this process may open {len(taken)} more"
         raise WorkerFailed(f"{text} ({error.strerror}); the limit is set by `ulimit -n 1024`") from None
     finally:
         for file in taken:
@@ -252,14 +301,21 @@ def _check_files(world_size: int) -> None:
 
 
 @contextmanager
-def _store() -> Iterator[int]:
-    """A store for the workers on any free port of the loopback device, open while it is needed; its port."""
+def _store(machines: Machines) -> Iterator[int]:
+    """A store for the workers of all machines on any free port, open while it is needed; its port.
+
+    On one machine it is open to that alone. Where there are several, it is on machine 0: elsewhere the port is 0.
+    """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    if machines.number > 0:
+        yield 0
+        return
+    alone = machines.count == 1
+    listener = socket.create_server((environment.LOOPBACK, 0), backlog=1024) if alone else open_to_all(0)
     port = listener.getsockname()[1]
     store = TCPStore(
-        "127.0.0.1",
+        environment.LOOPBACK,
         port,
         is_master=True,
         wait_for_workers=False,

@@ -29,6 +29,11 @@ class Scene:
     outputs: Outputs
 
     @property
+    def world_size(self) -> int:
+        """How many ranks there were, on all machines."""
+        return sum(self.plan.machines.workers) or len(self.workers)
+
+    @property
     def verbose(self) -> bool:
         """Whether everything is wanted, at any length."""
         return self.plan.verbosity == "verbose"
@@ -113,26 +118,27 @@ def _left(verdict: Verdict, scene: Scene) -> list[str]:
 def _stuck(verdict: Verdict, scene: Scene) -> list[str]:
     stuck = verdict.stuck
     assert stuck is not None
-    ranks = stuck.missing or (*stuck.waiting, *stuck.within)
+    ranks: Sequence[int] = stuck.missing or (*stuck.waiting, *stuck.within)
     if stuck.parting is not None:
         what = _apart(stuck.parting, scene)
         ranks = stuck.parting.sides[0][0]
     else:
         what = _stays(stuck, scene) if stuck.at_exit else _waited(stuck, scene)
     ended = [worker.rank for worker in scene.workers if worker.ending is not None and not stuck.at_exit]
-    whereabouts = (line for rank in ranks if rank not in ended for line in _whereabouts(rank, stuck, scene))
+    here = [rank for rank in ranks if rank in scene.board.ranks and rank not in ended]
+    whereabouts = (line for rank in here for line in _whereabouts(rank, stuck, scene))
     return [_headline(what, verdict, scene), *whereabouts]
 
 
 def _waited(stuck: Stuck, scene: Scene) -> str:
     """`rank 1 of 3 (host) has not come to all_reduce 12 at train.py:41; it is ...; ranks 0 and 2 wait since 31 s`."""
-    collective = _collective(scene.board, stuck.waiting[0], stuck.number)
+    collective = _collective(scene.board, stuck.waiting[0], stuck.number, stuck.text)
     waiting = f"{name_ranks(list(stuck.waiting))} {'waits' if len(stuck.waiting) == 1 else 'wait'}"
     since = f"{waiting} since {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
     if stuck.within:
         return _apart_unseen(stuck, collective, scene)
     if not stuck.missing:
-        return f"{collective} did not end: {since}"
+        return f"{collective} did not end: {since}{_afar(stuck, scene)}"
     missing, first = list(stuck.missing), stuck.missing[0]
     has = "has" if len(missing) == 1 else "have"
     line = stacks.users_line(stuck.stacks.get(first, ""))
@@ -140,6 +146,16 @@ def _waited(stuck: Stuck, scene: Scene) -> str:
     place = f"it is in {line}{asleep}; " if line and len(missing) == 1 and first not in stuck.odd else ""
     step = _step(first, scene)
     return f"{_ranks_of(missing, scene)} ({_host()}){step} {has} not come to {collective}; {place}{since}"
+
+
+def _afar(stuck: Stuck, scene: Scene) -> str:
+    """`; rank 2 (on machine 1 (node2)) has not come to it`."""
+    machines = scene.plan.machines
+    there: dict[int, list[int]] = {}
+    for rank in stuck.afar:
+        there.setdefault(machines.of(rank), []).append(rank)
+    who = [f"{name_ranks(ranks)} on {machines.called(number)}" for number, ranks in there.items()]
+    return f"; {', '.join(who)} {'has' if len(stuck.afar) == 1 else 'have'} not come to it" if who else ""
 
 
 def _stays(stuck: Stuck, scene: Scene) -> str:
@@ -168,6 +184,11 @@ def _apart(parting: Parting, scene: Scene) -> str:
     return f"the ranks came to different collectives (number {parting.number:,}): {who} came to {text}, {theirs}"
 
 
+def _elsewhere(verdict: Verdict, scene: Scene) -> list[str]:
+    cause = verdict.elsewhere.cause if verdict.elsewhere else "another machine ended the run"
+    return [_headline(cause, verdict, scene)]
+
+
 def _stopped(verdict: Verdict, scene: Scene) -> list[str]:
     killed = [worker.rank for worker in scene.workers if worker.told_to_end]
     forced = f"; {name_ranks(killed)} had to be ended by force" if killed else ""
@@ -178,6 +199,7 @@ def _stopped(verdict: Verdict, scene: Scene) -> list[str]:
 WORDS: dict[str, Callable[[Verdict, Scene], list[str]]] = {
     "agreed": _agreed,
     "died": _died,
+    "elsewhere": _elsewhere,
     "exited": _exited,
     "left": _left,
     "raised": _raised,
@@ -192,9 +214,9 @@ WORDS: dict[str, Callable[[Verdict, Scene], list[str]]] = {
 
 def _headline(what: str, verdict: Verdict, scene: Scene) -> str:
     """What happened, what became of the others, and where the logs are."""
-    rest = len(scene.workers) - len(verdict.culprits)
+    rest = scene.world_size - len(verdict.culprits)
     ended = {0: "", 1: "; the other rank was ended"}.get(rest, "; the other ranks were ended")
-    if verdict.why == "stuck":
+    if verdict.why in ("stuck", "elsewhere"):
         ended = "; the run was ended"
     found = verdict.stuck.stacks if verdict.stuck else {}
     kept = scene.outputs.keep({f"rank{rank}.stacks": text for rank, text in found.items()})
@@ -276,7 +298,7 @@ def _of_all(verdict: Verdict, scene: Scene) -> str:
 
 
 def _ranks_of(ranks: list[int], scene: Scene) -> str:
-    return f"{name_ranks(ranks)} of {len(scene.workers)}"
+    return f"{name_ranks(ranks)} of {scene.world_size}"
 
 
 def _place(worker: Worker, scene: Scene) -> str:
@@ -292,18 +314,23 @@ def _place(worker: Worker, scene: Scene) -> str:
 
 def _step(rank: int, scene: Scene) -> str:
     """` in step 6`, where the board knows of any."""
+    worker = next((worker for worker in scene.workers if worker.rank == rank), None)
+    if worker is None:  # on another machine
+        return ""
     progress = scene.board.read(rank)
-    worker = next(worker for worker in scene.workers if worker.rank == rank)
     if worker.ending is not None and worker.ending.how == "returned":
         return f" after step {progress.steps:,}" if progress.steps else ""
     return f" in step {progress.steps + 1:,}" if progress.begun or progress.steps else ""
 
 
-def _collective(board: Board, rank: int, number: int) -> str:
-    """`all_reduce 1,205 at train.py:41`: what a rank called a collective, short, with its number."""
-    if not board.remembers(rank, number):
+def _collective(board: Board, rank: int, number: int, text: str = "") -> str:
+    """`all_reduce 1,205 at train.py:41`: what a rank called a collective, short, with its number.
+
+    text: what it is called if that rank does not remember it.
+    """
+    text = board.text(rank, number) if board.remembers(rank, number) else text
+    if not text:
         return f"collective {number:,}"
-    text = board.text(rank, number)
     words, at, place = text.rpartition(" at ")
     operation = (words or text).split(" ", 1)[0]
     return f"{operation} {number:,}{at}{place if at else ''}"

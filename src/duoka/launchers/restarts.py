@@ -43,7 +43,7 @@ def with_restarts(attempt: Callable[[int], Verdict], most: int, signals: Signals
         verdict = attempt(number)
         took = time.monotonic() - begin
         answered = len(signals.for_scripts)
-        if not most or not is_fault(verdict) or _was_meant(verdict, signals):
+        if not most or not is_fault(verdict) or was_meant(verdict, signals):
             break
         signals.read()  # a scheduler asks ranks and this process in any order
         if asked := _asked(signals, answered):
@@ -64,6 +64,8 @@ def with_restarts(attempt: Callable[[int], Verdict], most: int, signals: Signals
 
 def is_fault(verdict: Verdict) -> bool:
     """Whether the workers ended against the script's will, and may fare better another time."""
+    if verdict.elsewhere is not None:
+        return verdict.elsewhere.fault
     if verdict.why in ("well", "stopped") or (verdict.stuck is not None and verdict.stuck.at_exit):
         return False
     endings = [worker.ending for worker in verdict.culprits if worker.ending is not None]
@@ -77,6 +79,10 @@ def is_fault(verdict: Verdict) -> bool:
 
 def cause(verdict: Verdict) -> str:
     """What ended an attempt, in a few words; the report has told it in full."""
+    if verdict.elsewhere is not None:
+        return verdict.elsewhere.cause
+    if verdict.stuck is not None and verdict.stuck.parting is not None:
+        return "the ranks came to different collectives"
     if verdict.stuck is not None:
         missing = verdict.stuck.missing or verdict.stuck.waiting
         return f"{name_ranks(list(missing))} {'did not come' if verdict.stuck.missing else 'hung'}"
@@ -101,7 +107,7 @@ def _is_an_answer(kind: str) -> bool:
     return refused or kind == "KeyboardInterrupt"
 
 
-def _was_meant(verdict: Verdict, signals: Signals) -> bool:
+def was_meant(verdict: Verdict, signals: Signals) -> bool:
     """Whether the workers died of a signal that this process was sent for them."""
     return any(worker.status == -number for worker in verdict.culprits for number in signals.for_scripts)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from duoka.board import Board, Parting, Progress
 from duoka.launchers.crew import Crew, Worker
@@ -16,6 +17,7 @@ from duoka.worker import STACKS_SIGNAL
 TO_ANSWER = 1.0  # seconds that a worker may take to write its stacks
 TO_LOOK = 1.0  # seconds after which a rank that is looked at twice a second has not been able to look
 TO_FOLLOW = 1.0  # seconds after which a rank that waits for one that is done waits in vain
+TO_TELL = 3.0  # seconds that another machine has to tell first which of its ranks is missing
 MULTIPLE = 20  # of the slowest step so far: what a rank waits for one that is idle
 LEAST = 60.0  # seconds: it is never less
 
@@ -51,6 +53,8 @@ class Stuck:
     asleep: the ranks whose processes wait for something.
     at_exit: nobody waits for the missing ones but this process: their scripts have ended, and they do not exit.
     within: of the ranks that do not come, and could not look where they are, those that are somewhere in torch.
+    text: what the collective is, where only ranks of other machines wait in it.
+    afar: the ranks of other machines that have not come either, as far as those tell.
     """
 
     number: int
@@ -64,6 +68,8 @@ class Stuck:
     asleep: tuple[int, ...] = ()
     within: tuple[int, ...] = ()
     at_exit: bool = False
+    text: str = ""
+    afar: tuple[int, ...] = ()
 
     @property
     def culprits(self) -> tuple[int, ...]:
@@ -91,26 +97,30 @@ class Idleness:
         return now - since
 
 
-def find_stuck(board: Board, workers: Sequence[Worker], limits: Limits, idleness: Idleness) -> Stuck | None:
+def find_stuck(
+    board: Board,
+    workers: Sequence[Worker],
+    limits: Limits,
+    idleness: Idleness,
+    afar: Mapping[int, Progress] = MappingProxyType({}),
+) -> Stuck | None:
     """Whether ranks wait in a collective that others do not come to, for longer than the limit.
 
     Ranks that came to different ones are stuck at once. Where all came to the same, it mostly ends by itself: only
     the longest limit holds, unless one of them is stopped; or the network's own, for a script that is left alone.
+
+    afar: how far the ranks of other machines are. They may be waited for, and wait, but to blame is for their own
+    machine, which sees whether they work.
     """
-    if parting := board.parting():
+    if parting := board.parting() or (None if limits.patient else _parted(board, afar)):
         waiting = tuple(rank for ranks, _ in parting.sides for rank in ranks)
         return Stuck(parting.number, 0.0, waiting, (), parting)
     present = [worker for worker in workers if worker.failed or not worker.done]
+    if not present:
+        return None
     progress = {worker.rank: board.read(worker.rank) for worker in present}
-    number, missing = _first_missed(present, progress)
-    waits = {rank: one.seen - one.since for rank, one in progress.items() if one.waiting and one.number >= number}
-    unseen = _waits_unseen(present, progress)
-    missing = [worker for worker in missing if worker.rank not in unseen] or missing
-    if not waits and unseen:
-        waits = unseen
-        number = max(progress[rank].begun + 1 for rank in unseen)
-        missing = [worker for worker in present if worker.rank not in unseen]
-    if not waits:
+    number, waits, missing = _waiting(present, progress, afar)
+    if not waits or not (missing or waits.keys() & progress.keys()):
         return None
     seconds = max(waits.values())
     stopped = [worker for worker in present if is_stopped(worker.pid)]
@@ -118,11 +128,46 @@ def find_stuck(board: Board, workers: Sequence[Worker], limits: Limits, idleness
     limit = limits.after(min(one.steps for one in progress.values()), max(one.slowest for one in progress.values()))
     if not (missing or stopped):
         limit = limits.start
-        if limits.patient or seconds <= limit:
+        if limits.patient or seconds <= limit + (TO_TELL if afar else 0.0):
             return None
     elif not _waited(seconds, limit, limits, missing or stopped, idleness):
         return None
-    return Stuck(number, seconds, tuple(waits), tuple(worker.rank for worker in missing), limit=limit)
+    texts = (one.text for one in afar.values() if one.waiting and one.number == number)
+    return Stuck(
+        number,
+        seconds,
+        tuple(waits),
+        tuple(worker.rank for worker in missing),
+        limit=limit,
+        text=next(texts, ""),
+        afar=tuple(rank for rank, one in afar.items() if one.begun < number),
+    )
+
+
+def _waiting(
+    present: Sequence[Worker], progress: Mapping[int, Progress], afar: Mapping[int, Progress]
+) -> tuple[int, dict[int, float], list[Worker]]:
+    """In which collective ranks wait, for how many seconds each of them, and who of this machine does not come."""
+    everywhere = {**progress, **afar}
+    number, missing = _first_missed(present, progress, afar)
+    waits = {rank: one.seen - one.since for rank, one in everywhere.items() if one.waiting and one.number >= number}
+    unseen = _waits_unseen(present, progress)
+    seen_missing = [worker for worker in missing if worker.rank not in unseen]
+    missing = seen_missing if afar else seen_missing or missing
+    if not waits and unseen:
+        waits = unseen
+        number = max(progress[rank].begun + 1 for rank in unseen)
+        missing = [worker for worker in present if worker.rank not in unseen]
+    return number, waits, missing
+
+
+def _parted(board: Board, afar: Mapping[int, Progress]) -> Parting | None:
+    """Where ranks of another machine wait in another collective than the one that those of this one came to."""
+    for rank, one in afar.items():
+        here = tuple(mine for mine in board.ranks if one.waiting and board.remembers(mine, one.number))
+        if here and (text := board.text(here[0], one.number)) != one.text:
+            return Parting(one.number, ((here, text), ((rank,), one.text)))
+    return None
 
 
 def find_staying(workers: Sequence[Worker], limits: Limits, idleness: Idleness) -> Stuck | None:
@@ -138,21 +183,24 @@ def find_staying(workers: Sequence[Worker], limits: Limits, idleness: Idleness) 
     return Stuck(0, seconds, (), ranks, limit=limits.start, at_exit=True)
 
 
-def _first_missed(present: Sequence[Worker], progress: dict[int, Progress]) -> tuple[int, list[Worker]]:
+def _first_missed(
+    present: Sequence[Worker], progress: Mapping[int, Progress], afar: Mapping[int, Progress]
+) -> tuple[int, list[Worker]]:
     """The first collective in which ranks wait for others that wait in none, and those.
 
-    Where all wait, it is the last, and those that are in one before it; 0 where nobody does.
+    Where all wait, it is the last, and those that are in one before it, unless they may wait there for ranks of other
+    machines; 0 where nobody does.
     """
-    numbers = sorted({one.number for one in progress.values() if one.waiting})
+    numbers = sorted({one.number for one in (*progress.values(), *afar.values()) if one.waiting})
     for number in numbers:
         behind = [worker for worker in present if progress[worker.rank].begun < number]
         if busy := [worker for worker in behind if not progress[worker.rank].waiting]:
             return number, busy
     last = numbers[-1] if numbers else 0
-    return last, [worker for worker in present if progress[worker.rank].begun < last]
+    return last, [] if afar else [worker for worker in present if progress[worker.rank].begun < last]
 
 
-def _waits_unseen(present: Sequence[Worker], progress: dict[int, Progress]) -> dict[int, float]:
+def _waits_unseen(present: Sequence[Worker], progress: Mapping[int, Progress]) -> dict[int, float]:
     """The ranks that cannot look at where they are, as their interpreter's lock is held, and yet are asleep.
 
     torch waits so inside of DistributedDataParallel's second step. The seconds since each looked.

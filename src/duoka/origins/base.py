@@ -8,11 +8,8 @@ from datetime import timedelta
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from duoka import environment
 from duoka.errors import OptionError, TimedOut
 from duoka.origins.meeting import Meeting, meet
-
-_FIRST_PORT, _PORTS = 20_000, 12_000  # below 32768, where those begin that the kernel gives away
 
 
 @dataclass(frozen=True)
@@ -47,11 +44,6 @@ class Origin(ABC):
         return meet(self.store(timeout), self.rank, self.world_size, timeout)
 
 
-def port_of(job: int) -> int:
-    """Where the ranks of a job meet that nobody has named a port for: all of them find the same by its number."""
-    return _FIRST_PORT + job % _PORTS
-
-
 def tcp_store(rank: int, address: str, port: int, timeout: float, is_master: bool) -> Store:
     """A store at a place that all ranks were told.
 
@@ -73,10 +65,3 @@ def tcp_store(rank: int, address: str, port: int, timeout: float, is_master: boo
         if is_master:
             raise OptionError("MASTER_PORT", port, "a free port", text) from None
         raise TimedOut(f"rank {rank} found nobody at {address}:{port} in {timeout:g} s: {text}") from None
-
-
-def master(port: int | None = None) -> tuple[str, int] | None:
-    """MASTER_ADDR and MASTER_PORT (or `port`), where they are set."""
-    address = environment.variable("MASTER_ADDR")
-    port = environment.number("MASTER_PORT") or port
-    return None if address is None or port is None else (address, port)

@@ -18,7 +18,7 @@ from duoka.view.nearby import Nearby
 
 @dataclass(frozen=True)
 class Forked(Origin):
-    """A worker of `duoka run` or `duoka.launch`, on one machine.
+    """A worker of `duoka run` or `duoka.launch`.
 
     given: the device, as torch calls it in this process. asked: what was asked for on the command line.
     """
@@ -43,7 +43,8 @@ class Forked(Origin):
     def meet(self, timeout: float) -> Meeting:
         size = self.world_size
         nearby = None if self.exchange is None else Nearby(self.exchange, self.rank, size, timeout)
-        return Meeting(self.store(timeout), self.seat, nearby, size)
+        here, far = self.place.local_world_size, self.place.machines > 1
+        return Meeting(self.store(timeout), self.seat, nearby, here, far)
 
 
 @dataclass(frozen=True, slots=True)

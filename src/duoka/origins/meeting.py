@@ -21,6 +21,7 @@ from duoka.board import SEAT, Board
 from duoka.errors import TimedOut
 from duoka.view import nearby
 from duoka.view.collectives import ProcessCollectives, Seat
+from duoka.view.far import FarCollectives
 from duoka.view.nearby import Nearby
 
 SHARED_MEMORY = "/dev/shm"
@@ -31,18 +32,20 @@ class Meeting:
     """What one rank has in common with the others, for all runs of its process.
 
     seat: where it writes which collective it is in. nearby: memory for small tensors; None: they have gloo only.
-    here: how many of the ranks are on this machine.
+    here: how many of the ranks are on this machine. far: whether there is no board on which all can be seen.
     """
 
     store: Store
     seat: Seat
     nearby: Nearby | None
     here: int
+    far: bool = False
 
     def collectives(self, rank: int, world_size: int, timeout: float, run: int) -> ProcessCollectives:
         """The collectives of this process's run number `run`."""
         store = PrefixStore(f"run{run}", self.store)
-        return ProcessCollectives(store, rank, world_size, timedelta(seconds=timeout), self.seat, self.nearby)
+        make = FarCollectives if self.far else ProcessCollectives
+        return make(store, rank, world_size, timedelta(seconds=timeout), self.seat, self.nearby)
 
 
 class NoSeat:
@@ -80,9 +83,9 @@ def meet(store: Store, rank: int, world_size: int, timeout: float) -> Meeting:
     if here == world_size and nearby.is_possible():
         memory = _memory(store, rank, world_size, timeout)
     if memory is None:
-        return Meeting(store, NoSeat(), None, here)
+        return Meeting(store, NoSeat(), None, here, far=True)
     seats, slots = memory
-    seat = StrangersSeat(Board(seats, world_size).seat(rank))
+    seat = StrangersSeat(Board(seats, range(world_size)).seat(rank))
     return Meeting(store, seat, Nearby(slots, rank, world_size, timeout), here)
 
 

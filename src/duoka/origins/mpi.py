@@ -11,7 +11,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from duoka import environment
 from duoka.errors import OptionError
-from duoka.origins.base import Origin, master, port_of, tcp_store
+from duoka.origins.base import Origin, tcp_store
 
 # (rank, size, local rank, local size)
 NAMES = (
@@ -41,8 +41,8 @@ class Mpi(Origin):
         here = self.here in (None, self.world_size)
         if job is None and here:
             job = _starter()
-        port = None if job is None else port_of(zlib.crc32(job.encode()))
-        place = master(port)
+        port = None if job is None else environment.port_of(zlib.crc32(job.encode()))
+        place = environment.master(port)
         if place is None and port is not None and here:
             place = ("127.0.0.1", port)
         if place is None:

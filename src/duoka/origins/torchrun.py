@@ -8,7 +8,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from duoka import environment
 from duoka.errors import OptionError
-from duoka.origins.base import Origin, master, tcp_store
+from duoka.origins.base import Origin, tcp_store
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Torchrun(Origin):
         )
 
     def store(self, timeout: float) -> Store:
-        place = master()
+        place = environment.master()
         if place is None:
             hint = "torchrun sets both of them"
             raise OptionError("MASTER_ADDR and MASTER_PORT", None, f"set for {self.world_size} ranks", hint)

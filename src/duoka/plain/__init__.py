@@ -56,6 +56,7 @@ from duoka.view.boundary import Boundary
 from duoka.view.collectives import Collectives, ProcessCollectives, Seat
 from duoka.view.determinism import be_deterministic
 from duoka.view.draws import OwnStream
+from duoka.view.far import FarCollectives
 from duoka.view.nearby import Nearby
 from duoka.view.view import View
 
@@ -87,7 +88,8 @@ SHOWN = 20  # lines of a kind in the report
 def meet(plan: Plan, rank: int, store: Store, seat: Seat, exchange: mmap.mmap | None) -> Collectives:
     """This rank among those of the plan. exchange: memory that the ranks share, or None."""
     nearby = None if exchange is None else Nearby(exchange, rank, plan.world_size, plan.timeout)
-    return ProcessCollectives(store, rank, plan.world_size, timedelta(seconds=plan.timeout), seat, nearby)
+    make = ProcessCollectives if plan.machines.count == 1 else FarCollectives
+    return make(store, rank, plan.world_size, timedelta(seconds=plan.timeout), seat, nearby)
 
 
 def run_plain(

@@ -38,7 +38,7 @@ ACTIONS: tuple[tuple[Any, str], ...] = (
 # (where, names): answered by rank 0.
 QUESTIONS: tuple[tuple[Any, str], ...] = (
     (os.path, "exists isfile isdir islink lexists getsize getmtime getatime getctime"),
-    (os, "listdir access"),
+    (os, "listdir access cpu_count sched_getaffinity"),  # of which scripts make loader workers, each with a stream
     (shutil, "which disk_usage"),
     (glob, "glob"),
     (Path, "exists is_file is_dir is_symlink stat"),

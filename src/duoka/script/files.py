@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.util
 import pkgutil
 import sys
@@ -21,10 +22,11 @@ MOST_FILES = 500  # the nearest first; the rest of a very large program is not l
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One parsed file. `shown` is its name in messages."""
+    """One parsed file. `shown` is its name in messages, `digest` is equal for equal content."""
 
     tree: ast.Module
     shown: str
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,11 @@ def sources(target: Target) -> Iterator[Source]:
     waiting, known = deque([place.file]), {place.file}
     while waiting:
         path = waiting.popleft()
-        tree = _parse(path)
+        data, tree = _parse(path)
         if tree is None:
             continue
         shown = path.relative_to(place.base) if path.is_relative_to(place.base) else path
-        yield Source(tree, str(shown))
+        yield Source(tree, str(shown), hashlib.sha256(data).hexdigest())
         for found in _imported(tree, path.parent, place.base):
             if found not in known and len(known) < MOST_FILES and _is_own(found, place.home):
                 known.add(found)
@@ -172,13 +174,16 @@ def _nearest_module(name: str) -> str:
     return f"; did you mean {'.'.join(filter(None, [parent, close[0]]))!r}?" if close else ""
 
 
-def _parse(path: Path) -> ast.Module | None:
+def _parse(path: Path) -> tuple[bytes, ast.Module | None]:
+    """What is in a file, and what it means to Python."""
+    data = b""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are shown when the file is run
         try:
-            return ast.parse(path.read_bytes(), str(path))
+            data = path.read_bytes()
+            return data, ast.parse(data, str(path))
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
+            return data, None
 
 
 def _imported(tree: ast.Module, folder: Path, base: Path) -> Iterator[Path]:

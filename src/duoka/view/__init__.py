@@ -6,7 +6,7 @@ Module calls:           boundary (where rows become plain tensors), call (one, t
                         are cut), learning, witness, traceless (finding that out), contents, parts, standin
 What concerns all rows: draws (random numbers), norm (BatchNorm), crossings (gradients), tree (sums in one order)
 One call per share:     repeating, aliases
-Between ranks:          collectives, alone (of one rank), nearby (through shared memory)
+Between ranks:          collectives, alone (of one rank), nearby (through shared memory), far (between machines)
 What they all use:      view (what belongs to one rank), site (the user's line), determinism (torch's settings)
 """
 

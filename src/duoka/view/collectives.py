@@ -177,7 +177,9 @@ class ProcessCollectives(Collectives):
         return wait
 
     def come_to(self, what: str) -> None:
-        text = f"{what} at {self._line()}"
+        self._enter(f"{what} at {self._line()}")
+
+    def _enter(self, text: str) -> None:
         self._seat.enter(hash(text), text)
 
     def leave(self) -> None:

@@ -1,0 +1,125 @@
+"""Before a run on several machines: their commands meet, and see that they were started to do the same."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import secrets
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from duoka import __version__, environment
+from duoka.errors import AskedError, DuokaError
+from duoka.launchers.machines import Alone, Several
+from duoka.launchers.talk import LOST, Hello, begin
+from duoka.plan import Plan, joined
+from duoka.script.files import sources
+
+TO_SAY = 3.0  # seconds after which it is said for whom this machine waits
+SIOCGIFADDR = 0x8915
+
+
+@contextmanager
+def together(plan: Plan, say: Callable[[str], None]) -> Iterator[tuple[Plan, str, Alone]]:
+    """Meet the other machines, if there are any: the plan, completed; a name for the run; the others.
+
+    say: shows a line.
+
+    Raises:
+        TimedOut: not all came.
+        AskedError: they were not started to do the same.
+    """
+    if plan.machines.count == 1:
+        yield plan, secrets.token_hex(8), Alone()
+        return
+    talk = begin(plan.machines)
+    try:
+        hellos = talk.meet(_hello(plan), plan.timeout, _patiently(say))
+        names = tuple(str(one["name"]) for one in hellos)
+        _check_same([one["facts"] for one in hellos], replace(plan.machines, names=names).called)
+        plan = joined(plan, tuple(one["workers"] for one in hellos), names)
+        yield plan, hellos[0]["run"], Several(talk, plan, device_of(talk.address))
+    except DuokaError as error:
+        talk.say(LOST, str(error))
+        raise
+    finally:
+        talk.close()
+
+
+def _patiently(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Tells for whom this machine waits, where it takes long."""
+    since, told = dict[str, float](), set[str]()
+
+    def waits(text: str) -> None:
+        if time.monotonic() - since.setdefault(text, time.monotonic()) > TO_SAY and text not in told:
+            told.add(text)
+            say(text)
+
+    return waits
+
+
+def _hello(plan: Plan) -> Hello:
+    return {
+        "name": socket.gethostname(),
+        "machines": plan.machines.count,
+        "workers": plan.workers,
+        "run": secrets.token_hex(8),
+        "facts": json.loads(json.dumps(_facts(plan))),
+    }
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    """What must be the same on all machines, by the words in which it is told."""
+    files = {f"the content of {one.shown}": one.digest[:12] for one in sources(plan.target)}
+    return {
+        "the version of duoka": __version__,
+        "the version of torch": importlib.metadata.version("torch").partition("+")[0],
+        "the version of Python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "PYTHONHASHSEED": environment.variable("PYTHONHASHSEED"),
+        "the script": [plan.target.name] if plan.target.is_module else [Path(plan.target.name).name],
+        "what the script is given": list(plan.target.args),
+        **files,
+        "the script's kind": plan.kind.value,
+        "--strategy": plan.strategy,
+        "--shares": plan.shares,
+        "--batch-norm": plan.batch_norm,
+        "--randomness": plan.randomness,
+        "--loading": plan.loading,
+        "--timeout": plan.timeout,
+        "--step-timeout": plan.step_timeout,
+        "--restarts": plan.restarts,
+        "--threads": plan.threads if plan.strategy == "exact" else None,
+        "the type of the devices": plan.devices[0].type,
+    }
+
+
+def _check_same(facts: Sequence[Mapping[str, Any]], called: Callable[[int], str]) -> None:
+    for number, other in enumerate(facts):
+        for what in {**facts[0], **other}:
+            first, second = facts[0].get(what), other.get(what)
+            if first != second:
+                where = f"{first!r} on {called(0)}, but {second!r} on {called(number)}"
+                raise AskedError(f"all machines must do the same: {what} is {where}")
+
+
+def device_of(address: str) -> str | None:
+    """The network device of this machine that has this address: `lo`, `eth0`; None where it cannot be told."""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+            found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
+            if socket.inet_ntoa(found[20:24]) == address:
+                return name
+    with suppress(OSError, ValueError):
+        wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            if line.startswith(wanted):
+                return line.split()[-1]
+    return None

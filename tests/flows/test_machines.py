@@ -1,0 +1,358 @@
+"""`duoka run` on several machines. Here they are all this one: what they have in common is only what they say."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.flows.flow import Flow, Result, Running
+from tests.flows.group import group, until
+
+SAME_HASHES = {"PYTHONHASHSEED": "0"}  # else each command begins anew, which what is forked for a test cannot
+
+
+def free_place() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def start(
+    flow: Flow, script: Path | str, *args: str, workers: Sequence[int] = (1, 1), options: tuple[str, ...] = ()
+) -> list[Running]:
+    """A command for each machine. workers: of each."""
+    place = free_place()
+    return [
+        flow.start(
+            [
+                "run",
+                "--quiet",
+                "--devices",
+                f"cpu:{count}",
+                *machine(number, len(workers), place),
+                *options,
+                script,
+                *args,
+            ],
+            env=SAME_HASHES | {"HERE": str(number)},
+        )
+        for number, count in enumerate(workers)
+    ]
+
+
+def machine(number: int, count: int, place: str) -> list[str]:
+    return ["--machines", str(count), "--machine", str(number), "--meet", place]
+
+
+def run(flow: Flow, script: Path | str, *args: str, **how: object) -> list[Result]:
+    return [one.wait() for one in start(flow, script, *args, **how)]  # type: ignore[arg-type]
+
+
+PLAIN = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+x = torch.randn(37, 8)
+y = (x.sum(1) > 0).long()
+net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(x, y)
+names = {"a", "b", "c", "d"}
+for epoch in range(2):
+    total = 0.0
+    for a, b in torch.utils.data.DataLoader(data, batch_size=8, shuffle=True):
+        loss = nn.functional.cross_entropy(net(a), b)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.item() * len(a)
+    print(epoch, *names, f"{total / len(x):.5f}")
+with open("losses.txt", "a") as file:
+    print(f"{total:.4f}", file=file)
+print(open("losses.txt").read())
+torch.save(net.state_dict(), "net.pt")
+"""
+
+
+@pytest.mark.parametrize("workers", [(1, 1), (2, 1), (1, 1, 1)], ids=str)
+def test_a_plain_script_prints_and_saves_what_one_device_does(flow: Flow, workers: tuple[int, ...]) -> None:
+    import torch
+
+    script = flow.write("train.py", PLAIN)
+    alone = flow.python([script], env=SAME_HASHES).ok().stdout
+    expected = torch.load(flow.folder / "net.pt")
+    (flow.folder / "losses.txt").unlink()
+    first, *others = run(flow, script, workers=workers)
+    assert first.ok().stdout == alone
+    assert [one.ok().stdout for one in others] == [""] * len(others)
+    found = torch.load(flow.folder / "net.pt")
+    assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
+
+
+def test_exact_has_the_same_bits_on_two_machines(flow: Flow) -> None:
+    import torch
+
+    script = flow.write("train.py", PLAIN)
+    flow.run(["run", "--quiet", "--devices", "cpu:1", "--strategy", "exact", script], env=SAME_HASHES).ok()
+    expected = torch.load(flow.folder / "net.pt")
+    for result in run(flow, script, options=("--strategy", "exact")):
+        result.ok()
+    found = torch.load(flow.folder / "net.pt")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_script_with_the_api_knows_its_machine(flow: Flow) -> None:
+    script = flow.write(
+        "api.py",
+        """
+        import torch
+        import duoka
+        run = duoka.start(seed=0)
+        model = run.model(torch.nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for (x,) in run.loader(torch.utils.data.TensorDataset(torch.randn(22, 4)), batch_size=6, shuffle=True):
+            loss = model(x).square().mean()
+            loss.backward(); optimizer.step(); optimizer.zero_grad()
+        run.print(f"{loss.item():.5f}")
+        places = run.gather_objects((run.rank, run.world_size, run.local_rank))
+        if run.world_size > 1:
+            run.print(places)
+        """,
+    )
+    alone = flow.python([script]).ok().stdout
+    first, _ = run(flow, script, workers=(2, 1))
+    assert first.ok().stdout == f"{alone}[(0, 3, 0), (1, 3, 1), (2, 3, 0)]\n"
+
+
+def test_a_script_with_its_own_ranks_is_told_what_torchrun_would_tell(flow: Flow) -> None:
+    script = group(
+        flow,
+        """
+        names = "RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE MASTER_ADDR".split()
+        say(*(os.environ[name] for name in names), os.environ["TORCHELASTIC_RUN_ID"], os.environ["MASTER_PORT"])
+        dist.destroy_process_group()
+        """,
+    )
+    first, second = run(flow, script, workers=(2, 1))
+    lines = [line.rsplit(" ", 2) for line in sorted((first.ok().stdout + second.ok().stdout).splitlines())]
+    assert [line for line, *_ in lines] == [
+        "0 0 0 3 2 2 127.0.0.1",
+        "1 1 0 3 2 2 127.0.0.1",
+        "2 0 1 3 1 2 127.0.0.1",
+    ]
+    assert len({tuple(same) for _, *same in lines}) == 1
+
+
+HEADER = """\
+duoka: 1 CPU worker, strategy ddp, plain script
+duoka: machine {number} of 2, meeting at {place}
+duoka: rank {number} of 2 is here
+"""
+
+
+def test_the_header_says_which_ranks_are_where_and_logs_are_named_by_rank(flow: Flow) -> None:
+    script, place = flow.write("train.py", "import torch\nprint('said')\n"), free_place()
+    words = ["run", "--devices", "cpu:1", "--log-dir", "logs"]
+    running = [flow.start([*words, *machine(number, 2, place), script], env=SAME_HASHES) for number in range(2)]
+    for number, one in enumerate(running):
+        result = one.wait().ok()
+        assert result.stderr == HEADER.format(number=number, place=place)
+        assert result.stdout == ("" if number else "said\n")
+    assert [path.name for path in flow.folder.glob("logs/*")] == ["rank1.log"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "told"),
+    [
+        ("raise ValueError('boom')", 1, "rank 2 raised ValueError: boom"),
+        ("sys.exit(7)", 7, "rank 2 exited with code 7"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "rank 2 was killed by SIGKILL"),
+    ],
+)
+def test_what_one_rank_does_ends_all_machines_with_its_code(fault: str, code: int, told: str, flow: Flow) -> None:
+    script = group(flow, f"if rank == 2:\n    {fault}\nwhile True: meet()\n")
+    first, second = run(flow, script, workers=(2, 1))
+    assert (first.returncode, second.returncode) == (code, code), (str(first), str(second))
+    host = socket.gethostname()
+    assert f"duoka: {told} (on machine 1 ({host})); the run was ended" in first.stderr
+    assert "rank 2 of 3" in second.stderr
+    assert first.stderr.count("boom") == int("boom" in fault)
+    assert second.stderr.count("Traceback") == int("boom" in fault)
+
+
+def test_ranks_that_leave_while_another_machine_goes_on(flow: Flow) -> None:
+    script = group(flow, "if rank == 1: sys.exit()\nwhile True: meet()\n")
+    for result in run(flow, script):
+        assert result.returncode == 1
+        assert f"duoka: the ranks of machine 1 ({socket.gethostname()}) left: their scripts ended" in result.stderr
+
+
+@pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("raise ValueError('boom')", 1)])
+def test_what_all_ranks_do_is_the_script_s(end: str, code: int, flow: Flow) -> None:
+    script = flow.write("script.py", f"import sys\nimport torch\n{end}\n")
+    alone = flow.python([script])
+    for result in run(flow, script):
+        assert (result.returncode, result.stderr) == (code, alone.stderr)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_machine_whose_command_is_killed_ends_the_others(victim: int, flow: Flow) -> None:
+    running = start(flow, group(flow, "say('ready')\nwhile True: meet()"), workers=(1, 1, 1))
+    until(lambda: all("ready" in one.stdout() for one in running))
+    running[victim].send(signal.SIGKILL)
+    since = time.monotonic()
+    results = [one.wait() for one in running]
+    assert time.monotonic() - since < 20
+    assert [one.returncode for one in results] == [137 if number == victim else 1 for number in range(3)]
+    for number, result in enumerate(results):
+        if number != victim:
+            assert f"duoka: machine {victim} ({socket.gethostname()}) is gone: " in result.stderr
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_is_asked_to_end_asks_the_others(asked: int, number: signal.Signals, flow: Flow) -> None:
+    running = start(flow, group(flow, "say('ready')\nwhile True: meet()"))
+    until(lambda: all("ready" in one.stdout() for one in running))
+    running[asked].send(number)
+    results = [one.wait() for one in running]
+    assert [one.returncode for one in results] == [128 + number] * 2
+    word = "interrupted" if number is signal.SIGINT else "stopped"
+    for result in results:
+        assert f"duoka: {word}" in result.stderr
+
+
+STEPS = """
+import os, signal, sys, time
+import torch
+here = os.environ["HERE"]  # the number of the machine, which no script is told
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+def steps(count):
+    for _ in range(count):
+        net(torch.ones(4, 4)).sum().backward()
+        optimizer.step()
+steps(3)
+"""
+
+
+def test_a_rank_for_which_another_machine_waits_is_named_by_its_own(flow: Flow) -> None:
+    script = flow.write("train.py", STEPS + "if here == '1': time.sleep(60)\nsteps(2)\n")
+    first, second = run(flow, script, workers=(2, 1), options=("--step-timeout", "1"))
+    assert (first.returncode, second.returncode) == (1, 1)
+    host = re.escape(socket.gethostname())
+    told = rf"duoka: rank 2 of 3 \({host}\) in step 4 has not come to \w+ \d+ at train.py:\d+; it is in train.py:12"
+    assert re.search(rf"{told}, asleep; ranks 0 and 1 wait since \d s", second.stderr), second
+    assert f"duoka: rank 2 did not come (on machine 1 ({socket.gethostname()})); the run was ended" in first.stderr
+
+
+def test_ranks_of_two_machines_that_go_different_ways_are_told(flow: Flow) -> None:
+    script = flow.write(
+        "train.py", STEPS + "if here == '1':\n    steps(1)\nelse:\n    print(net(torch.ones(4, 4)).sum().item())\n"
+    )
+    results = run(flow, script, options=("--timeout", "5"))
+    assert [one.returncode for one in results] == [1, 1]
+    assert any("the ranks came to different collectives" in one.stderr for one in results), results
+
+
+RESTARTED = """
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if rank == 0:
+    say("attempt", attempt)
+"""
+
+
+def test_after_a_fault_on_one_machine_all_begin_again(flow: Flow) -> None:
+    fault = "if attempt == 0 and rank == 2: os._exit(7)\nif attempt == 0: time.sleep(5)\nmeet()\n"
+    first, second = run(flow, group(flow, RESTARTED + fault), workers=(2, 1), options=("--restarts", "1"))
+    assert first.ok().stdout == "attempt 0\nattempt 1\n"
+    where = f" (on machine 1 ({socket.gethostname()}))"
+    assert f"duoka: restart 1 of 1 after: rank 2 exited with code 7{where}\n" in first.stderr
+    assert "duoka: restart 1 of 1 after: rank 2 exited with code 7\n" in second.ok().stderr
+
+
+def test_what_is_no_fault_is_not_tried_again_on_any_machine(flow: Flow) -> None:
+    for result in run(flow, group(flow, "say('once')\nsys.exit(3)\n"), options=("--restarts", "1")):
+        assert (result.returncode, result.stdout) == (3, "once\n")
+        assert "restart" not in result.stderr
+
+
+def test_a_script_s_own_answer_to_a_signal_counts_everywhere(flow: Flow) -> None:
+    script = group(flow, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nsay('ready')\nwhile True: meet()")
+    running = start(flow, script)
+    until(lambda: all("ready" in one.stdout() for one in running))
+    running[1].send(signal.SIGTERM)
+    assert [one.wait().returncode for one in running] == [75, 75]
+
+
+def test_a_machine_that_cannot_begin_says_why_to_the_others(flow: Flow) -> None:
+    script, place = flow.write("train.py", "import torch\n"), free_place()
+    flow.write("taken/rank1.log/x", "")
+    words = ["run", "--quiet", "--devices", "cpu:1", "--log-dir", "taken"]
+    running = [flow.start([*words, *machine(number, 2, place), script], env=SAME_HASHES) for number in range(2)]
+    first, second = [one.wait() for one in running]
+    assert (first.returncode, second.returncode) == (1, 2)
+    assert "duoka: error: --log-dir must be a directory that can be written" in second.stderr
+    assert f"duoka: machine 1 ({socket.gethostname()}) is gone: --log-dir must be" in first.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train.py", "--epochs", "2"], "what the script is given is ['--epochs', '1'] on machine 0"),
+        (["--batch-norm", "local", "train.py", "--epochs", "1"], "--batch-norm is 'whole' on machine 0"),
+        (["other/train.py", "--epochs", "1"], "the content of train.py is "),
+    ],
+)
+def test_machines_that_were_asked_for_different_things_are_refused(words: list[str], told: str, flow: Flow) -> None:
+    place = free_place()
+    flow.write("train.py", "import torch\n")
+    flow.write("other/train.py", "import torch  # another\n")
+    for_all = ["run", "--quiet", "--devices", "cpu:1"]
+    first = flow.start([*for_all, *machine(0, 2, place), "train.py", "--epochs", "1"], env=SAME_HASHES)
+    second = flow.start([*for_all, *machine(1, 2, place), *words], env=SAME_HASHES)
+    results = [first.wait(), second.wait()]
+    assert results[0] == results[1]
+    assert results[0].returncode == 2
+    assert results[0].stderr.startswith(f"duoka: error: all machines must do the same: {told}")
+
+
+def test_two_machines_with_the_same_number(flow: Flow) -> None:
+    script, place = flow.write("train.py", "import torch\n"), free_place()
+    for_all = ["run", "--quiet", "--devices", "cpu:1"]
+    numbers = [0, 1, 1]
+    running = [flow.start([*for_all, *machine(number, 3, place), script], env=SAME_HASHES) for number in numbers]
+    for result in [one.wait() for one in running]:
+        assert result.returncode == 2
+        assert result.stderr.startswith("duoka: error: --machine 1 was given on two machines: ")
+
+
+def test_nobody_waits_for_ever_for_a_machine(flow: Flow) -> None:
+    script, place = flow.write("train.py", "import torch\n"), free_place()
+    words = ["run", "--quiet", "--devices", "cpu:1", "--timeout", "1", *machine(0, 2, place), script]
+    alone = flow.run(words, env=SAME_HASHES)
+    assert alone.returncode == 1
+    assert alone.stderr == (f"duoka: error: machine 0 waited in vain for machine 1: nobody came at {place} in 1 s\n")
+    words[words.index("0")] = "1"
+    alone = flow.run(words, env=SAME_HASHES)
+    assert alone.returncode == 1
+    assert f"machine 1 waited in vain for machine 0: nobody met it at {place} in 1 s" in alone.stderr
+
+
+def test_srun_starts_one_command_on_each_machine(flow: Flow) -> None:
+    script = flow.write("train.py", "import os\nimport torch\nprint('SLURM_PROCID' in os.environ)\n")
+    host, port = free_place().split(":")
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
+    step |= {"MASTER_ADDR": host, "MASTER_PORT": port} | SAME_HASHES
+    running = [
+        flow.start(["run", "--devices", "cpu:1", script], env=step | {"SLURM_PROCID": str(number)})
+        for number in range(2)
+    ]
+    first, second = [one.wait().ok() for one in running]
+    assert first.stdout == "False\n"
+    assert f"duoka: machine 1 of 2, meeting at {host}:{port} (told by Slurm)\n" in second.stderr

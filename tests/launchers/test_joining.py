@@ -1,0 +1,79 @@
+"""What machines agree on before a run. Whole runs are in tests/flows/test_machines.py."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duoka.errors import AskedError
+from duoka.launchers import joining as module
+from duoka.launchers.joining import device_of, together
+from duoka.launchers.machines import Alone
+from duoka.options import Machines, Target
+from tests.launchers.made import plan
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({}, None),
+        ({"batch_norm": "local"}, "--batch-norm is 'whole' on machine 0 (node1), but 'local' on machine 1 (node2)"),
+        ({"threads": 3}, None),
+        ({"strategy": "exact", "threads": 3}, "--strategy is"),
+        ({"target": Target("train.py", ("x",))}, "what the script is given is [] on machine 0 (node1), but ['x'] on"),
+        ({"timeout": 5.0}, "--timeout is 600.0 on"),
+    ],
+)
+def test_what_must_be_the_same(
+    given: dict[str, Any], what: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import more\n")
+    Path("more.py").write_text("x = 1\n")
+    facts = [module._facts(one) for one in (plan(), plan(**given))]
+    called = Machines(2, 0, names=("node1", "node2")).called
+    if what is None:
+        module._check_same(facts, called)
+    else:
+        with pytest.raises(AskedError) as error:
+            module._check_same(facts, called)
+        assert f"all machines must do the same: {what}" in str(error.value)
+
+
+def test_the_script_s_own_modules_are_looked_at_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import more\n")
+    Path("more.py").write_text("x = 1\n")
+    before = module._facts(plan())
+    Path("more.py").write_text("x = 2\n")
+    with pytest.raises(AskedError, match=r"the content of more\.py is '\w{12}' on machine 0"):
+        module._check_same([before, module._facts(plan())], Machines(2).called)
+
+
+def test_the_network_device_of_an_address() -> None:
+    assert device_of("127.0.0.1") == "lo"
+    assert device_of("203.0.113.7") is None
+    assert device_of("no address") is None
+    assert device_of("::1") == ("lo" if socket.has_dualstack_ipv6() and Path("/proc/net/if_inet6").exists() else None)
+
+
+def test_one_machine_has_nobody_to_ask() -> None:
+    with together(plan(), lambda text: None) as (made, name, others):
+        assert made == plan()
+        assert len(name) == 16
+        assert type(others) is Alone
+    assert (others.gloo, others.files, others.alarmed(), others.progress()) == ("lo", (), None, {})
+
+
+def test_it_is_told_once_and_late_for_whom_a_machine_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    waits = module._patiently(told.append)
+    waits("a")
+    assert told == []
+    monkeypatch.setattr(module, "TO_SAY", -1.0)
+    for text in ("a", "b", "a"):
+        waits(text)
+    assert told == ["a", "b"]

@@ -1,0 +1,179 @@
+"""The commands' talk, with threads in place of machines. Whole runs are in tests/flows/test_machines.py."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from duoka.errors import AskedError, OptionError, TimedOut
+from duoka.launchers import talk as module
+from duoka.launchers.talk import SILENT, Talk, begin
+from duoka.options import Machines
+
+
+def nobody(text: str) -> None:
+    """Is told for whom a machine waits."""
+
+
+@pytest.fixture
+def place() -> Machines:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return Machines(3, 0, "127.0.0.1", server.getsockname()[1])
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def hello(number: int, count: int = 3) -> dict[str, Any]:
+    return {"name": f"node{number}", "machines": count}
+
+
+def each(*calls: Callable[[], Any]) -> list[Any]:
+    """What the calls return or raise, made at the same time."""
+    found: list[Any] = [None] * len(calls)
+
+    def make(at: int) -> None:
+        try:
+            found[at] = calls[at]()
+        except Exception as error:
+            found[at] = error
+
+    threads = [threading.Thread(target=make, args=(at,)) for at in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def meeting(one: Talk, seconds: float = 20.0, **more: Any) -> Callable[[], Any]:
+    return lambda: one.meet(hello(one.number) | more, seconds, nobody)
+
+
+@pytest.fixture
+def talks(place: Machines, closing: ExitStack) -> list[Talk]:
+    """Three machines that have met."""
+    talks = [begin(replace(place, number=number)) for number in range(3)]
+    for one in talks:
+        closing.callback(one.close)
+    expected = [hello(number) for number in range(3)]
+    assert each(*map(meeting, talks)) == [expected] * 3
+    return talks
+
+
+def until(talks: list[Talk], condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        for one in talks:
+            one.read()
+
+
+def test_all_hear_everything_in_the_same_order(talks: list[Talk]) -> None:
+    for number in (2, 0, 1):
+        talks[number].say("end", number)
+    talks[1].say("end", "again")
+    until(talks, lambda: all(len(one.heard("end")) == 3 and one.heard("end")[1].value == "again" for one in talks))
+    assert len({tuple(one.heard("end")) for one in talks}) == 1
+    assert [one.heard("nothing") for one in talks] == [{}, {}, {}]
+    assert {one.address for one in talks} == {"127.0.0.1"}
+
+
+def test_a_machine_that_goes_is_lost_to_all(talks: list[Talk]) -> None:
+    talks[1].say("end", "before")
+    talks[1].close()
+    left = [talks[0], talks[2]]
+    until(left, lambda: all(one.lost for one in left))
+    assert [one.lost for one in left] == [{1: "its command has ended"}] * 2
+    assert [one.heard("end")[1].value for one in left] == ["before"] * 2
+
+
+def test_without_machine_0_nobody_is_heard(talks: list[Talk]) -> None:
+    talks[0].close()
+    until(talks[1:], lambda: all(one.lost for one in talks[1:]))
+    talks[1].say("end", 1)
+    talks[1].read()
+    assert [list(one.lost) for one in talks[1:]] == [[0], [0]]
+    assert talks[1].heard("end") == {}
+
+
+def test_what_no_command_says_ends_its_line(talks: list[Talk], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONGEST", 1000)
+    talks[1].lines()[0].wire.sendall(b"[1, 2]\n")
+    talks[2].lines()[0].wire.sendall(b"x" * 2000)
+    until(talks[:1], lambda: len(talks[0].lost) == 2)
+
+
+def test_the_kernels_ask_each_other_whether_they_are_there(talks: list[Talk]) -> None:
+    for one in talks:
+        for line in one.lines():
+            idle, interval, count = (
+                line.wire.getsockopt(socket.IPPROTO_TCP, name)
+                for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert line.wire.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert SILENT - 5 < idle + interval * count <= SILENT
+            assert line.wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == SILENT * 1000
+
+
+def test_strangers_and_those_who_go_again_do_not_matter(place: Machines, closing: ExitStack) -> None:
+    host, early, first, second = (begin(replace(place, number=number)) for number in (0, 1, 1, 2))
+    for one in (host, early, first, second):
+        closing.callback(one.close)
+
+    def disturb() -> None:
+        time.sleep(0.3)
+        for said in (b"GET / HTTP/1.1\r\n\r\n", b'["hello", 2, {}]\n', b'["hello", "x", 1]\n', b""):
+            with socket.create_connection((place.host, place.port)) as stranger:
+                stranger.sendall(said)
+        with pytest.raises(TimedOut, match="machine 1 waited in vain for machine 0: nobody met it"):
+            early.meet(hello(1), 0.5, nobody)
+        first.meet(hello(1), 20.0, nobody)
+
+    def late() -> Any:
+        time.sleep(1.5)
+        return second.meet(hello(2), 20.0, nobody)
+
+    met, _, met_late = each(meeting(host), disturb, late)
+    assert met == met_late == [hello(number) for number in range(3)]
+
+
+def test_who_was_started_otherwise_is_refused_with_all(place: Machines, closing: ExitStack) -> None:
+    talks = [begin(replace(place, number=number)) for number in (0, 1)]
+    for one in talks:
+        closing.callback(one.close)
+    found = each(meeting(talks[0]), meeting(talks[1], machines=2))
+    text = "--machines is 3 on machine 0 (node0), but 2 on node1"
+    assert [(type(error), str(error)) for error in found] == [(AskedError, text)] * 2
+
+
+def test_nobody_comes(place: Machines, closing: ExitStack) -> None:
+    told: list[str] = []
+    host = begin(place)
+    closing.callback(host.close)
+    with pytest.raises(TimedOut, match=r"machine 0 waited in vain for machine 1 and machine 2: nobody came at "):
+        host.meet(hello(0), 0.1, told.append)
+    assert told[0] == f"waiting for machine 1 and machine 2 at {place.place}"
+    guest = begin(replace(place, number=2))
+    closing.callback(guest.close)
+    with pytest.raises(TimedOut, match=r"machine 2 waited in vain for machine 0: .* in 0\.7 s; Connection refused"):
+        guest.meet(hello(2), 0.7, told.append)
+    assert told[-1] == f"waiting for machine 0 at {place.place}: Connection refused"
+
+
+def test_a_port_that_is_taken(closing: ExitStack) -> None:
+    server = closing.enter_context(module.open_to_all(0))
+    host = begin(Machines(2, 0, "localhost", server.getsockname()[1]))
+    closing.callback(host.close)
+    with pytest.raises(OptionError, match="--meet must be at a port that is free on machine 0, but is 'localhost:"):
+        host.meet(hello(0), 1.0, nobody)
