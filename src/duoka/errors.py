@@ -36,8 +36,16 @@ class AskedError(DuokaError):
     """What was asked for cannot be done as asked. Exit code 2."""
 
 
+class _Missing:
+    def __repr__(self) -> str:
+        return "missing"
+
+
+MISSING = _Missing()  # in place of what was not given at all
+
+
 class OptionError(AskedError):
-    """`option` was given `given`, which is not among what is `allowed`."""
+    """`option` was given `given` (`MISSING`: nothing), which is not among what is `allowed`."""
 
     def __init__(self, option: str, given: object, allowed: str, hint: str = "") -> None:
         self.option, self.given, self.allowed, self.hint = option, given, allowed, hint

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_args
 
-from duoka.errors import OptionError
+from duoka.errors import MISSING, OptionError
 
 BatchNorm = Literal["whole", "local"]
 KindWord = Literal["auto", "plain", "distributed", "api"]
@@ -190,7 +190,7 @@ def which_machines(count: str | None, number: str | None, meet: str | None, told
         OptionError: one of them has a value that it does not take, or is missing.
     """
     if count is None and (number is not None or meet is not None):
-        raise OptionError("--machines", None, "given with --machine and --meet", "it is how many there are")
+        raise OptionError("--machines", MISSING, "given with --machine and --meet", "it is how many there are")
     if count is None:
         return told
     many = Machines(whole_number(count, "--machines"))
@@ -198,10 +198,10 @@ def which_machines(count: str | None, number: str | None, meet: str | None, told
         return replace(many, number=whole_number(number or "0", "--machine"))
     if number is None:
         hint = "it is the number of this machine"
-        raise OptionError("--machine", None, f"given with --machines, from 0 to {many.count - 1}", hint)
+        raise OptionError("--machine", MISSING, f"given with --machines, from 0 to {many.count - 1}", hint)
     if meet is None:
         hint = "it is where machine 0 is found, like --meet node1:29500"
-        raise OptionError("--meet", None, "given with --machines", hint)
+        raise OptionError("--meet", MISSING, "given with --machines", hint)
     host, port = _host_and_port(meet)
     return replace(many, number=whole_number(number, "--machine"), host=host, port=port)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from duoka import environment
-from duoka.errors import OptionError
+from duoka.errors import MISSING, OptionError
 from duoka.origins.base import Origin, tcp_store
 
 # (rank, size, local rank, local size)
@@ -47,7 +47,9 @@ class Mpi(Origin):
             place = ("127.0.0.1", port)
         if place is None:
             hint = "for example: mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29500 ..."
-            raise OptionError("MASTER_ADDR and MASTER_PORT", None, "set: mpirun does not say where rank 0 is", hint)
+            raise OptionError(
+                "MASTER_ADDR and MASTER_PORT", MISSING, "set: mpirun does not say where rank 0 is", hint
+            )
         return tcp_store(self.rank, *place, timeout, is_master=self.rank == 0)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from duoka import environment
-from duoka.errors import OptionError
+from duoka.errors import MISSING, OptionError
 from duoka.origins.base import Origin, tcp_store
 
 
@@ -25,7 +25,7 @@ class Torchrun(Origin):
             return None
         local_rank = environment.number("LOCAL_RANK")
         if world_size > 1 and local_rank is None:
-            raise OptionError("LOCAL_RANK", None, "set where RANK and WORLD_SIZE are", "torchrun sets all of them")
+            raise OptionError("LOCAL_RANK", MISSING, "set where RANK and WORLD_SIZE are", "torchrun sets all of them")
         return cls(
             rank,
             world_size,
@@ -38,7 +38,7 @@ class Torchrun(Origin):
         place = environment.master()
         if place is None:
             hint = "torchrun sets both of them"
-            raise OptionError("MASTER_ADDR and MASTER_PORT", None, f"set for {self.world_size} ranks", hint)
+            raise OptionError("MASTER_ADDR and MASTER_PORT", MISSING, f"set for {self.world_size} ranks", hint)
         is_master = self.rank == 0 and not self.in_agent
         # A prefix of its own for each attempt: dead ranks' addresses are still in the agent's store.
         return PrefixStore(f"duoka/attempt{self.attempt}", tcp_store(self.rank, *place, timeout, is_master))

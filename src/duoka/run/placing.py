@@ -10,7 +10,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
-from duoka.errors import DeviceError, OptionError
+from duoka.errors import MISSING, DeviceError, OptionError
 from duoka.options import one_of
 from duoka.picking import Picked
 from duoka.picking import devices as pick_devices
@@ -48,7 +48,7 @@ def pick(asked: Devices | None, here: torch.device) -> Picked:
     """
     if asked is None:
         if here.type == "cpu":
-            raise OptionError("devices", None, "given on a machine without cards", "for example: devices='cpu:2'")
+            raise OptionError("devices", MISSING, "given on a machine without cards", "for example: devices='cpu:2'")
         asked = range(torch.cuda.device_count())
     if isinstance(asked, bool) or (isinstance(asked, int) and asked < 1):
         raise OptionError("devices", asked, "how many devices, at least 1, or which")
