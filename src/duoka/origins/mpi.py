@@ -47,9 +47,8 @@ class Mpi(Origin):
             place = ("127.0.0.1", port)
         if place is None:
             hint = "for example: mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29500 ..."
-            raise OptionError(
-                "MASTER_ADDR and MASTER_PORT", MISSING, "set: mpirun does not say where rank 0 is", hint
-            )
+            names = "MASTER_ADDR and MASTER_PORT"
+            raise OptionError(names, MISSING, "set: mpirun does not say where rank 0 is", hint)
         return tcp_store(self.rank, *place, timeout, is_master=self.rank == 0)
 
 
