@@ -161,8 +161,8 @@ class BatchTensor(Tensor):
                 with first._spec.view.lent.in_step(first._rows, args[2] if func is Tensor.__setitem__ else None):
                     return cls._compute(func, args, kwargs)
             return cls._compute(func, args, kwargs)
-        except Refused as error:
-            batches_in((args, kwargs))[0]._spec.view.refused(error)
+        except Exception as error:
+            batches_in((args, kwargs))[0]._spec.view.raised(error)
             raise
 
     @classmethod
@@ -172,6 +172,8 @@ class BatchTensor(Tensor):
             try:
                 out = rule(func, args, kwargs)
             except Exception as error:
+                if has_sparse((args, kwargs)):  # rules cut what is dense
+                    return compute_whole(func, args, kwargs)
                 view = batches_in((args, kwargs))[0]._spec.view
                 again = tree_map_only(BatchTensor, alike, (args, kwargs))
                 raise of_the_whole(error, view, lambda: func(*again[0], **again[1])) from None
@@ -184,7 +186,7 @@ class BatchTensor(Tensor):
         if func is torch.ops.aten.alias.default:  # `torch.Tensor(x)`, which asks nobody
             return compute_whole(Tensor.detach, args, {}).clone()
         error = Refused(f"{func} came to a batch past duoka's rules ({user_line()}), so it cannot be shared out")
-        batches_in((args, kwargs))[0]._spec.view.refused(error)
+        batches_in((args, kwargs))[0]._spec.view.raised(error)
         raise error
 
 
@@ -333,6 +335,11 @@ def gather_all(tree: Any) -> Any:
 def batches_in(tree: Any) -> list[BatchTensor]:
     """The batch tensors in nested lists, tuples and dicts, in order."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, BatchTensor)]
+
+
+def has_sparse(tree: Any) -> bool:
+    """Whether a sparse tensor is in nested containers."""
+    return any(isinstance(leaf, Tensor) and leaf.layout is not torch.strided for leaf in tree_leaves(tree))
 
 
 def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from typing import Any, NoReturn
 
 import torch
@@ -23,6 +24,7 @@ from duoka.view.site import calling_line, user_line
 # What they give depends on a tensor's shape alone.
 _BY_SHAPE = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
 _MAKING = ("lift_fresh", "lift_fresh_copy")  # what `torch.tensor` gives, or numpy holds
+_PACKING = ("_pack_padded_sequence",)
 _READERS = """
 item tolist numpy equal allclose is_nonzero data_ptr __bool__ __int__ __float__ __complex__ __index__ __array__
 __dlpack__ __repr__ __format__ __contains__
@@ -74,6 +76,7 @@ class Witness(TorchDispatchMode):
         self.rows, self.reads, self.reason = Storages(), set[str](), ""
         self.short = False
         self._draw, self._made = draw, Storages()
+        self._packed, self._entries = Storages(), set[int]()  # what comes of packed sequences, and how long these are
         self._before: list[tuple[Tensor, Tensor]] = []  # what was written, and the values it had
         self._data: list[tuple[Tensor, Tensor]] = []  # the same for `tensor.data = other`
         self._given: set[Tensor] = set()
@@ -118,7 +121,13 @@ class Witness(TorchDispatchMode):
             self.mixes("weighs gradients by how often an index occurs in the batch")
         for tensor in _written(func, args, kwargs):
             self._write(tensor, of_rows)
-        out = self._draw(func, args, kwargs) if is_drawing(func, args, kwargs) else func(*args, **kwargs)
+        of_packed = name in _PACKING or any(tensor in self._packed for tensor in tensors)
+        draws = is_drawing(func, args, kwargs)
+        if draws and of_packed and any(map(self._is_packed, tensors)):
+            self.mixes("draws random numbers for packed sequences, whose place depends on all lengths of the batch")
+        out = self._draw(func, args, kwargs) if draws else func(*args, **kwargs)
+        if name in _PACKING:
+            self._entries.add(out[0].shape[0])
         for leaf in _flat((out,)):
             if not isinstance(leaf, Tensor):
                 continue  # read by torch itself (`one_hot` looks for the largest), or by a function seen above
@@ -127,7 +136,13 @@ class Witness(TorchDispatchMode):
                 self._made.add(leaf)
             if of_rows:
                 self.rows.add(leaf)
+            if of_packed:
+                self._packed.add(leaf)
         return out
+
+    def _is_packed(self, tensor: Tensor) -> bool:
+        """Whether it has the entries of packed sequences; where all are as long, they are computed as (T, N, ...)."""
+        return not self._entries.isdisjoint(tensor.shape[:1]) or prod(tensor.shape[:2]) in self._entries
 
     def read(self, of_rows: bool) -> None:
         """Something is read into Python: harmless in torch's and other libraries' own code."""
