@@ -178,3 +178,39 @@ def test_a_sparse_adjacency_is_not_cut(flow: Flow) -> None:
                 print(f"{loss.item():.4f}")
         """
     as_python(flow, source)
+
+
+def test_sizes_that_the_batch_tells_are_the_whole_batch_s(flow: Flow) -> None:
+    source = """
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+        from torch.utils.data import DataLoader, TensorDataset
+
+        class Net(nn.Module):
+            def __init__(self, cut):
+                super().__init__()
+                self.layer, self.cut = nn.Linear(3, 4), cut
+            def forward(self, x, lengths):
+                return self.layer(self.cut(x, lengths)).mean(1)
+
+        cuts = [
+            lambda x, n: x[:, : n.max()],
+            lambda x, n: x[:, torch.arange(n.max())],
+            lambda x, n: x.narrow(1, 0, n.max()),
+            lambda x, n: x[:, : F.one_hot(n - 1).shape[1]],
+            lambda x, n: x[:, : torch.bincount(n).numel() - 1],
+            lambda x, n: x[:, (torch.arange(8) < n[:, None]).any(0)],
+            lambda x, n: x[:, : torch.zeros(n.max()).numel()],
+            lambda x, n: x[:, : n.unique().numel() + 4],
+            lambda x, n: torch.stack([x[:, i] for i in range(n.max())], 1),
+            lambda x, n: x * F.one_hot(n, 9)[:, :8, None],  # as large as it says
+        ]
+        lengths = torch.tensor([5] * 20 + [8] * 4)  # the longest are another rank's, and not in the first batch
+        torch.manual_seed(0)
+        data = TensorDataset(torch.randn(24, 8, 3), lengths)
+        for cut in cuts:
+            net = Net(cut)
+            print([f"{net(x, n).sum().item():.4f}" for x, n in DataLoader(data, 8)])
+        """
+    as_python(flow, source)
