@@ -313,11 +313,14 @@ class _Printing(io.StringIO):
 
 
 def _parts(rows: int) -> list[tuple[int, int]]:
-    """Rows to look at by themselves: neither the first (a model that looks back) nor the last among them."""
+    """Rows to look at by themselves: first neither the first (a model that looks back) nor the last among them.
+
+    No row is in all of them: one that decides for all (the largest) is missed somewhere.
+    """
     if rows == 2:
         return [(1, 2), (0, 1)]
-    edge = max(1, rows // 4)
-    return [(edge, rows - edge)] if rows == 3 else [(edge, rows - edge), (rows // 2, rows)]
+    edge, half = max(1, rows // 4), rows // 2
+    return [(1, 2), (0, 1)] if rows == 3 else [(edge, rows - edge), (half, rows), (0, half)]
 
 
 def place_of(shape: tuple[int, ...], fewer: tuple[int, ...], rows: int, some: int) -> Place | None:
