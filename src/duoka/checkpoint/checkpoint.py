@@ -88,8 +88,6 @@ class Checkpoint:
     ) -> None:
         _check_options(states, every_steps, every_epochs, every_seconds, keep, best)
         self.directory = Path(directory)
-        if self.directory.exists() and not self.directory.is_dir():
-            raise OptionError("directory", str(directory), "a directory, or one that is yet to be made")
         self.values = {name: state for name, state in states.items() if kind_of(state) == "value"}
         self.metric: float | None = None
         self.step_number, self.epoch = 0, 0
