@@ -54,10 +54,6 @@ EVERY: dict[str, tuple[Given, str]] = {  # also where there is one rank
     "no batch size": (lambda run: run.loader(ROWS), "batch_size must be"),
     "a dict of tensors": (lambda run: run.loader({"x": ROWS}, 4), "but is 'a dict'; torch.utils.data.StackDataset"),
     "a dict of numbers": (lambda run: run.log({"loss": 1.0}), r"run.log\(step=3, loss=loss\)"),  # type: ignore[arg-type]
-    "a file for a directory": (
-        lambda run: run.checkpoint(__file__, model=nn.ReLU()),
-        "directory must be a directory",
-    ),
     "half a sample": (lambda run: run.loader(ROWS, 2.5), "batch_size must be .* but is 2.5"),  # type: ignore[arg-type]
     "sampler and shuffle": (
         lambda run: run.loader(ROWS, 4, shuffle=True, sampler=SequentialSampler(range(8))),
