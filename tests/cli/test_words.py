@@ -88,6 +88,10 @@ def test_whose_words(typed: str, arranged: str) -> None:
         ("train.py -q -- b", "'-q' stands between"),
         ("train.py --devices -- x", "option '--devices' requires a value"),
         ("train.py --quiet --devices", "option '--devices' requires a value"),
+        ("-q --nproc_per_node=4 train.py", "'--nproc_per_node'; how many devices, or which, is told by --devices 4"),
+        ("-n 4 train.py", "no such option '-n'; how many devices, or which, is told by --devices 4"),
+        ("--gpus all train.py", "no such option '--gpus'; how many devices, or which, is told by --devices 2"),
+        ("--devices 2 python train.py --epochs 2", "python is not to be written: duoka run train.py"),
     ],
 )
 def test_what_cannot_be(typed: str, said: str) -> None:

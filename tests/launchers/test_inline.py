@@ -48,6 +48,14 @@ def test_one_worker_is_python(flow: Flow, command: Command, body: str) -> None:
     )
 
 
+def test_a_mistake_with_the_api_is_told_with_its_line(flow: Flow) -> None:
+    script = flow.write("script.py", "import duoka\nrun = duoka.start()\nrun.loader([1, 2], 0)\n")
+    result = flow.run(["run", "-q", "--devices", "cpu:1", script])
+    assert result.returncode == 2
+    assert 'script.py", line 3, in <module>\n    run.loader([1, 2], 0)\n' in result.stderr
+    assert result.stderr.count("OptionError: batch_size must be") == 1
+
+
 def test_ctrl_c_ends_one_worker_as_it_ends_python(flow: Flow) -> None:
     script = flow.write("script.py", "import time\nopen('ready', 'w').close()\ntime.sleep(60)\n")
     ends = []

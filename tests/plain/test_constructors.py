@@ -48,6 +48,7 @@ def test_what_is_made_of_a_batch_is_made_of_all_of_it(flow: Flow) -> None:
         leaf = x.clone().requires_grad_()
         Double.apply(leaf).pow(2).sum().backward()
         show("Function", leaf.grad)
+        show("l1", torch.nn.functional.l1_loss(x, x.flip(1), weight=x.abs()))
         show("complex", torch.complex(x, x).abs())
         show("from a copy", pickle.loads(pickle.dumps(copy.deepcopy(x))))
         show("FloatTensor", torch.FloatTensor(x.tolist()))

@@ -212,3 +212,31 @@ def test_the_surroundings_of_a_script(flow: Flow) -> None:
             print(process.exitcode)
         """
     as_python(flow, source)
+
+
+def test_an_error_that_only_one_rank_has_met_is_told_where_the_script_catches_it(flow: Flow) -> None:
+    source = """
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        class Samples(Dataset):
+            def __len__(self):
+                return 16
+            def __getitem__(self, index):
+                if index == 5:
+                    raise ValueError(f"sample {index} is corrupt")
+                return torch.tensor([float(index)])
+
+        batches = iter(DataLoader(Samples(), 4))
+        while True:
+            try:
+                print(next(batches).sum().item())
+            except ValueError as error:
+                print(error)
+            except StopIteration:
+                break
+        """
+    result = run(flow, source)
+    assert result.returncode == 1
+    assert "after ValueError at script.py:" in result.stderr
+    as_python(flow, source, "--loading", "whole")

@@ -45,8 +45,10 @@ def test_files_that_numpy_opens_its_own_way(flow: Flow) -> None:
 def test_what_rank_0_may_not_do_no_rank_may(flow: Flow) -> None:
     source = """
         import os
+        import numpy as np
         os.makedirs("out", exist_ok=True)
-        for action in (lambda: os.mkdir("out"), lambda: os.remove("none"), lambda: os.listdir("none")):
+        mistakes = [lambda: os.mkdir("out"), lambda: os.remove("none"), lambda: os.listdir("none")]
+        for action in (*mistakes, lambda: np.save("none/array.npy", np.zeros(2))):
             try:
                 action()
             except OSError as error:
@@ -57,6 +59,7 @@ def test_what_rank_0_may_not_do_no_rank_may(flow: Flow) -> None:
     assert as_python_twice[0] == as_python_twice[1]
     assert [line.split()[0] for line in as_python_twice[0].splitlines()] == [
         "FileExistsError",
+        "FileNotFoundError",
         "FileNotFoundError",
         "FileNotFoundError",
     ]
@@ -92,6 +95,22 @@ def test_a_file_that_is_read_and_written_at_once(flow: Flow) -> None:
         print(open("log").read().split())
         """
     as_python(flow, source)
+
+
+def test_what_some_still_read_is_not_written_over(flow: Flow) -> None:
+    source = """
+        import os, time
+        for late in (0, 1):
+            time.sleep(0.2 * ((os.getpid() + late) % 2))
+            with open(f"count{late}.txt") as file:
+                count = int(file.read())
+            with open(f"count{late}.txt", "w") as file:
+                print(count + 1, file=file)
+            print(count)
+        """
+    for late in (0, 1):
+        flow.write(f"count{late}.txt", "1\n")
+    assert said(flow, source) == ["1\n1\n"] * 2
 
 
 def test_writers_of_all_kinds(flow: Flow) -> None:

@@ -42,3 +42,175 @@ def test_batch_norm_of_each_share_if_asked_for(flow: Flow) -> None:
     whole = said(flow, source)
     local = said(flow, source, "--batch-norm", "local")
     assert whole[0].splitlines()[0].split()[0] != local[0].splitlines()[0].split()[0]
+
+
+def test_packed_sequences_are_padded_to_the_longest_of_the_batch(flow: Flow) -> None:
+    source = """
+        import torch
+        from torch import nn
+        from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+        from torch.utils.data import DataLoader, TensorDataset
+
+        class Net(nn.Module):
+            def __init__(self, dropout):
+                super().__init__()
+                self.rnn = nn.GRU(3, 4, 2, batch_first=True, dropout=dropout)
+                self.out = nn.Linear(8, 2)
+            def forward(self, x, lengths):
+                packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+                every, last = self.rnn(packed)
+                every, _ = pad_packed_sequence(every, batch_first=True)
+                return self.out(torch.cat([every.mean(1), last[-1]], 1))
+
+        torch.manual_seed(0)
+        # The longest of each batch are among the last rows; those of the first batch are all alike.
+        lengths = torch.tensor([5] * 8 + [2, 3, 2, 3, 4, 6, 4, 6] + [1, 2, 1, 2, 7, 3, 7, 3])
+        data = TensorDataset(torch.randn(24, 7, 3), lengths)
+        for dropout in (0.0, 0.3):
+            net = Net(dropout)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            for x, n in DataLoader(data, 8):
+                loss = net(x, n).pow(2).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                print(f"{loss.item():.4f}")
+        """
+    as_python(flow, source)
+
+
+def test_functions_are_checkpointed_where_their_batches_are(flow: Flow) -> None:
+    source = """
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+        from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+        from torch.utils.data import DataLoader, TensorDataset
+
+        class Block(nn.Sequential):
+            def __init__(self):
+                super().__init__(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.2))
+
+        class Net(nn.Module):
+            def __init__(self, reentrant):
+                super().__init__()
+                self.first, self.second, self.out = Block(), Block(), nn.Linear(6, 2)
+                self.how = {"use_reentrant": reentrant}
+            def forward(self, x, y):  # gives its loss, so it is opened
+                x = checkpoint(self.first, x.requires_grad_(), **self.how)
+                x = checkpoint(lambda x: (F.dropout(self.second(x), 0.1), x), x, **self.how)[0]
+                return F.mse_loss(self.out(x), y)
+
+        torch.manual_seed(0)
+        data = TensorDataset(torch.randn(28, 6), torch.randn(28, 2))
+        for reentrant in (False, True):
+            net = Net(reentrant)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            for x, y in DataLoader(data, 7):
+                loss = net(x, y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                print(f"{loss.item():.4f} {net.first[0].weight.grad.norm():.3f} {torch.rand(1).item():.5f}")
+            for x, y in DataLoader(data, 7):
+                x = checkpoint_sequential(nn.Sequential(net.first, net.second), 2, net.first(x), **net.how)
+                net.zero_grad()
+                F.mse_loss(net.out(x), y).backward()
+                print(f"{net.first[0].weight.grad.norm():.3f} {net.second[1].weight.grad.norm():.3f}")
+        """
+    as_python(flow, source)
+
+
+def test_a_part_that_a_model_is_given_later_is_kept_in_step(flow: Flow) -> None:
+    source = """
+        import torch
+        from torch import nn
+        from torch.utils.data import DataLoader, TensorDataset
+
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+        data = TensorDataset(torch.randn(22, 4), torch.randn(22, 2))
+        for part in (nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))):
+            print(f"{sum(net(x).sum().item() for x, _ in DataLoader(data, 8)):.4f}")
+            net[2] = part
+            net[0].scale = nn.Parameter(torch.ones(()))
+            for x, _ in DataLoader(data, 8):  # no optimizer knows of it
+                loss = (net(x) * net[0].scale).pow(2).mean()
+                net.zero_grad()
+                loss.backward()
+                with torch.no_grad():
+                    for parameter in net.parameters():
+                        parameter -= 0.1 * parameter.grad
+                print(f"{loss.item():.4f}")
+        """
+    as_python(flow, source)
+
+
+def test_a_sparse_adjacency_is_not_cut(flow: Flow) -> None:
+    source = """
+        import torch, warnings
+        from torch import nn
+        from torch.nn import functional as F
+
+        warnings.simplefilter("ignore")  # it is in beta
+
+        class Graph(nn.Module):
+            def __init__(self, adjacency):
+                super().__init__()
+                self.first, self.second = nn.Linear(5, 4), nn.Linear(4, 3)
+                self.register_buffer("adjacency", adjacency)
+            def forward(self, x, adjacency):
+                x = F.dropout(torch.sparse.mm(adjacency, self.first(x)).relu(), 0.2)
+                return self.adjacency @ self.second(x)
+
+        torch.manual_seed(0)
+        x, y = torch.randn(9, 5), torch.randint(0, 3, (9,))
+        adjacency = (torch.rand(9, 9) > 0.5).float()
+        for sparse in (adjacency.to_sparse(), adjacency.to_sparse_csr()):
+            net = Graph(sparse)
+            whole = nn.Linear(5, 3)
+            optimizer = torch.optim.SGD([*net.parameters(), *whole.parameters()], lr=0.1)
+            for _ in range(3):
+                loss = F.cross_entropy(net(x, sparse)[:6], y[:6]) + F.cross_entropy(sparse @ whole(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                print(f"{loss.item():.4f}")
+        """
+    as_python(flow, source)
+
+
+def test_sizes_that_the_batch_tells_are_the_whole_batch_s(flow: Flow) -> None:
+    source = """
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+        from torch.utils.data import DataLoader, TensorDataset
+
+        class Net(nn.Module):
+            def __init__(self, cut):
+                super().__init__()
+                self.layer, self.cut = nn.Linear(3, 4), cut
+            def forward(self, x, lengths):
+                return self.layer(self.cut(x, lengths)).mean(1)
+
+        cuts = [
+            lambda x, n: x[:, : n.max()],
+            lambda x, n: x[:, torch.arange(n.max())],
+            lambda x, n: x.narrow(1, 0, n.max()),
+            lambda x, n: x[:, : F.one_hot(n - 1).shape[1]],
+            lambda x, n: x[:, : torch.bincount(n).numel() - 1],
+            lambda x, n: x[:, (torch.arange(8) < n[:, None]).any(0)],
+            lambda x, n: x[:, : torch.zeros(n.max()).numel()],
+            lambda x, n: x[:, : n.unique().numel() + 4],
+            lambda x, n: torch.stack([x[:, i] for i in range(n.max())], 1),
+            lambda x, n: x * F.one_hot(n, 9)[:, :8, None],  # as large as it says
+        ]
+        lengths = torch.tensor([5] * 20 + [8] * 4)  # the longest are another rank's, and not in the first batch
+        torch.manual_seed(0)
+        data = TensorDataset(torch.randn(24, 8, 3), lengths)
+        for cut in cuts:
+            net = Net(cut)
+            print([f"{net(x, n).sum().item():.4f}" for x, n in DataLoader(data, 8)])
+        """
+    as_python(flow, source)

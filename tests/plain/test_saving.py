@@ -101,3 +101,15 @@ def test_checkpoints_and_weights_of_a_plain_script(flow: Flow) -> None:
     for file in ("out", "w.safetensors"):
         (flow.folder / file).rename(flow.folder / f"python-{file}")
     assert said(flow, source) == [expected] * 2
+
+
+def test_a_profile_is_written_once(flow: Flow) -> None:
+    source = """
+        import json, os, torch
+        with torch.profiler.profile() as profile:
+            torch.nn.Linear(3, 2)(torch.ones(1, 3))
+        profile.export_chrome_trace("trace.json")
+        assert json.load(open("trace.json"))["traceEvents"]
+        os.remove("trace.json")
+        """
+    run(flow, source).ok()

@@ -52,6 +52,8 @@ EVERY: dict[str, tuple[Given, str]] = {  # also where there is one rank
     "batch size 0": (lambda run: run.loader(ROWS, 0), "batch_size must be a whole number of samples, at least 1"),
     "batch size below": (lambda run: run.loader(ROWS, -4), "batch_size must be .* but is -4"),
     "no batch size": (lambda run: run.loader(ROWS), "batch_size must be"),
+    "a dict of tensors": (lambda run: run.loader({"x": ROWS}, 4), "but is 'a dict'; torch.utils.data.StackDataset"),
+    "a dict of numbers": (lambda run: run.log({"loss": 1.0}), r"run.log\(step=3, loss=loss\)"),  # type: ignore[arg-type]
     "half a sample": (lambda run: run.loader(ROWS, 2.5), "batch_size must be .* but is 2.5"),  # type: ignore[arg-type]
     "sampler and shuffle": (
         lambda run: run.loader(ROWS, 4, shuffle=True, sampler=SequentialSampler(range(8))),

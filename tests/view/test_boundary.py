@@ -298,8 +298,8 @@ class Checkpointed(Part):
         for layer in self.layers:
             inner = layer if self.how == "modules" else self._inline(layer)
             here = boundary()
-            inner = inner if here is None else here.checkpointed(inner)
-            x = checkpoint(inner, x, use_reentrant=self.reentrant)
+            how = {"use_reentrant": self.reentrant}
+            x = checkpoint(inner, x, **how) if here is None else here.checkpoint(checkpoint, inner, (x,), how)
         return x
 
     def _inline(self, layer: Any) -> Any:

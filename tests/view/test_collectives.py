@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from duoka.errors import PeerLost, RanksApart, TimedOut
+from duoka.errors import PeerLost, RanksApart, Refused, TimedOut
 from duoka.view.collectives import Alone, ProcessCollectives
 from duoka.view.crossings import AllSum
 from duoka.view.shares import Shares
@@ -141,6 +142,50 @@ def test_ranks_that_came_to_different_collectives_are_told(nearby: bool) -> None
     for text in told:
         assert "rank 0 came to all_gather (4,) float32 at test_collectives.py:" in text
         assert "rank 1 came to all_reduce (4,) float32 at test_collectives.py:" in text
+
+
+def test_an_error_that_one_rank_has_caught_is_told_to_the_others(nearby: bool) -> None:
+    def work(ranks: ProcessCollectives) -> None:
+        ranks.raised(
+            "KeyError" if ranks.rank else "ValueError", "train.py:3"
+        )  # the same line: rows are each rank's own
+        ranks.barrier()
+        if ranks.rank:
+            ranks.raised("ValueError", "train.py:5")
+        ranks.barrier()
+
+    found = in_processes(2, work, nearby=nearby, timeout=2)
+    told = [one.text for one in found if one.kind == RanksApart.__name__]
+    assert told
+    for text in told:
+        assert "(number 3)" in text
+        assert "rank 1 came to all_reduce (1,) float32, after ValueError at train.py:5, at" in text
+
+
+def test_threads_of_a_script_take_turns(nearby: bool) -> None:
+    def work(ranks: ProcessCollectives) -> list[str]:
+        refused: list[str] = []
+
+        def other() -> None:
+            try:
+                ranks.barrier()
+            except Refused as error:
+                refused.append(str(error))
+
+        def meanwhile() -> None:
+            thread = Thread(target=other)
+            thread.start()
+            thread.join()
+
+        wait = ranks.start_all_reduce(torch.zeros(1))
+        meanwhile()
+        wait()
+        meanwhile()
+        return refused
+
+    for refused in all_well(in_processes(2, work, nearby=nearby)):
+        assert len(refused) == 1
+        assert "two threads of the script" in refused[0]
 
 
 def test_a_rank_that_went_away_is_told_with_the_line(nearby: bool) -> None:

@@ -20,6 +20,14 @@ from click import UsageError
 from duoka import script
 from duoka.options import Target
 
+# How other launchers are told the number of processes.
+HOW_MANY = frozenset(
+    (
+        *("-n", "-np", "--np", "--nproc", "--nproc_per_node", "--nproc-per-node"),
+        *("--num_processes", "--num-processes", "--gpu", "--gpus", "--num_gpus", "--num-gpus"),
+    )
+)
+
 
 def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
     """Put duoka's options first, then the script, then the script's words.
@@ -30,9 +38,11 @@ def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
 
     Raises:
         ScriptError: there is no such script.
-        click.UsageError: what stands between the script and `--` is no option, or one without its value.
+        click.UsageError: what stands between the script and `--` is no option, or one without its value; or it is
+            what other launchers take.
     """
     before = _leading(words, options)
+    _check_habits(words[before:])
     if before >= len(words) or words[before].startswith("-"):
         return words  # no script, or an option that does not exist: click says so
     target, rest = words[before], words[before + 1 :]
@@ -100,6 +110,18 @@ def _leading(words: Sequence[str], options: Mapping[str, bool]) -> int:
             break
         count += 2 if options[name] and not equals else 1
     return count
+
+
+def _check_habits(words: Sequence[str]) -> None:
+    """Words that a hand writes by itself, from `torchrun`, or from `python train.py`."""
+    first, second = [*words[:2], "", ""][:2]
+    name, _, number = first.partition("=")
+    if name in HOW_MANY:
+        count = number or second
+        devices = count if count.isdecimal() else "2"
+        raise UsageError(f"no such option {name!r}; how many devices, or which, is told by --devices {devices}")
+    if re.fullmatch(r"python[0-9.]*", first) and second.endswith(".py"):
+        raise UsageError(f"{first} is not to be written: duoka run {second}")
 
 
 def _check_value(words: Sequence[str], end: int) -> None:

@@ -210,6 +210,9 @@ def _dataset(data: Any) -> Dataset[Any]:
         if len(set(rows)) > 1 or rows[0] == 0:
             raise OptionError("run.loader", f"tensors of {rows} rows", "given tensors of as many rows, at least one")
         return TensorDataset(*tensors)
+    if isinstance(data, dict):
+        hint = "torch.utils.data.StackDataset(**tensors) is a dataset of dicts"
+        raise OptionError("run.loader", "a dict", "given a dataset, a DataLoader, tensors or arrays", hint)
     if not hasattr(data, "__getitem__") and not isinstance(data, IterableDataset):
         hint = "for example: run.loader((images, labels), batch_size=256)"
         raise OptionError("run.loader", type(data).__name__, "given a dataset, a DataLoader, tensors or arrays", hint)

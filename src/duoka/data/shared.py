@@ -218,7 +218,11 @@ class SharedIterator:
         return len(self._batches)
 
     def __next__(self) -> Any:
-        labelled = next(self._batches)
+        try:
+            labelled = next(self._batches)
+        except Exception as error:
+            self._view.raised(error)
+            raise
         batch, n, shared = labelled["batch"], labelled["n"], labelled["shared"]
         if not self._view.shares(n):
             return batch

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from duoka import environment, traces
 from duoka.environment import Place
-from duoka.errors import ScriptError
+from duoka.errors import AskedError, DuokaError, ScriptError
 from duoka.plan import Kind, Plan
 from duoka.target import run_target
 from duoka.worker import local_rank_args, run_plain_alone, set_threads, take_place
@@ -45,6 +45,10 @@ def run_inline(plan: Plan) -> int:
             run_target(plan.target, local_rank_args(plan, 0))
     except (SystemExit, ScriptError):
         raise
+    except DuokaError as error:  # the script's own: with its lines, as it would be shown of a worker
+        _show_as_python_would()
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 2 if isinstance(error, AskedError) else 1
     except BaseException:
         _show_as_python_would()
         raise

@@ -11,10 +11,10 @@ from typing import Any
 
 from duoka.errors import OptionError
 from duoka.logs.base import Log
-from duoka.logs.values import check_values, number_of
+from duoka.logs.values import check_step, check_values, number_of
 from duoka.options import one_of
 
-__all__ = ["Log", "Logs", "check_logs", "check_values", "open_logs"]
+__all__ = ["Log", "Logs", "check_logs", "check_step", "check_values", "open_logs"]
 
 # name -> (module, class, what follows the colon; "" if nothing has to)
 LOGS = {

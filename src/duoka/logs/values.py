@@ -15,6 +15,17 @@ from duoka.view.batch import BatchTensor
 ARRAYS = (Tensor, np.generic, np.ndarray)
 
 
+def check_step(step: object) -> None:
+    """See that a step is one: values are easily given in its place.
+
+    Raises:
+        OptionError: it is no whole number, and not left out.
+    """
+    if step is not None and not isinstance(step, (int, np.integer)):
+        hint = "values are given by their names: run.log(step=3, loss=loss)"
+        raise OptionError("run.log(step=...)", type(step).__name__, "a whole number, or left out", hint)
+
+
 def check_values(values: dict[str, Any]) -> None:
     """See that values can be logged, without reading any: on every rank, whichever writes.
 

@@ -8,7 +8,6 @@ import secrets
 import socket
 import tempfile
 import time
-import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -58,17 +57,6 @@ class NoSeat:
         """Nobody looks."""
 
 
-class StrangersSeat:
-    """A seat beside ranks that were not forked from one process: python hashes the same text differently in each."""
-
-    def __init__(self, seat: Seat) -> None:
-        self._seat, self.leave = seat, seat.leave
-
-    def enter(self, digest: int, text: str) -> None:
-        """As the seat does, with a digest that all agree on."""
-        self._seat.enter(zlib.crc32(text.encode()), text)
-
-
 def meet(store: Store, rank: int, world_size: int, timeout: float) -> Meeting:
     """Meet at a store, and find memory in common where all ranks are on one machine.
 
@@ -85,7 +73,7 @@ def meet(store: Store, rank: int, world_size: int, timeout: float) -> Meeting:
     if memory is None:
         return Meeting(store, NoSeat(), None, here, far=True)
     seats, slots = memory
-    seat = StrangersSeat(Board(seats, range(world_size)).seat(rank))
+    seat = Board(seats, range(world_size)).seat(rank)
     return Meeting(store, seat, Nearby(slots, rank, world_size, timeout), here)
 
 

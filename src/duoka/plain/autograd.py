@@ -27,8 +27,12 @@ def install(session: Session) -> None:
             if kwargs.get("inputs") is not None:
                 inputs = [kwargs["inputs"]] if isinstance(kwargs["inputs"], Tensor) else kwargs["inputs"]
                 kwargs["inputs"] = [use for leaf in inputs for use in uses(leaf, session.view)]
-            with session.strategy.backward(user_line()), session.boundary.recomputing():
-                return original(*args, **kwargs)
+            try:
+                with session.strategy.backward(user_line()), session.boundary.recomputing():
+                    return original(*args, **kwargs)
+            except Exception as error:
+                session.view.raised(error)
+                raise
 
         return backward
 

@@ -1,4 +1,7 @@
-"""Functions of torch that make tensors of tensors and ask nobody: they would look inside a batch tensor."""
+"""Functions of torch that make tensors of tensors and ask nobody: they would look inside a batch tensor.
+
+And one that asks without all that it was given: `F.l1_loss` leaves its weight out.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from duoka.plain.session import Session
 from duoka.view.batch import BatchTensor, batches_in, compute_whole, gather_all
+from duoka.view.rules.lookup import argument
 
 
 def install(session: Session) -> None:
-    """Intercept `torch.tensor`, `Variable`, `nn.Parameter` and the application of the script's own Functions."""
+    """Intercept these, `Variable`, `nn.Parameter` and the application of the script's own Functions."""
 
     def make_whole(original: Callable[..., Any]) -> Callable[..., Any]:
         def whole(*args: Any, **kwargs: Any) -> Any:
@@ -37,6 +42,16 @@ def install(session: Session) -> None:
 
         return classmethod(apply)
 
+    def make_weighted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def l1_loss(*args: Any, **kwargs: Any) -> Any:
+            batches = batches_in((args, kwargs))
+            if not batches or argument(args, kwargs, 5, "weight") is None:
+                return original(*args, **kwargs)
+            return type(batches[0]).__torch_function__(original, (), args, kwargs)
+
+        return l1_loss
+
+    session.patches.replace(F, "l1_loss", make_weighted)
     session.patches.replace(torch, "tensor", make_whole)
     session.patches.put(torch.autograd.Function, "apply", make_apply(torch.autograd.Function.apply))
     session.patches.put(torch.autograd, "Variable", Variable)

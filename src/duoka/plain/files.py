@@ -149,6 +149,7 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
             written.add(path)
             if caller.is_script():
                 with caller.busy():
+                    session.ranks.barrier()  # what other ranks are still reading must not be cut off
                     made = opened(file, path, mode, *args, **kwargs)
             elif rank:
                 size = os.path.getsize(path) if "a" in mode and os.path.exists(path) else 0

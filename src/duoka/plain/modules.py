@@ -10,6 +10,10 @@ import torch.func
 import torch.nn.utils.stateless
 import torch.utils.checkpoint
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from duoka.errors import Refused
 from duoka.plain.session import Session
@@ -32,8 +36,9 @@ def install(session: Session) -> None:
                 return original(self, *args, **kwargs)
             try:
                 return boundary.call(original, self, args, kwargs)
-            except Refused as error:
-                session.view.refused(error)
+            except Exception as error:
+                if boundary.inside is None or isinstance(error, Refused):
+                    session.view.raised(error)
                 raise
 
         return call
@@ -67,7 +72,17 @@ def install(session: Session) -> None:
 
         return functional_call
 
+    def make_padding(original: Callable[..., Any]) -> Callable[..., Any]:
+        def pad_packed_sequence(*args: Any) -> Any:
+            *others, length = args
+            return original(*others, boundary.longest(length))
+
+        return pad_packed_sequence
+
+    session.patches.replace(torch._VF, "_pad_packed_sequence", make_padding)
     session.patches.replace(nn.Module, "train", make_train)
+    for register in (register_module_parameter_registration_hook, register_module_module_registration_hook):
+        session.patches.hook(register(lambda module, *_: boundary.seams.given(module)))
     for space in (torch.func, torch.nn.utils.stateless):
         session.patches.replace(space, "functional_call", make_functional)
     if session.view.own.exact:
@@ -76,7 +91,7 @@ def install(session: Session) -> None:
     session.patches.replace(
         torch.utils.checkpoint,
         "checkpoint",
-        lambda original: lambda function, *args, **kwargs: original(boundary.checkpointed(function), *args, **kwargs),
+        lambda original: lambda function, *args, **kwargs: boundary.checkpoint(original, function, args, kwargs),
     )
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
+from torch.utils.hooks import RemovableHandle
+
 from duoka.view.batch import BatchTensor
+from duoka.view.site import is_users
 
 
 class Patches:
@@ -17,6 +22,7 @@ class Patches:
     def __init__(self) -> None:
         self.active = True
         self._undo: list[tuple[Any, str, Any]] = []
+        self._hooks: list[RemovableHandle] = []
         os.register_at_fork(after_in_child=self.undo)
 
     def replace(self, space: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -34,6 +40,19 @@ class Patches:
         self._undo.append((space, name, as_defined[name] if name in as_defined else getattr(space, name)))
         setattr(space, name, value)
 
+    def reach(self) -> None:
+        """Replace functions also where the script has taken them out of their modules before (`from … import …`)."""
+        put = {id(was): getattr(space, name) for space, name, was in self._undo if isinstance(space, ModuleType)}
+        own = [module for module in list(sys.modules.values()) if _is_users(module)]
+        for module in own:
+            for name, value in list(vars(module).items()):
+                if callable(value) and id(value) in put:
+                    self.put(module, name, put[id(value)])
+
+    def hook(self, handle: RemovableHandle) -> None:
+        """What torch calls for all modules, to be taken out again."""
+        self._hooks.append(handle)
+
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Meanwhile this rank does what the others do not: nothing is shared with them, nothing waits for them."""
@@ -49,3 +68,12 @@ class Patches:
         while self._undo:
             space, name, original = self._undo.pop()
             setattr(space, name, original)
+        while self._hooks:
+            self._hooks.pop().remove()
+
+
+def _is_users(module: Any) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(module, ModuleType) and (
+        module.__name__ == "__main__" or (isinstance(file, str) and is_users(file))
+    )

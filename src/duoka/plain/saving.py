@@ -48,6 +48,7 @@ def install(session: Session) -> None:
 
     session.patches.replace(torch, "save", make)
     session.patches.replace(torch.jit.ScriptModule, "save", make_once)
+    session.patches.replace(torch.autograd.profiler.profile, "export_chrome_trace", make_once)
     for name in ("safetensors", "safetensors.torch", "safetensors.numpy"):
         if name in sys.modules or (name == "safetensors" and find_spec(name)):
             session.patches.replace(import_module(name), "serialize_file", make_once)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from duoka.proving.recording import Recording
 from duoka.proving.sides import Side, Studio
 from duoka.trials.stage import NoSteps, TrialFailed, stage
 
+SAME_LOSS = 0.01  # of the first step's loss, which nothing has amplified: rounding parts it by less
 REFERENCES = 2  # runs that only rounding parts from the first
 
 
@@ -121,14 +123,21 @@ def _compare_all(asked: Asked, again: _Pass) -> Proof:
 def _in_two_parts(asked: Asked, again: _Pass) -> list[Comparison]:
     """The first run with its batch added up in another order, if it can be cut into parts.
 
-    With other data (`exact` seeds augmentation by sample) or other steps it would show more than rounding.
+    With other data (`exact` seeds augmentation by sample) or other steps it would show more than rounding; and where
+    its first loss is another, which duoka has computed in parts, it would excuse what it should find.
     """
     try:
         found = again(asked.first.in_two_parts())
     except TrialFailed:
         return []
     same = found.data is None and found.steps[0] == found.steps[1]
-    return [found] if same else []
+    return [found] if same and begins_alike(found) else []
+
+
+def begins_alike(found: Comparison) -> bool:
+    """Whether two runs of the same script have the same loss in their first step, up to rounding."""
+    one, other = (losses[0] if losses else math.nan for losses in found.losses)
+    return not abs(one - other) > SAME_LOSS * max(abs(one), abs(other))
 
 
 def _outcome(asked: Asked, side: Side, found: Comparison, bound: Bound, unsteady: Unsteady, again: _Pass) -> Outcome:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from duoka.checkpoint.checkpoint import Checkpoint
 from duoka.data.loader import Loader, ViewWord, make_loader
 from duoka.errors import OptionError, PeerLost, RanksApart
-from duoka.logs import Logs, check_values
+from duoka.logs import Logs, check_step, check_values
 from duoka.origins import Origin
 from duoka.process import this_process
 from duoka.run.agreement import check_same, gather_objects
@@ -314,9 +314,10 @@ class Run:
         """Write numbers to the logs that `duoka.start(log=...)` named; rank 0 does, so call it anywhere.
 
         Raises:
-            OptionError: a value is no number, text, or tensor of one element.
+            OptionError: a value is no number, text, or tensor of one element; or the step is no whole number.
         """
         self._session  # noqa: B018  # is it open?
+        check_step(step)
         check_values(values)
         self._logs.write(step, values)
 

@@ -96,6 +96,7 @@ def open_session(ranks: Collectives, settings: Settings, entropy: int, say: Call
         for interception in INTERCEPTIONS:
             interception.install(session)
         weights.install(session.patches, boundary)
+        patches.reach()
     return session
 
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from duoka.errors import DuokaError, Refused
 from duoka.view.crossings import Gathered
 from duoka.view.cut import Cut
-from duoka.view.lent import holders
+from duoka.view.lent import holders, version
 from duoka.view.site import user_line
 from duoka.view.view import View
 
@@ -86,6 +86,7 @@ class BatchTensor(Tensor):
 
     _rows: Tensor
     _spec: Spec
+    _kept: _Kept | None = None
     rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}
     together: ClassVar[frozenset[Rule]] = frozenset()  # rules that take all own shares at once
     drawing: ClassVar[frozenset[Rule]] = frozenset()  # rules that draw random numbers
@@ -161,8 +162,8 @@ class BatchTensor(Tensor):
                 with first._spec.view.lent.in_step(first._rows, args[2] if func is Tensor.__setitem__ else None):
                     return cls._compute(func, args, kwargs)
             return cls._compute(func, args, kwargs)
-        except Refused as error:
-            batches_in((args, kwargs))[0]._spec.view.refused(error)
+        except Exception as error:
+            batches_in((args, kwargs))[0]._spec.view.raised(error)
             raise
 
     @classmethod
@@ -172,6 +173,8 @@ class BatchTensor(Tensor):
             try:
                 out = rule(func, args, kwargs)
             except Exception as error:
+                if has_sparse((args, kwargs)):  # rules cut what is dense
+                    return compute_whole(func, args, kwargs)
                 view = batches_in((args, kwargs))[0]._spec.view
                 again = tree_map_only(BatchTensor, alike, (args, kwargs))
                 raise of_the_whole(error, view, lambda: func(*again[0], **again[1])) from None
@@ -184,7 +187,7 @@ class BatchTensor(Tensor):
         if func is torch.ops.aten.alias.default:  # `torch.Tensor(x)`, which asks nobody
             return compute_whole(Tensor.detach, args, {}).clone()
         error = Refused(f"{func} came to a batch past duoka's rules ({user_line()}), so it cannot be shared out")
-        batches_in((args, kwargs))[0]._spec.view.refused(error)
+        batches_in((args, kwargs))[0]._spec.view.raised(error)
         raise error
 
 
@@ -335,6 +338,11 @@ def batches_in(tree: Any) -> list[BatchTensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, BatchTensor)]
 
 
+def has_sparse(tree: Any) -> bool:
+    """Whether a sparse tensor is in nested containers."""
+    return any(isinstance(leaf, Tensor) and leaf.layout is not torch.strided for leaf in tree_leaves(tree))
+
+
 def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Gather, and compute as one device would: always right, at worst not faster.
 
@@ -359,7 +367,7 @@ def _compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         raise Refused(f"{name} of a batch cannot be shared out ({user_line()}){REFUSED[name]}")
     batches = batches_in((args, kwargs))
     with batches[0]._spec.view.gathered.timed(name):
-        copies = {id(batch): _Copy(batch) for batch in batches}
+        copies = {id(batch): _Copy(batch, keep=name in _TAKING_ROWS) for batch in batches}
         args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].whole, (args, kwargs))
         out = func(*args, **kwargs)
         for copy in copies.values():
@@ -367,16 +375,41 @@ def _compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         return out
 
 
-class _Copy:
-    """A gathered copy of a batch, for one operation."""
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """All rows of a batch, gathered for who takes them out one by one (a loss in a loop over samples)."""
 
-    def __init__(self, batch: BatchTensor) -> None:
+    whole: Tensor
+    state: tuple[int, ...]
+
+    @staticmethod
+    def state_of(rows: Tensor, whole: Tensor) -> tuple[int, ...]:
+        """What is not the same any more where one was written into, or given other memory."""
+        return id(rows), rows.data_ptr(), version(rows), version(whole)
+
+    def of(self, rows: Tensor) -> Tensor | None:
+        """They, where nothing was written since, and gradients are recorded as they were."""
+        if self.state != self.state_of(rows, self.whole):
+            return None
+        records = rows.requires_grad and _records_gradients()
+        return self.whole if self.whole.requires_grad == records else None
+
+
+class _Copy:
+    """A gathered copy of a batch, for one operation. keep: more of it may be asked for."""
+
+    def __init__(self, batch: BatchTensor, keep: bool) -> None:
         parts = [(share._spec, share._local) for share in batch._shares]
         spec, rows = parts[0]
         known = spec.view.lent.of(rows, spec)
+        keep = keep and not spec.view.lent.unseen
+        if known is None and keep and batch._kept is not None:
+            known = batch._kept.of(rows)
         if known is None:
             with torch.inference_mode(False), torch.set_grad_enabled(_records_gradients()):  # it must have a version
                 known = Spec.together(parts)
+            if keep:
+                batch._kept = _Kept(known, _Kept.state_of(rows, known))
         self.batch, self.whole = batch, known
         self._version, self._holders = known._version, holders(known)
 
@@ -411,6 +444,8 @@ def _name_of(func: Callable[..., Any]) -> str:
 def _records_gradients() -> bool:
     return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
+
+_TAKING_ROWS = ("__getitem__", "select", "narrow", "unbind", "split", "chunk")  # of a batch that lives on
 
 # Operations that would be done to a copy and be lost, and what to do instead.
 REFUSED = {

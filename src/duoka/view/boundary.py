@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ReduceOp
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -40,6 +41,7 @@ from duoka.view.draws import (
 )
 from duoka.view.learning import Learned, Learning, Place, spec_at
 from duoka.view.lent import same_memory
+from duoka.view.recomputing import on_rows
 from duoka.view.repeating import Repeating
 from duoka.view.seams import Opened, Seam, Seams, uncompiled
 from duoka.view.site import calling_line, user_line
@@ -226,6 +228,17 @@ class Boundary:
             raise Refused(f"the model reads a value of its rows at {line}, as it did not in its first calls")
         return found
 
+    def longest(self, mine: int) -> int:
+        """How long sequences are padded inside of a boundary: as the longest of the batch, whosever row that is."""
+        inside = self.inside
+        if inside is None:
+            return mine
+        if inside.learning is not None:
+            return inside.learning.longest(mine)
+        if inside.cut is None or inside.learned is None:
+            return mine
+        return int(self.view.own.ranks.all_reduce(torch.tensor(mine), ReduceOp.MAX).item())
+
     def _follow(self, call: Call, seam: Seam, rows: list[Any], view: View) -> None:
         """A first look at what the graph of a call leads to, so that aliases stand for all of it."""
         with Repeating(call.module, traces=True).rehearsal():
@@ -307,16 +320,29 @@ class Boundary:
         with self._during(_Inside(recomputing=True)):
             yield
 
-    def checkpointed(self, function: Original) -> Original:
-        """A function whose activations are computed anew in the backward pass, with the draws that it made."""
+    def checkpoint(
+        self, original: Original, function: Original, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A checkpoint, by torch's `original`: the function's activations are computed anew in the backward pass.
+
+        Outside of a boundary the modules that it calls are boundaries then, too, and draw from the state that torch
+        puts back; inside it makes the draws that it made.
+        """
+        outside, around = self.inside is None, self._around
 
         def again(*args: Any, **kwargs: Any) -> Any:
             inside = self.inside
             if inside is None or not inside.recomputing:
                 return function(*args, **kwargs)
-            return self._redrawn(inside, function, args, kwargs)
+            if not outside:
+                return self._redrawn(inside, function, args, kwargs)
+            self.inside, before, self._around = None, self._around, around
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.inside, self._around = inside, before
 
-        return again
+        return on_rows(original, again, args, kwargs) if outside else original(again, *args, **kwargs)
 
     def _redrawn(self, inside: _Inside, function: Original, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if inside.redrawing:

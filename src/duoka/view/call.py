@@ -156,7 +156,7 @@ def _kind(leaf: Any, n: int) -> Any:
     if isinstance(leaf, BatchTensor):
         return BatchTensor, leaf.dim(), leaf.dtype, leaf._spec.dim, leaf._spec.outer > 1
     if isinstance(leaf, Tensor):
-        return type(leaf), leaf.dtype, tuple(size == n for size in leaf.shape)
+        return type(leaf), leaf.layout, leaf.dtype, tuple(size == n for size in leaf.shape)
     if isinstance(leaf, (bool, str, Enum)) or leaf is None:  # a switch: the forward pass may go another way
         return leaf
     return type(leaf)

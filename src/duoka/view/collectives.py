@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import time
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,7 +16,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-defined]
 
 from duoka.board import AT_END
-from duoka.errors import PeerLost, TimedOut
+from duoka.errors import PeerLost, Refused, TimedOut
 from duoka.view.nearby import Nearby
 from duoka.view.site import user_line
 
@@ -72,6 +74,11 @@ class Collectives(ABC):
 
     def broadcast_into(self, tensor: Tensor, source: int) -> None:
         """Give `tensor` the values that rank `source` has, of whatever layout, touching it only if they differ."""
+        if tensor.layout is not torch.strided:
+            found = self.broadcast_object(tensor.detach(), source)
+            if self.rank != source:
+                tensor.data = found
+            return
         values = self.broadcast(tensor.detach().clone(memory_format=torch.contiguous_format), source)
         if not torch.equal(values, tensor):
             with torch.no_grad():
@@ -99,6 +106,9 @@ class Collectives(ABC):
         Raises:
             RanksApart: other ranks came to something else.
         """
+
+    def raised(self, error: str, line: str) -> None:  # noqa: B027
+        """An error of a script's line may be this rank's alone: the next collective tells the others of it."""
 
     def barrier(self) -> None:
         """Wait for every rank."""
@@ -130,6 +140,8 @@ class ProcessCollectives(Collectives):
         self._store, self._timeout, self._seat, self._nearby = store, timeout, seat, nearby
         self._groups: dict[str, Any] = {}
         self._line: Callable[[], str] = user_line
+        self._raised: tuple[str, str] | None = None  # an error since the last collective, and its line
+        self._threads = _Threads()
         seat.enter(0, "start")  # the ranks wait for each other here, too
         self._group("cpu")
         seat.leave(0)
@@ -162,6 +174,7 @@ class ProcessCollectives(Collectives):
         """Begin a collective: through shared memory, where `take` gets every rank's tensor, or by `begin(group)`."""
         if self.alone:
             raise Alone
+        self._threads.begin()
         self.come_to(f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]}")
         if self._nearby is not None and self._nearby.takes(tensor):
             finish: Callable[[], Any] = self._nearby.start(tensor, take)
@@ -172,15 +185,26 @@ class ProcessCollectives(Collectives):
         def wait() -> None:
             since = time.monotonic_ns()
             finish()
+            self._threads.end()
             self._seat.leave(time.monotonic_ns() - since)
 
         return wait
 
     def come_to(self, what: str) -> None:
-        self._enter(f"{what} at {self._line()}")
+        line = self._line()
+        text = told = f"{what}{self._threads.where()} at {line}"
+        if self._raised is not None:  # the kind of error is its own matter: each rank has other rows
+            error, where = self._raised
+            text, told = f"{text} after {where}", f"{what}, after {error} at {where}, at {line}"
+            self._raised = None
+        self._enter(text.encode(), told)
 
-    def _enter(self, text: str) -> None:
-        self._seat.enter(hash(text), text)
+    def _enter(self, text: bytes, told: str) -> None:
+        """Come to what all ranks call `text`, and this one `told`."""
+        self._seat.enter(zlib.crc32(text), told)
+
+    def raised(self, error: str, line: str) -> None:
+        self._raised = error, line
 
     def leave(self) -> None:
         self._seat.leave(0)  # what of it was waiting, torch does not tell
@@ -253,6 +277,50 @@ class ProcessCollectives(Collectives):
 
         self._start("broadcast", tensor, lambda group: group.broadcast([tensor], options), take)()
         return tensor
+
+
+class _Threads:
+    """Sees that the threads of a script do not meet the other ranks in an order that is each rank's own.
+
+    torch's own threads, which go back through a graph on a GPU, work for the one that waits for them.
+    """
+
+    def __init__(self) -> None:
+        self._scripts = threading.get_ident()
+        self._on_the_way = 0
+        self._last: str | None = None  # who began the last collective
+
+    def _name(self) -> str | None:
+        """The thread's name, the same on all ranks; "" for the one that runs the script, None for torch's."""
+        if threading.get_ident() == self._scripts:
+            return ""
+        name = threading.current_thread().name
+        return None if name.startswith("Dummy-") else name
+
+    def begin(self) -> None:
+        """A collective begins.
+
+        Raises:
+            Refused: another thread's is not over.
+        """
+        name = self._name()
+        if name is not None:
+            if self._on_the_way and name != self._last:
+                raise Refused(
+                    f"{user_line()}: two threads of the script compute with batches at a time, whose steps the ranks "
+                    "would take in different orders; let one wait for the other"
+                )
+            self._last = name
+        self._on_the_way += 1
+
+    def end(self) -> None:
+        """It is over."""
+        self._on_the_way -= 1
+
+    def where(self) -> str:
+        """` in thread Thread-1 (train)`, or nothing."""
+        name = self._name()
+        return f" in thread {name}" if name else ""
 
 
 _COMBINE: dict[Any, Callable[..., Tensor]] = {

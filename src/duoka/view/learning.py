@@ -129,6 +129,8 @@ class _Tape:
     outer: bool  # where several entries belong to a sample: strided, or side by side
     first: dict[str, list[_Draw]] = field(default_factory=dict)
     places: dict[str, list[Place | None]] = field(default_factory=dict)
+    longest: list[int] = field(default_factory=list)  # of the sequences that are padded, by the first run
+    padded: int = 0  # how often that was asked in the second run
     part: tuple[int, int] = (0, 0)  # the rows of the second run
 
     def place(self, draw: _Draw, wanted: tuple[int, ...]) -> Place | None:
@@ -189,6 +191,18 @@ class Learning:
         finally:
             self.owner = before
 
+    def longest(self, mine: int) -> int:
+        """How long sequences are padded: as the longest of all of the first run's rows."""
+        if self._meets_nobody:
+            self.mixes("pads sequences to the longest of the batch")
+        tape = self._tape
+        assert tape is not None
+        if not self._replaying:
+            tape.longest.append(mine)
+            return mine
+        tape.padded += 1
+        return tape.longest[tape.padded - 1] if tape.padded <= len(tape.longest) else mine
+
     def given(self, tensor: Tensor, of_rows: bool = True, requires_grad: bool = False) -> Tensor:
         """An input of a run: rows, or a tensor that all ranks hold whole."""
         return self._witness.given(tensor, of_rows, requires_grad)
@@ -217,7 +231,7 @@ class Learning:
         """What a run over a part of the rows tells, beside the one over all."""
         tape = self._tape
         assert tape is not None
-        tape.part, tape.places = part, {}
+        tape.part, tape.places, tape.padded = part, {}, 0
         some = self._run(run, part, replaying=True)
         if some.values != whole.values or not _equal(some.written, whole.written, whole.short):
             raise Mixed("it counts the rows of the batch")
@@ -299,11 +313,14 @@ class _Printing(io.StringIO):
 
 
 def _parts(rows: int) -> list[tuple[int, int]]:
-    """Rows to look at by themselves: neither the first (a model that looks back) nor the last among them."""
+    """Rows to look at by themselves: first neither the first (a model that looks back) nor the last among them.
+
+    No row is in all of them: one that decides for all (the largest) is missed somewhere.
+    """
     if rows == 2:
         return [(1, 2), (0, 1)]
-    edge = max(1, rows // 4)
-    return [(edge, rows - edge)] if rows == 3 else [(edge, rows - edge), (rows // 2, rows)]
+    edge, half = max(1, rows // 4), rows // 2
+    return [(1, 2), (0, 1)] if rows == 3 else [(edge, rows - edge), (half, rows), (0, half)]
 
 
 def place_of(shape: tuple[int, ...], fewer: tuple[int, ...], rows: int, some: int) -> Place | None:

@@ -80,10 +80,14 @@ class _Copy:
 
 
 class Lent:
-    """The gathered copies that matter, of all batches of a view. copies: empty, nearly always."""
+    """The gathered copies that matter, of all batches of a view. copies: empty, nearly always.
+
+    unseen: the script has taken `x.data` of a batch, through which it may write without a trace.
+    """
 
     def __init__(self) -> None:
         self.copies: list[_Copy] = []
+        self.unseen = False
 
     def lend(self, rows: Tensor, spec: Spec, whole: Tensor, holders: int, out: Any) -> None:
         """Remember `whole`, the copy of `rows`, where its memory is among what goes out."""

@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from duoka.errors import Refused
-from duoka.view.batch import BatchTensor
+from duoka.view.batch import BatchTensor, has_sparse
 from duoka.view.call import Call, Writing, dimension_of, own_part
 from duoka.view.cut import Cut
 from duoka.view.learning import Learned, Learning, Unclear
@@ -90,6 +90,7 @@ class Seams:
         self.twins = Twins(view.own.ranks)
         self._known: WeakKeyDictionary[nn.Module, dict[Any, _Known]] = WeakKeyDictionary()
         self._modes: WeakKeyDictionary[nn.Module, tuple[bool, ...]] = WeakKeyDictionary()
+        self._parts: WeakSet[nn.Module] = WeakSet()  # of all modules met
 
     def modes_changed(self) -> None:
         """`train()` or `eval()` was called: parts of a module may be in other modes than before."""
@@ -104,6 +105,11 @@ class Seams:
     def forget(self) -> None:
         """Find out anew: a hook was added, so modules may have to be opened."""
         self._known.clear()
+
+    def given(self, module: nn.Module) -> None:
+        """A module was given a parameter or a part: find out anew where it has been met."""
+        if module in self._parts:
+            self.forget()
 
     def of(self, call: Call) -> Found:
         """How to run this call.
@@ -131,6 +137,7 @@ class Seams:
 
     def _adopt(self, module: nn.Module) -> None:
         """A module met for the first time: the same parameters and buffers on all ranks from now on."""
+        self._parts.update(module.modules())
         for parameter in module.parameters():
             self._view.adopt(parameter)
         for buffer in module.buffers():
@@ -243,7 +250,7 @@ class Seams:
 
         self._view.ranks.alone = True
         try:
-            with uncompiled(), self._looking(learning):
+            with uncompiled(), unsaved(), self._looking(learning):
                 return learning.learn(run, rows)
         finally:
             self._view.ranks.alone = False
@@ -299,6 +306,14 @@ def uncompiled() -> AbstractContextManager[None]:
     return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
 
 
+def unsaved() -> AbstractContextManager[None]:
+    """What a run saves for its backward pass is nobody's business: not a checkpoint's, around the call."""
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+        return nullcontext()
+    # Detached: a graph that holds its own outputs is never freed.
+    return torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved)
+
+
 def _confirmed(known: _Known, found: Found, module: nn.Module) -> Found:
     """What is known, confirmed by a later look, with what that saw drawn for the first time."""
     before = known.seam
@@ -319,6 +334,8 @@ def _confirmed(known: _Known, found: Found, module: nn.Module) -> Found:
 
 
 def _is_opaque(leaf: Any) -> bool:
-    """An object that may hold tensors of its own (a key-value cache): not cut, computed by every rank."""
+    """A sparse tensor, or an object that may hold tensors of its own (a key-value cache): computed by every rank."""
+    if has_sparse(leaf):
+        return True
     plain = (Tensor, nn.Module, Enum, type, torch.dtype, torch.device)
     return hasattr(leaf, "__dict__") and not isinstance(leaf, plain) and not callable(leaf)

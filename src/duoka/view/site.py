@@ -21,7 +21,8 @@ _LIBRARIES = (
 )
 # They run a script's loop, or open files for it: what they do to files they do for the script, on every rank alike.
 _RUN_LOOPS = """
-accelerate fsspec ignite lightning lightning_fabric lightning_utilities pytorch_lightning transformers trl
+accelerate fsspec ignite imageio lightning lightning_fabric lightning_utilities numpy pandas PIL pytorch_lightning
+scipy transformers trl
 """
 _FOR_SCRIPTS = tuple(
     f"{path}/{name}/" for path in (_PATHS["purelib"], _PATHS["platlib"]) for name in _RUN_LOOPS.split()

@@ -11,12 +11,13 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from duoka.errors import Refused
+from duoka.errors import DuokaError, Refused
 from duoka.view.collectives import Collectives
 from duoka.view.crossings import AllSum, Entered
 from duoka.view.cut import Cut
 from duoka.view.lent import Lent
 from duoka.view.shares import ExactShares, ShareRanks, Shares
+from duoka.view.site import user_line
 from duoka.view.tally import Tally
 
 
@@ -57,11 +58,19 @@ class View:
             self.gathered.begin()
         return cut
 
-    def refused(self, error: Refused) -> None:
-        """Remember a refusal, unless a rank only finds something out."""
-        if not self.ranks.alone:
+    def raised(self, error: Exception) -> None:
+        """Remember what goes out to the script, which may catch it, unless a rank only finds something out.
+
+        A refusal ends the run in the end. Anything else may be an error of this rank's rows alone (a sample that
+        cannot be read, an index out of range): then the others have not seen it, and must not go on with this rank.
+        """
+        if self.ranks.alone or isinstance(error, StopIteration):
+            return
+        if isinstance(error, Refused):
             for view in self.own.views:
                 view.refusal = view.refusal or error
+        elif not isinstance(error, DuokaError):
+            self.own.ranks.raised(type(error).__name__, user_line())
 
     def shares(self, n: int) -> bool:
         """Whether a batch of n samples is shared out: a smaller one than ranks stays whole on each."""

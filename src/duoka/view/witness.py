@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from typing import Any, NoReturn
 
 import torch
@@ -23,6 +24,12 @@ from duoka.view.site import calling_line, user_line
 # What they give depends on a tensor's shape alone.
 _BY_SHAPE = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
 _MAKING = ("lift_fresh", "lift_fresh_copy")  # what `torch.tensor` gives, or numpy holds
+_PACKING = ("_pack_padded_sequence",)
+_SCALAR = "_local_scalar_dense"  # a number for C++: `torch.arange(lengths.max())`
+_CHECKING = frozenset(
+    {"multinomial", "bernoulli", "binomial", "poisson", "normal"}
+)  # read only to see what is allowed
+_COUNTING = ("bincount", "_unique", "_unique2", "unique_dim", "unique_consecutive")  # as long as the batch says
 _READERS = """
 item tolist numpy equal allclose is_nonzero data_ptr __bool__ __int__ __float__ __complex__ __index__ __array__
 __dlpack__ __repr__ __format__ __contains__
@@ -65,15 +72,17 @@ class Witness(TorchDispatchMode):
     """A context that sees one run.
 
     draw: is handed every operator that draws. rows: what comes of rows. reads: the script's lines that read into
-    Python what does not. short: whether anything was computed in 16 bits. Raises Mixed out of the operator that
+    Python what does not. short: whether anything was computed in 16 bits. checking: values are read only to see
+    whether they are allowed. Raises Mixed out of the operator that
     mixes; `reason` tells it also where the module has caught that.
     """
 
     def __init__(self, draw: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         super().__init__()
         self.rows, self.reads, self.reason = Storages(), set[str](), ""
-        self.short = False
+        self.short = self.checking = False
         self._draw, self._made = draw, Storages()
+        self._packed, self._entries = Storages(), set[int]()  # what comes of packed sequences, and how long these are
         self._before: list[tuple[Tensor, Tensor]] = []  # what was written, and the values it had
         self._data: list[tuple[Tensor, Tensor]] = []  # the same for `tensor.data = other`
         self._given: set[Tensor] = set()
@@ -116,9 +125,19 @@ class Witness(TorchDispatchMode):
         of_rows = name not in _BY_SHAPE and any(tensor in self.rows for tensor in tensors)
         if of_rows and name == "embedding" and True in args[3:4]:
             self.mixes("weighs gradients by how often an index occurs in the batch")
+        if of_rows and (name in _COUNTING or (name == _SCALAR and not self.checking and calling_line() is not None)):
+            self.mixes("makes something as large as values of the batch say")
+        if name == "index" and args[1][0] is None and any(index in self.rows for index in args[1][1:]):
+            self.mixes("chooses columns by values of the batch")
         for tensor in _written(func, args, kwargs):
             self._write(tensor, of_rows)
-        out = self._draw(func, args, kwargs) if is_drawing(func, args, kwargs) else func(*args, **kwargs)
+        of_packed = name in _PACKING or any(tensor in self._packed for tensor in tensors)
+        draws = is_drawing(func, args, kwargs)
+        if draws and of_packed and any(map(self._is_packed, tensors)):
+            self.mixes("draws random numbers for packed sequences, whose place depends on all lengths of the batch")
+        out = self._draw(func, args, kwargs) if draws else func(*args, **kwargs)
+        if name in _PACKING:
+            self._entries.add(out[0].shape[0])
         for leaf in _flat((out,)):
             if not isinstance(leaf, Tensor):
                 continue  # read by torch itself (`one_hot` looks for the largest), or by a function seen above
@@ -127,7 +146,13 @@ class Witness(TorchDispatchMode):
                 self._made.add(leaf)
             if of_rows:
                 self.rows.add(leaf)
+            if of_packed:
+                self._packed.add(leaf)
         return out
+
+    def _is_packed(self, tensor: Tensor) -> bool:
+        """Whether it has the entries of packed sequences; where all are as long, they are computed as (T, N, ...)."""
+        return not self._entries.isdisjoint(tensor.shape[:1]) or prod(tensor.shape[:2]) in self._entries
 
     def read(self, of_rows: bool) -> None:
         """Something is read into Python: harmless in torch's and other libraries' own code."""
@@ -212,7 +237,17 @@ class _Functions(TorchFunctionMode):
                 self._witness.mixes("registers a hook on a tensor inside of it")
             elif func == _set_data:
                 self._witness.data_set(*args)
+            elif name in _CHECKING or (name == "one_hot" and {*args[1:], *(kwargs or {}).values()} - {-1}):
+                return self._checked(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+    def _checked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same, of a function that looks at values without telling them."""
+        before, self._witness.checking = self._witness.checking, True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._witness.checking = before
 
 
 def graph(outputs: list[Any], ends: Iterable[Any] = ()) -> Iterator[Any]:

@@ -138,6 +138,11 @@ REDUCED: dict[str, Operation] = {  # replicated results: all-reduced, nothing ga
     "ce sum": lambda x, y, c, w, v: F.cross_entropy(x.transpose(1, 2), c[:, None].expand(-1, 4), reduction="sum"),
     "nll": lambda x, y, c, w, v: F.nll_loss(F.log_softmax(x[:, 0], -1), c),
     "mse": lambda x, y, c, w, v: F.mse_loss(x, y) + F.l1_loss(x, y, reduction="sum") + F.smooth_l1_loss(x, y),
+    "mse weight": lambda x, y, c, w, v: (
+        F.mse_loss(x, y, weight=y.abs() + 0.1)
+        + F.mse_loss(x, y, weight=v.abs()[:, None, None].expand(x.shape))
+        + F.huber_loss(x, y, weight=y.detach().abs())
+    ),
     "bce": lambda x, y, c, w, v: F.binary_cross_entropy_with_logits(x, y.sigmoid(), pos_weight=w[0].detach().abs()),
     "bce weight": lambda x, y, c, w, v: F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), weight=y.detach().abs()),
     "kl": lambda x, y, c, w, v: F.kl_div(x[:, 0].log_softmax(-1), y[:, 0].softmax(-1), reduction="batchmean"),

@@ -38,6 +38,7 @@ def of_the_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`x.data`: the same memory, out of autograd's sight."""
+    args[0]._spec.view.lent.unseen = True
     return BatchTensor(args[0]._local.data, args[0]._spec)
 
 

@@ -84,8 +84,11 @@ def _weight_of(target: Tensor, given: dict[str, Any]) -> Tensor:
     return weight
 
 
-def row_loss(operands: str) -> Rule:
-    """A loss that is a plain mean or sum of its elements; `operands` are the names that broadcast together."""
+def row_loss(operands: str, mean_by_weight: bool = False) -> Rule:
+    """A loss that is a plain mean or sum of its elements; `operands` are the names that broadcast together.
+
+    mean_by_weight: where it is given weights, its mean is divided by their sum, not by the number of elements.
+    """
     together = operands.split()
 
     def loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -108,6 +111,9 @@ def row_loss(operands: str) -> Rule:
         each = BatchTensor(func(**{**given, **own}, reduction="none"), spec)
         if reduction == "batchmean":
             return whole_sum(each, None, False, None) / tensors["input"].shape[0]
+        if reduction == "mean" and mean_by_weight and "weight" in own:
+            weights = whole_sum(BatchTensor(own["weight"], spec), None, False, None)
+            return whole_sum(each, None, False, None) / weights
         return _reduced(each, reduction)
 
     return loss
@@ -179,7 +185,8 @@ def pairwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 RULES: dict[Function, Rule] = {
     **dict.fromkeys((F.cross_entropy, F.nll_loss), class_loss),
-    **dict.fromkeys((F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss), row_loss("input target weight")),
+    **dict.fromkeys((F.mse_loss, F.l1_loss), row_loss("input target weight", mean_by_weight=True)),
+    **dict.fromkeys((F.smooth_l1_loss, F.huber_loss), row_loss("input target weight")),
     **dict.fromkeys((F.binary_cross_entropy, F.binary_cross_entropy_with_logits), row_loss("input target weight")),
     **dict.fromkeys((F.kl_div, F.poisson_nll_loss, F.soft_margin_loss), row_loss("input target")),
     F.gaussian_nll_loss: row_loss("input target var"),
