@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from duoka.errors import PeerLost, TimedOut
-from duoka.view.nearby import RING, SLOT, Nearby, give_up, is_possible, memory_size
+from duoka.view.nearby import LARGE_SLOT, RING, SLOT, Nearby, give_up, is_possible, memory_size
 from tests.view.processes import all_well, forked
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="gloo is used on this machine")
@@ -92,6 +92,15 @@ def test_every_type_and_layout(dtype: torch.dtype) -> None:
         return flat and all(row[0] == whole[0, 0] for row, whole in zip(found[1], pair, strict=True))
 
     assert all_well(meeting(2, work)) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "slot", "most"), [(2, SLOT, 1), (2, LARGE_SLOT, 4), (8, LARGE_SLOT, 2), (64, LARGE_SLOT, 1)]
+)
+def test_how_large_a_tensor_may_be(ranks: int, slot: int, most: int) -> None:
+    nearby = Nearby(mmap.mmap(-1, memory_size(ranks, slot)), 0, ranks, 1.0)
+    assert nearby.takes(torch.zeros(most * SLOT, dtype=torch.uint8))
+    assert not nearby.takes(torch.zeros(most * SLOT + 1, dtype=torch.uint8))
 
 
 def test_what_goes_this_way() -> None:

@@ -271,7 +271,7 @@ def _exchange(plan: Plan) -> mmap.mmap | None:
         return None
     from duoka.view import nearby
 
-    return mmap.mmap(-1, nearby.memory_size(plan.workers)) if nearby.is_possible() else None
+    return mmap.mmap(-1, nearby.memory_size(plan.workers, nearby.LARGE_SLOT)) if nearby.is_possible() else None
 
 
 def _temporary() -> str | None:

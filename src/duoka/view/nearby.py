@@ -1,4 +1,4 @@
-"""Small CPU tensors between the ranks of one machine, through memory that they share.
+"""CPU tensors between the ranks of one machine, through memory that they share.
 
 A number that the script prints costs one exchange, and gloo's takes a tenth of a millisecond and more: as long as
 a training step of a small model. Here a rank copies its tensor into a slot of its own, raises its counter, waits
@@ -23,7 +23,8 @@ from torch import Tensor
 
 from duoka.errors import PeerLost, TimedOut
 
-SLOT = 1 << 20  # bytes of one tensor at most: above, gloo's cost is that of copying, too
+SLOT = 1 << 20  # bytes of one tensor at most
+LARGE_SLOT = 4 * SLOT  # the same in memory that is no file of /dev/shm, which may be a small one
 RING = 4  # exchanges on their way at a time
 _LINE = 128  # bytes between two ranks' counters, so that they share no cache line
 _CAME, _LEFT = 0, 8  # places of the two counters, in 64-bit words
@@ -31,9 +32,9 @@ _OVER = 1  # in the first rank's line: not 0 once a rank has failed, for whom no
 _PATIENCE = (64, 4096)  # looks without a pause, then looks that yield the processor; after that it sleeps
 
 
-def memory_size(world_size: int) -> int:
+def memory_size(world_size: int, slot: int = SLOT) -> int:
     """Bytes that the ranks share; the kernel gives pages only to what is used."""
-    return world_size * (_LINE + RING * SLOT)
+    return world_size * (_LINE + RING * slot)
 
 
 def give_up(memory: mmap.mmap) -> None:
@@ -52,7 +53,9 @@ class Nearby:
         words = memoryview(memory)[: world_size * _LINE].cast("Q")
         self._counters = [words[at * _LINE // 8 :][: _LINE // 8] for at in range(world_size)]
         slots = torch.frombuffer(memory, dtype=torch.uint8, offset=world_size * _LINE)
-        self._slots = slots.view(world_size, RING, SLOT)
+        self._slots = slots.view(world_size, RING, -1)
+        # Every rank reads all slots: for many and large ones gloo's ring, which reads two, is as quick.
+        self._most = max(SLOT, min(self._slots.shape[2], 4 * LARGE_SLOT // world_size))
         self._sent = self._left = 0
         self._finished: set[int] = set()
 
@@ -61,7 +64,7 @@ class Nearby:
         return (
             tensor.device.type == "cpu"
             and tensor.layout is torch.strided
-            and 0 < tensor.numel() * tensor.itemsize <= SLOT
+            and 0 < tensor.numel() * tensor.itemsize <= self._most
             and self._sent - self._left < RING
         )
 
