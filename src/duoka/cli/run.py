@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from duoka import environment, options, slurm
-from duoka.cli.words import arrange, check_others, check_times, with_values
+from duoka.cli.words import arrange, check_habits, check_times, with_values
 from duoka.devices import inventory
 from duoka.devices.locks import Locks
 from duoka.devices.spec import parse
@@ -181,7 +181,7 @@ class ScriptCommand(click.Command):
             for name in param.opts
             if name.startswith("-")
         }
-        check_others(args, takes_value)
+        check_habits(args, takes_value)
         check_times(args, takes_value, VALUE_OPTIONAL)
         return super().parse_args(ctx, with_values(arrange(args, takes_value), takes_value, VALUE_OPTIONAL))
 

@@ -20,12 +20,17 @@ from click import UsageError
 from duoka import script
 from duoka.options import Target
 
-# How other launchers are told the number of processes.
-HOW_MANY = frozenset(
+_TOGETHER = "--machines 2 --machine 0 --meet node1:29500"
+ELSEWHERE = (  # an option, what other launchers call it, and an example with it
+    ("--devices", "n np nproc nproc_per_node num_processes gpu gpus num_gpus", "--devices 2"),
+    ("--machines", "nnodes num_machines", _TOGETHER),
+    ("--machine", "node_rank machine_rank", _TOGETHER),
     (
-        *("-n", "-np", "--np", "--nproc", "--nproc_per_node", "--nproc-per-node"),
-        *("--num_processes", "--num-processes", "--gpu", "--gpus", "--num_gpus", "--num-gpus"),
-    )
+        "--meet",
+        "master_addr master_port rdzv_endpoint rdzv_backend rdzv_id main_process_ip main_process_port",
+        _TOGETHER,
+    ),
+    ("--restarts", "max_restarts", "--restarts 3"),
 )
 
 
@@ -38,11 +43,9 @@ def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
 
     Raises:
         ScriptError: there is no such script.
-        click.UsageError: what stands between the script and `--` is no option, or one without its value; or it is
-            what other launchers take.
+        click.UsageError: what stands between the script and `--` is no option, or one without its value.
     """
     before = _leading(words, options)
-    _check_habits(words[before:])
     if before >= len(words) or words[before].startswith("-"):
         return words  # no script, or an option that does not exist: click says so
     target, rest = words[before], words[before + 1 :]
@@ -60,28 +63,21 @@ def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
     return [*words[:before], *ours, target, *rest]
 
 
-ELSEWHERE = {
-    "--machines": "nnodes num_machines",
-    "--machine": "node_rank machine_rank",
-    "--meet": "master_addr master_port rdzv_endpoint rdzv_backend rdzv_id main_process_ip main_process_port",
-    "--devices": "nproc_per_node num_processes",
-    "--restarts": "max_restarts",
-}  # what torchrun and Accelerate call it
-
-
-def check_others(words: Sequence[str], options: Mapping[str, bool]) -> None:
-    """Find a word of other launchers among the options before the script, and say what it is called here.
+def check_habits(words: Sequence[str], options: Mapping[str, bool]) -> None:
+    """Find what a hand writes by itself, from other launchers or from `python train.py`, and say how it is here.
 
     Raises:
-        click.UsageError: there is one.
+        click.UsageError: there is such a word.
     """
     before = _leading(words, options)
-    if before < len(words) and words[before].startswith("--"):
-        asked = words[before][2:].partition("=")[0].replace("-", "_")
-        name = next((name for name, theirs in ELSEWHERE.items() if asked in theirs.split()), None)
-        if name in options:
-            example = "duoka run --machines 2 --machine 0 --meet node1:29500 train.py"
-            raise UsageError(f"no such option {words[before]!r}: here it is {name}, as in `{example}`")
+    first, second = [*words[before : before + 2], "", ""][:2]
+    theirs = first.partition("=")[0]
+    asked = theirs.lstrip("-").replace("-", "_") if theirs.startswith("-") else ""
+    for name, names, example in ELSEWHERE:
+        if name in options and asked in names.split():
+            raise UsageError(f"no such option {theirs!r}: here it is {name}, as in `duoka run {example} train.py`")
+    if re.fullmatch(r"python[0-9.]*", first) and second.endswith(".py"):
+        raise UsageError(f"{first} is not to be written: duoka run {second}")
 
 
 def check_times(words: list[str], options: Mapping[str, bool], defaults: Mapping[str, str]) -> None:
@@ -110,18 +106,6 @@ def _leading(words: Sequence[str], options: Mapping[str, bool]) -> int:
             break
         count += 2 if options[name] and not equals else 1
     return count
-
-
-def _check_habits(words: Sequence[str]) -> None:
-    """Words that a hand writes by itself, from `torchrun`, or from `python train.py`."""
-    first, second = [*words[:2], "", ""][:2]
-    name, _, number = first.partition("=")
-    if name in HOW_MANY:
-        count = number or second
-        devices = count if count.isdecimal() else "2"
-        raise UsageError(f"no such option {name!r}; how many devices, or which, is told by --devices {devices}")
-    if re.fullmatch(r"python[0-9.]*", first) and second.endswith(".py"):
-        raise UsageError(f"{first} is not to be written: duoka run {second}")
 
 
 def _check_value(words: Sequence[str], end: int) -> None:
