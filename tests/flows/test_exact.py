@@ -11,7 +11,8 @@ from tests.flows.flow import Flow
 from tests.flows.test_same_result import assert_same_lines
 
 SCRIPTS = Path(__file__).parent / "scripts" / "exact"
-PLAIN = ("mlp", "cnn", "lstm", "transformer", "gan", "force", "hard")
+PLAIN = ("mlp", "cnn", "transformer", "force", "hard")
+LONG = [pytest.param(script, marks=pytest.mark.long) for script in ("lstm", "gan")]
 
 
 def exact(flow: Flow, script: str, workers: int, *more: str) -> str:
@@ -22,7 +23,7 @@ def exact(flow: Flow, script: str, workers: int, *more: str) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("script", PLAIN)
+@pytest.mark.parametrize("script", [*PLAIN, *LONG])
 def test_the_same_bits_on_any_number_of_workers(flow: Flow, script: str) -> None:
     """And, but for rounding, what python computes."""
     found = exact(flow, script, 1)
