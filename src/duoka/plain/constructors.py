@@ -5,8 +5,8 @@ And one that asks without all that it was given: `F.l1_loss` leaves its weight o
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from types import MethodType
 from typing import Any
 
 import torch
@@ -29,9 +29,9 @@ def install(session: Session) -> None:
 
         return whole
 
-    def make_apply(original: Callable[..., Any]) -> Any:
+    def make_apply(original: Any) -> Any:
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            bound = MethodType(original.__func__, cls)  # type: ignore[attr-defined]
+            bound = original.__get__(None, cls)
             if any(isinstance(value, BatchTensor) for value in args):
                 return compute_whole(bound, args, kwargs)
             inside = session.boundary.inside
@@ -53,7 +53,8 @@ def install(session: Session) -> None:
 
     session.patches.replace(F, "l1_loss", make_weighted)
     session.patches.replace(torch, "tensor", make_whole)
-    session.patches.put(torch.autograd.Function, "apply", make_apply(torch.autograd.Function.apply))
+    apply = inspect.getattr_static(torch.autograd.Function, "apply")
+    session.patches.put(torch.autograd.Function, "apply", make_apply(apply))
     session.patches.put(torch.autograd, "Variable", Variable)
     session.patches.put(nn.Parameter, "__new__", _parameter)
 
