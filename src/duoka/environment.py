@@ -225,6 +225,11 @@ def fix_hashes() -> None:
     os.environ["PYTHONHASHSEED"] = "0"
 
 
+def seed_hashes(entropy: int) -> None:
+    """Let the programs in Python that all ranks start hash texts alike, unless the user says how."""
+    os.environ.setdefault("PYTHONHASHSEED", str(entropy % 2**32))
+
+
 def record_flights() -> None:
     """Have torch's flight recorder keep the last collectives, on gloo too, unless the user says how many.
 

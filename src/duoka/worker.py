@@ -233,6 +233,7 @@ def _run_script(plan: Plan, place: Place, post: Post) -> None:
 
 def _run_plain(plan: Plan, place: Place, post: Post) -> None:
     from duoka.plain import meet, run_plain
+    from duoka.plain.chance import Chance
     from duoka.rendezvous import reach_store
 
     environment.hide_ranks()
@@ -243,16 +244,20 @@ def _run_plain(plan: Plan, place: Place, post: Post) -> None:
     if plan.world_size == 1:
         run_plain_alone(plan, shared.entropy, script)
         return
-    ranks = meet(plan, place.rank, reach_store(place, plan.timeout), seat, shared.exchange)
-    run_plain(plan, ranks, shared.entropy, _sayer(quiet=plan.verbosity == "quiet" or place.rank > 0), script)
+    environment.seed_hashes(shared.entropy)
+    reach = partial(reach_store, place, plan.timeout)
+    ranks = meet(plan, place.rank, reach(), seat, shared.exchange)
+    say = _sayer(quiet=plan.verbosity == "quiet" or place.rank > 0)
+    run_plain(plan, ranks, Chance(shared.entropy, reach), say, script)
 
 
 def run_plain_alone(plan: Plan, entropy: int, script: Callable[[], None]) -> None:
     """A plain script with the interceptions of several ranks, as the only worker of `plan`."""
     from duoka.plain import run_plain
+    from duoka.plain.chance import Chance
     from duoka.view.alone import OneRank
 
-    run_plain(plan, OneRank(), entropy, _sayer(quiet=plan.verbosity == "quiet"), script)
+    run_plain(plan, OneRank(), Chance(entropy), _sayer(quiet=plan.verbosity == "quiet"), script)
 
 
 def _run_api(plan: Plan, place: Place, post: Post) -> None:

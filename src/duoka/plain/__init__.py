@@ -12,8 +12,8 @@ saving      torch.save: once
 files       writing, making and looking for files: once
 openings    files that are opened past `open`: once
 commands    other programs: once
-entropy     seeds and clocks that the system would give
-dates       datetime.now and its like: a clock, too
+entropy     what is random, or a seed
+clocks      time.time, datetime.now and their like
 inference   duoka.predict: by every rank for itself
 foreign     what is refused
 """
@@ -29,9 +29,9 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from duoka.errors import Refused
 from duoka.plain import (
     autograd,
+    clocks,
     commands,
     constructors,
-    dates,
     entropy,
     files,
     foreign,
@@ -48,6 +48,7 @@ from duoka.plain import (
     transforms,
 )
 from duoka.plain.caller import Caller
+from duoka.plain.chance import Chance
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session
 from duoka.plan import Plan
@@ -76,7 +77,7 @@ INTERCEPTIONS = (
     openings,
     commands,
     entropy,
-    dates,
+    clocks,
     inference,
     foreign,
 )
@@ -93,20 +94,24 @@ def meet(plan: Plan, rank: int, store: Store, seat: Seat, exchange: mmap.mmap | 
 
 
 def run_plain(
-    plan: Plan, ranks: Collectives, entropy: int, say: Callable[[str], None], script: Callable[[], None]
+    plan: Plan, ranks: Collectives, chance: Chance, say: Callable[[str], None], script: Callable[[], None]
 ) -> None:
     """Run `script`, the plan's, as one of its ranks; what it raises passes through.
 
-    entropy: a number that all ranks were given. say: shows a line of the header (heard from rank 0 only).
+    chance: the process's. say: shows a line of the header (heard from rank 0 only).
     """
     if plan.strategy == "exact":
         be_deterministic()
     strategy = create(plan.strategy, ranks, shares=plan.shares)
     view = strategy.view(ranks, say)
-    own_stream = OwnStream(entropy + ranks.rank) if plan.randomness == "worker" else None
+    own_stream = (
+        OwnStream(int.from_bytes(chance.shared(7), "little") + ranks.rank) if plan.randomness == "worker" else None
+    )
     boundary = Boundary(view, own_stream, whole_norm=plan.batch_norm == "whole")
     patches = Patches()
-    session = Session(plan, ranks, view, boundary, strategy, patches, Caller(patches, ranks), entropy, say)
+    caller = Caller(patches, ranks)
+    chance.by_itself = caller.is_by_itself
+    session = Session(plan, ranks, view, boundary, strategy, patches, caller, chance, say)
     for interception in INTERCEPTIONS:
         interception.install(session)
     try:

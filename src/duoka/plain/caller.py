@@ -50,6 +50,11 @@ class Caller:
         """Whether this is the inside of an interception's own work, which each rank does for itself."""
         return self._busy and threading.get_ident() == self._thread
 
+    def is_by_itself(self) -> bool:
+        """Whether what runs here, in this process or one that it forked, runs on this rank only."""
+        here = self._busy or self._ranks.alone
+        return self._patches.by_itself or (here and threading.get_ident() == self._thread)
+
     def is_script(self) -> bool:
         """Whether the script itself calls, be it through `TemporaryDirectory` or a library that runs its loop."""
         return self.is_free() and not is_librarys(_calling())

@@ -17,10 +17,13 @@ from duoka.view.site import is_users
 
 
 class Patches:
-    """What has been replaced, to be put back. Child processes (loader workers) start without any of it."""
+    """What has been replaced, to be put back. Child processes (loader workers) start without any of it.
+
+    active: whether calls are shared with the other ranks. by_itself: whether this rank does what the others do not.
+    """
 
     def __init__(self) -> None:
-        self.active = True
+        self.active, self.by_itself = True, False
         self._undo: list[tuple[Any, str, Any]] = []
         self._hooks: list[RemovableHandle] = []
         os.register_at_fork(after_in_child=self.undo)
@@ -40,6 +43,10 @@ class Patches:
         self._undo.append((space, name, as_defined[name] if name in as_defined else getattr(space, name)))
         setattr(space, name, value)
 
+    def made(self) -> list[tuple[Any, str, Any]]:
+        """What has been put where, in order: to be put again in a child process that needs it."""
+        return [(space, name, getattr(space, name)) for space, name, _ in self._undo]
+
     def reach(self) -> None:
         """Replace functions also where the script has taken them out of their modules before (`from … import …`)."""
         put = {id(was): getattr(space, name) for space, name, was in self._undo if isinstance(space, ModuleType)}
@@ -56,11 +63,12 @@ class Patches:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Meanwhile this rank does what the others do not: nothing is shared with them, nothing waits for them."""
-        before, self.active = self.active, False
+        before = self.active, self.by_itself
+        self.active, self.by_itself = False, True
         try:
             yield
         finally:
-            self.active = before
+            self.active, self.by_itself = before
 
     def undo(self) -> None:
         """Put the originals back."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from duoka.options import BatchNorm, Loading
 from duoka.plain.caller import Caller
+from duoka.plain.chance import Chance
 from duoka.plain.patching import Patches
 from duoka.strategies import Strategy
 from duoka.view.boundary import Boundary
@@ -29,7 +30,7 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Session:
-    """What one worker's interceptions need. say: shows a line once, on rank 0. entropy: agreed by all ranks."""
+    """What one worker's interceptions need. say: shows a line once, on rank 0."""
 
     plan: Settings
     ranks: Collectives
@@ -38,7 +39,7 @@ class Session:
     strategy: Strategy
     patches: Patches
     caller: Caller
-    entropy: int
+    chance: Chance
     say: Callable[[str], None]
 
     def first(self, action: Callable[[], Any]) -> Any:

@@ -425,7 +425,7 @@ class Run:
             raise OptionError("run.model", f"strategy={strategy!r}", "given before anything else is made", hint)
         session.strategy.close()
         session.patches.undo()
-        self._opened = open_session(session.ranks, settings, session.entropy, session.say)
+        self._opened = open_session(session.ranks, settings, session.chance.entropy, session.say)
         set_exact_threads()
         session.say(f"strategy exact with {self._opened.view.own.world_size} shares of each batch")
         return self._opened

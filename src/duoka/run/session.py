@@ -13,6 +13,7 @@ from duoka.errors import OptionError
 from duoka.options import BatchNorm, Loading, Randomness, check_shares, shares_for
 from duoka.plain import autograd, constructors, hooks, modules, norm, optimizers, transforms
 from duoka.plain.caller import Caller
+from duoka.plain.chance import Chance
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session
 from duoka.run import weights
@@ -91,7 +92,7 @@ def open_session(ranks: Collectives, settings: Settings, entropy: int, say: Call
     passes = Passes(ranks, settings.batch_norm == "local", say)
     strategy.observe(passes)
     caller = Caller(patches, ranks)
-    session = ApiSession(settings, ranks, view, boundary, strategy, patches, caller, entropy, say, passes)
+    session = ApiSession(settings, ranks, view, boundary, strategy, patches, caller, Chance(entropy), say, passes)
     if name != "single":
         for interception in INTERCEPTIONS:
             interception.install(session)

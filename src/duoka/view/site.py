@@ -31,13 +31,14 @@ _BETWEEN = (  # who calls torch, and who sees it
     *(str(Path(__file__).with_name(name)) for name in ("witness.py", "boundary.py")),
     *(f"{_TORCH}/{name}" for name in ("_tensor.py", "_compile.py", "_dynamo/eval_frame.py", "overrides.py")),
 )
-_STANDARD = (_PATHS["stdlib"], "<frozen", "<string>", "<__array_function__")
+_STANDARD = (_PATHS["stdlib"], "<")  # and what is compiled while a program runs, as dataclasses and SQLAlchemy do
+_TYPED = ("<stdin>", "<ipython")
 
 
 @lru_cache(maxsize=4096)
 def is_standard(filename: str) -> bool:
     """Whether code of this file is Python's own (site-packages may lie inside of its folder)."""
-    return filename.startswith(_STANDARD) and not filename.startswith(_LIBRARIES)
+    return filename.startswith(_STANDARD) and not filename.startswith((*_LIBRARIES, *_TYPED))
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,115 @@
+"""What the system gives each process differently: the same on every rank, whoever asks for it, and without waiting.
+
+Random bytes are a keyed function of the run's entropy, of the place that asks (the lines of all functions that are
+being called) and of how often it has asked. So a rank that asks more often somewhere does not shift what the others
+get elsewhere. A value that is made of something else (a seed of the clock) is settled: the first rank to come says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+# Names of files, semaphores and sockets, and keys of connections: two processes must not have the same.
+OWN = ("multiprocessing", "tempfile", "torch.distributed", "torch.multiprocessing", "torch._inductor", "triton")
+_ASKING = ("random", "secrets", "uuid", "numpy", "duoka")  # hand on what somebody else wants
+_DUOKA = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+
+
+class Chance:
+    """One process's source. Processes that it forks have sources of their own, told apart by where they were forked.
+
+    entropy: a number that all ranks were given. reach: connects to the store that they share; None where this is the
+    only rank. by_itself: whether what runs now, this rank does without the others.
+    """
+
+    def __init__(self, entropy: int, reach: Callable[[], Store] | None = None) -> None:
+        self.entropy, self._scope = entropy, f"{entropy:x}"
+        self._reach = reach
+        self._stores: dict[int, Store] = {}  # by process
+        self._counts: dict[str, Iterator[int]] = {}
+        self._forking: dict[int, str | None] = {}  # by thread
+        self.by_itself: Callable[[], bool] = lambda: False
+        os.register_at_fork(before=self._fork, after_in_parent=self._forked, after_in_child=self._begin)
+
+    def draw(self, count: int) -> bytes | None:
+        """`count` random bytes, those of every rank; None where they must be this process's own."""
+        if self.by_itself() or _is_of(_asking(sys._getframe(1)), OWN):
+            return None
+        return self.shared(count)
+
+    def shared(self, count: int) -> bytes:
+        """`count` random bytes, those of every rank."""
+        return hashlib.shake_256(self._key("draw").encode()).digest(count)
+
+    def settle(self, value: Any) -> Any:
+        """The value of the rank that comes here first; pickle must know it."""
+        if self._reach is None or self.by_itself() or _is_of(_asking(sys._getframe(1)), ("torch",)):
+            return value
+        key = self._key("settle")
+        found: bytes = self._connected().compare_set(f"chance/{key}", "", pickle.dumps(value).hex())
+        return pickle.loads(bytes.fromhex(found.decode()))
+
+    def _key(self, what: str) -> str:
+        """What tells this asking from all others of the run."""
+        text = f"{self._scope}/{what}/{threading.current_thread().name}/{_place(sys._getframe(2))}"
+        place = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return f"{place}/{next(self._counts.setdefault(place, itertools.count()))}"
+
+    def _connected(self) -> Store:
+        """A connection of this process's own: a forked one must not talk through its parent's."""
+        assert self._reach is not None
+        process = os.getpid()
+        if process not in self._stores:
+            self._stores = {process: self._reach()}
+        return self._stores[process]
+
+    def _fork(self) -> None:
+        self._forking[threading.get_ident()] = None if self.by_itself() else self._key("fork")
+
+    def _forked(self) -> None:
+        del self._forking[threading.get_ident()]
+
+    def _begin(self) -> None:
+        scope = self._forking.pop(threading.get_ident())
+        self._forking, self._counts = {}, {}
+        if scope is None:
+            self.by_itself = lambda: True
+        else:
+            self._scope = scope
+
+
+def _asking(frame: FrameType | None) -> str:
+    """The module that asks."""
+    while frame is not None and _is_of(name := frame.f_globals.get("__name__", ""), _ASKING):
+        frame = frame.f_back
+    return "" if frame is None else name
+
+
+def _is_of(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def _place(frame: FrameType | None) -> str:
+    """The lines that are being called, innermost first, without the names of files: those of generated code differ.
+
+    torch's and duoka's own are left out: on the way to a rank's rows they differ.
+    """
+    lines = []
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith((_DUOKA, _TORCH)):
+            lines.append(f"{code.co_name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return "/".join(lines)

@@ -1,0 +1,71 @@
+"""Clocks: rank 0's, where the script itself looks at one, as it may decide by it.
+
+A date that a library asks for, to name a folder by it, is that of the rank that comes there first. Other clocks of
+libraries are their own: they wait by them, in loops that are not of the same length on all ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import date, datetime
+from typing import Any
+
+import torch
+
+from duoka.plain.builtin import Methods
+from duoka.plain.session import Session
+
+CLOCKS = "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time"
+DATES = "ctime strftime localtime gmtime"  # of a moment that may be given
+_SETTLED = (date, datetime, str, time.struct_time)  # and nothing that pickle may not know
+_GIVEN = {"strftime": 2}  # arguments with which it is given, where not 1
+
+
+def install(session: Session) -> None:
+    """Intercept `time`'s clocks, and what dates take from them."""
+    for name in CLOCKS.split():
+        session.patches.replace(time, name, lambda original: _clock(original, session))
+    for name in DATES.split():
+        session.patches.replace(time, name, lambda original: _date(original, session))
+    for kind, name in ((datetime, "now"), (datetime, "utcnow"), (date, "today")):
+        methods = Methods(kind)
+        session.patches.put(methods, name, _method(getattr(methods, name), session))
+
+
+def _clock(original: Callable[[], Any], session: Session) -> Callable[[], Any]:
+    def clock() -> Any:
+        if not session.caller.is_script_itself():
+            return original()
+        now = original()  # one message instead of two
+        dtype = torch.float64 if isinstance(now, float) else torch.int64
+        return session.ranks.broadcast(torch.tensor([now], dtype=dtype), 0).item()
+
+    return clock
+
+
+def _agreed(now: Callable[[], Any], session: Session) -> Any:
+    caller = session.caller
+    if caller.is_script_itself():
+        with caller.busy():  # it may look at `time.time`
+            return session.first(now)
+    found = now()
+    return session.chance.settle(found) if caller.is_free() and type(found) in _SETTLED else found
+
+
+def _date(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    given = _GIVEN.get(original.__name__, 1)
+
+    def now(*args: Any) -> Any:
+        if len(args) >= given and args[given - 1] is not None:
+            return original(*args)
+        return _agreed(lambda: original(*args), session)
+
+    return now
+
+
+def _method(original: Any, session: Session) -> Any:
+    def now(cls: type[date], *args: Any, **kwargs: Any) -> Any:
+        return _agreed(lambda: original.__get__(None, cls)(*args, **kwargs), session)
+
+    return classmethod(now)
