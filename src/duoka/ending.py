@@ -12,21 +12,9 @@ from typing import Literal
 
 from duoka import traces
 from duoka.errors import AskedError, PeerLost, RanksApart, ScriptError, TimedOut
+from duoka.private.texts import NETWORK_NOISE, says
 
 How = Literal["returned", "exited", "raised"]
-
-# What gloo and NCCL say when another rank went away or did not come, rather than of this rank's own fault.
-NETWORK_NOISE = (
-    "broken pipe",
-    "connection closed by peer",
-    "connection refused",
-    "connection reset",
-    "connection was likely closed",
-    "remote process exited",
-    "socket timeout",
-    "timed out waiting",
-    "timeout caused pair closure",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +107,7 @@ def _is_network_error(error: BaseException) -> bool:
         return False
     if type(error).__name__ in ("DistBackendError", "DistNetworkError"):
         return True
-    text = str(error).lower()
-    return any(noise in text for noise in NETWORK_NOISE)
+    return says(error, *NETWORK_NOISE)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

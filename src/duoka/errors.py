@@ -13,6 +13,7 @@
     ├── CheckpointError         a checkpoint cannot be written, or none can be read
     │   ├── CheckpointBusy      another run is writing into its directory
     │   └── CheckpointDamaged   its files are not what its manifest says
+    ├── VersionError            this torch or Python lacks a part that duoka uses
     └── RunError                the world failed while a run was going on
         ├── BatchFailed         a batch of a prediction could not be computed
         ├── PeerLost            another rank went away in the middle of a collective
@@ -71,6 +72,10 @@ class DevicesBusy(DeviceError):
 
 class ScriptError(AskedError):
     """A script that cannot be found, read or compiled."""
+
+
+class VersionError(DuokaError):
+    """This version of torch or Python does not have a private part that duoka uses, or has changed it."""
 
 
 class Refused(DuokaError):

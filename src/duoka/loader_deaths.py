@@ -10,9 +10,9 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from multiprocessing import resource_sharer
 from types import FrameType, TracebackType
-from typing import Any
+
+from duoka.private.python import show_sharers_errors_by
 
 DYING = 0.5  # seconds from where a process's connections break to where the kernel tells its death
 
@@ -22,21 +22,20 @@ def spare_temporary_files() -> None:
 
     The loader that waits for the worker finds its death by itself.
     """
-    import torch.utils.data._utils.signal_handling
+    from duoka.private.torch import LOADER_DEATHS
 
-    loaders: Any = torch.utils.data._utils.signal_handling
-    raise_deaths = loaders._error_if_any_worker_fails
+    raise_deaths = getattr(*LOADER_DEATHS)
 
     def raise_deaths_later() -> None:
         if not _is_within(tempfile.__name__):
             raise_deaths()
 
-    loaders._error_if_any_worker_fails = raise_deaths_later
+    setattr(*LOADER_DEATHS, raise_deaths_later)
 
 
 def forgive_lost_ranks() -> None:
     """From now on a worker does not show that its rank went away while it fetched a batch: the run's report does."""
-    resource_sharer.sys = _ForgivingSys  # type: ignore[assignment, attr-defined]  # whose hook multiprocessing calls by itself
+    show_sharers_errors_by(_ForgivingSys)
 
 
 class _ForgivingSys:
@@ -59,15 +58,16 @@ def hush() -> None:
 
 def told(error: BaseException) -> BaseException:
     """The error to tell: of a connection that broke, torch's that a loader's worker died, if that is why."""
-    loaders: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
-    if not getattr(loaders, "_SIGCHLD_handler_set", False):  # no loader has had a worker
+    if "torch" not in sys.modules or not isinstance(error, (EOFError, ConnectionError)):
         return error
-    if not isinstance(error, (EOFError, ConnectionError)):
+    from duoka.private.torch import LOADER_DEATHS, loaders_have_workers
+
+    if not loaders_have_workers():
         return error
     until = time.monotonic() + DYING
     while time.monotonic() < until:
         try:
-            loaders._error_if_any_worker_fails()
+            getattr(*LOADER_DEATHS)()
         except RuntimeError as died:
             died.__suppress_context__ = True
             return died.with_traceback(error.__traceback__)

@@ -69,10 +69,9 @@ def show_on(seat: Seat) -> Follower:
     """Go on to show on `seat` how far this process has come, from a thread of its own."""
     import torch
 
-    tell_by_device = [
-        getattr(torch._C._distributed_c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")
-    ]
-    looks = [Look(tell) for tell in tell_by_device if tell is not None]
+    from duoka.private.torch import flight_recorders
+
+    looks = [Look(tell) for tell in flight_recorders()]
     follower = Follower(seat, looks, torch.distributed.is_initialized)
     _thread.start_new_thread(_follow, (follower,))
     return follower

@@ -12,6 +12,7 @@ from typing import Any
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from duoka.environment import Place
+from duoka.private.torch import all_groups, rendezvous_handlers
 
 
 def reach_store(place: Place, timeout: float) -> Store:
@@ -26,10 +27,8 @@ def empty_store_for_each_group(comes: Callable[[], None]) -> None:
     Several ranks share one store, and torch uses the same keys in it again and again: a rank that comes first
     to a second init_process_group finds addresses of the first one, and fails to connect to them.
     """
-    handlers = getattr(sys.modules["torch.distributed.rendezvous"], "_rendezvous_handlers", {})
     for scheme in ("env", "tcp"):
-        if scheme in handlers:
-            handlers[scheme] = _counting(handlers[scheme], comes)
+        rendezvous_handlers[scheme] = _counting(rendezvous_handlers[scheme], comes)
 
 
 def _counting(handler: Any, comes: Callable[[], None]) -> Any:
@@ -55,7 +54,7 @@ def keep_destroyed_groups() -> None:
 
     @wraps(destroy)
     def destroy_and_keep(group: Any = None) -> None:
-        kept.extend(c10d._world.pg_map if group in (None, c10d.GroupMember.WORLD) else [group])
+        kept.extend(all_groups() if group in (None, c10d.GroupMember.WORLD) else [group])
         destroy(group)
 
     for module in (c10d, sys.modules["torch.distributed"]):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
 import json
 import mmap
-import multiprocessing
 import os
 import signal
 import socket
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -27,6 +24,13 @@ from duoka.ending import Ending
 from duoka.environment import Place
 from duoka.libc import flush_c_streams
 from duoka.plan import Device, Kind, Plan
+from duoka.private.python import (
+    forget_exit_functions,
+    join_threads,
+    keep_from_exit,
+    put_sockets_into,
+    run_exit_functions,
+)
 from duoka.target import run_target
 
 if TYPE_CHECKING:
@@ -106,7 +110,7 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     """
     _tell_stacks(stacks)
     if post.attempt.function is not None:
-        atexit._clear()  # of the program that it was forked from, whose end this is not
+        forget_exit_functions()  # of the program that it was forked from, whose end this is not
     environment.show_cards([_device(plan, post.rank)] if plan.kind is not Kind.DISTRIBUTED else plan.devices)
     shared = post.attempt
     if shared.gloo is not None:
@@ -177,7 +181,7 @@ def _put_sockets_into(folder: str | None) -> None:
     if folder is not None:
         with suppress(OSError):
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
+            put_sockets_into(folder)
 
 
 def _tell_stacks(file: int) -> None:
@@ -375,7 +379,7 @@ def _leave(code: int) -> tuple[int, list[str]]:
     Returns the exit code, and the tracebacks of what atexit functions raised, which python shows and forgives.
     The rest of its end is left out: nothing of it can be seen, and tearing down torch and CUDA takes time.
     """
-    _call(threading._shutdown)  # type: ignore[attr-defined]  # as multiprocessing does for its children
+    _call(join_threads)  # as multiprocessing does for its children
     _call(_leave_operators)
     raised: list[str] = []
     show = sys.unraisablehook
@@ -387,7 +391,7 @@ def _leave(code: int) -> tuple[int, list[str]]:
             raised.append(traces.shown(seen.exc_value))
 
     sys.unraisablehook = show_and_note
-    _call(atexit._run_exitfuncs)
+    _call(run_exit_functions)
     with suppress(Exception):
         sys.stderr.flush()
     try:
@@ -404,11 +408,10 @@ def _leave(code: int) -> tuple[int, list[str]]:
 
 def _leave_operators() -> None:
     """Let torch not take down its operators at exit, which nobody sees and everybody waits for: 0.1 s and more."""
-    take_down = getattr(sys.modules.get("torch.library"), "_del_library", None)
-    registry: dict[Any, Any] = getattr(weakref.finalize, "_registry", {})
-    for finalizer, info in list(registry.items()):
-        if info.func is take_down:
-            finalizer.atexit = False
+    if "torch" in sys.modules:
+        from duoka.private.torch import TAKE_DOWN
+
+        keep_from_exit(getattr(*TAKE_DOWN))
 
 
 def _call(function: Callable[[], object]) -> None:

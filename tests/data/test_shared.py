@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import random
 from collections import namedtuple
 from collections.abc import Callable, Iterator
@@ -219,6 +220,7 @@ def test_drawing_that_begins_later_is_refused(on_rank: Any, first: int, workers:
 
     with pytest.raises(Refused, match="begun to draw random numbers"):
         on_rank(make, 1, 2, epochs=6)
+    gc.collect()  # the error's frames hold the loader, and it its worker
 
 
 def test_samples_that_draw_from_streams_of_their_own(on_rank: Any) -> None:

@@ -23,11 +23,15 @@ from pathlib import Path
 
 import click
 import pytest
-import tomllib
 
 from duoka.cli import cli
 from tests.docs.pages import CHINESE, DOCS, ENGLISH, EXAMPLES, PAGES, blocks, commands, name
 from tests.flows.flow import ROOT, Flow, surroundings
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # which pytest needs there
 
 NEEDS_GPUS = {DOCS / "devices.md"}  # duoka.devices("free:1") needs a free card
 BEFORE = """

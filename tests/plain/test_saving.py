@@ -32,10 +32,11 @@ def test_saved_once_and_loaded_by_all(flow: Flow) -> None:
 
 def test_what_writes_files_without_open(flow: Flow) -> None:
     source = """
-        import os, threading, time, torch
+        import os, threading, time, torch, warnings
         from safetensors.torch import load_file, save_file
         from torch import nn
 
+        warnings.simplefilter("ignore", FutureWarning)  # of torch.jit, since torch 2.15
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
         for step in range(20):

@@ -6,9 +6,11 @@ from tests.plain.said import as_python
 
 def test_functions_made_of_functions_are_given_all_rows(flow: Flow) -> None:
     source = """
-        import torch
+        import torch, warnings
         from torch import nn
         from torch.utils.data import DataLoader, TensorDataset
+
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.15 uses its own torch.jit, and warns of that
 
         def show(name, x):
             print(name, tuple(x.shape), f"{x.detach().double().sum().item():.4f}")

@@ -16,6 +16,7 @@ from duoka.checkpoint.formats import Objects
 from duoka.checkpoint.mismatch import Mismatch, Shape
 from duoka.checkpoint.stored import Stored, part_of
 from duoka.errors import WeightsError, WeightsMismatch
+from duoka.private.torch import loads_in_its_own_way
 
 
 @dataclass(frozen=True)
@@ -231,14 +232,10 @@ def _loads_by_itself(model: nn.Module) -> bool:
 
 
 def _is_special(module: nn.Module) -> bool:
-    own = type(module)._load_from_state_dict
-    return bool(
-        (own is not nn.Module._load_from_state_dict and not own.__module__.startswith("torch.nn.modules.batchnorm"))
-        or type(module).set_extra_state is not nn.Module.set_extra_state
+    return (
+        type(module).set_extra_state is not nn.Module.set_extra_state
         or type(module).state_dict is not nn.Module.state_dict
-        or module._load_state_dict_pre_hooks
-        or module._load_state_dict_post_hooks
-        or module._state_dict_hooks
+        or loads_in_its_own_way(module)
     )
 
 

@@ -24,6 +24,7 @@ from duoka.checkpoint.saving import plain_names, plain_state, whole
 from duoka.checkpoint.stored import part_of
 from duoka.checkpoint.values import join, split
 from duoka.errors import CheckpointError, WeightsError
+from duoka.private.torch import set_stepped
 
 OWN_FILE = ("model", "optimizer")  # kinds whose tensors are in a file of their own
 
@@ -105,7 +106,7 @@ class Things:
         kind = self.kinds[name]
         if kind == "optimizer":
             thing.load_state_dict(sharded(by_index(state, self._names(thing), name), thing))
-            thing._opt_called = bool(state["state"])  # for schedulers, which warn of steps without one of its own
+            set_stepped(thing, bool(state["state"]))  # for schedulers, which warn of steps without one of its own
         elif kind in ("model", "object"):
             thing.load_state_dict(state)
         elif kind == "tensor":

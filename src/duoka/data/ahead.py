@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.batch import BatchTensor
 
 

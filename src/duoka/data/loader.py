@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from duoka.data.ahead import moved
@@ -17,6 +16,7 @@ from duoka.data.pieces import Pieces
 from duoka.data.sources import Around, Source, choose
 from duoka.errors import OptionError, Refused
 from duoka.options import Loading, one_of
+from duoka.private.torch import tree_map_only
 from duoka.view.batch import BatchTensor, batches_in
 from duoka.view.cut import Cut
 from duoka.view.view import View

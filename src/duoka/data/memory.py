@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from duoka.private.torch import version_of
 from duoka.view.site import is_users
 
 _DEPTH = 6  # how far what is held is followed
@@ -139,7 +140,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _of_array(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return tuple(value.shape), 0 if value.is_inference() else value._version
+        return tuple(value.shape), 0 if value.is_inference() else version_of(value)
     if value.dtype == object or value.nbytes > _LARGE:
         return value.shape
     return value.shape, zlib.crc32(value.tobytes())

@@ -21,14 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._utils import ExceptionWrapper
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from duoka import traces
 from duoka.data.memory import Memory, state_of
 from duoka.errors import Refused
 from duoka.options import Loading
+from duoka.private.torch import KEPT_ITERATOR, ExceptionWrapper, begin, begin_again, tree_leaves, tree_map_only
 from duoka.view.batch import BatchTensor
 from duoka.view.cut import Cut
 from duoka.view.draws import random_states, same_states, set_random_states
@@ -200,7 +199,7 @@ class SharedIterator:
         self._numbered = Numbered(loader.batch_sampler)
         self._loader = _reading_through(loader, reader, self._numbered)
         self._begin()
-        self._batches = self._loader._get_iterator()
+        self._batches = begin(self._loader)
 
     def _begin(self) -> None:
         self._reader.epochs += 1
@@ -209,7 +208,7 @@ class SharedIterator:
     def _reset(self, loader: DataLoader[Any]) -> None:
         """A new epoch with the same (persistent) workers; called by the loader."""
         self._begin()
-        self._batches._reset(self._loader)
+        begin_again(self._batches, self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -254,7 +253,7 @@ def _reading_through(loader: DataLoader[Any], reader: Reader, numbered: Numbered
         "collate_fn": as_is,
         "batch_sampler": numbered,
         "worker_init_fn": init and _WithDataset(init),
-        "_iterator": None,
+        KEPT_ITERATOR: None,
     }
     through.__dict__.update(changes)  # the loader's own __setattr__ refuses
     return through

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -34,6 +33,7 @@ from duoka.data.order import Batches, Cutting
 from duoka.data.shared import Reader, SharedIterator, can_share, is_stacked
 from duoka.errors import Refused
 from duoka.options import Loading
+from duoka.private.torch import GET_ITERATOR, KEPT_ITERATOR, pin_memory, tree_leaves, tree_map_only
 from duoka.view.batch import BatchTensor, Spec, join
 from duoka.view.collectives import Collectives
 from duoka.view.cut import Cut
@@ -67,7 +67,7 @@ def choose(
     if loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
         batches = Batches(cutting or loader.batch_sampler)
         through.__dict__["batch_sampler"] = batches  # the loader's own __setattr__ refuses
-    through.__dict__["_iterator"] = None
+    through.__dict__[KEPT_ITERATOR] = None
     if view.ranks.world_size == 1:
         return _Whole(through, batches)
     if can_share(loader, loading):
@@ -185,7 +185,7 @@ class _Shared(_Whole):
         )
         self._reader = reader
         plain = copy.copy(through)
-        through.__dict__["_get_iterator"] = lambda: SharedIterator(plain, reader, view)
+        through.__dict__[GET_ITERATOR[1]] = lambda: SharedIterator(plain, reader, view)
 
     def begin(self, skip: int) -> Iterator[Any]:
         self._reader.epochs = self.epoch
@@ -235,8 +235,6 @@ class Labelled:
 
     def pin_memory(self) -> Labelled:
         """As torch's pinning thread asks for it."""
-        from torch.utils.data._utils.pin_memory import pin_memory
-
         return Labelled(pin_memory(self.batch), self.n, self.own)
 
 

@@ -22,13 +22,15 @@ def examine() -> Iterator[Finding]:
     import torch
     from torch import distributed
 
+    from duoka.private.torch import kinds_of_gpus
+
     yield Finding("ok", "python", f"{platform.python_version()} on {platform.platform()}")
     yield of_torch(torch.__version__)
     machine = inventory.read()
     yield from of_driver(machine, len(nvidia_cards(PCI)))
     yield of_cuda(torch.version.cuda, machine, torch.version.hip)
     if torch.version.cuda:
-        yield from of_kernels((torch._C._cuda_getArchFlags() or "").split(), machine.gpus)
+        yield from of_kernels(kinds_of_gpus(), machine.gpus)
     if not distributed.is_available() or not distributed.is_gloo_available():
         yield Finding(
             "fault", "gloo", "this build of torch has none", "ranks on CPUs cannot talk", "install torch from PyPI"

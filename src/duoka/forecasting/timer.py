@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._pytree import tree_leaves
 
 from duoka.board import Seat
 from duoka.forecasting.timing import WINDOWS, Mark, Seen, settled, write
+from duoka.private.torch import tree_leaves
 from duoka.trials.accompany import Companion, Watch, replace_function
 from duoka.trials.loaders import watch_loaders
 from duoka.view.tally import Tally

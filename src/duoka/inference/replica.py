@@ -15,8 +15,7 @@ from duoka.errors import AskedError
 from duoka.inference import rows
 from duoka.inference.calling import Calling
 from duoka.inference.sources import Batch
-
-NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
+from duoka.private.texts import CUDA_FAULT, NO_MEMORY, says
 
 
 class Replica:
@@ -116,14 +115,13 @@ def is_fatal(error: BaseException) -> bool:
     """Whether a device computes nothing more after this error, in this process."""
     if is_out_of_memory(error):
         return False
-    told = isinstance(error, RuntimeError) and "CUDA error" in str(error)
+    told = isinstance(error, RuntimeError) and says(error, CUDA_FAULT)
     return told or isinstance(error, torch.AcceleratorError)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a smaller batch may do what this one could not."""
-    text = str(error).lower()
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(words in text for words in NO_MEMORY)
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or says(error, *NO_MEMORY)
 
 
 def _to_cpu(leaf: Any) -> Any:

@@ -130,9 +130,10 @@ def _run(plan: Plan, call: Callable[[], Any]) -> list[Any]:
     results = [tempfile.TemporaryFile(prefix="duoka-") for _ in plan.devices]  # noqa: SIM115
     outputs = Outputs(plan.log_dir, range(1, plan.world_size))
     told: list[str] = []
-    import torch._dynamo  # noqa: F401  # once for all workers: the first optimizer would in each
-
     import duoka.run  # noqa: F401
+    from duoka.private.torch import import_compiler
+
+    import_compiler()  # once for all workers: the first optimizer would in each
 
     try:
         with Signals() as signals:

@@ -134,12 +134,12 @@ def import_once(plan: Plan) -> None:
     """
     environment.give_threads(plan.threads)
     gc.disable()
-    import torch.distributed
 
     if plan.kind is not Kind.DISTRIBUTED:
-        import torch._dynamo  # noqa: F401  # the first optimizer of every worker would
-
         import duoka.plain
+        from duoka.private.torch import import_compiler
+
+        import_compiler()  # the first optimizer of every worker would
     if plan.kind is Kind.API:
         import duoka.run  # noqa: F401
     gc.freeze()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from duoka.plain.session import Session
+from duoka.private.torch import transform_level
 from duoka.view.batch import batches_in
 from duoka.view.rules.gradients import uses, whole_gradients
 from duoka.view.site import user_line
@@ -44,7 +45,7 @@ def install(session: Session) -> None:
             # The rule for batches sees to it, or these are rows, or what torch.func is given, which is whole.
             as_it_is = batches_in((outputs, inputs)) or (inside is not None and not inside.recomputing)
             with session.boundary.recomputing():
-                if as_it_is or torch._C._functorch.maybe_current_level() is not None:
+                if as_it_is or transform_level() is not None:
                     return original(*args, **kwargs)
                 if isinstance(inputs, dict):
                     found = whole_gradients(original, outputs, list(inputs.values()), session.view, **how)

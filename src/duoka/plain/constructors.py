@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from duoka.plain.session import Session
+from duoka.private.torch import backward_engine
 from duoka.view.batch import BatchTensor, batches_in, compute_whole, gather_all
 from duoka.view.rules.lookup import argument
 
@@ -72,7 +73,7 @@ class _IsTensor(type):
 class Variable(metaclass=_IsTensor):
     """`torch.autograd.Variable`, which has meant a tensor since torch 0.4."""
 
-    _execution_engine = torch.autograd.Variable._execution_engine
+    _execution_engine = backward_engine
 
     def __new__(cls, data: Any = None, requires_grad: bool = False, volatile: bool = False) -> Any:
         """The tensor itself, or one that shares its memory and asks for a gradient."""

@@ -19,8 +19,9 @@ import torch
 from duoka.plain.builtin import Methods
 from duoka.plain.chance import Chance
 from duoka.plain.session import Session
+from duoka.private.python import SYSTEMS_BYTES
 
-BYTES: tuple[tuple[Any, str], ...] = ((os, "urandom"), (os, "getrandom"), (random, "_urandom"))
+BYTES: tuple[tuple[Any, str], ...] = ((os, "urandom"), (os, "getrandom"), SYSTEMS_BYTES)
 # Seeds and generators by name; without a seed numpy's ask for bytes, and torch's take none.
 SEEDED: tuple[tuple[Any, str], ...] = (
     (np.random, "seed"),
@@ -46,7 +47,7 @@ def install(session: Session) -> None:
     patches.replace(random.Random, "seed", lambda original: _random_seed(original, chance))
     patches.replace(uuid, "uuid1", lambda original: lambda *args, **how: chance.settle(original(*args, **how)))
     patches.put(np.random, "RandomState", _random_state(chance))
-    methods = Methods(torch._C.Generator)
+    methods = Methods(torch.Generator)
     patches.put(methods, "seed", _torch_seed(methods.seed, chance))
     own = patches.made()[before:]
 

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from duoka.data.shared import Reader, SharedIterator, can_share
 from duoka.plain.session import Session
+from duoka.private.torch import GET_ITERATOR
 
 
 def install(session: Session) -> None:
@@ -45,4 +46,4 @@ def install(session: Session) -> None:
 
         return get_iterator
 
-    session.patches.replace(DataLoader, "_get_iterator", make)
+    session.patches.replace(*GET_ITERATOR, make)

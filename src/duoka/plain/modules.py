@@ -17,6 +17,7 @@ from torch.nn.modules.module import (
 
 from duoka.errors import Refused
 from duoka.plain.session import Session
+from duoka.private.torch import CHECKPOINT, CHECKPOINT_GENERATOR, PAD_PACKED, around_checkpoints
 
 HOOKS = (
     "register_forward_hook",
@@ -79,7 +80,7 @@ def install(session: Session) -> None:
 
         return pad_packed_sequence
 
-    session.patches.replace(torch._VF, "_pad_packed_sequence", make_padding)
+    session.patches.replace(*PAD_PACKED, make_padding)
     session.patches.replace(nn.Module, "train", make_train)
     for register in (register_module_parameter_registration_hook, register_module_module_registration_hook):
         session.patches.hook(register(lambda module, *_: boundary.seams.given(module)))
@@ -88,11 +89,7 @@ def install(session: Session) -> None:
     if session.view.own.exact:
         _keep_activations(session)
         return
-    session.patches.replace(
-        torch.utils.checkpoint,
-        "checkpoint",
-        lambda original: lambda function, *args, **kwargs: boundary.checkpoint(original, function, args, kwargs),
-    )
+    session.patches.replace(*CHECKPOINT, around_checkpoints(boundary.checkpoint))
 
 
 def _keep_activations(session: Session) -> None:
@@ -115,5 +112,5 @@ def _keep_activations(session: Session) -> None:
             session.view.say(kept)
             return function(*args)
 
-    session.patches.replace(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", make_generator)
+    session.patches.replace(*CHECKPOINT_GENERATOR, make_generator)
     session.patches.put(torch.utils.checkpoint, "CheckpointFunction", Kept)

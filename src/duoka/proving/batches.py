@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import keystr, tree_flatten_with_path
 
+from duoka.private.torch import keystr, tree_flatten_with_path
 from duoka.proving.recording import batches_file
 from duoka.trials.accompany import opened, replace_function
 from duoka.trials.loaders import watch_loaders

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from duoka.checkpoint.names import WRAPPERS
+from duoka.private.torch import TENSORS_AND_CHILDREN, children_in
 from duoka.view.site import is_users
 
 
@@ -86,12 +87,14 @@ def _living() -> tuple[list[nn.Module], list[Optimizer]]:
 
 
 def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    inner = {id(child) for it in modules for child in it.__dict__.get("_modules", {}).values()}
+    inner = {id(child) for it in modules for child in children_in(it).values()}
     return [it for it in modules if id(it) not in inner]
 
 
 def _holds(model: nn.Module, trained: set[int]) -> bool:
-    return "_modules" in model.__dict__ and any(id(parameter) in trained for parameter in model.parameters())
+    return TENSORS_AND_CHILDREN[-1] in model.__dict__ and any(
+        id(parameter) in trained for parameter in model.parameters()
+    )
 
 
 def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:

@@ -7,8 +7,8 @@ from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
+from duoka.private.torch import tree_leaves
 from duoka.view.batch import BatchTensor
 from duoka.view.boundary import Boundary, _Inside
 from duoka.view.cut import Cut

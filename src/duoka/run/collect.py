@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from duoka.errors import OptionError
+from duoka.private.torch import tree_flatten, tree_unflatten
 from duoka.run.agreement import check_same
 from duoka.view.batch import BatchTensor
 from duoka.view.collectives import Collectives

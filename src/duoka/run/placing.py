@@ -15,6 +15,7 @@ from duoka.options import one_of
 from duoka.picking import Picked
 from duoka.picking import devices as pick_devices
 from duoka.plan import STRATEGIES
+from duoka.private.torch import CHECKPOINT_GENERATOR
 from duoka.run.session import ApiSession
 from duoka.strategies import Dp
 from duoka.view.parts import is_compiled
@@ -130,7 +131,7 @@ class Placing:
             session, checkpoints = self._session, cast(Any, torch.utils.checkpoint)
             self._made = dp = Dp(self._timeout, session.plan.batch_norm == "whole", session.say)
             session.patches.replace(F, "batch_norm", dp.batch_norm)
-            session.patches.replace(checkpoints, "_checkpoint_without_reentrant_generator", dp.checkpoint)
+            session.patches.replace(*CHECKPOINT_GENERATOR, dp.checkpoint)
             session.patches.replace(checkpoints.CheckpointFunction, "apply", dp.reentrant_checkpoint)
         return self._made
 

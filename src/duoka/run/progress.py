@@ -9,11 +9,11 @@ from contextlib import suppress
 from typing import Any, TextIO, cast
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from duoka.data.pieces import Pieces
 from duoka.logs.console import line
 from duoka.logs.values import number_of
+from duoka.private.torch import tree_leaves
 
 EVERY = 10.0  # seconds between two plain lines
 

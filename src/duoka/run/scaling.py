@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import Refused
+from duoka.private.torch import FLAT_WEIGHTS, parameters_in, tree_map_only
 from duoka.view.contents import Contents
 from duoka.view.site import user_line
 from duoka.view.witness import graph
@@ -183,18 +183,18 @@ class _Times(torch.autograd.Function):
 def _in_place(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
     """Meanwhile the module computes with other tensors in place of its parameters; the table is by identity."""
     parts = list(module.modules())
-    before = [(part, dict(part._parameters), part.__dict__.get("_flat_weights")) for part in parts]
+    before = [(part, dict(parameters_in(part)), part.__dict__.get(FLAT_WEIGHTS)) for part in parts]
     try:
         for part, parameters, flat in before:
-            part._parameters.update({name: table.get(id(value), value) for name, value in parameters.items()})  # type: ignore[misc]
+            parameters_in(part).update({name: table.get(id(value), value) for name, value in parameters.items()})  # type: ignore[misc]
             if flat is not None:  # recurrent layers keep a list of theirs
-                part.__dict__["_flat_weights"] = [table.get(id(value), value) for value in flat]
+                part.__dict__[FLAT_WEIGHTS] = [table.get(id(value), value) for value in flat]
         yield
     finally:
         for part, parameters, flat in before:
-            part._parameters.update(parameters)
+            parameters_in(part).update(parameters)
             if flat is not None:
-                part.__dict__["_flat_weights"] = flat
+                part.__dict__[FLAT_WEIGHTS] = flat
 
 
 def _check_ways(outputs: list[Any], entries: list[Tensor], module: nn.Module) -> None:

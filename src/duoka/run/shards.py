@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from duoka.checkpoint.stored import part_of
 from duoka.errors import Refused
 from duoka.plain.patching import Patches
 from duoka.plain.reads import READING
+from duoka.private.torch import tree_leaves
 from duoka.view.call import own_part
 from duoka.view.collectives import Collectives
 from duoka.view.draws import FILLING

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from duoka.plain.patching import Patches
+from duoka.private.torch import tree_map_only
 from duoka.run.boundary import ApiBoundary
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel._functions import Broadcast
 
 from duoka.errors import Refused
+from duoka.private.torch import COMPILED_CALL, TENSORS_AND_CHILDREN, Broadcast, buffers_in
 from duoka.view.standin import StandIn
 
 _CONTAINERS = (list, tuple, dict, set, deque)
@@ -97,7 +97,7 @@ def _copied(parts: list[nn.Module], table: dict[int, Any]) -> list[nn.Module]:
     table.update((id(part), copy) for part, copy in zip(parts, copies, strict=True))
     for part, copy in zip(parts, copies, strict=True):
         copy.__dict__.update({name: _translated(value, table) for name, value in part.__dict__.items()})
-        copy.__dict__["_compiled_call_impl"] = None  # was compiled for the module itself
+        copy.__dict__[COMPILED_CALL] = None  # was compiled for the module itself
     return copies
 
 
@@ -120,17 +120,16 @@ def _translated(value: Any, table: dict[int, Any]) -> Any:
 
 def _state(part: nn.Module) -> dict[str, Any]:
     """What a forward pass may set: attributes, and tensors by their names."""
-    held = {"_parameters", "_buffers", "_modules"}
-    attributes = {name: value for name, value in part.__dict__.items() if name not in held}
+    attributes = {name: value for name, value in part.__dict__.items() if name not in TENSORS_AND_CHILDREN}
     containers = {
         n: shallow.copy(v) if type(v) in _CONTAINERS and len(v) <= _LONG else v for n, v in attributes.items()
     }
-    return {**containers, **part._buffers}
+    return {**containers, **buffers_in(part)}
 
 
 def _set(part: nn.Module, name: str, value: Any) -> None:
-    if name in part._buffers:
-        part._buffers[name] = value
+    if name in (buffers := buffers_in(part)):
+        buffers[name] = value
     else:
         part.__dict__[name] = value
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
+from duoka.private.torch import copy_all_
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed, when_accumulated
 from duoka.strategies.compress import Compression, Unchanged
 from duoka.view.collectives import Collectives
@@ -79,4 +80,4 @@ class Ddp(Bucketed):
                 sources.append(mean)
         if targets:
             with torch.no_grad():
-                torch._foreach_copy_(targets, sources)
+                copy_all_(targets, sources)

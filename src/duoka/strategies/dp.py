@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from duoka.errors import Refused
+from duoka.private.torch import tree_flatten, tree_map_only, tree_unflatten
 from duoka.strategies.copies import Copies
 from duoka.strategies.meeting import CopySeat, Draws, Meeting
 from duoka.strategies.single import Single

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import Refused
+from duoka.private.torch import add_all_
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed, when_accumulated
 from duoka.view.collectives import Collectives
 from duoka.view.site import user_line
@@ -148,7 +149,7 @@ class Exact(Bucketed):
                 sources.append(mean)
         if targets:
             with torch.no_grad():
-                torch._foreach_add_(targets, sources)
+                add_all_(targets, sources)
         self._sums.clear()
 
     # --- what a script may do with gradients

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import OptionError, Refused
+from duoka.private.torch import is_view, tree_map_only
 from duoka.view.collectives import Collectives
 from duoka.view.parts import is_sharded
 from duoka.view.site import user_line
@@ -123,7 +123,7 @@ class _Apart(torch.autograd.Function):
 
 def _apart(part: nn.Module, args: Any, out: Any) -> Any:
     def apart(tensor: Tensor) -> Tensor:
-        return _Apart.apply(tensor) if tensor.requires_grad and tensor._is_view() else tensor
+        return _Apart.apply(tensor) if tensor.requires_grad and is_view(tensor) else tensor
 
     return tree_map_only(Tensor, apart, out)
 

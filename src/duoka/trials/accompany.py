@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import _thread  # a thread of the threading module would be waited for
 import json
-import multiprocessing
 import os
 import posix
 import random
@@ -25,6 +24,7 @@ import torch
 from duoka import environment
 from duoka.board import Seat
 from duoka.origins.forked import Forked
+from duoka.private.python import put_sockets_into
 from duoka.process import this_process
 from duoka.trials.redirecting import redirect
 from duoka.trials.scratch import Scratch
@@ -116,8 +116,7 @@ class Companion(ABC):
     def begin(self, rank: int) -> None:
         """What the script writes from now on goes to the scratch folder."""
         environment.keep_trackers_quiet()
-        sockets = str(self.places.sockets)
-        multiprocessing.current_process()._config["tempdir"] = sockets  # type: ignore[attr-defined]
+        put_sockets_into(str(self.places.sockets))
         redirect(Scratch(self.places.scratch))
 
     @contextmanager

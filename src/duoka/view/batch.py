@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from duoka.errors import DuokaError, Refused
+from duoka.private.torch import make_wrapper, tree_leaves, tree_map_only, version_of
 from duoka.view.crossings import Gathered
 from duoka.view.cut import Cut
 from duoka.view.lent import holders, version
@@ -100,7 +100,7 @@ class BatchTensor(Tensor):
                 f"a tensor of shape {tuple(shape)} does not hold {spec.local_size} rows in dimension {spec.dim}"
             )
         shape[spec.dim] = spec.size
-        batch: BatchTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
+        batch: BatchTensor = make_wrapper(cls, shape, dtype=local.dtype, device=local.device)
         batch._rows, batch._spec = local, spec
         return batch
 
@@ -205,7 +205,7 @@ class Joint(BatchTensor):
         spec, rows = shares[0]._spec, shares[0]._rows
         shape = list(rows.shape)
         shape[spec.dim] = spec.size
-        batch: Joint = Tensor._make_wrapper_subclass(cls, shape, dtype=rows.dtype, device=rows.device)
+        batch: Joint = make_wrapper(cls, shape, dtype=rows.dtype, device=rows.device)
         batch._own, batch._spec = tuple(shares), spec
         return batch
 
@@ -411,10 +411,10 @@ class _Copy:
             if keep:
                 batch._kept = _Kept(known, _Kept.state_of(rows, known))
         self.batch, self.whole = batch, known
-        self._version, self._holders = known._version, holders(known)
+        self._version, self._holders = version_of(known), holders(known)
 
     def whole_is_untouched(self) -> bool:
-        return self.whole._version == self._version
+        return version_of(self.whole) == self._version
 
     def handed_out(self, out: Any) -> Any:
         """The result, where nothing was written: the batch itself, views of the copy, or what has its own memory."""

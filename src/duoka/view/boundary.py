@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from duoka.errors import Refused
+from duoka.private.torch import AnyBatchNorm as _BatchNorm
+from duoka.private.torch import tree_flatten, tree_unflatten
+from duoka.private.torch import without_dispatch_modes as _disable_current_modes
 from duoka.view.aliases import Aliases
 from duoka.view.batch import BatchTensor, Spec, alike, joined, of_the_whole
 from duoka.view.call import Call, leads_in

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from duoka.private.torch import TreeSpec, tree_flatten, tree_unflatten
 from duoka.view.batch import BatchTensor, Spec, of_share
 from duoka.view.cut import Cut
 from duoka.view.view import View

@@ -17,6 +17,8 @@ from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-
 
 from duoka.board import AT_END
 from duoka.errors import PeerLost, Refused, TimedOut
+from duoka.private.texts import TOO_LATE, says
+from duoka.private.torch import nccl_options, start_all_gather
 from duoka.view.nearby import Nearby
 from duoka.view.site import user_line
 
@@ -160,7 +162,7 @@ class ProcessCollectives(Collectives):
         except RuntimeError as error:
             text = str(error).splitlines()[0]
             where = f"in a collective at {user_line()}: {text}"
-            if "imed out" in text or "timeout" in text.lower():
+            if says(text, *TOO_LATE):
                 raise TimedOut(f"rank {self.rank} waited in vain {where}") from error
             raise PeerLost(f"rank {self.rank} lost another rank {where}") from error
 
@@ -245,7 +247,7 @@ class ProcessCollectives(Collectives):
         def take(rows: list[Tensor]) -> None:
             torch.stack(rows, out=out)
 
-        wait = self._start("all_gather", flat, lambda group: group._allgather_base(out.view(-1), flat), take)
+        wait = self._start("all_gather", flat, lambda group: start_all_gather(group, out.view(-1), flat), take)
 
         def gathered() -> Tensor:
             wait()
@@ -335,9 +337,7 @@ def _gloo(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
 
 
 def _nccl(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
-    options = torch.distributed.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return torch.distributed.ProcessGroupNCCL(store, rank, world_size, options)
+    return torch.distributed.ProcessGroupNCCL(store, rank, world_size, nccl_options(timeout))
 
 
 _BACKENDS: dict[str, Callable[[Any, int, int, timedelta], Any]] = {"cpu": _gloo, "cuda": _nccl}

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from duoka.private.torch import tree_flatten, tree_unflatten
 
 _DEPTH = 5  # how far objects in objects are followed
 _WHOLE = (Tensor, nn.Module, Enum, torch.Generator, dict, list, tuple, set)

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+
+from duoka.private.torch import TorchDispatchMode, schema_of, tree_map_only
 
 # These ask nothing of what they write over.
 FILLING = frozenset({"normal_", "uniform_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_"})
@@ -52,7 +52,7 @@ class Share(Protocol):
 @cache
 def _is_seeded(operator: Any) -> tuple[bool, int | None]:
     """Whether an operator may draw from a generator, and which argument says how likely it drops."""
-    names = [argument.name for argument in operator._schema.arguments]
+    names = [argument.name for argument in schema_of(operator).arguments]
     place = names.index("dropout_p") if "dropout_p" in names else None
     return torch.Tag.nondeterministic_seeded in operator.tags, place
 
@@ -149,7 +149,7 @@ def draw_own_rows(
 
     out = func(*map(whole_of, args), **{key: whole_of(value) for key, value in kwargs.items()})
     rows = {id(wholes[id(value)]): value for value in (*args, *kwargs.values()) if id(value) in wholes}
-    for argument, value in zip(func._schema.arguments, args, strict=False):
+    for argument, value in zip(schema_of(func).arguments, args, strict=False):
         if id(value) in wholes and argument.alias_info is not None and argument.alias_info.is_write:
             value.copy_(spec.own(wholes[id(value)]))
 

@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from duoka.errors import Refused
+from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.batch import Spec
 from duoka.view.contents import Contents
 from duoka.view.cut import Cut

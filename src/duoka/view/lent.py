@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from duoka.errors import Refused
+from duoka.private.torch import count_holders, memory_of, tree_leaves, version_of
 from duoka.view.site import user_line
 
 if TYPE_CHECKING:
@@ -138,21 +138,19 @@ def _gather_anew(copies: list[_Copy]) -> list[None]:
 
 def version(tensor: Tensor) -> int:
     """How often a tensor's memory was written into; 0 for a tensor of the inference mode, which does not count."""
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if tensor.is_inference() else version_of(tensor)
 
 
 def holders(tensor: Tensor) -> int:
     """How many tensors and arrays have this tensor's memory."""
-    storage = tensor.untyped_storage()  # is one itself
-    count: int = torch._C._storage_Use_Count(storage._cdata)
-    return count - 1
+    return count_holders(tensor)
 
 
 def same_memory(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are views of the same memory."""
     if one.layout is not torch.strided or one.device != other.device:
         return False
-    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+    return memory_of(one) == memory_of(other)
 
 
 def _has_memory_of(whole: Tensor, leaf: Any) -> bool:

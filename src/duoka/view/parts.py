@@ -6,17 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from duoka.private.torch import AnyBatchNorm, hooks_on, hooks_on_all_modules, is_compiled_call
 
 
 def is_compiled(part: nn.Module) -> bool:
     """Whether torch.compile has to do with it."""
-    return type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None
+    return type(part).__name__ == "OptimizedModule" or is_compiled_call(part)
 
 
 def has_batch_norm(module: nn.Module) -> bool:
     """BatchNorm that takes a batch's statistics."""
-    return any(isinstance(part, _BatchNorm) and part.training for part in module.modules())
+    return any(isinstance(part, AnyBatchNorm) and part.training for part in module.modules())
 
 
 def is_scripted(module: nn.Module) -> bool:
@@ -41,12 +42,6 @@ def is_scripts_own(hook: Any) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Hooks of the script's own, in the module or its parts: they must see batches, not rows."""
-    everywhere = nn.modules.module
-    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks or everywhere._global_backward_hooks:
+    if hooks_on_all_modules():
         return True
-    return any(
-        is_scripts_own(hook)
-        for part in module.modules()
-        for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-        for hook in hooks.values()
-    )
+    return any(is_scripts_own(hook) for part in module.modules() for hook in hooks_on(part))

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
-
+from duoka.private.torch import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from duoka.view.batch import BatchTensor, Spec
 
 

@@ -17,6 +17,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from duoka.private.torch import count_dispatch_modes
 from duoka.view.collectives import Collectives
 from duoka.view.draws import random_states, same_states, set_random_states
 from duoka.view.tree import add_up, start_sum
@@ -86,7 +87,7 @@ class ExactShares(Shares):
         if self.count == 1:
             return together([part])[0]
         parent = getcurrent().parent
-        if parent is None or torch._C._len_torch_dispatch_stack():
+        if parent is None or count_dispatch_modes():
             raise AssertionError("a share came to a meeting where it cannot wait for the others")
         return parent.switch((together, part))
 
@@ -116,12 +117,12 @@ class _Turn:
 
     def _run(self, switch: Callable[[], Any]) -> None:
         before = torch.is_grad_enabled()  # is a thread's, and the share's own while it works
-        torch._C._set_grad_enabled(self._gradients)
+        torch.set_grad_enabled(self._gradients)
         try:
             out = switch()
         finally:
             self._gradients = torch.is_grad_enabled()
-            torch._C._set_grad_enabled(before)
+            torch.set_grad_enabled(before)
         if self._greenlet.dead:
             self.met, self.found = None, out
         else:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from duoka.private.torch import AnyBatchNorm as _BatchNorm
 from duoka.view.draws import random_states, set_random_states
 from duoka.view.site import is_users
 

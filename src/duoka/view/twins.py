@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from duoka.errors import OptionError, Refused
+from duoka.private.texts import MIXED as _MIXED
 from duoka.view.call import Call
 from duoka.view.collectives import Collectives
 from duoka.view.parts import is_sharded
 from duoka.view.site import user_line
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_MIXED = "got mixed torch.Tensor and DTensor"  # torch's words
 _CPU = torch.device("cpu")
 
 

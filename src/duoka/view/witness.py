@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from duoka.private.torch import TorchDispatchMode
 from duoka.view.batch import BatchTensor
 from duoka.view.draws import is_drawing
 from duoka.view.site import calling_line, user_line

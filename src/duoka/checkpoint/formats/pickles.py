@@ -12,7 +12,6 @@ import tarfile
 import warnings
 import zipfile
 import zlib
-from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +20,8 @@ from typing import IO, Any
 from duoka.checkpoint.contents import Contents
 from duoka.checkpoint.stored import Held
 from duoka.errors import UnsafePickle, WeightsError
+from duoka.private.python import IMPORT_MAPPING, NAME_MAPPING, unchecked
+from duoka.private.texts import UNPICKLER
 
 # Plain holders of settings and numbers, common in files of training frameworks: stand-ins without asking.
 INERT = frozenset(
@@ -102,10 +103,9 @@ def read(path: Path, objects: str = "refuse") -> Contents:
 
 
 def _allowed() -> Mapping[str, Any]:
-    from torch import _weights_only_unpickler
+    from duoka.private.torch import allowed_in_pickles
 
-    allowed: Mapping[str, Any] = _weights_only_unpickler._get_allowed_globals()
-    return allowed
+    return allowed_in_pickles()
 
 
 def _is_inert(name: str) -> bool:
@@ -163,9 +163,7 @@ def _check_records(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
 
 def _record(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
     """A record to read, without zipfile's look at its checksum: torch.save may have left that out."""
-    stream = archive.open(info)
-    stream._expected_crc = None  # type: ignore[attr-defined]
-    return stream
+    return unchecked(archive.open(info))
 
 
 def _names_in(stream: IO[bytes]) -> tuple[set[str], int]:
@@ -296,5 +294,5 @@ def _sum(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
 
 def _first_line(error: Exception) -> str:
     """What torch says is wrong, without its advice to load without restrictions."""
-    text = str(error).partition("WeightsUnpickler error: ")[2] or str(error)
+    text = str(error).partition(UNPICKLER)[2] or str(error)
     return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duoka.private.torch import AsPlainTensors
 from duoka.view.batch import BatchTensor, Rule, batches_in
 from duoka.view.rules.lookup import Function, functions, getters
 
@@ -25,7 +26,7 @@ LOCAL_GETTERS = "requires_grad is_leaf grad_fn retains_grad output_nr _version"
 
 def of_the_whole(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Asked of the batch tensor itself, which has the global shape."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with AsPlainTensors():
         return func(*args, **kwargs)
 
 
