@@ -17,6 +17,7 @@ GPUS = Inventory(tuple(Gpu(index, f"GPU-{index}", "NVIDIA H200", 1 << 37) for in
 PLAIN = "import torch\n"
 LAUNCHED = "import torch\n\ntorch.distributed.init_process_group()\n"
 EITHER = "import os\nrank = os.environ.get('RANK')\n"
+WANTING = "from lightning import Trainer\nTrainer(devices=2)\n"
 BY_ARGUMENTS = "import torch\nif input():\n    torch.distributed.init_process_group()\n"
 OWN_RANKS = "import torch\ntorch.distributed.init_process_group(rank=0, world_size=1)\n"
 API = "import duoka\nrun = duoka.start()\n"
@@ -51,7 +52,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (LAUNCHED, {"devices": "2"}, Kind.DISTRIBUTED, "", 2),
         (LAUNCHED, {}, Kind.DISTRIBUTED, "", 1),
         (LAUNCHED, {"devices": "2", "kind": "plain"}, Kind.PLAIN, "ddp", 2),
-        (EITHER, {"devices": "2"}, Kind.DISTRIBUTED, "", 2),
+        (EITHER, {"devices": "2"}, Kind.PLAIN, "ddp", 2),
         (EITHER, {"devices": "1"}, Kind.PLAIN, "single", 1),
         (EITHER, {"devices": "1", "kind": "distributed"}, Kind.DISTRIBUTED, "", 1),
         (EITHER, {"devices": "2", "kind": "plain"}, Kind.PLAIN, "ddp", 2),
@@ -179,8 +180,15 @@ HEADERS = [
     (
         EITHER,
         {"devices": "2"},
+        "duoka: 2 CPU workers of 2 threads, strategy ddp, plain script\n"
+        "duoka: train.py can also make its own ranks (train.py:2 reads RANK if it is set): --kind distributed "
+        "launches it as torchrun would",
+    ),
+    (
+        WANTING,
+        {"devices": "2"},
         "duoka: 2 CPU workers of 2 threads, launched as torchrun would and left alone "
-        "(train.py:2 reads RANK if it is set)\n"
+        "(train.py:2 calls lightning's Trainer with devices=2)\n"
         "duoka: train.py can also run as a plain script: choose it by --kind plain",
     ),
     (EITHER, {}, "duoka: 1 CPU worker, strategy single, plain script"),
@@ -193,8 +201,8 @@ HEADERS = [
         BY_ARGUMENTS,
         {"devices": "2"},
         "duoka: 2 CPU workers of 2 threads, strategy ddp, plain script\n"
-        "duoka: train.py can also be launched as torchrun would "
-        "(train.py:3 calls init_process_group only under a condition): choose it by --kind distributed",
+        "duoka: train.py can also make its own ranks (train.py:3 calls init_process_group only under a condition): "
+        "--kind distributed launches it as torchrun would",
     ),
     (
         OWN_RANKS,
@@ -258,9 +266,9 @@ def test_details(plan: Any) -> None:
 
 
 def test_details_of_a_script_that_is_left_alone(plan: Any) -> None:
-    assert details(plan(EITHER, devices="2")).splitlines() == [
+    assert details(plan(WANTING, devices="2")).splitlines() == [
         "run         train.py --epochs '5 6'",
-        "script      launched as torchrun would and left alone (train.py:2 reads RANK if it is set)",
+        "script      launched as torchrun would and left alone (train.py:2 calls lightning's Trainer with devices=2)",
         "            train.py can also run as a plain script: choose it by --kind plain",
         "device      rank 0: CPU",
         "device      rank 1: CPU",
@@ -277,7 +285,7 @@ NODES = Machines(2, 1, "node1", 29500)
     ("source", "kind", "strategy"),
     [
         (PLAIN, Kind.PLAIN, "ddp"),
-        (EITHER, Kind.DISTRIBUTED, ""),
+        (EITHER, Kind.PLAIN, "ddp"),
         (LAUNCHED, Kind.DISTRIBUTED, ""),
         (API, Kind.API, "ddp"),
     ],

@@ -198,7 +198,7 @@ def _kind(options: Options, told: Script, devices: int) -> tuple[Kind, str]:
     if options.kind != "auto":
         return Kind(options.kind), "--kind says so"
     if told.can_be_either and devices == 1:
-        return Kind.PLAIN, ""
+        return Kind.PLAIN, told.reason
     return told.kind, told.reason
 
 
@@ -295,8 +295,10 @@ def _left_alone(plan: Plan) -> str:
 def _other_kind(plan: Plan) -> str:
     if plan.kind is Kind.DISTRIBUTED:
         return f"{plan.target.name} can also run as a plain script: choose it by --kind plain"
-    reason = f" ({plan.kind_reason})" if plan.kind_reason else ""
-    return f"{plan.target.name} can also be launched as torchrun would{reason}: choose it by --kind distributed"
+    return (
+        f"{plan.target.name} can also make its own ranks ({plan.kind_reason}): --kind distributed launches it as "
+        "torchrun would"
+    )
 
 
 def _devices(plan: Plan) -> str:

@@ -86,10 +86,11 @@ def test_a_script_that_can_be_either_is_told_how_to_be_the_other(flow: Flow) -> 
             print("plain")
         """
     script = flow.write("script.py", source)
-    launched = flow.run(["run", "--devices", "cpu:2", script]).ok()
+    plain = flow.run(["run", "--devices", "cpu:2", script]).ok()
+    assert plain.stdout == "plain\n"
+    assert "script.py can also make its own ranks (script.py:3 reads RANK if it is set)" in plain.stderr
+    launched = flow.run(["run", "--devices", "cpu:2", "--kind", "distributed", script]).ok()
     assert launched.stdout == "launched\n" * 2
-    assert "script.py can also run as a plain script: choose it by --kind plain" in launched.stderr
-    assert flow.run(["run", "--devices", "cpu:2", "--kind", "plain", script]).ok().stdout == "plain\n"
     assert flow.run(["run", "--devices", "cpu", script]).ok().stdout == "plain\n"
 
 

@@ -155,10 +155,9 @@ def test_what_cannot_be_asked_for(flow: Flow, source: str, words: list[str], sai
     assert said in result.stderr, result
 
 
-def test_a_script_that_can_be_either_is_told_how(flow: Flow) -> None:
+def test_a_script_that_can_be_either_is_plain(flow: Flow) -> None:
     source = scripts.EITHER
-    assert "--kind plain forecasts it as a plain script" in forecast(flow, source, "--devices", "cpu:2").stderr
-    found = data(flow, source, "--devices", "cpu:2", "--steps", "7", "--kind", "plain")
+    found = data(flow, source, "--devices", "cpu:2", "--steps", "7")
     assert len(found["sides"]) == 2
 
 

@@ -15,6 +15,9 @@ from duoka.launchers.hints import hints
         ("RuntimeError: unable to open shared memory object </torch_1> in read-write mode", "/dev/shm"),
         ("OSError: [Errno 28] No space left on device", "a disk is full, or /dev/shm is"),
         ("RuntimeError: DataLoader worker (pid 1) is killed by signal: Killed.", "fewer DataLoader workers"),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", "--kind plain"),
+        ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "must say gloo"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "--devices 0,1"),
     ],
 )
 def test_what_to_do_is_told(error: str, words: str) -> None:

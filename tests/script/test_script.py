@@ -259,10 +259,22 @@ EITHER = {
 
 
 @pytest.mark.parametrize(("reason", "source"), EITHER.items(), ids=EITHER)
-def test_a_script_that_can_be_either_is_meant_to_be_launched(tell, reason: str, source: str) -> None:
+def test_a_script_that_can_be_either_is_plain(tell, reason: str, source: str) -> None:
     script = tell(source)
-    assert (script.kind, script.reason) == (Kind.DISTRIBUTED, reason.strip())
+    assert (script.kind, script.reason) == (Kind.PLAIN, reason.strip())
     assert script.can_be_either
+
+
+@pytest.mark.parametrize("words", ["devices=2", "devices=[0, 1]", "num_nodes=2", "strategy='ddp_spawn'"])
+def test_a_script_that_asks_a_library_for_several_ranks_is_launched(tell, words: str) -> None:
+    script = tell(f"import lightning as L\nL.Trainer({words})\n")
+    assert (script.kind, script.reason) == (Kind.DISTRIBUTED, f"train.py:2 calls lightning's Trainer with {words}")
+    assert script.can_be_either
+
+
+@pytest.mark.parametrize("words", ["devices=1", "devices='auto'", "strategy='auto'", "devices=args.devices"])
+def test_a_script_that_leaves_its_devices_open_is_plain(tell, words: str) -> None:
+    assert tell(f"import lightning as L\nL.Trainer({words})\n").kind is Kind.PLAIN
 
 
 BY_ARGUMENTS = {

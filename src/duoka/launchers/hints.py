@@ -19,6 +19,10 @@ HINTS = {
         "a file system is missing or cannot be written; where a DataLoader was made, that is /dev/shm: num_workers=0 "
         "does without it"
     ),
+    r"have NCCL built in|ProcessGroupNCCL is only supported|not compiled with CUDA|No CUDA GPUs|no NVIDIA driver": (
+        "the script asks for NVIDIA GPUs, and this run has none: `--devices 0,1` gives it some (`duoka gpus` lists "
+        "them); on CPUs its own option for the backend must say gloo, or `--kind plain` runs it as on one device"
+    ),
     r"No space left on device": "a disk is full, or /dev/shm is: `df -h` shows which",
     r"DataLoader worker .* killed by signal: Killed": (
         "a loader worker was killed, mostly by the kernel when memory ran out; what helps: fewer DataLoader workers"

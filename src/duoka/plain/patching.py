@@ -43,6 +43,23 @@ class Patches:
         self._undo.append((space, name, as_defined[name] if name in as_defined else getattr(space, name)))
         setattr(space, name, value)
 
+    @contextmanager
+    def functions_put_back(self) -> Iterator[None]:
+        """Meanwhile torch's functions are its own: TorchScript knows them by what they are."""
+        theirs = [
+            (space, name, original)
+            for space, name, original in self._undo
+            if isinstance(space, ModuleType) and space.__name__.partition(".")[0] == "torch"
+        ]
+        ours = [(space, name, getattr(space, name)) for space, name, _ in theirs]
+        for space, name, original in reversed(theirs):
+            setattr(space, name, original)
+        try:
+            yield
+        finally:
+            for space, name, replacement in ours:
+                setattr(space, name, replacement)
+
     def made(self) -> list[tuple[Any, str, Any]]:
         """What has been put where, in order: to be put again in a child process that needs it."""
         return [(space, name, getattr(space, name)) for space, name, _ in self._undo]

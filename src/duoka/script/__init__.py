@@ -20,7 +20,7 @@ from duoka.script.signs import ANY, Says, Seen, Sign, look
 __all__ = ["Kind", "Script", "read"]
 
 BINDING = (Says.STARTS, Says.NEEDS, Says.HANDS_OVER)
-DISTRIBUTED = (*BINDING, Says.ADAPTS)
+DISTRIBUTED = (*BINDING, Says.WANTS, Says.ADAPTS)
 
 
 class Kind(str, Enum):
@@ -35,8 +35,9 @@ class Kind(str, Enum):
 class Script:
     """What the source of a script tells.
 
-    kind: as its author meant it, where it can be either.
-    reason: the line that told, like `train.py:12 reads RANK`; empty for a plain script.
+    kind: plain where it can be either, as under `python`, unless it makes
+        several ranks there.
+    reason: the line that told, like `train.py:12 reads RANK`; empty for a script that can only be plain.
     can_be_either: plain or distributed, as its surroundings or its arguments say.
     local_rank_flag: `--local_rank` or `--local-rank`, as it parses it; None if it does not.
     self_launching: it says itself which rank it is, so it is to be run once, with all cards.
@@ -83,10 +84,14 @@ def _verdict(signs: list[Sign], reached: set[str | None]) -> tuple[Kind, str, bo
     if api := _first(signs, [Says.API]):
         return Kind.API, api, False
     always = [sign for sign in signs if not sign.conditions and sign.function in reached]
-    if must := _first(always, DISTRIBUTED):
-        return Kind.DISTRIBUTED, must, not _first(always, BINDING)
-    if may := _first(signs, [Says.ASKS]):
-        return Kind.DISTRIBUTED, may, True
+    if must := _first(always, BINDING):
+        return Kind.DISTRIBUTED, must, False
+    if wants := _first(signs, [Says.WANTS]):
+        return Kind.DISTRIBUTED, wants, True
+    if (asks := _first(signs, [Says.ASKS])) and _first(signs, [Says.OWN_RANKS]):
+        return Kind.DISTRIBUTED, asks, True  # under python it spawns ranks
+    if can := _first(always, DISTRIBUTED) or asks:
+        return Kind.PLAIN, can, True
     if might := _first(signs, DISTRIBUTED):
         return Kind.PLAIN, f"{might} only under a condition", True
     return Kind.PLAIN, "", False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -21,6 +21,7 @@ class Says(Enum):
     STARTS = auto()  # starts torch.distributed
     HANDS_OVER = auto()  # hands over to a library that looks for RANK and the like
     ADAPTS = auto()  # the same, and without RANK the library runs on one device
+    WANTS = auto()  # asks it for several ranks
     NEEDS = auto()  # needs RANK and the like
     ASKS = auto()  # looks whether RANK and the like are there
     OWN_RANKS = auto()  # says itself which rank it is
@@ -298,22 +299,24 @@ class _Walk(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        self._call(node.func, node.args, {keyword.arg for keyword in node.keywords})
+        self._call(node.func, node.args, node.keywords)
         demanding = isinstance(node.func, ast.Name) and node.func.id == "int"  # int(None) would raise
         with self.set(demanding=demanding):
             self.generic_visit(node)
 
     def _call(
-        self, called: ast.expr, arguments: Sequence[ast.expr] = (), keywords: Set[str | None] = frozenset()
+        self, called: ast.expr, arguments: Sequence[ast.expr] = (), keywords: Sequence[ast.keyword] = ()
     ) -> None:
         full = self.names.of(called)
         package, last = full.partition(".")[0], full.rpartition(".")[2]
         says = CALLS.get((package, last)) or CALLS.get(("", last))
-        if says in (Says.HANDS_OVER, Says.ADAPTS):
+        if says is Says.ADAPTS and (words := next(filter(_is_of_several, keywords), None)):
+            self._note(Says.WANTS, called, f"calls {package}'s {last} with {ast.unparse(words)}")
+        elif says in (Says.HANDS_OVER, Says.ADAPTS):
             self._note(says, called, f"uses {package}'s {last}")
         elif says is not None:
             self._note(says, called, f"calls {last}")
-        if says is Says.STARTS and keywords & {"rank", None}:  # None is `**keywords`
+        if says is Says.STARTS and {"rank", None} & {keyword.arg for keyword in keywords}:  # None is `**keywords`
             self._note(Says.OWN_RANKS, called, f"gives {last} a rank of its own")
         variable = self._variable(arguments[0]) if arguments else None
         if variable and full in ("os.getenv", "os.environ.get", "os.environ.setdefault"):
@@ -357,6 +360,16 @@ def _decides(test: ast.expr) -> bool:
         called = test.func.attr if isinstance(test.func, ast.Attribute) else test.func.id
         return called not in FORMALITIES
     return not isinstance(test, ast.Constant)
+
+
+def _is_of_several(keyword: ast.keyword) -> bool:
+    """Whether an argument asks for several ranks: `devices=2`, `num_nodes=2`, `strategy="ddp"`."""
+    if isinstance(keyword.value, ast.List | ast.Tuple):
+        return keyword.arg in ("devices", "gpus") and len(keyword.value.elts) > 1
+    value = str(keyword.value.value) if isinstance(keyword.value, ast.Constant) else ""
+    if keyword.arg == "strategy":
+        return value.startswith(("ddp", "deepspeed", "fsdp", "model_parallel"))
+    return keyword.arg in ("devices", "gpus", "num_nodes") and value.isdecimal() and int(value) > 1
 
 
 def _ends(statements: Sequence[ast.stmt]) -> bool:
