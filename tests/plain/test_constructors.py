@@ -55,3 +55,24 @@ def test_what_is_made_of_a_batch_is_made_of_all_of_it(flow: Flow) -> None:
         print([f"{value:.3f}" for value in x[0]], f"{x.sum():.3f}", 3 in x, len(list(x)))
         """
     as_python(flow, source)
+
+
+def test_devices_that_are_the_default_are_those_of_the_script_s_tensors_alone(flow: Flow) -> None:
+    source = """
+        import os, time, torch
+        from torch import nn
+        with torch.device("meta"):
+            os.makedirs("made", exist_ok=True)
+            with open("made/file", "w") as file:
+                file.write("text")
+            print(open("made/file").read(), time.time() > 0, os.path.exists("made"))
+            print(torch.tensor([]).device, torch.tensor(3.0).device, torch.as_tensor([1]).device)
+            model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+            print(torch.get_default_device(), {value.device for value in model.state_dict().values()})
+        model = model.to_empty(device="cpu")
+        print(model.load_state_dict({name: torch.ones_like(value) for name, value in model.state_dict().items()}))
+        print(model(torch.arange(6.0).view(3, 2)))
+        torch.set_default_device("meta")
+        print(torch.tensor(1).device, os.listdir("made"))
+        """
+    as_python(flow, source)

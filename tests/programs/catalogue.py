@@ -176,6 +176,7 @@ PROGRAMS = [
     _program("bert", "bert.py", needs="transformers"),
     _program("gpt2", "gpt2.py", needs="transformers"),
     _program("t5_vit", "t5_vit.py", needs="transformers"),
+    _program("pretrained", "pretrained.py", needs="transformers"),
     _program("hugging_face_trainer", "hugging_face_trainer.py", needs="transformers", options=PLAIN),
     _program("accelerate", "accelerated.py", needs="accelerate", saved="weights.pt", options=PLAIN),
     _program("fabric", "fabric.py", needs="lightning", options=PLAIN),

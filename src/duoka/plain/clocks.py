@@ -39,7 +39,7 @@ def _clock(original: Callable[[], Any], session: Session) -> Callable[[], Any]:
             return original()
         now = original()  # one message instead of two
         dtype = torch.float64 if isinstance(now, float) else torch.int64
-        return session.ranks.broadcast(torch.tensor([now], dtype=dtype), 0).item()
+        return session.ranks.broadcast(torch.tensor([now], dtype=dtype, device="cpu"), 0).item()
 
     return clock
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from duoka.plain.session import Session
-from duoka.private.torch import backward_engine
+from duoka.private.torch import backward_engine, note_constructors
 from duoka.view.batch import BatchTensor, batches_in, compute_whole, gather_all
 from duoka.view.rules.lookup import argument
 
@@ -52,6 +52,7 @@ def install(session: Session) -> None:
 
         return l1_loss
 
+    note_constructors()  # while these are torch's own
     session.patches.replace(F, "l1_loss", make_weighted)
     session.patches.replace(torch, "tensor", make_whole)
     apply = inspect.getattr_static(torch.autograd.Function, "apply")

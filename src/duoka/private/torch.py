@@ -25,7 +25,7 @@ with parts_of("torch", torch.__version__):
     from torch.distributed import distributed_c10d as _c10d
     from torch.nn.modules import batchnorm as _batchnorm
     from torch.nn.parallel import _functions
-    from torch.utils import _python_dispatch, _pytree
+    from torch.utils import _device, _python_dispatch, _pytree
     from torch.utils.data._utils import pin_memory as _pin_memory
     from torch.utils.data._utils import signal_handling as _loader_deaths
 
@@ -79,6 +79,8 @@ with parts_of("torch", torch.__version__):
     LOADER_DEATHS = (_loader_deaths, "_error_if_any_worker_fails")
     # How `init_process_group` finds the others. Public: register_rendezvous_handler, which refuses known schemes.
     rendezvous_handlers: dict[str, Any] = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+    # `with torch.device(...)` notes which functions make tensors when it is first asked. Public: none.
+    note_constructors: Callable[[], object] = _device._device_constructors
     # What takes down operators at exit. Public: none.
     TAKE_DOWN = (torch.library, "_del_library")
 

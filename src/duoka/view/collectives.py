@@ -88,14 +88,14 @@ class Collectives(ABC):
 
     def broadcast_object(self, value: Any, source: int) -> Any:
         """Rank `source`'s `value`, which pickle must know."""
-        size = torch.zeros(1, dtype=torch.long)
-        data = torch.empty(0, dtype=torch.uint8)
+        size = torch.zeros(1, dtype=torch.long, device="cpu")  # whatever the script's default is
+        data = torch.empty(0, dtype=torch.uint8, device="cpu")
         if self.rank == source:
             data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
             size[0] = data.numel()
         self.broadcast(size, source)
         if self.rank != source:
-            data = torch.empty(int(size.item()), dtype=torch.uint8)
+            data = torch.empty(int(size.item()), dtype=torch.uint8, device="cpu")
         self.broadcast(data, source)
         return value if self.rank == source else pickle.loads(data.numpy().tobytes())
 
@@ -114,7 +114,7 @@ class Collectives(ABC):
 
     def barrier(self) -> None:
         """Wait for every rank."""
-        self.all_reduce(torch.zeros(1))
+        self.all_reduce(torch.zeros(1, device="cpu"))
 
     def meet_at_end(self) -> None:
         """Wait for every rank's script to end."""

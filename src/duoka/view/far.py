@@ -55,7 +55,7 @@ class FarCollectives(ProcessCollectives):
         Raises:
             RanksApart: the ranks have not come to the same collectives.
         """
-        least_and_most = torch.tensor([self._checksum, -self._checksum])
+        least_and_most = torch.tensor([self._checksum, -self._checksum], device="cpu")
         options = torch.distributed.AllreduceOptions()
         options.reduceOp = MIN
         group = self._group("cpu")
