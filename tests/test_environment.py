@@ -62,6 +62,7 @@ def test_a_rank_is_told_its_place_and_nothing_stale() -> None:
         "TORCHELASTIC_MAX_RESTARTS": "5",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": None,
+        "DUOKA_RUN_ID": "abc",
     }
 
 

@@ -113,7 +113,7 @@ NODES = Machines(2, 1, "node1", 20_000, told_by="Slurm")
     ],
 )
 def test_which_machines(typed: tuple[str | None, str | None, str | None], expected: Machines) -> None:
-    found = which_machines(*typed, told=NODES)
+    found = which_machines(*typed, tell=lambda count: None if count == 1 else NODES)
     assert found == expected
     assert typed[2] is None or found.place == typed[2]
 
@@ -141,8 +141,24 @@ def test_which_machines(typed: tuple[str | None, str | None, str | None], expect
 )
 def test_no_machines(typed: tuple[str | None, str | None, str | None], said: str) -> None:
     with pytest.raises(OptionError) as error:
-        which_machines(*typed, told=Machines())
+        which_machines(*typed, tell=lambda count: None)
     assert said in str(error.value)
+
+
+def test_what_is_typed_must_be_what_an_engine_tells() -> None:
+    told = Machines(4, 1, "node1", 29500, told_by="Slurm")
+    assert which_machines("4", None, None, lambda count: told) is told
+    with pytest.raises(
+        OptionError, match="--machines must be 4, as Slurm tells, but is '2'; --machines 1 makes each"
+    ):
+        which_machines("2", None, None, lambda count: told)
+
+
+def test_commands_for_a_rank_each_are_numbered_on_their_machines() -> None:
+    hosts = ("a", "a", "b", "a")
+    machines = Machines(4, 3, workers=(1,) * 4, names=("x", "x", "y", "x"), hosts=hosts, each="rank")
+    assert machines.beside(1) == (2, 3, 0, 2)
+    assert (machines.first_rank, machines.called(2), machines.where(2)) == (3, "rank 2 (y)", "y")
 
 
 def test_ranks_are_numbered_machine_by_machine() -> None:

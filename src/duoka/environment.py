@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from duoka import libc
 from duoka.devices import Device
@@ -35,10 +36,26 @@ RANKS = (
     "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_ERROR_FILE",
+    "DUOKA_RUN_ID",
 )
 
-# What Slurm tells a task of its number, and of the others.
-TASKS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS")
+# What Slurm, MPI, LSF and Kubernetes tell a process of its number, and of the others.
+TASKS = (
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_NTASKS",
+    "SLURM_NPROCS",
+    "SLURM_STEP_NUM_TASKS",
+    *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "NODE_RANK")),
+    "PMI_RANK",
+    "PMI_SIZE",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+    *(f"JSM_NAMESPACE_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    "JOB_COMPLETION_INDEX",
+    *(f"PET_{name}" for name in ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +155,26 @@ def port_of(job: int) -> int:
     return _FIRST_PORT + job % _PORTS
 
 
+def is_duokas_own(run: str | None) -> bool:
+    """Whether TORCHELASTIC_RUN_ID was set by duoka, in a worker from which this process was started."""
+    return run is not None and run == variable("DUOKA_RUN_ID")
+
+
+def key() -> str | None:
+    """The key that all commands of a run on several machines were given; None where they were not."""
+    return variable("DUOKA_KEY")
+
+
+def settings_folder() -> Path:
+    """Where this user's settings of duoka are."""
+    return Path(variable("XDG_CONFIG_HOME") or Path.home() / ".config") / "duoka"
+
+
+def hide_key() -> None:
+    """What a script starts, logs or sends has no need of the key of its run."""
+    os.environ.pop("DUOKA_KEY", None)
+
+
 def hide_ranks() -> None:
     """A plain script sees no rank and no rendezvous, not even one that duoka itself was started with."""
     for name in RANKS:
@@ -145,7 +182,7 @@ def hide_ranks() -> None:
 
 
 def hide_tasks() -> None:
-    """Nor does it see that it is a task of Slurm's beside others, which libraries take for ranks."""
+    """Nor does it see that an engine has started it beside others, which libraries take for ranks."""
     for name in TASKS:
         os.environ.pop(name, None)
 
@@ -173,6 +210,7 @@ def give_ranks(place: Place) -> None:
         MASTER_ADDR=place.host,
         MASTER_PORT=str(place.port),
         TORCHELASTIC_RUN_ID=place.run_id,
+        DUOKA_RUN_ID=place.run_id,
         TORCHELASTIC_RESTART_COUNT=str(place.attempt),
         TORCHELASTIC_MAX_RESTARTS=str(place.restarts),
         TORCHELASTIC_USE_AGENT_STORE=str(place.port != 0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -47,9 +47,16 @@ class Target:
 class Machines:
     """The machines that compute one run: a command is started on each, and this is one of them.
 
+    An engine may start a command for each rank instead (`each`); what is said of a machine then holds for a rank.
+
     count: how many. number: of this one, from 0. host, port: where machine 0 is found by the others.
-    told_by: who said all this, where nobody typed it.
-    workers, names: of each machine; empty until they have met, and where there is only one.
+    told_by: the engine that said all this, where nobody typed it.
+    workers, names: of each machine; empty until they have met, and where there is only one. hosts: the real machine
+        that each is on, by a name that no other has.
+    local_rank, here: of a command for a rank: its number among the commands of its real machine; 0: nobody says.
+    store: whether at host and port there is a store of torch's, in which rank 0 says where it listens.
+    job: what tells the engine's job, and this start of it, from all others. home: whether its machines have the
+        user's home directory in common. how: the words that start one command on each machine.
 
     Raises:
         OptionError: there is no such machine.
@@ -62,6 +69,14 @@ class Machines:
     told_by: str = ""
     workers: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    each: Literal["machine", "rank"] = "machine"
+    local_rank: int = 0
+    here: int = 0
+    store: bool = False
+    job: str = ""
+    home: bool = False
+    how: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= MOST_MACHINES:
@@ -80,14 +95,29 @@ class Machines:
         """Of this machine's workers: ranks are numbered machine by machine."""
         return sum(self.workers[: self.number])
 
+    def beside(self, workers: int) -> tuple[int, int, int, int]:
+        """Once they have met: the local rank of this command's first worker, and how many its real machine has.
+
+        Then the number of the real machine, and how many there are. workers: of this command.
+        """
+        if self.each == "machine":
+            return 0, workers, self.number, self.count
+        mine, order = self.hosts[self.number], list(dict.fromkeys(self.hosts))
+        local = self.hosts[: self.number].count(mine)
+        return local, self.hosts.count(mine), order.index(mine), len(order)
+
     def of(self, rank: int) -> int:
         """The number of the machine on which a rank is."""
         ends = (sum(self.workers[: number + 1]) for number in range(len(self.workers)))
         return next((number for number, end in enumerate(ends) if rank < end), self.number)
 
     def called(self, number: int) -> str:
-        """`machine 1 (node2)`."""
-        return f"machine {number} ({self.names[number]})" if self.names else f"machine {number}"
+        """`machine 1 (node2)`, or `rank 1 (node2)`."""
+        return f"{self.each} {number}" + (f" ({self.names[number]})" if self.names else "")
+
+    def where(self, number: int) -> str:
+        """`machine 1 (node2)`, or where each is a rank `node2`: where a rank is that has been named."""
+        return self.called(number) if self.each == "machine" or not self.names else self.names[number]
 
 
 ONE_MACHINE = Machines()
@@ -103,7 +133,7 @@ class Options:
     threads: per worker; None leaves it to the plan. timeout: seconds that a collective may wait.
     step_timeout: the same after the first step; None: a multiple of the slowest step so far.
     restarts: how often the workers may be started again after a fault.
-    machines: those that compute together.
+    machines: those that compute together. key_file: where their key is.
 
     Raises:
         OptionError: an option has a value that it does not take.
@@ -124,6 +154,7 @@ class Options:
     restarts: int = 0
     verbosity: Verbosity = "normal"
     machines: Machines = ONE_MACHINE
+    key_file: Path | None = None
 
     def __post_init__(self) -> None:
         one_of("--kind", self.kind, get_args(KindWord))
@@ -183,16 +214,28 @@ def shares_for(ranks: int, asked: int | None, option: str = "--shares") -> int:
     return asked or max(SHARES, ranks)
 
 
-def which_machines(count: str | None, number: str | None, meet: str | None, told: Machines) -> Machines:
-    """What `--machines`, `--machine` and `--meet` ask for; what was not typed is as `told` by the surroundings.
+def which_machines(
+    count: str | None, number: str | None, meet: str | None, tell: Callable[[int | None], Machines | None]
+) -> Machines:
+    """What `--machines`, `--machine` and `--meet` ask for.
+
+    tell: given `--machines`, what the engine tells that has started this process; asked where nothing else is typed.
 
     Raises:
         OptionError: one of them has a value that it does not take, or is missing.
     """
     if count is None and (number is not None or meet is not None):
         raise OptionError("--machines", MISSING, "given with --machine and --meet", "it is how many there are")
+    if number is None and meet is None:
+        typed = None if count is None else whole_number(count, "--machines")
+        told = tell(typed)
+        if told is not None and typed in (None, told.count):
+            return told
+        if told is not None:
+            hint = f"--machines 1 makes each a run of its own, and without --machines {told.told_by} is asked"
+            raise OptionError("--machines", count, f"{told.count}, as {told.told_by} tells", hint)
     if count is None:
-        return told
+        return ONE_MACHINE
     many = Machines(whole_number(count, "--machines"))
     if many.count == 1 and meet is None:
         return replace(many, number=whole_number(number or "0", "--machine"))

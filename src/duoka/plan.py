@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from duoka import script
-from duoka.devices import Device, choose, spec
+from duoka.devices import Choice, Device, choose, spec
 from duoka.devices.inventory import Inventory
 from duoka.errors import OptionError
 from duoka.options import (
@@ -74,6 +74,7 @@ class Plan:
     local_rank_flag: str | None = None  # --local_rank or --local-rank, where the script parses it
     self_launching: bool = False
     machines: Machines = ONE_MACHINE
+    key_file: Path | None = None
 
     @property
     def workers(self) -> int:
@@ -116,6 +117,8 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
     told = script.read(options.target)
     chosen = choose(request, inventory, visible)
     machines = options.machines
+    if machines.each == "rank":
+        chosen = _own(chosen, request, machines, visible)
     kind, reason = _kind(options, told, max(len(chosen.devices), machines.count))
     alone = told.self_launching and kind is Kind.DISTRIBUTED
     if alone and machines.count > 1:
@@ -123,7 +126,8 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
         raise OptionError("--machines", machines.count, f"1 for {options.target.name}", hint)
     workers = 1 if alone else len(chosen.devices)
     strategy, strategy_notes = _strategy(options, kind, max(workers, machines.count))
-    threads, thread_notes = _threads(options.threads, workers, inventory.cores, omp_threads, strategy == "exact")
+    here = machines.here if machines.each == "rank" else workers
+    threads, thread_notes = _threads(options.threads, here, inventory.cores, omp_threads, strategy == "exact")
     return Plan(
         target=options.target,
         kind=kind,
@@ -145,16 +149,38 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
         local_rank_flag=told.local_rank_flag,
         self_launching=alone,
         machines=machines,
+        key_file=options.key_file,
     )
 
 
-def joined(plan: Plan, workers: tuple[int, ...], names: tuple[str, ...]) -> Plan:
-    """The plan when the machines have met. workers, names: of each.
+def _own(chosen: Choice, request: spec.Request, machines: Machines, visible: str | None) -> Choice:
+    """The device of a command that is a single rank: the one of its number among those of its machine.
+
+    An engine that gives each process a device of its own shows it no other.
+
+    Raises:
+        OptionError: there is none, or it cannot be told.
+    """
+    rank, here, devices = machines.local_rank, machines.here, chosen.devices
+    if request.pick:
+        hint = f"{machines.told_by} has started a process for each rank, and each would pick by itself"
+        raise OptionError("--devices", str(request), "numbers", hint)
+    if len(devices) == 1 and (devices[0].type == "cpu" or visible is not None or here == 1):
+        return chosen
+    if rank >= len(devices) or (here not in (0, len(devices)) and str(request) != "auto"):
+        ranks = f"{here or f'more than {rank}'} ranks"
+        hint = f"{machines.told_by} has started a process for each rank"
+        raise OptionError("--devices", f"{len(devices)} for {ranks} of this machine", "one for each", hint)
+    return replace(chosen, devices=devices[rank : rank + 1])
+
+
+def joined(plan: Plan, workers: tuple[int, ...], names: tuple[str, ...], hosts: tuple[str, ...] = ()) -> Plan:
+    """The plan when the machines have met. workers, names, hosts: of each.
 
     Raises:
         OptionError: so many ranks cannot compute with the strategy exact.
     """
-    machines = replace(plan.machines, workers=workers, names=names)
+    machines = replace(plan.machines, workers=workers, names=names, hosts=hosts)
     return replace(plan, machines=machines, shares=_shares(plan.strategy, sum(workers), plan.shares or None))
 
 
@@ -254,7 +280,7 @@ def header(plan: Plan) -> str:
     how = _left_alone(plan) if plan.kind is Kind.DISTRIBUTED else f"{_how(plan)}, {_script(plan)}"
     lines = [f"{_devices(plan)}, {how}"]
     if plan.machines.count > 1:
-        lines.append(f"machine {_machine(plan.machines)}")
+        lines.append(_machine(plan.machines))
     if plan.kind is not Kind.DISTRIBUTED and not plan.is_for_one and (local := _not_as_one(plan)):
         lines.append(f"not the numbers of one device: {', '.join(local)}")
     if plan.kind_can_be_either and max(len(plan.devices), plan.machines.count) > 1:
@@ -263,9 +289,9 @@ def header(plan: Plan) -> str:
 
 
 def _machine(machines: Machines) -> str:
-    """`1 of 2, meeting at node1:29500`."""
+    """`machine 1 of 2, meeting at node1:29500`."""
     told = f" (told by {machines.told_by})" if machines.told_by else ""
-    return f"{machines.number} of {machines.count}, meeting at {machines.place}{told}"
+    return f"{machines.each} {machines.number} of {machines.count}, meeting at {machines.place}{told}"
 
 
 def _how(plan: Plan) -> str:
@@ -333,7 +359,8 @@ def details(plan: Plan) -> str:
     if plan.kind_can_be_either:
         rows.append(("", _other_kind(plan)))
     if plan.machines.count > 1:
-        rows.append(("machine", _machine(plan.machines)))
+        name, _, text = _machine(plan.machines).partition(" ")
+        rows.append((name, text))
     rows += [("device", text) for text in _device_rows(plan)]
     rows.append(("threads", f"{plan.threads} per worker" if plan.threads else "left to torch"))
     rows.append(("timeout", f"{plan.timeout:g} s for a collective"))
@@ -341,7 +368,7 @@ def details(plan: Plan) -> str:
     if plan.restarts:
         rows.append(("restarts", f"{plan.restarts} at most, after faults"))
     if plan.kind is not Kind.DISTRIBUTED and not plan.is_for_one:
-        where = "here" if plan.machines.number == 0 else "at machine 0"
+        where = "here" if plan.machines.number == 0 else f"at {plan.machines.each} 0"
         rows.append(("output", f"of rank 0 {where}, of the others in {plan.log_dir or 'a temporary directory'}"))
     rows += [("note", note) for note in plan.notes]
     return "\n".join(f"{name:<12}{text}" for name, text in rows)

@@ -111,6 +111,7 @@ def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
     _tell_stacks(stacks)
     if post.attempt.function is not None:
         forget_exit_functions()  # of the program that it was forked from, whose end this is not
+    environment.hide_key()
     environment.show_cards([_device(plan, post.rank)] if plan.kind is not Kind.DISTRIBUTED else plan.devices)
     shared = post.attempt
     if shared.gloo is not None:
@@ -156,14 +157,9 @@ def _place(plan: Plan, post: Post, port: int) -> Place:
     place = Place(post.rank, plan.world_size, shared.number, port, shared.run_id, plan.restarts)
     if machines.count == 1:
         return place
-    return replace(
-        place,
-        host=machines.host,
-        machine=machines.number,
-        machines=machines.count,
-        first=plan.ranks.start,
-        here=plan.workers,
-    )
+    local, here, host, hosts = machines.beside(plan.workers)
+    first = plan.ranks.start - local
+    return replace(place, host=machines.host, machine=host, machines=hosts, first=first, here=here)
 
 
 def _with_patience(plan: Plan) -> Plan:

@@ -19,7 +19,7 @@ from tests.flows.flow import surroundings
 # A new option is a decision: it is worth a line here, and a note in docs/decisions/.
 OPTIONS = """
     -h/--help -m -q/--quiet -v/--verbose --batch-norm --devices --dry-run --kind --loading --log-dir
-    --machine --machines --meet
+    --key-file --machine --machines --meet
     --randomness --restarts --step-timeout --strategy --shares --threads --timeout --wait
 """
 
@@ -217,9 +217,15 @@ def test_srun_tells_of_the_machines(capsys: pytest.CaptureFixture[str], monkeypa
     assert "machine     1 of 2, meeting at gpu3:" in capsys.readouterr().out
     assert main([*words, "--machines", "1", "train.py"]) == 0
     assert "machine  " not in capsys.readouterr().out
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "16")
+    for name, value in (("STEP_NUM_TASKS", 16), ("STEP_TASKS_PER_NODE", "8(x2)"), ("NODEID", 0), ("LOCALID", 1)):
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    assert main([*words, "train.py"]) == 0
+    assert "rank        1 of 16, meeting at gpu3:" in capsys.readouterr().out
+    assert main(["run", "--devices", "cpu:3", "--dry-run", "train.py"]) == 2
+    assert "--devices must be one for each, but is '3 for 8 ranks of this machine'" in capsys.readouterr().err
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "17")
     assert main([*words, "train.py"]) == 2
-    assert "the number of srun's tasks must be one for each machine" in capsys.readouterr().err
+    assert "the number of processes that Slurm tells must be at least one for each machine" in capsys.readouterr().err
 
 
 class Begun(BaseException):

@@ -15,6 +15,8 @@ from tests.flows.flow import Flow, Result, Running
 from tests.flows.group import group, until
 
 SAME_HASHES = {"PYTHONHASHSEED": "0"}  # else each command begins anew, which what is forked for a test cannot
+KEY = {"DUOKA_KEY": "a secret of the tests"}
+SAME = SAME_HASHES | KEY
 
 
 def free_place() -> str:
@@ -39,7 +41,7 @@ def start(
                 script,
                 *args,
             ],
-            env=SAME_HASHES | {"HERE": str(number)},
+            env=SAME | {"HERE": str(number)},
         )
         for number, count in enumerate(workers)
     ]
@@ -158,7 +160,7 @@ duoka: rank {number} of 2 is here
 def test_the_header_says_which_ranks_are_where_and_logs_are_named_by_rank(flow: Flow) -> None:
     script, place = flow.write("train.py", "import torch\nprint('said')\n"), free_place()
     words = ["run", "--devices", "cpu:1", "--log-dir", "logs"]
-    running = [flow.start([*words, *machine(number, 2, place), script], env=SAME_HASHES) for number in range(2)]
+    running = [flow.start([*words, *machine(number, 2, place), script], env=SAME) for number in range(2)]
     for number, one in enumerate(running):
         result = one.wait().ok()
         assert result.stderr == HEADER.format(number=number, place=place)
@@ -294,7 +296,7 @@ def test_a_machine_that_cannot_begin_says_why_to_the_others(flow: Flow) -> None:
     script, place = flow.write("train.py", "import torch\n"), free_place()
     flow.write("taken/rank1.log/x", "")
     words = ["run", "--quiet", "--devices", "cpu:1", "--log-dir", "taken"]
-    running = [flow.start([*words, *machine(number, 2, place), script], env=SAME_HASHES) for number in range(2)]
+    running = [flow.start([*words, *machine(number, 2, place), script], env=SAME) for number in range(2)]
     first, second = [one.wait() for one in running]
     assert (first.returncode, second.returncode) == (1, 2)
     assert "duoka: error: --log-dir must be a directory that can be written" in second.stderr
@@ -304,8 +306,8 @@ def test_a_machine_that_cannot_begin_says_why_to_the_others(flow: Flow) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["train.py", "--epochs", "2"], "what the script is given is ['--epochs', '1'] on machine 0"),
-        (["--batch-norm", "local", "train.py", "--epochs", "1"], "--batch-norm is 'whole' on machine 0"),
+        (["train.py", "--epochs", "2"], "what the script is given is ['--epochs', '2'] on"),
+        (["--batch-norm", "local", "train.py", "--epochs", "1"], "--batch-norm is 'local' on"),
         (["other/train.py", "--epochs", "1"], "the content of train.py is "),
     ],
 )
@@ -314,45 +316,49 @@ def test_machines_that_were_asked_for_different_things_are_refused(words: list[s
     flow.write("train.py", "import torch\n")
     flow.write("other/train.py", "import torch  # another\n")
     for_all = ["run", "--quiet", "--devices", "cpu:1"]
-    first = flow.start([*for_all, *machine(0, 2, place), "train.py", "--epochs", "1"], env=SAME_HASHES)
-    second = flow.start([*for_all, *machine(1, 2, place), *words], env=SAME_HASHES)
-    results = [first.wait(), second.wait()]
-    assert results[0] == results[1]
-    assert results[0].returncode == 2
-    assert results[0].stderr.startswith(f"duoka: error: all machines must do the same: {told}")
-
-
-def test_two_machines_with_the_same_number(flow: Flow) -> None:
-    script, place = flow.write("train.py", "import torch\n"), free_place()
-    for_all = ["run", "--quiet", "--devices", "cpu:1"]
-    numbers = [0, 1, 1]
-    running = [flow.start([*for_all, *machine(number, 3, place), script], env=SAME_HASHES) for number in numbers]
-    for result in [one.wait() for one in running]:
-        assert result.returncode == 2
-        assert result.stderr.startswith("duoka: error: --machine 1 was given on two machines: ")
+    right = ["train.py", "--epochs", "1"]
+    first = flow.start([*for_all, *machine(0, 2, place), *right], env=SAME)
+    other = flow.run([*for_all, *machine(1, 2, place), *words], env=SAME)
+    assert other.returncode == 2
+    host = socket.gethostname()
+    where = f"on machine 1 ({host}), and is not on machine 0\n"
+    assert other.stderr.startswith(f"duoka: error: all machines must do the same: {told}")
+    assert other.stderr.endswith(where)
+    flow.run([*for_all, *machine(1, 2, place), *right], env=SAME).ok()  # which is waited for
+    first.wait().ok()
 
 
 def test_nobody_waits_for_ever_for_a_machine(flow: Flow) -> None:
     script, place = flow.write("train.py", "import torch\n"), free_place()
     words = ["run", "--quiet", "--devices", "cpu:1", "--timeout", "1", *machine(0, 2, place), script]
-    alone = flow.run(words, env=SAME_HASHES)
+    alone = flow.run(words, env=SAME)
     assert alone.returncode == 1
     assert alone.stderr == (f"duoka: error: machine 0 waited in vain for machine 1: nobody came at {place} in 1 s\n")
     words[words.index("0")] = "1"
-    alone = flow.run(words, env=SAME_HASHES)
+    alone = flow.run(words, env=SAME)
     assert alone.returncode == 1
     assert f"machine 1 waited in vain for machine 0: nobody met it at {place} in 1 s" in alone.stderr
 
 
-def test_srun_starts_one_command_on_each_machine(flow: Flow) -> None:
-    script = flow.write("train.py", "import os\nimport torch\nprint('SLURM_PROCID' in os.environ)\n")
-    host, port = free_place().split(":")
-    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
-    step |= {"MASTER_ADDR": host, "MASTER_PORT": port} | SAME_HASHES
-    running = [
-        flow.start(["run", "--devices", "cpu:1", script], env=step | {"SLURM_PROCID": str(number)})
-        for number in range(2)
-    ]
+def test_without_a_key_it_is_said_what_that_means(flow: Flow) -> None:
+    script, place = flow.write("train.py", "import torch\n"), free_place()
+    words = ["run", "--quiet", "--devices", "cpu:1"]
+    running = [flow.start([*words, *machine(number, 2, place), script], env=SAME_HASHES) for number in range(2)]
     first, second = [one.wait().ok() for one in running]
-    assert first.stdout == "False\n"
-    assert f"duoka: machine 1 of 2, meeting at {host}:{port} (told by Slurm)\n" in second.stderr
+    assert "duoka: the machines have no key in common, so whoever reaches this port can take part" in first.stderr
+    assert second.stderr == ""
+
+
+def test_who_has_another_key_is_not_heard_and_does_not_matter(flow: Flow) -> None:
+    script, place = (
+        flow.write("train.py", "import os\nimport torch\nprint('DUOKA_KEY' in os.environ)\n"),
+        free_place(),
+    )
+    words = ["run", "--quiet", "--devices", "cpu:1"]
+    first = flow.start([*words, *machine(0, 2, place), script], env=SAME)
+    again = [*words, "--timeout", "2", *machine(1, 2, place), script]
+    stranger = flow.run(again, env=SAME | {"DUOKA_KEY": "another secret of the tests"})
+    assert (stranger.returncode, "it has another key" in stranger.stderr) == (1, True)
+    flow.write("key", "a secret of the tests").chmod(0o600)
+    flow.run([*words, "--key-file", "key", *machine(1, 2, place), script], env=SAME_HASHES).ok()
+    assert first.wait().ok().stdout == "False\n"

@@ -13,8 +13,12 @@ from typing import Any
 import pytest
 
 from duoka.errors import AskedError, OptionError, TimedOut
+from duoka.keys import Key
 from duoka.launchers import talk as module
-from duoka.launchers.talk import SILENT, Talk, begin
+from duoka.launchers.hello import Hello
+from duoka.launchers.lines import SILENT
+from duoka.launchers.places import open_to_all
+from duoka.launchers.talk import Talk
 from duoka.options import Machines
 
 
@@ -34,8 +38,15 @@ def closing() -> Iterator[ExitStack]:
         yield stack
 
 
-def hello(number: int, count: int = 3) -> dict[str, Any]:
-    return {"name": f"node{number}", "machines": count}
+KEY = Key(b"a secret of the tests")
+
+
+def hello(number: int, count: int = 3) -> Hello:
+    return Hello(f"node{number}", count)
+
+
+def begin(machines: Machines, key: Key = KEY) -> Talk:
+    return module.begin(machines, key)
 
 
 def each(*calls: Callable[[], Any]) -> list[Any]:
@@ -57,7 +68,7 @@ def each(*calls: Callable[[], Any]) -> list[Any]:
 
 
 def meeting(one: Talk, seconds: float = 20.0, **more: Any) -> Callable[[], Any]:
-    return lambda: one.meet(hello(one.number) | more, seconds, nobody)
+    return lambda: one.meet(replace(hello(one.number), **more), seconds, nobody)
 
 
 @pytest.fixture
@@ -107,11 +118,13 @@ def test_without_machine_0_nobody_is_heard(talks: list[Talk]) -> None:
     assert talks[1].heard("end") == {}
 
 
-def test_what_no_command_says_ends_its_line(talks: list[Talk], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONGEST", 1000)
-    talks[1].lines()[0].wire.sendall(b"[1, 2]\n")
+def test_what_no_command_says_ends_its_line(talks: list[Talk]) -> None:
+    for line in talks[0].lines():
+        line.longest = 1000
+    talks[1].lines()[0].wire.sendall(b'["end", 1, 2]\n')  # that nobody has signed
     talks[2].lines()[0].wire.sendall(b"x" * 2000)
     until(talks[:1], lambda: len(talks[0].lost) == 2)
+    assert talks[0].lost[1] == "a line that nobody has signed"
 
 
 def test_the_kernels_ask_each_other_whether_they_are_there(talks: list[Talk]) -> None:
@@ -148,13 +161,37 @@ def test_strangers_and_those_who_go_again_do_not_matter(place: Machines, closing
     assert met == met_late == [hello(number) for number in range(3)]
 
 
-def test_who_was_started_otherwise_is_refused_with_all(place: Machines, closing: ExitStack) -> None:
-    talks = [begin(replace(place, number=number)) for number in (0, 1)]
-    for one in talks:
+def refused(place: Machines, closing: ExitStack, **other: Any) -> list[Any]:
+    """What a host and two guests come to, of which the first one is refused before the second one comes."""
+    place = replace(place, count=2)
+    host, wrong, right = (begin(replace(place, number=number)) for number in (0, 1, 1))
+    for one in (host, wrong, right):
         closing.callback(one.close)
-    found = each(meeting(talks[0]), meeting(talks[1], machines=2))
-    text = "--machines is 3 on machine 0 (node0), but 2 on node1"
-    assert [(type(error), str(error)) for error in found] == [(AskedError, text)] * 2
+
+    def first_wrong() -> Any:
+        with pytest.raises(AskedError) as error:
+            wrong.meet(replace(hello(1, 2), **other), 20.0, nobody)
+        return error.value, None if place.told_by else right.meet(hello(1, 2), 20.0, nobody)
+
+    return each(lambda: host.meet(hello(0, 2), 20.0, nobody), first_wrong)
+
+
+def test_who_was_started_otherwise_is_refused_and_the_others_are_waited_for(
+    place: Machines, closing: ExitStack
+) -> None:
+    both = [hello(0, 2), hello(1, 2)]
+    met, (error, met_right) = refused(place, closing, machines=4)
+    assert str(error) == "--machines is 2 on machine 0 (node0), but 4 on node1"
+    assert met == met_right == both
+    met, (error, _) = refused(place, closing, facts={"--loading": "0123"})
+    assert (met, error.what, error.other) == (both, "--loading", 0)
+
+
+def test_where_only_the_job_has_the_key_the_first_that_differs_ends_it(place: Machines, closing: ExitStack) -> None:
+    host_error, (error, _) = refused(replace(place, told_by="Slurm"), closing, facts={"--loading": "0123"})
+    assert isinstance(host_error, AskedError)
+    assert "--loading" in str(host_error)
+    assert "--loading" in str(error)
 
 
 def test_nobody_comes(place: Machines, closing: ExitStack) -> None:
@@ -172,7 +209,7 @@ def test_nobody_comes(place: Machines, closing: ExitStack) -> None:
 
 
 def test_a_port_that_is_taken(closing: ExitStack) -> None:
-    server = closing.enter_context(module.open_to_all(0))
+    server = closing.enter_context(open_to_all(0))
     host = begin(Machines(2, 0, "localhost", server.getsockname()[1]))
     closing.callback(host.close)
     with pytest.raises(OptionError, match="--meet must be at a port that is free on machine 0, but is 'localhost:"):

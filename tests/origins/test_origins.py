@@ -35,15 +35,14 @@ MPICH = {"PMI_RANK": 1, "PMI_SIZE": 2}
     ("variables", "kind", "ranks"),
     [
         ({}, "Alone", (0, 1, 0)),
-        (TORCHRUN, "Torchrun", (3, 4, 1)),
-        ({"RANK": 0, "WORLD_SIZE": 1}, "Torchrun", (0, 1, 0)),
-        ({"RANK": 1}, "Alone", (0, 1, 0)),
-        (SRUN, "Slurm", (5, 8, 1)),
+        (TORCHRUN, "Started", (3, 4, 1)),
+        ({"RANK": 0, "WORLD_SIZE": 1}, "Alone", (0, 1, 0)),
+        (SRUN, "Started", (5, 8, 1)),
         (SRUN | {"SLURM_STEP_ID": ""}, "Alone", (0, 1, 0)),
         ({"SLURM_NTASKS": 4, "SLURM_PROCID": 0, "SLURM_JOB_ID": 3}, "Alone", (0, 1, 0)),
-        (OPEN_MPI, "Mpi", (2, 3, 0)),
-        (MPICH, "Mpi", (1, 2, 1)),
-        (SRUN | TORCHRUN, "Torchrun", (3, 4, 1)),
+        (OPEN_MPI, "Started", (2, 3, 0)),
+        (MPICH, "Started", (1, 2, 1)),
+        (SRUN | TORCHRUN, "Started", (3, 4, 1)),
     ],
     ids=str,
 )
@@ -61,7 +60,8 @@ def test_who_started_it(
     ("variables", "text"),
     [
         ({"RANK": 1, "WORLD_SIZE": 2}, "LOCAL_RANK must be set"),
-        ({"RANK": 4, "WORLD_SIZE": 4, "LOCAL_RANK": 0}, "the rank must be from 0 to 3, but is 4"),
+        ({"RANK": 1}, "WORLD_SIZE and LOCAL_RANK must be set where RANK is"),
+        ({"RANK": 4, "WORLD_SIZE": 4, "LOCAL_RANK": 0}, "the rank that torchrun tells must be from 0 to 3, but is 4"),
     ],
 )
 def test_surroundings_that_contradict_themselves(
@@ -85,7 +85,7 @@ def test_nobody_says_where_to_meet(monkeypatch: pytest.MonkeyPatch, variables: d
 
 def test_ranks_of_one_machine_know_who_started_them(flow: Flow) -> None:
     """A process of MPI's, with a shell between it and one of the ranks."""
-    rank = flow.write("rank.py", "from duoka.origins.mpi import _starter\nprint(_starter())\n")
+    rank = flow.write("rank.py", "from duoka.engines.mpi import _starter\nprint(_starter())\n")
     starter = flow.write(
         "hydra_pmi_proxy.py",
         f"""
@@ -154,7 +154,7 @@ def test_ranks_of_one_machine_share_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_ranks_of_several_machines_have_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr("duoka.origins.meeting._machine", lambda: secrets.token_hex(8))
+    monkeypatch.setattr("duoka.origins.meeting.machine_name", lambda: secrets.token_hex(8))
     assert met() == {0: (1, False, [3, 3]), 1: (1, False, [3, 3])}
 
 

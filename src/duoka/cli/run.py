@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from duoka import environment, options, slurm
+from duoka import engines, environment, options
 from duoka.cli.words import arrange, check_habits, check_times, with_values
 from duoka.devices import inventory
 from duoka.devices.locks import Locks
@@ -85,6 +85,12 @@ GROUPS: Groups = (
                 ["--meet"],
                 metavar="HOST:PORT",
                 help="Where the machines meet: the name or address of machine 0, and a port that is free there.",
+            ),
+            click.Option(
+                ["--key-file"],
+                type=click.Path(path_type=Path),
+                metavar="FILE",
+                help="A secret that all machines have, by which they know each other. [default: DUOKA_KEY]",
             ),
             click.Option(
                 ["--threads"],
@@ -216,8 +222,8 @@ def run(
     if not words:
         raise click.UsageError("a script is missing; for example: duoka run train.py", click.get_current_context())
     target = Target(words[0], words[1:], is_module)
-    told = slurm.machines() if machines is None else ONE_MACHINE
-    opts = asked_for(target, machines=options.which_machines(machines, machine, meet, told), **asked)
+    several = options.which_machines(machines, machine, meet, engines.machines)
+    opts = asked_for(target, machines=several, **asked)
     limit = 0.0 if wait is None else options.seconds(wait, "--wait")
     if dry_run:
         click.echo(details(_decide(opts)))
@@ -285,6 +291,8 @@ def asked_for(
 
 
 def _show(plan: Plan) -> None:
+    if plan.machines.each == "rank" and plan.machines.number > 0:
+        return
     if plan.verbosity == "normal":
         print(header(plan), file=sys.stderr, flush=True)
     elif plan.verbosity == "verbose":

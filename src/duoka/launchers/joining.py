@@ -10,21 +10,28 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from duoka import __version__, environment
-from duoka.errors import AskedError, DuokaError
+from duoka.errors import MISSING, AskedError, DuokaError
+from duoka.keys import Key, key_of
+from duoka.launchers.hello import Differs, Hello
 from duoka.launchers.machines import Alone, Several
-from duoka.launchers.talk import LOST, Hello, begin
+from duoka.launchers.talk import LOST, Talk, begin
+from duoka.machine_name import machine_name
 from duoka.plan import Plan, joined
 from duoka.script.files import sources
 
 TO_SAY = 3.0  # seconds after which it is said for whom this machine waits
 SIOCGIFADDR = 0x8915
+WITHOUT_KEY = (
+    "the machines have no key in common, so whoever reaches this port can take part in the run and read what it "
+    "computes; DUOKA_KEY or --key-file, the same on all, closes it"
+)
 
 
 @contextmanager
@@ -40,18 +47,31 @@ def together(plan: Plan, say: Callable[[str], None]) -> Iterator[tuple[Plan, str
     if plan.machines.count == 1:
         yield plan, secrets.token_hex(8), Alone()
         return
-    talk = begin(plan.machines)
+    key = key_of(plan.machines, plan.key_file)
+    if not key.is_given and plan.machines.number == 0:
+        say(WITHOUT_KEY)
+    talk, facts = begin(plan.machines, key), _facts(plan)
     try:
-        hellos = talk.meet(_hello(plan), plan.timeout, _patiently(say))
-        names = tuple(str(one["name"]) for one in hellos)
-        _check_same([one["facts"] for one in hellos], replace(plan.machines, names=names).called)
-        plan = joined(plan, tuple(one["workers"] for one in hellos), names)
-        yield plan, hellos[0]["run"], Several(talk, plan, device_of(talk.address))
+        hellos = _met(talk, plan, facts, say)
+        plan = replace(plan, machines=replace(plan.machines, host=talk.host))
+        workers, names, hosts = zip(*((one.workers, one.name, one.host) for one in hellos), strict=True)
+        plan = joined(plan, workers, names, hosts)
+        yield plan, hellos[0].run, Several(talk, plan, device_of(talk.address))
     except DuokaError as error:
         talk.say(LOST, str(error))
         raise
     finally:
         talk.close()
+
+
+def _met(talk: Talk, plan: Plan, facts: Mapping[str, Any], say: Callable[[str], None]) -> list[Hello]:
+    """Meet. What differs is told in each machine's own words: what a script is given is not sent to others."""
+    try:
+        return talk.meet(_hello(plan, talk.key, facts), plan.timeout, _patiently(say))
+    except Differs as error:
+        here = f"{facts.get(error.what, MISSING)!r} on {plan.machines.called(plan.machines.number)} ({_host_name()})"
+        other = plan.machines.called(error.other)
+        raise AskedError(f"all machines must do the same: {error.what} is {here}, and is not on {other}") from None
 
 
 def _patiently(say: Callable[[str], None]) -> Callable[[str], None]:
@@ -66,14 +86,22 @@ def _patiently(say: Callable[[str], None]) -> Callable[[str], None]:
     return waits
 
 
-def _hello(plan: Plan) -> Hello:
-    return {
-        "name": socket.gethostname(),
-        "machines": plan.machines.count,
-        "workers": plan.workers,
-        "run": secrets.token_hex(8),
-        "facts": json.loads(json.dumps(_facts(plan))),
-    }
+def _hello(plan: Plan, key: Key, facts: Mapping[str, Any]) -> Hello:
+    device = plan.devices[0].uuid if plan.machines.each == "rank" else ""
+    return Hello(
+        name=_host_name(),
+        machines=plan.machines.count,
+        each=plan.machines.each,
+        workers=plan.workers,
+        run=secrets.token_hex(8),
+        host=key.sign(b"host", machine_name().encode()),
+        device=device and key.sign(b"device", device.encode()),
+        facts={what: key.sign(b"fact", what.encode(), json.dumps(value).encode()) for what, value in facts.items()},
+    )
+
+
+def _host_name() -> str:
+    return socket.gethostname()
 
 
 def _facts(plan: Plan) -> dict[str, Any]:
@@ -99,15 +127,6 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "--threads": plan.threads if plan.strategy == "exact" else None,
         "the type of the devices": plan.devices[0].type,
     }
-
-
-def _check_same(facts: Sequence[Mapping[str, Any]], called: Callable[[int], str]) -> None:
-    for number, other in enumerate(facts):
-        for what in {**facts[0], **other}:
-            first, second = facts[0].get(what), other.get(what)
-            if first != second:
-                where = f"{first!r} on {called(0)}, but {second!r} on {called(number)}"
-                raise AskedError(f"all machines must do the same: {what} is {where}")
 
 
 def device_of(address: str) -> str | None:

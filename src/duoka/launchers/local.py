@@ -14,7 +14,6 @@ import os
 import random
 import secrets
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ from duoka.launchers.heir import heir
 from duoka.launchers.joining import together
 from duoka.launchers.machines import Alone
 from duoka.launchers.output import Outputs
+from duoka.launchers.places import open_to
 from duoka.launchers.report import Scene, report
 from duoka.launchers.restarts import with_restarts
 from duoka.launchers.signals import Signals
@@ -45,7 +45,6 @@ from duoka.launchers.stuck import (
     look_closer,
     waiting_in_vain,
 )
-from duoka.launchers.talk import open_to_all
 from duoka.launchers.verdict import Verdict, agreed, is_consequence, is_gloos, judge
 from duoka.plan import Kind, Machines, Plan
 from duoka.worker import Attempt, Observer, Unobserved
@@ -63,6 +62,10 @@ NEVER = 1e9  # seconds
 
 def _tell(text: str) -> None:
     print(text, end="", file=sys.stderr, flush=True)
+
+
+def _tell_nobody(text: str) -> None:
+    """Of what rank 0's command tells of all ranks."""
 
 
 def _note(text: str) -> None:
@@ -100,18 +103,19 @@ def run_local(plan: Plan) -> int:
     """
     try:
         with together(plan, _note) as (plan, run_id, others), _outputs(plan) as outputs:
-            if plan.machines.count > 1 and plan.verbosity != "quiet":
+            if plan.machines.count > 1 and plan.machines.each == "machine" and plan.verbosity != "quiet":
                 is_or_are = "is" if plan.workers == 1 else "are"
                 _note(f"{name_ranks(list(plan.ranks))} of {plan.world_size} {is_or_are} here")
             import_once(plan)
             with Signals() as signals:
                 run = Run(plan, run_id, outputs, signals, others=others)
+                tells_all = plan.machines.each == "machine" or plan.machines.number == 0
 
                 def again(number: int) -> Verdict:
                     outputs.begin(number)
                     return attempt(run, number)
 
-                return with_restarts(again, plan.restarts, signals, run.tell)
+                return with_restarts(again, plan.restarts, signals, run.tell if tells_all else _tell_nobody)
     except KeyboardInterrupt:  # before there was a worker
         print("duoka: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -174,10 +178,17 @@ def attempt(run: Run, number: int) -> Verdict:
                 crew.end()
             verdict = replace(judge(crew.workers, stuck, asked), saved=board.saved())
             verdict = others.conclude(verdict, crew)
-        run.tell(report(verdict, Scene(plan, board, crew.workers, run.outputs)))
+        if _is_to_tell(plan.machines, verdict):
+            run.tell(report(verdict, Scene(plan, board, crew.workers, run.outputs)))
         return verdict
     finally:
         crew.close()
+
+
+def _is_to_tell(machines: Machines, verdict: Verdict) -> bool:
+    """Whether this command tells of the end: where each is for one rank, the one whose rank it was, or the first."""
+    own = verdict.why not in ("elsewhere", "agreed", "stopped")
+    return machines.each == "machine" or machines.number == 0 or own
 
 
 def _entropy(run: Run, number: int) -> int:
@@ -311,11 +322,11 @@ def _store(machines: Machines) -> Iterator[int]:
     if machines.number > 0:
         yield 0
         return
-    alone = machines.count == 1
-    listener = socket.create_server((environment.LOOPBACK, 0), backlog=1024) if alone else open_to_all(0)
+    host = environment.LOOPBACK if machines.count == 1 else machines.host
+    listener = open_to(host, 0)
     port = listener.getsockname()[1]
     store = TCPStore(
-        environment.LOOPBACK,
+        host,
         port,
         is_master=True,
         wait_for_workers=False,

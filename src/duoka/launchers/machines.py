@@ -189,7 +189,7 @@ class Several(Alone):
         why = self._talk.lost.get(chosen, "it does not say how its ranks ended")
         gone = Told("gone", 1, f"{self._called(chosen)} is gone: {why}", Doubt.GONE)
         one = told.get(chosen, gone)
-        words = one.cause if one is gone else f"{one.cause} (on {self._called(chosen)})"
+        words = one.cause if one is gone else f"{one.cause} (on {self._plan.machines.where(chosen)})"
         return self._elsewhere(verdict, one.code, Elsewhere(words, one.fault), saved)
 
     def _elsewhere(self, verdict: Verdict, code: int, elsewhere: Elsewhere, saved: int | None) -> Verdict:

@@ -154,7 +154,7 @@ def _afar(stuck: Stuck, scene: Scene) -> str:
     there: dict[int, list[int]] = {}
     for rank in stuck.afar:
         there.setdefault(machines.of(rank), []).append(rank)
-    who = [f"{name_ranks(ranks)} on {machines.called(number)}" for number, ranks in there.items()]
+    who = [f"{name_ranks(ranks)} on {machines.where(number)}" for number, ranks in there.items()]
     return f"; {', '.join(who)} {'has' if len(stuck.afar) == 1 else 'have'} not come to it" if who else ""
 
 

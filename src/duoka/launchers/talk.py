@@ -1,8 +1,8 @@
 """What the commands of a run's machines say to each other.
 
 Machine 0 listens where they meet, and each of the others keeps a line to it. Whatever one says goes through machine
-0 to all, the one itself included, so that all hear everything in the same order. What is said is JSON: reading it
-runs no code.
+0 to all, the one itself included, so that all hear everything in the same order. How a line is kept to those who
+have the run's key is in `lines`.
 
 A machine is lost at once when its command ends or is killed, as its line ends then. One that loses its power or its
 network is lost after `SILENT` seconds: the kernels ask each other whether they are there, however busy the commands
@@ -11,25 +11,28 @@ are.
 
 from __future__ import annotations
 
-import json
 import selectors
 import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from duoka.errors import AskedError, OptionError, TimedOut
+from duoka.errors import AskedError, TimedOut
+from duoka.keys import Key
+from duoka.launchers.hello import Differs, Hello, refusal_of
+from duoka.launchers.lines import LONGEST, TO_SEND, Challenge, Line, WrongKey, answer
+from duoka.launchers.places import find, listen
 from duoka.options import Machines
+from duoka.printable import printable
 
-SILENT = 30  # seconds
-TO_SEND = 5.0  # seconds that a line of some hundred bytes may take to be on its way
-LONGEST = 1 << 22  # bytes of one line: who sends more is no command of duoka's
 PAUSE = 0.5  # seconds between two attempts to reach machine 0
+STRANGERS = 64  # connections of which it is not known whose they are
+TO_GREET = 5.0  # seconds that each of them has to say who it is
 LOST = "lost"
 
-Hello = dict[str, Any]  # what a command says first; its "name" is the host's
 Waits = Callable[[str], None]  # told for whom or what it waits
 
 
@@ -46,8 +49,8 @@ class Talk(ABC):
     number: of this machine. lost: the machines that are gone, and why.
     """
 
-    def __init__(self, machines: Machines) -> None:
-        self.machines, self.number = machines, machines.number
+    def __init__(self, machines: Machines, key: Key) -> None:
+        self.machines, self.number, self.key = machines, machines.number, key
         self.lost: dict[int, str] = {}
         self._said: dict[str, dict[int, Said]] = {}
         self._selector = selectors.EpollSelector()
@@ -59,6 +62,7 @@ class Talk(ABC):
         Raises:
             TimedOut: not all came.
             AskedError: they were not started to compute together.
+            Differs: they were not started to do the same.
             OptionError: machine 0 cannot listen there.
         """
 
@@ -74,6 +78,11 @@ class Talk(ABC):
     @abstractmethod
     def address(self) -> str:
         """This machine's, as the others see it."""
+
+    @property
+    @abstractmethod
+    def host(self) -> str:
+        """Machine 0's address, as this one reaches it."""
 
     def heard(self, what: str) -> Mapping[int, Said]:
         """What machines have said under this name, in the order in which all heard it."""
@@ -108,133 +117,153 @@ class Talk(ABC):
             self._said.setdefault(what, {})[number] = Said(value, time.monotonic())
 
 
-class Line:
-    """A connection on which lines of JSON come and go, each of three things: what, a machine's number, a value."""
+class Stranger:
+    """Somebody who has connected, and of whom it is not yet known who they are."""
 
-    def __init__(self, wire: socket.socket) -> None:
-        self.wire, self._heard = wire, bytearray()
-        wire.settimeout(TO_SEND)
-        quarter = SILENT // 4
-        for level, name, value in (
-            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, quarter),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, quarter),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT * 1000),
-            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        ):
-            wire.setsockopt(level, name, value)
+    def __init__(self, wire: socket.socket, key: Key) -> None:
+        self.line, self.since = Line(wire), time.monotonic()
+        self._challenge = Challenge(self.line, key)
+        self._number = -1
 
-    @property
-    def address(self) -> str:
-        """This end's."""
-        return str(self.wire.getsockname()[0]).removeprefix("::ffff:")
-
-    def send(self, what: str, number: int, value: Any) -> None:
-        """Raises OSError where the connection is no more."""
-        self.wire.sendall(json.dumps([what, number, value]).encode() + b"\n")
-
-    def receive(self) -> list[tuple[str, int, Any]]:
-        """What has come, when something has.
+    def hello(self) -> tuple[int, Hello] | None:
+        """The number and the hello, when they have come from somebody who has the key.
 
         Raises:
-            OSError: the connection is no more.
-            ValueError: no command of duoka's sends this.
+            OSError: they are gone, or have not the key.
+            ValueError: it is no command of duoka's.
         """
-        came = self.wire.recv(1 << 16)
-        if not came:
-            raise ConnectionError("its command has ended")
-        self._heard += came
-        *lines, rest = bytes(self._heard).split(b"\n")
-        self._heard = bytearray(rest)
-        if len(rest) > LONGEST:
-            raise ValueError("a line without an end")
-        return [self._read(line) for line in lines]
-
-    @staticmethod
-    def _read(line: bytes) -> tuple[str, int, Any]:
-        what, number, value = json.loads(line)
-        if not isinstance(what, str) or not isinstance(number, int):
-            raise ValueError("not what a command says")
-        return what, number, value
+        for what, number, value in self.line.receive():
+            if self.line.is_secured:
+                if what != "hello" or number != self._number:
+                    raise ValueError("not what a command says first")
+                return number, Hello.of(value)
+            if what != "answer":
+                raise ValueError("not what a command says first")
+            self._number = number
+            self._challenge.take(value)
+        return None
 
 
 class Host(Talk):
     """Machine 0, where all is passed on."""
 
-    def __init__(self, machines: Machines) -> None:
-        super().__init__(machines)
+    def __init__(self, machines: Machines, key: Key) -> None:
+        super().__init__(machines, key)
         self._lines: dict[int, Line] = {}
+        self._strangers: list[Stranger] = []
+        self._turned_away = ""
 
     def meet(self, hello: Hello, seconds: float, waits: Waits) -> list[Hello]:
         deadline = time.monotonic() + seconds
         met = {self.number: hello}
-        strangers: list[Line] = []
         try:
             with listen(self.machines) as listener:
                 self._selector.register(listener, selectors.EVENT_READ)
                 while missing := [number for number in range(self.machines.count) if number not in met]:
                     left = deadline - time.monotonic()
-                    names = " and ".join(f"machine {number}" for number in missing)
-                    waits(f"waiting for {names} at {self.machines.place}")
+                    names = self._named(missing)
+                    waits(f"waiting for {names} at {self.machines.place}{self._turned_away}")
                     if left <= 0:
-                        where = f"at {self.machines.place} in {seconds:g} s"
-                        raise TimedOut(f"machine 0 waited in vain for {names}: nobody came {where}")
+                        me, where = self.machines.called(0), f"at {self.machines.place} in {seconds:g} s"
+                        raise TimedOut(f"{me} waited in vain for {names}: nobody came {where}{self._turned_away}")
                     for key, _ in self._selector.select(min(left, PAUSE)):
                         if key.fileobj is listener:
-                            with suppress(OSError):  # who has gone again
-                                strangers.append(Line(listener.accept()[0]))
-                                self._selector.register(strangers[-1].wire, selectors.EVENT_READ, strangers[-1])
-                        else:
+                            self._let_in(listener)
+                        elif isinstance(key.data, Stranger):
                             self._greet(key.data, met)
+                        else:
+                            self._see_gone(key.data, met)
+                    self._send_away(time.monotonic() - TO_GREET)
                 self._selector.unregister(listener)
             hellos = [met[number] for number in sorted(met)]
-            self._pass_on("met", 0, hellos)
+            self._pass_on("met", 0, [asdict(one) for one in hellos])
             return hellos
         except AskedError as error:
-            self._pass_on("refused", 0, str(error))
+            self._pass_on("refused", 0, ["", str(error)])
             raise
         finally:
-            for line in strangers:
-                if self._number_of(line) is None:
-                    self._drop(line)
+            while self._strangers:
+                self._drop_stranger(self._strangers[0])
+
+    def _named(self, missing: list[int]) -> str:
+        """`machine 1 and machine 2`; not all of many."""
+        named = [f"{self.machines.each} {number}" for number in missing[:8]]
+        return " and ".join(named) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
 
     @property
     def address(self) -> str:
         return next(iter(self._lines.values())).address
 
-    def _greet(self, line: Line, met: dict[int, Hello]) -> None:
-        """Take in who has come; who goes again before all are here may come another time."""
+    @property
+    def host(self) -> str:
+        return self.address
+
+    def _let_in(self, listener: socket.socket) -> None:
+        """Take a connection; where there are too many, the one that has said nothing for longest goes."""
+        try:
+            wire = listener.accept()[0]
+        except OSError:  # who has gone again; or this process may open no more, and somebody has to go first
+            wire = None
+        if wire is None or len(self._strangers) >= STRANGERS:
+            self._drop_stranger(*self._strangers[:1])
+        if wire is not None:
+            try:
+                stranger = Stranger(wire, self.key)
+            except OSError:
+                wire.close()
+                return
+            self._strangers.append(stranger)
+            self._selector.register(wire, selectors.EVENT_READ, stranger)
+
+    def _greet(self, stranger: Stranger, met: dict[int, Hello]) -> None:
+        """Hear who it is; whoever is none of the run's is let go, and the others are waited for."""
+        if stranger not in self._strangers:  # it had to go meanwhile
+            return
+        try:
+            said = stranger.hello()
+        except (OSError, ValueError, TypeError) as error:
+            if isinstance(error, WrongKey):
+                self._turned_away = f"; {printable(error)}: give all the same, by DUOKA_KEY or --key-file"
+            self._drop_stranger(stranger)
+            return
+        if said is None:
+            return
+        number, hello = said
+        refusal = refusal_of(number, hello, met, self.machines)
+        if refusal is None:
+            self._strangers.remove(stranger)
+            stranger.line.longest = LONGEST
+            self._lines[number], met[number] = stranger.line, hello
+            self._selector.modify(stranger.line.wire, selectors.EVENT_READ, stranger.line)
+            return
+        differs = refusal.what if isinstance(refusal, Differs) else ""
+        with suppress(OSError):
+            stranger.line.send("refused", 0, [differs, str(refusal)])
+        who = f"{self.machines.each} {number} ({hello.name})"
+        self._turned_away = f"; {who} came and was refused: {refusal}"
+        self._drop_stranger(stranger)
+        if self.machines.told_by and self.key.is_given:  # only this very job has its key, so nobody else will come
+            raise refusal
+
+    def _see_gone(self, line: Line, met: dict[int, Hello]) -> None:
+        """Who goes again before all are here may come another time."""
         number = self._number_of(line)
         try:
-            for what, said, hello in line.receive():
-                if what == "hello" and number is None:
-                    self._lines[said] = self._admitted(said, line, hello, met)
-                    met[said] = hello
-        except (OSError, ValueError, TypeError, KeyError):
+            line.receive()
+        except (OSError, ValueError):
             self._drop(line)
             if number is not None:
                 del self._lines[number], met[number]
 
-    def _admitted(self, number: int, line: Line, hello: Hello, met: dict[int, Hello]) -> Line:
-        """The line, if it is one of the run's.
+    def _send_away(self, since: float) -> None:
+        """Let those go that have been strangers since then."""
+        for stranger in [one for one in self._strangers if one.since < since]:
+            self._drop_stranger(stranger)
 
-        Raises:
-            AskedError: it is not.
-        """
-        here, count = met[0]["name"], self.machines.count
-        text = ""
-        if not 0 < number < max(count, hello["machines"]):
-            raise ValueError("no number of a machine")
-        if hello["machines"] != count:
-            text = f"--machines is {count} on machine 0 ({here}), but {hello['machines']} on {hello['name']}"
-        elif number in met:
-            text = f"--machine {number} was given on two machines: {met[number]['name']} and {hello['name']}"
-        if not text:
-            return line
-        with suppress(OSError):
-            line.send("refused", 0, text)
-        raise AskedError(text)
+    def _drop_stranger(self, *strangers: Stranger) -> None:
+        for stranger in strangers:
+            self._strangers.remove(stranger)
+            self._drop(stranger.line)
 
     def say(self, what: str, value: Any) -> None:
         self._pass_on(what, self.number, value)
@@ -278,42 +307,49 @@ class Host(Talk):
 class Guest(Talk):
     """Any other machine."""
 
-    def __init__(self, machines: Machines) -> None:
-        super().__init__(machines)
+    def __init__(self, machines: Machines, key: Key) -> None:
+        super().__init__(machines, key)
         self._line: Line | None = None
 
     def meet(self, hello: Hello, seconds: float, waits: Waits) -> list[Hello]:
         deadline = time.monotonic() + seconds
-        why = "it did not answer"
+        why, host = "it did not answer", f"{self.machines.each} 0"
         while (left := deadline - time.monotonic()) > 0:
-            waits(f"waiting for machine 0 at {self.machines.place}: {why}")
+            waits(f"waiting for {host} at {self.machines.place}: {why}")
             try:
                 return self._met(hello, deadline, min(left, TO_SEND), waits)
             except (OSError, ValueError) as error:
-                why = _words(error)
+                why = printable(_words(error))
                 time.sleep(min(left, PAUSE))
-        text = f"machine {self.number} waited in vain for machine 0: nobody met it at {self.machines.place}"
+        text = (
+            f"{self.machines.called(self.number)} waited in vain for {host}: nobody met it at {self.machines.place}"
+        )
         raise TimedOut(f"{text} in {seconds:g} s; {why}")
 
     def _met(self, hello: Hello, deadline: float, seconds: float, waits: Waits) -> list[Hello]:
-        line = Line(socket.create_connection((self.machines.host, self.machines.port), seconds))
+        line = Line(socket.create_connection(find(self.machines, seconds), seconds))
         try:
-            line.send("hello", self.number, hello)
+            answer(line, self.key, self.number)
+            line.longest = LONGEST
+            line.send("hello", self.number, asdict(hello))
             line.wire.settimeout(PAUSE)
             while time.monotonic() < deadline:
-                waits(f"waiting for the other machines at {self.machines.place}")
+                waits(f"waiting for the other {self.machines.each}s at {self.machines.place}")
                 with suppress(TimeoutError):
                     for said in line.receive():
                         self._hear(*said)
                 if refused := self.heard("refused"):
-                    raise AskedError(refused[0].value)
+                    raise self._refused(*refused[0].value)
                 if met := self.heard("met"):
                     self._line = self._kept(line)
-                    return list(met[0].value)
+                    return [Hello.of(one) for one in met[0].value]
         finally:
             if self._line is None:
                 line.wire.close()
-        raise TimeoutError("not all machines came")
+        raise TimeoutError(f"not all {self.machines.each}s came")
+
+    def _refused(self, what: str, text: str) -> AskedError:
+        return Differs(printable(what), 0, f"{self.machines.each} 0") if what else AskedError(printable(text))
 
     def _kept(self, line: Line) -> Line:
         line.wire.settimeout(TO_SEND)
@@ -324,6 +360,11 @@ class Guest(Talk):
     def address(self) -> str:
         assert self._line is not None
         return self._line.address
+
+    @property
+    def host(self) -> str:
+        assert self._line is not None
+        return self._line.peer
 
     def say(self, what: str, value: Any) -> None:
         if self._line is not None:
@@ -355,26 +396,6 @@ def _words(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def listen(machines: Machines) -> socket.socket:
-    """A socket at the place where they meet, open to all networks of this machine.
-
-    Raises:
-        OptionError: the port is taken.
-    """
-    try:
-        return open_to_all(machines.port)
-    except OSError as error:
-        raise OptionError("--meet", machines.place, "at a port that is free on machine 0", str(error)) from None
-
-
-def open_to_all(port: int) -> socket.socket:
-    """A listening socket at a port (0: any) of all networks of this machine."""
-    if socket.has_dualstack_ipv6():
-        with suppress(OSError):
-            return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
-    return socket.create_server(("", port), backlog=1024)
-
-
-def begin(machines: Machines) -> Talk:
-    """This machine's end."""
-    return Host(machines) if machines.number == 0 else Guest(machines)
+def begin(machines: Machines, key: Key) -> Talk:
+    """This machine's end. key: of the run."""
+    return Host(machines, key) if machines.number == 0 else Guest(machines, key)

@@ -1,9 +1,8 @@
 """How this process was started, and so which rank it is: one file for each way.
 
 forked     by `duoka run` or `duoka.launch`, which hand over everything themselves
-torchrun   by torchrun, or by anything else that sets RANK and WORLD_SIZE
-slurm      by srun
-mpi        by mpirun or mpiexec
+grouped    torch.distributed is initialized already, by Ray Train or by the script
+started    by an engine: torchrun, mpirun, srun, jsrun, Kubernetes (`duoka.engines`)
 alone      by nobody: `python train.py`
 """
 
@@ -11,14 +10,12 @@ from __future__ import annotations
 
 from duoka.origins.alone import Alone
 from duoka.origins.base import Origin
-from duoka.origins.mpi import Mpi
-from duoka.origins.slurm import Slurm
-from duoka.origins.torchrun import Torchrun
+from duoka.origins.grouped import Grouped
+from duoka.origins.started import Started
 
 __all__ = ["Origin", "find"]
 
-# In this order: srun may start torchrun, whose word is then the later one.
-ORIGINS: tuple[type[Origin], ...] = (Torchrun, Mpi, Slurm, Alone)
+ORIGINS: tuple[type[Origin], ...] = (Grouped, Started, Alone)
 
 
 def find() -> Origin:

@@ -5,25 +5,22 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
-import socket
 import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from duoka import environment
 from duoka.board import SEAT, Board
 from duoka.errors import TimedOut
+from duoka.machine_name import SHARED_MEMORY, machine_name
 from duoka.view import nearby
 from duoka.view.collectives import ProcessCollectives, Seat
 from duoka.view.far import FarCollectives
 from duoka.view.nearby import Nearby
-
-SHARED_MEMORY = "/dev/shm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ def meet(store: Store, rank: int, world_size: int, timeout: float) -> Meeting:
     Raises:
         TimedOut: not all ranks came.
     """
-    machines = _told(store, "machine", rank, world_size, _machine(), timeout)
+    machines = _told(store, "machine", rank, world_size, machine_name(), timeout)
     here = machines.count(machines[rank])
     memory = None
     if here == world_size:
@@ -75,16 +72,6 @@ def meet(store: Store, rank: int, world_size: int, timeout: float) -> Meeting:
     seats, slots = memory
     seat = Board(seats, range(world_size)).seat(rank)
     return Meeting(store, seat, Nearby(slots, rank, world_size, timeout), here)
-
-
-def _machine() -> str:
-    """A name that no other running machine has: host names are given twice, and a container has one of its own."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        memory = os.stat(SHARED_MEMORY)
-    except OSError:
-        return secrets.token_hex(16)
-    return f"{socket.gethostname()} {boot} {memory.st_dev}"
 
 
 def _told(store: Store, what: str, rank: int, world_size: int, value: str, timeout: float) -> list[str]:

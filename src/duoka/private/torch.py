@@ -242,6 +242,11 @@ def all_groups() -> list[Any]:
     return list(_c10d._world.pg_map)
 
 
+def store_of_default_group() -> Any:
+    """Where the ranks of init_process_group met. Public: a store that is handed to it."""
+    return _c10d._get_default_store()
+
+
 def flight_recorders() -> list[Callable[..., bytes]]:
     """What gloo's and NCCL's recorders hold, if this build has them. Public: files, written at a timeout."""
     names = ("_dump_fr_trace", "_dump_nccl_trace")

@@ -143,6 +143,8 @@ def choose_device(asked: str | torch.device, origin: Origin) -> torch.device:
     index: int | None = device.index
     if index is None:
         index = origin.local_rank if origin.device is None else 0
+        if count == 1 and environment.visible_cards() is not None:  # an engine shows each process its own
+            index = 0
     if index >= count:
         raise DeviceError(f"local rank {origin.local_rank} has no {device.type} device: there are {count}")
     if device.type != "mps":

@@ -1,0 +1,37 @@
+"""LSF: what jsrun tells a task of its resource sets."""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+from duoka import environment
+from duoka.engines.part import Local, Part
+
+NAME = "LSF"
+HOW = "jsrun --rs_per_host 1 duoka run train.py"
+
+
+def found() -> Part | None:
+    """What jsrun tells; None where it has not started this process."""
+    rank, count = environment.number("JSM_NAMESPACE_RANK"), environment.number("JSM_NAMESPACE_SIZE")
+    if rank is None or count is None:
+        return None
+    names = ("JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE")
+    local_rank, here = map(environment.number, names)
+    job = f"{environment.variable('LSB_JOBID')} {environment.variable('JSM_NAMESPACE_ID')}"
+    port = environment.port_of(zlib.crc32(job.encode()))
+    hosts = _hosts()
+    place = environment.master(port) or (hosts[0] if hosts else "", port)
+    local = None if local_rank is None else Local(local_rank, here)
+    return Part(NAME, rank, count, local, len(hosts) or None, *place, job=job, home=True, how=HOW)
+
+
+def _hosts() -> list[str]:
+    """The job's hosts, in the order of ranks. The first line of the file is the one where the batch script runs."""
+    path = environment.variable("LSB_DJOB_RANKFILE")
+    with suppress(OSError):
+        if path is not None:
+            return list(dict.fromkeys(Path(path).read_text().split()[1:]))
+    return []

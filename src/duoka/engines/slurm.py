@@ -1,0 +1,75 @@
+"""Slurm: what srun tells a task of the job step that it belongs to."""
+
+from __future__ import annotations
+
+import re
+
+from duoka import environment
+from duoka.engines.part import Local, Part
+from duoka.errors import OptionError
+
+NAME = "Slurm"
+HOW = "srun --ntasks-per-node 1 duoka run train.py"
+
+
+def found() -> Part | None:
+    """What srun tells; None outside of a job step.
+
+    Only a step has tasks that know of each other: in `salloc`, and in a batch script without srun, the same job
+    variables are set, but the process is alone.
+
+    Raises:
+        OptionError: Slurm does not say on which machine the first task is.
+    """
+    tasks, rank = environment.number("SLURM_STEP_NUM_TASKS"), environment.number("SLURM_PROCID")
+    if environment.number("SLURM_STEP_ID") is None or tasks is None or rank is None:
+        return None
+    machines = environment.number("SLURM_STEP_NUM_NODES") or environment.number("SLURM_NNODES") or 1
+    local_rank, here = environment.number("SLURM_LOCALID"), _here()
+    local = None if local_rank is None else Local(local_rank, here if here is None or here > local_rank else None)
+    host, port = _place() if tasks > 1 else ("", 0)
+    return Part(NAME, rank, tasks, local, machines, host, port, job=_job(), home=True, how=HOW)
+
+
+def idle_machines() -> int:
+    """How many machines of a batch script's own allocation a command leaves idle that srun has not started."""
+    if environment.number("SLURM_JOB_ID") is None or environment.number("SLURM_STEP_ID") is not None:
+        return 0
+    return max(0, (environment.number("SLURM_JOB_NUM_NODES") or environment.number("SLURM_NNODES") or 1) - 1)
+
+
+def _job() -> str:
+    job, step = environment.variable("SLURM_JOB_ID"), environment.variable("SLURM_STEP_ID")
+    return f"{job}.{step}.{environment.number('SLURM_RESTART_COUNT') or 0}"
+
+
+def _here() -> int | None:
+    """How many tasks this machine has, from Slurm's short form for all machines: `2(x3),1`."""
+    every = environment.variable("SLURM_STEP_TASKS_PER_NODE")
+    if every is None:
+        return None
+    counts = [
+        int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", every) for _ in range(int(times or 1))
+    ]
+    node = environment.number("SLURM_NODEID") or 0
+    return counts[node] if node < len(counts) else None
+
+
+def _place() -> tuple[str, int]:
+    """Where all tasks of the step can meet: a name of the first one's machine, and a port."""
+    job, step = environment.number("SLURM_JOB_ID") or 0, environment.number("SLURM_STEP_ID") or 0
+    port = environment.port_of(job * 16 + step)
+    nodes = environment.variable("SLURM_STEP_NODELIST") or environment.variable("SLURM_JOB_NODELIST")
+    return environment.master(port) or (first_node(nodes or environment.LOOPBACK), port)
+
+
+def first_node(nodes: str) -> str:
+    """The first name in Slurm's short form of a list: `gpu[003-005,9],cpu1` begins with `gpu003`.
+
+    Raises:
+        OptionError: there is no name in it.
+    """
+    match = re.match(r"([^\[,\s]+)(?:\[(\d+)[^\]]*\]([^\[,\s]*))?", nodes)
+    if match is None:
+        raise OptionError("SLURM_STEP_NODELIST", nodes, "a list of nodes", "or set MASTER_ADDR")
+    return f"{match[1]}{match[2] or ''}{match[3] or ''}"

@@ -1,0 +1,121 @@
+"""Where the commands of several machines meet: machine 0's end of it, and how the others find it."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from duoka.errors import OptionError
+from duoka.options import Machines
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+
+def listen(machines: Machines) -> socket.socket:
+    """A listening socket where the others look for it.
+
+    It is open to the network of that address alone. Where the name leads to no address of this machine (a forwarded
+    port), or only to loopback, as many a host's own name does, it is open to all of its networks.
+
+    Raises:
+        OptionError: the port is taken.
+    """
+    if machines.store:
+        listener = open_to(_own_address(machines), 0)
+        _publish(machines, listener)
+        return listener
+    try:
+        return open_to(machines.host, machines.port)
+    except OSError as error:
+        raise OptionError("--meet", machines.place, "at a port that is free on machine 0", str(error)) from None
+
+
+def open_to(host: str, port: int) -> socket.socket:
+    """A listening socket at a port (0: any), open to the network of this address, as `listen` says.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    for family, address in _addresses(host, port):
+        if ipaddress.ip_address(address.partition("%")[0]).is_loopback and not _means_loopback(host):
+            continue
+        try:
+            return socket.create_server((address, port), family=family, backlog=1024)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+    return open_to_all(port)
+
+
+def open_to_all(port: int) -> socket.socket:
+    """A listening socket at a port (0: any) of all networks of this machine."""
+    if socket.has_dualstack_ipv6():
+        with suppress(OSError):
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=1024)
+
+
+def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+    """What a name stands for; nothing where nobody knows it, as here a name that only others use."""
+    with suppress(OSError):
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return [(family, str(address[0])) for family, _, _, _, address in found]
+    return []
+
+
+def _means_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host.lower() in ("localhost", "ip6-localhost")
+
+
+def find(machines: Machines, seconds: float) -> tuple[str, int]:
+    """Where machine 0 listens now, which may change where an engine starts it again.
+
+    Raises:
+        OSError: it cannot be told yet.
+    """
+    if not machines.store:
+        return machines.host, machines.port
+    try:
+        told = _store(machines, seconds).get(_name(machines)).decode()
+    except RuntimeError:  # of torch: for want of an answer in time
+        raise TimeoutError("it has not said where it listens") from None
+    host, _, port = told.rpartition(" ")
+    if not port.isdecimal():
+        raise ConnectionError("it has not said where it listens")
+    return host, int(port)
+
+
+def _publish(machines: Machines, listener: socket.socket) -> None:
+    address, port = listener.getsockname()[:2]
+    if ipaddress.ip_address(address).is_unspecified:
+        address = machines.host
+    try:
+        _store(machines, 60.0).set(_name(machines), f"{address} {port}")
+    except RuntimeError as error:
+        text = str(error).splitlines()[0]
+        raise OptionError("MASTER_ADDR and MASTER_PORT", machines.place, "where torchrun's store is", text) from None
+
+
+def _own_address(machines: Machines) -> str:
+    """The address by which this machine reaches the engine's store, and so the others."""
+    with suppress(OSError), socket.create_connection((machines.host, machines.port), 30.0) as wire:
+        return str(wire.getsockname()[0]).removeprefix("::ffff:")
+    return machines.host
+
+
+def _store(machines: Machines, seconds: float) -> Store:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    limit = timedelta(seconds=max(1.0, seconds))
+    return TCPStore(machines.host, machines.port, is_master=False, timeout=limit)
+
+
+def _name(machines: Machines) -> str:
+    return f"duoka/{machines.job}"

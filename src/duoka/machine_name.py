@@ -1,0 +1,20 @@
+"""A name for this machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from pathlib import Path
+
+SHARED_MEMORY = "/dev/shm"
+
+
+def machine_name() -> str:
+    """A name that no other running machine has: host names are given twice, and a container has one of its own."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        memory = os.stat(SHARED_MEMORY)
+    except OSError:
+        return secrets.token_hex(16)
+    return f"{socket.gethostname()} {boot} {memory.st_dev}"
