@@ -42,7 +42,7 @@ def open_to(host: str, port: int) -> socket.socket:
         OSError: the port is taken.
     """
     for family, address in _addresses(host, port):
-        if ipaddress.ip_address(address.partition("%")[0]).is_loopback and not _means_loopback(host):
+        if _is_loopback(address) and not (_is_loopback(host) or host.lower() == "localhost"):
             continue
         try:
             return socket.create_server((address, port), family=family, backlog=1024)
@@ -68,10 +68,12 @@ def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
     return []
 
 
-def _means_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host.lower() in ("localhost", "ip6-localhost")
+def _is_loopback(host: str) -> bool:
+    """Whether it is an address that only leads to this machine."""
+    try:
+        return bool(ipaddress.ip_address(host.partition("%")[0]).is_loopback)
+    except ValueError:
+        return False
 
 
 def find(machines: Machines, seconds: float) -> tuple[str, int]:
