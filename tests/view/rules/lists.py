@@ -13,23 +13,22 @@ diag_embed diagflat diagonal diagonal_copy diagonal_scatter dist dsplit dstack e
 expand_copy fake_quantize_per_channel_affine fake_quantize_per_tensor_affine fbgemm_linear_fp16_weight
 fbgemm_linear_fp16_weight_fp32_activation fbgemm_linear_int8_weight fbgemm_linear_int8_weight_fp32_activation
 fbgemm_linear_quantize_weight fbgemm_pack_gemm_matrix_fp16 fbgemm_pack_quantized_matrix fliplr flipud frexp
-frobenius_norm fused_moving_avg_obs_fake_quant geqrf gradient grid_sampler grid_sampler_2d grid_sampler_3d gru
-gru_cell hash_tensor hinge_embedding_loss histc histogram histogramdd hsplit hspmm hstack index_add index_copy
-index_fill index_put index_reduce indices_copy inner instance_norm int_repr inverse is_distributed is_nonzero isin
-kl_div kron layer_norm lobpcg logdet lstm lstm_cell lu_solve lu_unpack margin_ranking_loss masked_scatter
-masked_select matrix_exp matrix_power miopen_batch_norm miopen_convolution miopen_convolution_add_relu
-miopen_convolution_relu miopen_convolution_transpose miopen_depthwise_convolution miopen_rnn msort mvlgamma
-nanquantile narrow_copy native_batch_norm native_dropout native_group_norm native_layer_norm native_norm nonzero
-nonzero_static norm_except_dim nuclear_norm orgqr ormqr permute_copy pinverse poisson_nll_loss polygamma put
-q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale q_zero_point qr quantize_per_channel
-quantize_per_tensor quantize_per_tensor_dynamic quantized_batch_norm quantized_gru_cell quantized_lstm_cell
-quantized_max_pool1d quantized_max_pool2d quantized_max_pool3d quantized_rnn_relu_cell quantized_rnn_tanh_cell
-renorm rms_norm rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell rot90 row_indices_copy row_stack searchsorted
-select_copy select_scatter slice_copy slice_inverse slice_scatter slogdet smm split_copy split_with_sizes_copy
-squeeze_copy sspaddmm svd sym_float sym_ite sym_max sym_min sym_not sym_sqrt sym_sum t_copy take trace
-transpose_copy trapezoid trapz triangular_solve triplet_margin_loss unbind_copy unfold_copy unsafe_chunk
-unsafe_split unsafe_split_with_sizes unsqueeze_copy values_copy vdot view_as_complex view_as_complex_copy
-view_as_real view_as_real_copy view_copy vsplit vstack
+frobenius_norm fused_moving_avg_obs_fake_quant geqrf gradient grid_sampler grid_sampler_2d grid_sampler_3d
+hash_tensor hinge_embedding_loss histc histogram histogramdd hsplit hspmm hstack indices_copy inner instance_norm
+int_repr inverse is_distributed is_nonzero isin kl_div kron layer_norm lobpcg logdet lu_solve lu_unpack
+margin_ranking_loss masked_scatter masked_select matrix_exp matrix_power miopen_batch_norm miopen_convolution
+miopen_convolution_add_relu miopen_convolution_relu miopen_convolution_transpose miopen_depthwise_convolution
+miopen_rnn msort mvlgamma nanquantile narrow_copy native_batch_norm native_dropout native_group_norm
+native_layer_norm native_norm nonzero nonzero_static norm_except_dim nuclear_norm orgqr ormqr permute_copy pinverse
+poisson_nll_loss polygamma put q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale
+q_zero_point qr quantize_per_channel quantize_per_tensor quantize_per_tensor_dynamic quantized_batch_norm
+quantized_gru_cell quantized_lstm_cell quantized_max_pool1d quantized_max_pool2d quantized_max_pool3d
+quantized_rnn_relu_cell quantized_rnn_tanh_cell renorm rms_norm rot90 row_indices_copy row_stack searchsorted
+select_copy slice_copy slice_inverse slogdet smm split_copy split_with_sizes_copy squeeze_copy sspaddmm svd
+sym_float sym_ite sym_max sym_min sym_not sym_sqrt sym_sum t_copy take trace transpose_copy trapezoid trapz
+triangular_solve triplet_margin_loss unbind_copy unfold_copy unsafe_chunk unsafe_split unsafe_split_with_sizes
+unsqueeze_copy values_copy vdot view_as_complex view_as_complex_copy view_as_real view_as_real_copy view_copy vsplit
+vstack
     """,
     "torch.Tensor": """
 __array__ __array_wrap__ __bool__ __complex__ __contains__ __cuda_array_interface__ __dlpack__ __dlpack_device__
@@ -41,17 +40,15 @@ _to_dense _values addbmm addbmm_ addmm addmm_ addmv addmv_ addr addr_ allclose a
 as_strided_ as_strided_scatter baddbmm baddbmm_ bincount ccol_indices cholesky cholesky_inverse cholesky_solve
 coalesce col_indices corrcoef cov cross crow_indices cumprod_ cumsum_ dense_dim dequantize det diag diag_embed
 diagflat diagonal diagonal_scatter dim_order dist dsplit equal fill_diagonal_ fliplr flipud frexp geqrf grad_dtype
-hash_tensor histc histogram hsplit index index_add index_add_ index_copy index_copy_ index_fill index_fill_
-index_put index_put_ index_reduce index_reduce_ indices inner int_repr inverse ipu is_coalesced is_distributed
-is_ipu is_maia is_mkldnn is_mtia is_nested is_nonzero is_sparse_csr is_vulkan is_xla istft item kron logdet lu
-lu_solve map2_ map_ masked_scatter masked_scatter_ masked_select matrix_exp matrix_power module_load msort mtia
-mvlgamma mvlgamma_ name nanquantile narrow_copy nonzero nonzero_static numpy orgqr ormqr pinverse polygamma
-polygamma_ put put_ q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale q_zero_point qr
-qscheme renorm renorm_ resize resize_ resize_as resize_as_ resize_as_sparse_ rot90 row_indices select_scatter
-slice_inverse slice_scatter slogdet smm sparse_dim sparse_mask sparse_resize_ sparse_resize_and_clear_ squeeze_
-sspaddmm stft storage storage_type sum_to_size svd swapaxes_ swapdims_ t_ take to_dense to_mkldnn to_sparse tolist
-trace transpose_ triangular_solve unfold unique unique_consecutive unsafe_chunk unsafe_split
-unsafe_split_with_sizes unsqueeze_ untyped_storage values vdot volatile vsplit xpu
+hash_tensor histc histogram hsplit index indices inner int_repr inverse ipu is_coalesced is_distributed is_nonzero
+istft item kron logdet lu lu_solve map2_ map_ masked_scatter masked_scatter_ masked_select matrix_exp matrix_power
+module_load msort mtia mvlgamma mvlgamma_ name nanquantile narrow_copy nonzero nonzero_static numpy orgqr ormqr
+pinverse polygamma polygamma_ put put_ q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale
+q_zero_point qr qscheme renorm renorm_ resize resize_ resize_as resize_as_ resize_as_sparse_ rot90 row_indices
+slice_inverse slogdet smm sparse_dim sparse_mask sparse_resize_ sparse_resize_and_clear_ squeeze_ sspaddmm stft
+storage storage_type sum_to_size svd swapaxes_ swapdims_ t_ take to_dense to_mkldnn to_sparse tolist trace
+transpose_ triangular_solve unfold unique unique_consecutive unsafe_chunk unsafe_split unsafe_split_with_sizes
+unsqueeze_ untyped_storage values vdot volatile vsplit xpu
     """,
     "torch.fft": """
 fft fft2 fftn fftshift hfft hfft2 hfftn ifft ifft2 ifftn ifftshift ihfft ihfft2 ihfftn irfft irfft2 irfftn rfft
@@ -64,18 +61,18 @@ pca_lowrank stft svd_lowrank tensordot unique unique_consecutive unravel_index
     "torch.linalg": """
 cholesky cholesky_ex cond cross det diagonal eig eigh eigvals eigvalsh householder_product inv inv_ex ldl_factor
 ldl_factor_ex ldl_solve lstsq lu lu_factor lu_factor_ex lu_solve matmul matrix_exp matrix_norm matrix_power
-matrix_rank multi_dot norm pinv qr slogdet solve solve_ex solve_triangular svd svdvals tensorinv tensorsolve
-vander vecdot vector_norm
+matrix_rank multi_dot norm pinv qr slogdet solve solve_ex solve_triangular svd svdvals tensorinv tensorsolve vander
+vecdot vector_norm
     """,
     "torch.nn.functional": """
 _sym_int affine_grid batch_norm bilinear conv_tbc embedding_bag fractional_max_pool2d
 fractional_max_pool2d_with_indices fractional_max_pool3d fractional_max_pool3d_with_indices linear_cross_entropy
-multi_head_attention_forward native_channel_shuffle pdist
+native_channel_shuffle pdist
     """,
     "torch.special": """
 airy_ai chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w
-hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p logsumexp
-modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 polygamma scaled_modified_bessel_k0
+hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p logsumexp modified_bessel_i0
+modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 polygamma scaled_modified_bessel_k0
 scaled_modified_bessel_k1 shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
 shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w
     """,

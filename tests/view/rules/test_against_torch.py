@@ -53,6 +53,29 @@ SHARED: dict[str, Operation] = {  # stay rows: nothing is gathered
     "permute": lambda x, y, c, w, v: x.permute(2, 0, 1).movedim(1, 0) + y.transpose(1, 2),
     "index": lambda x, y, c, w, v: x[:, 1, 2:5] + y[..., [1, 3, 5]][:, 0] + x[:, -1, :3],
     "picked": lambda x, y, c, w, v: x[torch.arange(len(c)), c % 4] + y[range(len(c)), c % 4],
+    "picked steps": lambda x, y, c, w, v: (
+        x[torch.arange(len(c)), c % 4, 1:3].repeat(1, 3)
+        + y.transpose(0, 1)[c % 4, torch.arange(len(c))]
+        + x[torch.arange(len(x))[:, None], (c[:, None] + torch.arange(2)) % 4].sum(1)
+    ),
+    "plain masks": lambda x, y, c, w, v: (
+        x[:, w[:4, 0] > -9, 1] + y[..., w[:4] > -9].view(-1, 4, 6)[..., 0] + x[None, :, :, [2]][0, ..., 0]
+    ),
+    "ids apart": lambda x, y, c, w, v: (
+        x.transpose(0, 1)[torch.tensor([1, 2]), :, torch.tensor([0, 3])].t()
+        + y[:, torch.tensor([[1], [2]]), torch.tensor([0, 3])].flatten(1)[:, :2]
+    ),
+    "table": lambda x, y, c, w, v: (
+        w[c][:, None] * x + w[:, c].t()[:, None] + w[c, c % 3][:, None, None] + w[1, c % 2, None, None]
+    ),
+    "set by ids": lambda x, y, c, w, v: _set_by_ids(x * 1, y, c, w),
+    "index_add": lambda x, y, c, w, v: (
+        x.index_add(1, torch.tensor([0, 2]), y[:, :2])
+        + y.index_copy(2, torch.tensor([5, 0]), x[..., :2])
+        + (x * 1).index_fill_(-1, torch.tensor([1]), 2.0)
+        + y.index_put((torch.arange(len(y))[:, None], torch.tensor([1, 1])), x[:, :2], accumulate=True)
+    ),
+    "scatters": lambda x, y, c, w, v: x.select_scatter(y[:, 0], 1, 2) + y.slice_scatter(x[..., :2], 2, 1, 5, 2),
     "chunk": lambda x, y, c, w, v: x.chunk(2, dim=1)[0] + y.split(2, 1)[1] * torch.stack(x.unbind(1)[:2], 1),
     "cat": lambda x, y, c, w, v: torch.cat([x, y], 1).sum(1) + torch.stack([x, y], -1).prod(-1).sum(1),
     "matmul": lambda x, y, c, w, v: x @ w + F.linear(y, w, w[0]) + (x @ w[0])[..., None],
@@ -249,6 +272,16 @@ def _set(x: Tensor, y: Tensor) -> Tensor:
 
 def _set_mask(x: Tensor, c: Tensor, y: Tensor) -> Tensor:
     x[c > 1] = y[c > 1] * 2
+    return x
+
+
+def _set_by_ids(x: Tensor, y: Tensor, c: Tensor, w: Tensor) -> Tensor:
+    x[torch.arange(len(c)), c % 4] = y[:, 1]
+    x[:, [0, 3], 2:4] = w[0, 0]
+    x[y > 1] = 3.0
+    x[:, 1, w[0] > 0] = y[:, 2, :1]
+    x[: len(x), 0] = w[0]
+    x[c > 1] = w[1]
     return x
 
 

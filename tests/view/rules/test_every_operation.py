@@ -18,6 +18,7 @@ from duoka.view.view import View
 from tests.view.ranks import in_turns, shared, whole_of
 from tests.view.rules.operations import cases, difference
 from tests.view.rules.test_against_torch import REDUCED, SHARED, WHOLE, _inputs
+from tests.view.rules.test_layers import LAYERS, layer_inputs
 
 Use = Callable[[Any, Tensor], Any]
 
@@ -67,6 +68,11 @@ USES: list[tuple[str, Use]] = [
     ("tril triu tril_ triu_", lambda f, x: f(x[:, None] * x[..., None])),
     ("gather take_along_dim", lambda f, x: f(x, *((1, x.long()) if f.__name__ == "gather" else (x.long(), 1)))),
     ("index_select", lambda f, x: f(x, 1, torch.tensor([2, 0]))),
+    ("index_add index_copy index_reduce index_add_ index_copy_ index_reduce_", lambda f, x: _at(f, x)),
+    ("index_fill index_fill_", lambda f, x: f(x * 1, 1, torch.tensor([2, 0]), 0.5)),
+    ("index_put index_put_", lambda f, x: f(x * 1, (torch.arange(5)[:, None], torch.tensor([2, 0])), x[:, :2])),
+    ("select_scatter", lambda f, x: f(x, x[:, 1], 1, 2)),
+    ("slice_scatter", lambda f, x: f(x, x[:, :2], 1, 1, 3)),
     ("scatter scatter_add", lambda f, x: f(x * 1, 1, x.long(), x * 2)),
     ("scatter_add_", lambda f, x: f(x * 1, 1, x.long(), x * 2)),
     ("scatter_reduce scatter_reduce_", lambda f, x: f(x * 1, 1, x.long(), x * 2, "amax")),
@@ -126,6 +132,11 @@ OWN = "data_ptr const_data_ptr storage_offset record_stream cuda pin_memory"
 
 def _how_to_drop(f: Any) -> tuple[Any, ...]:
     return (0.5, True) if f.__name__ != "rrelu" else (0.1, 0.3, True)
+
+
+def _at(f: Any, x: Tensor) -> Any:
+    how = ("prod",) if "reduce" in f.__name__ else ()
+    return f(x * 1, 1, torch.tensor([2, 0]), x[:, :2], *how)
 
 
 def _images(x: Tensor) -> Tensor:
@@ -202,6 +213,8 @@ def test_every_operation_and_every_rule(operations: list[Any], used: set[Any]) -
         for call in (*SHARED.values(), *REDUCED.values(), *WHOLE.values()):
             given = _inputs(5, 0)
             call(**{**given, **{name: shared(view, given[name]) for name in ("x", "y", "c")}})
+        for _, layer in LAYERS.values():
+            layer({name: value if name == "w" else shared(view, value) for name, value in layer_inputs(5).items()})
         return [text for func in list(BatchTensor.rules) for text in _ways_wrong(view, func, used)]
 
     assert not [text for texts in in_turns(2, rest) for text in texts]

@@ -9,22 +9,39 @@ from __future__ import annotations
 from duoka.view.batch import BatchTensor
 from duoka.view.rules import (
     along,
+    attention,
     blocks,
     facts,
     gradients,
+    indexing,
     losses,
     pointwise,
     products,
     randomness,
+    recurrent,
     reductions,
     shapes,
 )
 
-FAMILIES = (pointwise, reductions, shapes, blocks, along, products, losses, randomness, facts, gradients)
+FAMILIES = (
+    pointwise,
+    reductions,
+    shapes,
+    indexing,
+    blocks,
+    along,
+    products,
+    attention,
+    recurrent,
+    losses,
+    randomness,
+    facts,
+    gradients,
+)
 
 
 def install() -> None:
     """Give the batch tensor its table of rules."""
     BatchTensor.rules = {func: rule for family in FAMILIES for func, rule in family.RULES.items()}
     BatchTensor.together = facts.TOGETHER | gradients.TOGETHER
-    BatchTensor.drawing = frozenset(randomness.RULES.values())
+    BatchTensor.drawing = frozenset(randomness.RULES.values()) | attention.DRAWING | recurrent.DRAWING

@@ -14,7 +14,8 @@ from duoka.view.rules.lookup import Function, functions, getters
 
 GLOBAL = "size dim ndimension numel nelement __len__ __hash__ element_size is_floating_point is_complex"
 GLOBAL_GETTERS = (
-    "shape ndim dtype device layout itemsize nbytes is_cuda is_cpu is_mps is_xpu is_meta is_sparse is_quantized names"
+    "shape ndim dtype device layout itemsize nbytes is_cuda is_cpu is_mps is_xpu is_meta is_sparse is_quantized "
+    "names is_nested is_sparse_csr is_ipu is_maia is_mkldnn is_mtia is_vulkan is_xla"
 )
 LOCAL = """
 retain_grad is_contiguous get_device is_inference is_conj is_neg is_signed is_pinned type is_shared

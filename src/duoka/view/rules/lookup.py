@@ -68,9 +68,11 @@ def same_rows(one: Spec, other: Spec) -> bool:
 def localise(value: Any, spec: Spec, right: int) -> Any:
     """An operand that broadcasts with rows: a batch's own, a plain tensor's cut where it has the batch's size.
 
-    Raises LookupError for a tensor that does not broadcast with the batch.
+    Raises LookupError for a tensor that does not broadcast with the batch, and for other rows.
     """
     if isinstance(value, BatchTensor):
+        if value.dim() - value._spec.dim != right or not same_rows(value._spec, spec):
+            raise LookupError
         return value._local
     if not isinstance(value, Tensor):
         return value
@@ -78,6 +80,22 @@ def localise(value: Any, spec: Spec, right: int) -> Any:
     if dim < 0 or value.shape[dim] == 1:
         return spec.view.enter(value)
     if value.shape[dim] != spec.size:
+        raise LookupError
+    return spec.own(value, dim)
+
+
+def rows_in(value: Tensor, spec: Spec, dim: int) -> Tensor:
+    """This rank's rows of an operand that has the batch in `dim`; other rows, or rows elsewhere, come whole first.
+
+    Raises LookupError for a tensor that has not the batch's size there.
+    """
+    if isinstance(value, BatchTensor):
+        if value._spec.dim == dim and same_rows(value._spec, spec):
+            return value._local
+        if value.dim() <= dim or value.shape[dim] != spec.size:
+            raise LookupError
+        value = value.full_tensor()
+    if value.dim() <= dim or value.shape[dim] != spec.size:
         raise LookupError
     return spec.own(value, dim)
 

@@ -138,16 +138,6 @@ def instance_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     return samplewise(None)(func, args, kwargs)
 
 
-def attention(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """scaled_dot_product_attention without dropout, sample by sample."""
-    query = args[0]
-    if not isinstance(query, BatchTensor) or query._spec.dim != 0 or argument(args, kwargs, 4, "dropout_p"):
-        return NotImplemented
-    if query.dim() < 3 or len(args) < 3 or any(side.dim() != query.dim() for side in args[:3]):
-        return NotImplemented
-    return _with_parameters(func, args, kwargs, query._spec)
-
-
 def layer_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """F.layer_norm and rms_norm over the last dimensions, the batch not among them."""
     batch = args[0] if args else None
@@ -195,7 +185,7 @@ _BY_DIMS = {
 }
 
 # What takes several tensors of samples.
-_OF_SEVERAL = functions("grid_sample max_unpool1d max_unpool2d max_unpool3d scaled_dot_product_attention", (F,))
+_OF_SEVERAL = functions("grid_sample max_unpool1d max_unpool2d max_unpool3d", (F,))
 
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("matmul mm bmm mv dot __matmul__ __rmatmul__", (Tensor, torch)), matmul),
@@ -208,7 +198,6 @@ RULES: dict[Function, Rule] = {
         samplewise(None),
     ),
     F.instance_norm: instance_norm,
-    F.scaled_dot_product_attention: attention,
     **dict.fromkeys(functions("layer_norm rms_norm", (F,)), layer_norm),
     **dict.fromkeys(functions("embedding one_hot", (F,)), embedding),
 }

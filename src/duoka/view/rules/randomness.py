@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,6 +22,52 @@ rand_like randn_like randint_like bernoulli normal poisson multinomial binomial
 FILLING = "bernoulli_ normal_ uniform_ exponential_ random_ geometric_ cauchy_ log_normal_ dropout_ alpha_dropout_"
 
 
+def placing(place: Callable[[tuple[int, ...]], Spec | None], order: tuple[int, ...] | None = None) -> SeededMode:
+    """A context in which what is drawn for rows is drawn for all and cut, whatever operator draws inside of it.
+
+    place: where the rows are in what is drawn, by its shape; None where it is no rows. order: `_order_of` it.
+    """
+
+    def draw(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        spec = place(shape_drawn(args, kwargs))
+        if spec is None:
+            return operator(*args, **kwargs)
+        if _drops_inside(operator):
+            return _drawn_apart(operator, args, kwargs, spec)
+        return draw_own_rows(operator, args, kwargs, spec, order)
+
+    return SeededMode(draw)
+
+
+def _order_of(rows: Tensor, dim: int) -> tuple[int, ...]:
+    """The dimensions from the slowest to the fastest in memory, where `dim` may have one row of many.
+
+    One row has the stride of the next slower dimension, which it would raise if it were more.
+    """
+    strides = rows.stride()
+    return tuple(sorted(range(rows.dim()), key=lambda d: (-strides[d], d == dim, d)))
+
+
+@cache
+def _drops_inside(operator: Any) -> bool:
+    """Whether this is a kernel that computes more than its draws: flash attention, cuDNN's recurrent layers."""
+    return any(argument.name in ("dropout_p", "dropout") for argument in operator._schema.arguments)
+
+
+def _drawn_apart(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec) -> Any:
+    """What a kernel draws inside of it cannot be cut: each share draws its own, and all go on from one state."""
+    device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+    generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+    state = generator.get_state()
+    own_seed = zlib.crc32(f"{spec.cut.start}".encode(), zlib.crc32(state.numpy().tobytes()))
+    generator.manual_seed(own_seed)
+    try:
+        return operator(*args, **kwargs)
+    finally:
+        generator.set_state(state)
+        torch.rand((), device=device)
+
+
 def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A random function of rows."""
     common = align((*args, *kwargs.values()))
@@ -27,17 +77,16 @@ def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not _draws_by_rows(func, args, kwargs, spec, right) or (func in _BY_VALUE and spec.view.own.exact):
         return NotImplemented
 
-    def draw(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        shape = shape_drawn(args, kwargs)
-        of_rows = len(shape) > spec.dim and shape[spec.dim] == spec.local_size
-        return draw_own_rows(operator, args, kwargs, spec) if of_rows else operator(*args, **kwargs)
+    def place(shape: tuple[int, ...]) -> Spec | None:
+        return spec if len(shape) > spec.dim and shape[spec.dim] == spec.local_size else None
 
     try:
         rows = [localise(value, spec, right) for value in args]
         named = {name: localise(value, spec, right) for name, value in kwargs.items()}
     except LookupError:
         return NotImplemented
-    with SeededMode(draw):
+    first = next(value for value in (*rows, *named.values()) if isinstance(value, Tensor))
+    with placing(place, None if func in _FILLING else _order_of(first, spec.dim)):
         return wrap(func(*rows, **named), spec)
 
 
@@ -53,6 +102,7 @@ def _draws_by_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     return len(shapes) == 1
 
 
+_FILLING = frozenset(functions(FILLING))  # keep the gaps between their entries in memory
 _BY_VALUE = functions("poisson binomial rrelu")  # how much they draw depends on all rows, which would have to meet
 _OF_DISTRIBUTIONS = functions("multinomial")  # the last dimension is the probabilities
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.view.batch import BatchTensor, Rule, Spec
-from duoka.view.rules.blocks import blocks_of, repeat_interleave, split
-from duoka.view.rules.lookup import Function, argument, functions, getters, localise, same_rows, sizes_of, wrap
+from duoka.view.rules.blocks import repeat_interleave, split
+from duoka.view.rules.lookup import Function, argument, functions, getters, sizes_of, wrap
 
 
 def place_after_reshape(shape: tuple[int, ...], spec: Spec, target: list[int]) -> Spec | None:
@@ -161,107 +161,6 @@ def pad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return BatchTensor(func(batch._local, *args[1:], **kwargs), batch._spec)
 
 
-def getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Indexing that takes every row: `x[:, 0]`, `x[..., None]`, `x[:, 1:3]`, `x[:, ids]`, `x[range(n), y]`."""
-    batch, index = args
-    if not isinstance(batch, BatchTensor):
-        return NotImplemented
-    items = index if isinstance(index, tuple) else (index,)
-    if len(items) == 2 and isinstance(items[1], BatchTensor):
-        return _picked(batch, items[0], items[1])
-    spelled = _spelled_out(items, batch.dim())
-    place = None if spelled is None else _place_after_index(spelled, batch._spec.dim)
-    if place is None and spelled is not None and spelled[1:] == (slice(None),) * (batch.dim() - 1):
-        return blocks_of(spelled, batch)
-    return NotImplemented if place is None else BatchTensor(batch._local[spelled], batch._spec.at(place))
-
-
-def _picked(batch: BatchTensor, rows: Any, columns: BatchTensor) -> Any:
-    """`x[range(n), y]`: of each row one entry."""
-    spec = batch._spec
-    if columns.dim() != 1 or spec.dim != 0 or not same_rows(columns._spec, spec) or columns.dtype != torch.long:
-        return NotImplemented
-    if isinstance(rows, BatchTensor) or not isinstance(rows, (list, range, Tensor)) or len(rows) != spec.size:
-        return NotImplemented
-    if not torch.equal(torch.as_tensor(rows).cpu(), torch.arange(spec.size)):
-        return NotImplemented
-    return BatchTensor(batch._local[torch.arange(spec.local_size, device=batch.device), columns._local], spec)
-
-
-def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Writing to every row: `x[:, 0] = 0`, `x[..., 1:] = y`, `x[x < 0] = 0`."""
-    batch, index, value = args
-    if not isinstance(batch, BatchTensor):
-        return NotImplemented
-    if isinstance(index, BatchTensor):
-        return _masked(batch, index, value)
-    items = _spelled_out(index if isinstance(index, tuple) else (index,), batch.dim())
-    place = None if items is None else _place_after_index(items, batch._spec.dim)
-    if items is None or place is None:
-        return NotImplemented
-    written = batch._local[items]
-    right = written.dim() - place
-    of_rows = isinstance(value, BatchTensor)
-    if of_rows and not (same_rows(value._spec, batch._spec) and value.dim() - value._spec.dim == right):
-        return NotImplemented
-    try:
-        batch._local[items] = localise(value, batch._spec, right)
-    except LookupError:
-        return NotImplemented
-    return None
-
-
-def _masked(batch: BatchTensor, mask: BatchTensor, value: Any) -> Any:
-    """Where a mask of the same rows says so, the same number."""
-    if mask.dtype != torch.bool or mask._spec.dim != batch._spec.dim or not same_rows(mask._spec, batch._spec):
-        return NotImplemented
-    if isinstance(value, Tensor) and (value.dim() or isinstance(value, BatchTensor)):
-        return NotImplemented
-    batch._local[mask._local] = batch._spec.view.enter(value) if isinstance(value, Tensor) else value
-    return None
-
-
-def _spelled_out(items: tuple[Any, ...], ndim: int) -> tuple[Any, ...] | None:
-    """The index with its ellipsis (or end) replaced by full slices; None for what is not simple."""
-    if not all(item is None or item is Ellipsis or type(item) in (int, slice) or _is_ids(item) for item in items):
-        return None
-    if sum(_is_ids(item) for item in items) > 1:
-        return None
-    used = sum(item is not None and item is not Ellipsis for item in items)
-    at = next((place for place, item in enumerate(items) if item is Ellipsis), None)
-    fill = (slice(None),) * (ndim - used)
-    return (*items, *fill) if at is None else (*items[:at], *fill, *items[at + 1 :])
-
-
-def _is_ids(item: Any) -> bool:
-    """A list or a plain tensor of positions, of one dimension."""
-    if isinstance(item, list):
-        return all(type(entry) is int for entry in item)
-    return (
-        isinstance(item, Tensor)
-        and not isinstance(item, BatchTensor)
-        and item.dim() == 1
-        and item.dtype == torch.long
-    )
-
-
-def _place_after_index(items: tuple[Any, ...], dim: int) -> int | None:
-    """Where the batch dimension is after indexing; None where rows are chosen or the rule does not know."""
-    source = result = 0
-    ids = any(_is_ids(item) for item in items)
-    if ids and any(type(item) is int for item in items):  # numpy's rule moves dimensions then
-        return None
-    for item in items:
-        if item is None:
-            result += 1
-            continue
-        if source == dim:
-            return result if item == slice(None) else None
-        source += 1
-        result += type(item) is not int
-    return None
-
-
 def of_a_batch(rule: Rule) -> Rule:
     """The rule where the first argument is a batch and no other is; else the whole is computed."""
 
@@ -295,6 +194,4 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("repeat_interleave", (Tensor, torch)), of_a_batch(repeat_interleave)),
     **dict.fromkeys(functions("tril triu tril_ triu_", (Tensor, torch)), of_a_batch(of_each_matrix)),
     **dict.fromkeys(functions("pad", (F,)), of_a_batch(pad)),
-    Tensor.__getitem__: getitem,
-    Tensor.__setitem__: setitem,
 }

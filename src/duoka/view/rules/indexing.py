@@ -1,0 +1,278 @@
+"""Indexing that takes every row: `x[:, 0]`, `x[..., mask]`, `x[torch.arange(n), lengths - 1]`, `table[ids]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from duoka.view.batch import BatchTensor, Rule, Spec
+from duoka.view.rules.blocks import blocks_of
+from duoka.view.rules.lookup import Function, align, functions, localise, rows_in, same_rows
+
+_ALL = slice(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """An index, item by item. place: where the dimension asked for is, if a slice takes all of it.
+
+    chosen: the tensor that chooses along it. positions: of the dimensions that tensors index, once whole numbers have
+    dropped theirs. tensor_dims: of these tensors, broadcast. ndim: of the result.
+    """
+
+    items: tuple[Any, ...]
+    place: int | None
+    chosen: Tensor | None
+    positions: tuple[int, ...]
+    tensor_dims: int
+    ndim: int
+
+    @property
+    def _side_by_side(self) -> bool:
+        return self.positions[-1] - self.positions[0] == len(self.positions) - 1
+
+    @property
+    def start(self) -> int:
+        """Where the dimensions of the tensors are in the result: in their place, or first if they are apart."""
+        return self.positions[0] if self._side_by_side else 0
+
+    @property
+    def result_place(self) -> int:
+        """Where the dimension asked for is in the result."""
+        assert self.place is not None
+        if not self.positions or (self._side_by_side and self.place < self.positions[0]):
+            return self.place
+        return self.place - sum(position < self.place for position in self.positions) + self.tensor_dims
+
+
+def _walk(index: Any, shape: tuple[int, ...], dim: int) -> _Walk | None:
+    """How an index goes through dimensions of these sizes, and through `dim`; None for what is not understood."""
+    items = _spelled_out(index if isinstance(index, tuple) else (index,), len(shape))
+    if items is None:
+        return None
+    source = position = dimensions = 0
+    place = chosen = None
+    positions: list[int] = []
+    for at, item in enumerate(items):
+        if item is None:
+            position += 1
+            continue
+        here, width = source <= dim < source + _width(item), _width(item)
+        source += width
+        if isinstance(item, Tensor) and item.dim():
+            positions += range(position, position + width)
+            dimensions = max(dimensions, 1 if item.dtype == torch.bool else item.dim())
+            chosen = item if here else chosen
+            position += width
+        elif isinstance(item, slice):
+            if here and item.indices(shape[dim]) != (0, shape[dim], 1):
+                return None
+            if here:
+                items[at], place = _ALL, position
+            position += 1
+        elif here:
+            return None
+    return _Walk(tuple(items), place, chosen, tuple(positions), dimensions, position - len(positions) + dimensions)
+
+
+def _width(item: Any) -> int:
+    """How many dimensions an item indexes."""
+    return item.dim() if isinstance(item, Tensor) and item.dtype == torch.bool else 1
+
+
+def _spelled_out(items: Sequence[Any], ndim: int) -> list[Any] | None:
+    """The index with its ellipsis (or end) replaced by full slices, and lists by tensors."""
+    items = [_as_tensor(item) for item in items]
+    if any(item is NotImplemented for item in items):
+        return None
+    used = sum(_width(item) for item in items if item is not None and item is not Ellipsis)
+    at = next((place for place, item in enumerate(items) if item is Ellipsis), len(items))
+    return [*items[:at], *[_ALL] * (ndim - used), *items[at + 1 :]]
+
+
+def _as_tensor(item: Any) -> Any:
+    """What indexes like a tensor as one; NotImplemented for what is not understood."""
+    if item is None or item is Ellipsis or type(item) in (int, slice):
+        return item
+    if isinstance(item, (list, range)):
+        if not all(type(entry) is int for entry in item):
+            return NotImplemented
+        return torch.tensor(list(item), dtype=torch.long)
+    if isinstance(item, np.ndarray):
+        item = torch.as_tensor(item)
+    if isinstance(item, np.integer):
+        return int(item)
+    if not isinstance(item, Tensor) or item.dtype not in (torch.long, torch.int, torch.bool):
+        return NotImplemented
+    return NotImplemented if item.dtype == torch.bool and not item.dim() else item
+
+
+@dataclass(frozen=True, slots=True)
+class _Local:
+    """The index that takes of own rows what an index takes of all. place: of the batch in the result, of `ndim`."""
+
+    items: tuple[Any, ...]
+    place: int
+    ndim: int
+
+
+def _of_rows(batch: BatchTensor, index: Any) -> _Local | None:
+    """An index of a batch that takes every row; None where it takes some."""
+    spec = batch._spec
+    walk = _walk(index, tuple(batch.shape), spec.dim)
+    if walk is None:
+        return None
+    if walk.chosen is not None:
+        return _one_for_each(walk, spec)
+    if any(isinstance(item, BatchTensor) and item.dtype == torch.bool for item in walk.items):
+        return None
+    whole = [item.full_tensor() if isinstance(item, BatchTensor) else item for item in walk.items]
+    return _Local(tuple(whole), walk.result_place, walk.ndim)
+
+
+def _one_for_each(walk: _Walk, spec: Spec) -> _Local | None:
+    """`x[torch.arange(n), ids]`: of each row the entries at its own ids."""
+    rows, tensors = walk.chosen, [item for item in walk.items if isinstance(item, Tensor)]
+    assert rows is not None
+    if isinstance(rows, BatchTensor) or any(item.dtype == torch.bool for item in tensors):
+        return None
+    if rows.numel() != spec.size or spec.size not in rows.shape:
+        return None
+    if not torch.equal(rows.flatten().cpu(), torch.arange(spec.size, dtype=rows.dtype)):
+        return None
+    at = list(rows.shape).index(spec.size)
+    right = rows.dim() - at
+    own = torch.arange(spec.local_size, device=rows.device).view([-1 if d == at else 1 for d in range(rows.dim())])
+    try:
+        items = [localise(item, spec, right) if item is not rows else own for item in walk.items]
+    except LookupError:
+        return None
+    return _Local(tuple(items), walk.start + walk.tensor_dims - right, walk.ndim)
+
+
+def getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x[index]` of rows, or of a plain table at positions that are rows."""
+    batch, index = args
+    if not isinstance(batch, BatchTensor):
+        return _looked_up(batch, index)
+    local = _of_rows(batch, index)
+    if local is not None:
+        return BatchTensor(batch._local[local.items], batch._spec.at(local.place))
+    items = _spelled_out(index if isinstance(index, tuple) else (index,), batch.dim())
+    if items is not None and items[1:] == [_ALL] * (batch.dim() - 1):
+        return blocks_of(tuple(items), batch)
+    return NotImplemented
+
+
+def _looked_up(table: Tensor, index: Any) -> Any:
+    """`table[ids]`: each row's entries of what every rank holds whole."""
+    walk = _walk(index, tuple(table.shape), -1)
+    if walk is None or any(isinstance(item, Tensor) and item.dtype == torch.bool for item in walk.items):
+        return NotImplemented
+    common = align(walk.items)
+    if common is None:
+        return NotImplemented
+    spec, right = common
+    try:
+        items = tuple(localise(item, spec, right) for item in walk.items)
+    except LookupError:
+        return NotImplemented
+    return BatchTensor(spec.view.enter(table)[items], spec.at(walk.start + walk.tensor_dims - right))
+
+
+def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Writing to every row: `x[:, 0] = 0`, `x[..., 1:] = y`, `x[torch.arange(n), ids] = 1`, `x[x < 0] = 0`."""
+    batch, index, value = args
+    if not isinstance(batch, BatchTensor):
+        return NotImplemented
+    if isinstance(index, BatchTensor) and index.dtype == torch.bool:
+        return _masked(batch, index, value)
+    local = _of_rows(batch, index)
+    if local is None:
+        return NotImplemented
+    try:
+        own = localise(value, batch._spec, local.ndim - local.place)
+    except LookupError:
+        return NotImplemented
+    batch._local[local.items] = own
+    return None
+
+
+def _masked(batch: BatchTensor, mask: BatchTensor, value: Any) -> Any:
+    """Where a mask of the same rows says so, the same values."""
+    if mask._spec.dim != batch._spec.dim or not same_rows(mask._spec, batch._spec):
+        return NotImplemented
+    if isinstance(value, BatchTensor) or (isinstance(value, Tensor) and value.dim() > batch.dim() - mask.dim()):
+        return NotImplemented
+    batch._local[mask._local] = batch._spec.view.enter(value) if isinstance(value, Tensor) else value
+    return None
+
+
+def put(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x.index_put(indices, values, accumulate)`, and `index_put_`: as `x[indices] = values`."""
+    if len(args) < 3 or not isinstance(args[0], BatchTensor):
+        return NotImplemented
+    batch, indices, values = args[:3]
+    local = _of_rows(batch, tuple(indices))
+    if local is None:
+        return NotImplemented
+    try:
+        own = localise(values, batch._spec, local.ndim - local.place)
+    except LookupError:
+        return NotImplemented
+    out = func(batch._local, local.items[: len(indices)], own, *args[3:], **kwargs)
+    return batch if out is batch._local else BatchTensor(out, batch._spec)
+
+
+def at_positions(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """index_add, index_copy, index_fill, index_reduce along another dimension, at the same positions of each row."""
+    if len(args) < 3 or not isinstance(args[0], BatchTensor) or not isinstance(args[1], int):
+        return NotImplemented
+    batch, dim, index, *rest = args
+    spec = batch._spec
+    if dim % batch.dim() == spec.dim:
+        return NotImplemented
+    named = {name: value for name, value in kwargs.items() if name not in ("source", "value")}
+    source = rest[0] if rest else kwargs.get("source", kwargs.get("value"))
+    if isinstance(source, Tensor) and source.dim():
+        try:
+            source = rows_in(source, spec, spec.dim)
+        except LookupError:
+            return NotImplemented
+    positions = index.full_tensor() if isinstance(index, BatchTensor) else index
+    out = func(batch._local, dim, positions, source, *rest[1:], **named)
+    return batch if out is batch._local else BatchTensor(out, spec)
+
+
+def written_into(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """select_scatter and slice_scatter along another dimension: a copy of rows with a part written over."""
+    batch, src = (*args, *kwargs.values())[:2]
+    selects = func.__name__ == "select_scatter"
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+    if not isinstance(batch, BatchTensor) or not isinstance(dim, int) or dim % batch.dim() == batch._spec.dim:
+        return NotImplemented
+    spec = batch._spec
+    try:
+        own = rows_in(src, spec, spec.dim - (selects and dim % batch.dim() < spec.dim))
+    except LookupError:
+        return NotImplemented
+    named = {name: value for name, value in kwargs.items() if name != "src"}
+    return BatchTensor(func(batch._local, own, *args[2:], **named), spec)
+
+
+RULES: dict[Function, Rule] = {
+    Tensor.__getitem__: getitem,
+    Tensor.__setitem__: setitem,
+    **dict.fromkeys(functions("index_put index_put_", (Tensor, torch)), put),
+    **dict.fromkeys(
+        functions("index_add index_copy index_fill index_reduce", (Tensor, torch))
+        + functions("index_add_ index_copy_ index_fill_ index_reduce_", (Tensor,)),
+        at_positions,
+    ),
+    **dict.fromkeys(functions("select_scatter slice_scatter", (Tensor, torch)), written_into),
+}

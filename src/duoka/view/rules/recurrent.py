@@ -1,0 +1,79 @@
+"""Recurrent layers and cells: each sequence by itself, the weights held whole."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duoka.view.batch import BatchTensor, Rule, Spec
+from duoka.view.rules.lookup import Function, functions, rows_in
+from duoka.view.rules.randomness import placing
+
+
+def layers(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """lstm, gru and their kind of (T, n, F), or (n, T, F) where batch_first; states are (layers, n, H).
+
+    Dropout between layers is drawn for (T, n, H).
+    """
+    if kwargs or len(args) != 9 or isinstance(args[3], (list, tuple)):  # packed sequences
+        return NotImplemented
+    data, given, weights, _, count, dropout, training, _, batch_first = args
+    dim = 0 if batch_first else 1
+    spec = _spec_of([(data, dim), *((state, 1) for state in _listed(given))])
+    if spec is None or any(isinstance(weight, BatchTensor) for weight in weights):
+        return NotImplemented
+    try:
+        rows = rows_in(data, spec, dim)
+        states = [rows_in(state, spec, 1) for state in _listed(given)]
+    except LookupError:
+        return NotImplemented
+    own = tuple(states) if isinstance(given, (list, tuple)) else states[0]
+    whole = [spec.view.enter(weight) for weight in weights]
+    draws = placing(lambda shape: spec.at(1) if len(shape) == 3 else None)
+    with draws if dropout and training and count > 1 else nullcontext():
+        out, *after = func(rows, own, whole, *args[3:])
+    return BatchTensor(out, spec.at(dim)), *(BatchTensor(state, spec.at(1)) for state in after)
+
+
+def _spec_of(places: list[tuple[Any, int]]) -> Spec | None:
+    """The spec of the first batch; None where one has its samples elsewhere, so that steps or features are rows."""
+    found: Spec | None = None
+    for value, dim in places:
+        if isinstance(value, BatchTensor):
+            if value._spec.dim != dim:
+                return None
+            found = found or value._spec
+    return found
+
+
+def _listed(states: Any) -> list[Tensor]:
+    return list(states) if isinstance(states, (list, tuple)) else [states]
+
+
+def cell(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """lstm_cell, gru_cell and their kind of (n, F) and states (n, H)."""
+    if kwargs or len(args) < 4:
+        return NotImplemented
+    data, given, *weights = args
+    spec = _spec_of([(data, 0), *((state, 0) for state in _listed(given))])
+    if spec is None or any(isinstance(weight, BatchTensor) for weight in weights):
+        return NotImplemented
+    try:
+        rows = rows_in(data, spec, 0)
+        states = [rows_in(state, spec, 0) for state in _listed(given)]
+    except LookupError:
+        return NotImplemented
+    own = tuple(states) if isinstance(given, (list, tuple)) else states[0]
+    whole = [weight if weight is None else spec.view.enter(weight) for weight in weights]
+    out = func(rows, own, *whole)
+    return tuple(BatchTensor(part, spec) for part in out) if isinstance(out, tuple) else BatchTensor(out, spec)
+
+
+RULES: dict[Function, Rule] = {
+    **dict.fromkeys(functions("lstm gru rnn_tanh rnn_relu", (torch,)), layers),
+    **dict.fromkeys(functions("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell", (torch,)), cell),
+}
+DRAWING: frozenset[Rule] = frozenset({layers})
