@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.view.batch import BatchTensor, Rule, Spec
-from duoka.view.rules.lookup import Function, align, localise, rows_in
+from duoka.view.rules.lookup import Function, align, localise, ndim_of, rows_in
 from duoka.view.rules.randomness import placing
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
@@ -32,7 +32,7 @@ def dot_product(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return _of_queries(func, given, spec)
     if right < 3 or (right == 3 and given.get("enable_gqa")):
         return NotImplemented
-    longest = max(value.dim() for value in tensors.values())
+    longest = max(ndim_of(value) for value in tensors.values())
     try:
         own = {name: localise(value, spec, right) for name, value in tensors.items()}
     except LookupError:
@@ -67,7 +67,7 @@ def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     given = dict(zip(_PARAMETERS, args, strict=False)) | kwargs
     sides = [given["query"], given["key"], given["value"]]
     spec = next((side._spec for side in sides if isinstance(side, BatchTensor)), None)
-    if spec is None or spec.dim != 1 or any(side.dim() != 3 for side in sides):
+    if spec is None or spec.dim != 1 or any(ndim_of(side) != 3 for side in sides):
         return NotImplemented
     if any(isinstance(given.get(name), BatchTensor) for name in _WEIGHTS):
         return NotImplemented
@@ -77,8 +77,8 @@ def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     places = dict.fromkeys(("query", "key", "value"), spec) | {"key_padding_mask": spec.at(0)}
     places |= dict.fromkeys(("static_k", "static_v"), by_heads)
     mask = given.get("attn_mask")
-    if isinstance(mask, BatchTensor) or (mask is not None and mask.dim() == 3):
-        if mask.dim() != 3:
+    if isinstance(mask, BatchTensor) or (mask is not None and ndim_of(mask) == 3):
+        if ndim_of(mask) != 3:
             return NotImplemented
         places["attn_mask"] = by_heads
     rows: dict[int, Tensor] = {}  # torch asks whether query, key and value are one tensor

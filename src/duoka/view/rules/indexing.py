@@ -12,7 +12,17 @@ from torch import Tensor
 
 from duoka.view.batch import BatchTensor, Rule, Spec
 from duoka.view.rules.blocks import blocks_of
-from duoka.view.rules.lookup import Function, align, functions, localise, rows_in, same_rows
+from duoka.view.rules.lookup import (
+    Function,
+    align,
+    dtype_of,
+    functions,
+    localise,
+    ndim_of,
+    rows_in,
+    same_rows,
+    shape_of,
+)
 
 _ALL = slice(None)
 
@@ -64,9 +74,9 @@ def _walk(index: Any, shape: tuple[int, ...], dim: int) -> _Walk | None:
             continue
         here, width = source <= dim < source + _width(item), _width(item)
         source += width
-        if isinstance(item, Tensor) and item.dim():
+        if isinstance(item, Tensor) and ndim_of(item):
             positions += range(position, position + width)
-            dimensions = max(dimensions, 1 if item.dtype == torch.bool else item.dim())
+            dimensions = max(dimensions, 1 if dtype_of(item) == torch.bool else ndim_of(item))
             chosen = item if here else chosen
             position += width
         elif isinstance(item, slice):
@@ -82,7 +92,7 @@ def _walk(index: Any, shape: tuple[int, ...], dim: int) -> _Walk | None:
 
 def _width(item: Any) -> int:
     """How many dimensions an item indexes."""
-    return item.dim() if isinstance(item, Tensor) and item.dtype == torch.bool else 1
+    return ndim_of(item) if isinstance(item, Tensor) and dtype_of(item) == torch.bool else 1
 
 
 def _spelled_out(items: Sequence[Any], ndim: int) -> list[Any] | None:
@@ -107,9 +117,9 @@ def _as_tensor(item: Any) -> Any:
         item = torch.as_tensor(item)
     if isinstance(item, np.integer):
         return int(item)
-    if not isinstance(item, Tensor) or item.dtype not in (torch.long, torch.int, torch.bool):
+    if not isinstance(item, Tensor) or dtype_of(item) not in (torch.long, torch.int, torch.bool):
         return NotImplemented
-    return NotImplemented if item.dtype == torch.bool and not item.dim() else item
+    return NotImplemented if dtype_of(item) == torch.bool and not ndim_of(item) else item
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +134,12 @@ class _Local:
 def _of_rows(batch: BatchTensor, index: Any) -> _Local | None:
     """An index of a batch that takes every row; None where it takes some."""
     spec = batch._spec
-    walk = _walk(index, tuple(batch.shape), spec.dim)
+    walk = _walk(index, shape_of(batch), spec.dim)
     if walk is None:
         return None
     if walk.chosen is not None:
         return _one_for_each(walk, spec)
-    if any(isinstance(item, BatchTensor) and item.dtype == torch.bool for item in walk.items):
+    if any(isinstance(item, BatchTensor) and dtype_of(item) == torch.bool for item in walk.items):
         return None
     whole = [item.full_tensor() if isinstance(item, BatchTensor) else item for item in walk.items]
     return _Local(tuple(whole), walk.result_place, walk.ndim)
@@ -139,7 +149,7 @@ def _one_for_each(walk: _Walk, spec: Spec) -> _Local | None:
     """`x[torch.arange(n), ids]`: of each row the entries at its own ids."""
     rows, tensors = walk.chosen, [item for item in walk.items if isinstance(item, Tensor)]
     assert rows is not None
-    if isinstance(rows, BatchTensor) or any(item.dtype == torch.bool for item in tensors):
+    if isinstance(rows, BatchTensor) or any(dtype_of(item) == torch.bool for item in tensors):
         return None
     if rows.numel() != spec.size or spec.size not in rows.shape:
         return None
@@ -163,8 +173,8 @@ def getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     local = _of_rows(batch, index)
     if local is not None:
         return BatchTensor(batch._local[local.items], batch._spec.at(local.place))
-    items = _spelled_out(index if isinstance(index, tuple) else (index,), batch.dim())
-    if items is not None and items[1:] == [_ALL] * (batch.dim() - 1):
+    items = _spelled_out(index if isinstance(index, tuple) else (index,), ndim_of(batch))
+    if items is not None and items[1:] == [_ALL] * (ndim_of(batch) - 1):
         return blocks_of(tuple(items), batch)
     return NotImplemented
 
@@ -172,7 +182,7 @@ def getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 def _looked_up(table: Tensor, index: Any) -> Any:
     """`table[ids]`: each row's entries of what every rank holds whole."""
     walk = _walk(index, tuple(table.shape), -1)
-    if walk is None or any(isinstance(item, Tensor) and item.dtype == torch.bool for item in walk.items):
+    if walk is None or any(isinstance(item, Tensor) and dtype_of(item) == torch.bool for item in walk.items):
         return NotImplemented
     common = align(walk.items)
     if common is None:
@@ -190,7 +200,7 @@ def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     batch, index, value = args
     if not isinstance(batch, BatchTensor):
         return NotImplemented
-    if isinstance(index, BatchTensor) and index.dtype == torch.bool:
+    if isinstance(index, BatchTensor) and dtype_of(index) == torch.bool:
         return _masked(batch, index, value)
     local = _of_rows(batch, index)
     if local is None:
@@ -207,7 +217,7 @@ def _masked(batch: BatchTensor, mask: BatchTensor, value: Any) -> Any:
     """Where a mask of the same rows says so, the same values."""
     if mask._spec.dim != batch._spec.dim or not same_rows(mask._spec, batch._spec):
         return NotImplemented
-    if isinstance(value, BatchTensor) or (isinstance(value, Tensor) and value.dim() > batch.dim() - mask.dim()):
+    if isinstance(value, BatchTensor) or (isinstance(value, Tensor) and value.dim() > ndim_of(batch) - ndim_of(mask)):
         return NotImplemented
     batch._local[mask._local] = batch._spec.view.enter(value) if isinstance(value, Tensor) else value
     return None
@@ -235,11 +245,11 @@ def at_positions(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return NotImplemented
     batch, dim, index, *rest = args
     spec = batch._spec
-    if dim % batch.dim() == spec.dim:
+    if dim % ndim_of(batch) == spec.dim:
         return NotImplemented
     named = {name: value for name, value in kwargs.items() if name not in ("source", "value")}
     source = rest[0] if rest else kwargs.get("source", kwargs.get("value"))
-    if isinstance(source, Tensor) and source.dim():
+    if isinstance(source, Tensor) and ndim_of(source):
         try:
             source = rows_in(source, spec, spec.dim)
         except LookupError:
@@ -254,11 +264,11 @@ def written_into(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     batch, src = (*args, *kwargs.values())[:2]
     selects = func.__name__ == "select_scatter"
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
-    if not isinstance(batch, BatchTensor) or not isinstance(dim, int) or dim % batch.dim() == batch._spec.dim:
+    if not isinstance(batch, BatchTensor) or not isinstance(dim, int) or dim % ndim_of(batch) == batch._spec.dim:
         return NotImplemented
     spec = batch._spec
     try:
-        own = rows_in(src, spec, spec.dim - (selects and dim % batch.dim() < spec.dim))
+        own = rows_in(src, spec, spec.dim - (selects and dim % ndim_of(batch) < spec.dim))
     except LookupError:
         return NotImplemented
     named = {name: value for name, value in kwargs.items() if name != "src"}

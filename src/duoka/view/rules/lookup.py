@@ -42,6 +42,24 @@ def sizes_of(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> list[i
     return [int(size) for size in given]
 
 
+def ndim_of(tensor: Tensor) -> int:
+    """How many dimensions it has: asked of a batch's rows, which costs no rule."""
+    return tensor._rows.dim() if isinstance(tensor, BatchTensor) else tensor.dim()
+
+
+def dtype_of(tensor: Tensor) -> torch.dtype:
+    """Its type, in the same way."""
+    return tensor._rows.dtype if isinstance(tensor, BatchTensor) else tensor.dtype
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Its sizes, the whole batch's: made from a batch's rows, which costs no rule."""
+    if not isinstance(tensor, BatchTensor):
+        return tuple(tensor.shape)
+    shape, dim = tuple(tensor._rows.shape), tensor._spec.dim
+    return *shape[:dim], tensor._spec.size, *shape[dim + 1 :]
+
+
 def align(values: Iterable[Any]) -> tuple[Spec, int] | None:
     """The common spec of the batch tensors among `values`, and the batch dimension counted from the right.
 
@@ -52,7 +70,7 @@ def align(values: Iterable[Any]) -> tuple[Spec, int] | None:
     for value in values:
         if not isinstance(value, BatchTensor):
             continue
-        mine, place = value._spec, value._local.dim() - value._spec.dim
+        mine, place = value._spec, value._rows.dim() - value._spec.dim
         if spec is None:
             spec, right = mine, place
         elif place != right or not same_rows(mine, spec):
@@ -71,7 +89,7 @@ def localise(value: Any, spec: Spec, right: int) -> Any:
     Raises LookupError for a tensor that does not broadcast with the batch, and for other rows.
     """
     if isinstance(value, BatchTensor):
-        if value.dim() - value._spec.dim != right or not same_rows(value._spec, spec):
+        if value._rows.dim() - value._spec.dim != right or not same_rows(value._spec, spec):
             raise LookupError
         return value._local
     if not isinstance(value, Tensor):
@@ -89,15 +107,12 @@ def rows_in(value: Tensor, spec: Spec, dim: int) -> Tensor:
 
     Raises LookupError for a tensor that has not the batch's size there.
     """
-    if isinstance(value, BatchTensor):
-        if value._spec.dim == dim and same_rows(value._spec, spec):
-            return value._local
-        if value.dim() <= dim or value.shape[dim] != spec.size:
-            raise LookupError
-        value = value.full_tensor()
-    if value.dim() <= dim or value.shape[dim] != spec.size:
+    if isinstance(value, BatchTensor) and value._spec.dim == dim and same_rows(value._spec, spec):
+        return value._local
+    shape = shape_of(value)
+    if len(shape) <= dim or shape[dim] != spec.size:
         raise LookupError
-    return spec.own(value, dim)
+    return spec.own(value.full_tensor() if isinstance(value, BatchTensor) else value, dim)
 
 
 def wrap(out: Any, spec: Spec) -> Any:
