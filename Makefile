@@ -1,16 +1,22 @@
-# Every target makes .venv by itself where it is missing or older than pyproject.toml and constraints.txt.
+# Every target makes its environment by itself where it is missing or older than pyproject.toml and constraints.txt:
+# .venv, or beside it one for TORCH=2.15.0 and PYTHON=python3.12, with the newest or (LOWEST=1) lowest of all else.
 
-BIN := .venv/bin
-READY := .venv/ready
+VENV := .venv$(if $(TORCH),-$(TORCH)-$(notdir $(PYTHON))$(if $(LOWEST),-lowest))
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+PINNED = -c constraints.txt -e '.[dev,docs,examples]'
+CHOSEN = torch==$(TORCH) $(if $(LOWEST),-c $(VENV)/lowest.txt) -e '.[dev,examples]'
 PYTHONS := python3.11 python3.12 python3.13 python3.14 python3
 PYTHON ?= $(shell for python in $(PYTHONS); do \
 	$$python -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help demo test test-long bench picture docs lint clean
+.PHONY: help demo test test-versions test-long bench picture docs lint clean
 
 help:
 	@echo "make demo       an ordinary script under python and under duoka run, side by side"
 	@echo "make test       lint, types, import layers, all tests but the long ones"
+	@echo "make test TORCH=2.15.0 PYTHON=python3.12    the same tests with another torch and Python"
+	@echo "make test-versions  the same with the oldest and the newest of both: hours, and 15 GB"
 	@echo "make test-long  the tests that take minutes; with PROGRAMS=folder other people's programs, too; SEED=7"
 	@echo "make bench      duoka beside its peers, measured in one run, and the tables in the README"
 	@echo "make picture    docs/run.svg, the terminal in the README, from a real run"
@@ -21,8 +27,12 @@ help:
 demo: $(READY)
 	$(BIN)/python tools/demo.py
 
-test: lint  # three at a time on two cores: they wait half of their time
+test: $(if $(TORCH),$(READY),lint)  # three at a time on two cores: they wait half of their time
 	$(BIN)/pytest -q -n 3
+
+test-versions:
+	$(MAKE) test TORCH=2.10.0 PYTHON=python3.10 LOWEST=1
+	$(MAKE) test TORCH=2.15.0 PYTHON=python3.13
 
 test-long: $(READY)
 	$(BIN)/pytest -q -m "long and not gpu" --timeout 3600 $(if $(SEED),--seed $(SEED)) $(if $(PROGRAMS),--programs "$(PROGRAMS)")
@@ -44,12 +54,13 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* build dist src/*.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python -o -n "$(PYTHON)" || \
 		{ echo "duoka: none of $(PYTHONS) is Python 3.11 or newer with ensurepip (on Debian: python3-venv)"; exit 1; }
-	@test -x $(BIN)/python || { echo "making .venv with $(PYTHON)"; $(PYTHON) -m venv .venv; }
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,examples]'
+	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
+	@$(if $(LOWEST),$(BIN)/python tools/lowest.py >$(VENV)/lowest.txt)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(if $(TORCH),$(CHOSEN),$(PINNED))
 	@touch $@

@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 PR_SET_PDEATHSIG = 1
 TIME_ERROR = 5  # of adjtimex: the clock is not synchronised
@@ -43,6 +45,25 @@ def raise_in_thread(thread: int, kind: type[BaseException]) -> None:
 def flush_c_streams() -> None:
     """Write out what extension modules printed through C's stdio: os._exit does not."""
     ctypes.CDLL(None).fflush(None)
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """What C code writes to standard output meanwhile is lost; what Python prints is too, if it is written out."""
+    flush_c_streams()
+    try:
+        kept = os.dup(1)
+    except OSError:  # there is none
+        yield
+        return
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        yield
+    finally:
+        flush_c_streams()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def end_thread_pools() -> bool:

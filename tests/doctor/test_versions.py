@@ -15,7 +15,9 @@ from tests.devices.driver import play
 CARD = Gpu(0, "GPU-1", "H200", 1 << 37)
 
 
-@pytest.mark.parametrize(("version", "level"), [("2.13.0+cpu", "ok"), ("2.10.0", "ok"), ("2.9.1+cu126", "fault")])
+@pytest.mark.parametrize(
+    ("version", "level"), [("2.13.0+cpu", "ok"), ("2.10.0", "ok"), ("2.9.1+cu126", "fault"), ("2.99.0", "advice")]
+)
 def test_torch(version: str, level: str) -> None:
     assert of_torch(version).level == level
 

@@ -12,8 +12,8 @@ from duoka.devices import inventory
 from duoka.devices.gpu import Gpu
 from duoka.devices.inventory import Inventory
 from duoka.doctor.finding import Finding
+from duoka.private.lookup import OLDEST_TORCH, numbers, untested
 
-OLDEST_TORCH = (2, 10)
 PCI = Path("/sys/bus/pci/devices")
 
 
@@ -43,11 +43,14 @@ def examine() -> Iterator[Finding]:
 
 def of_torch(version: str) -> Finding:
     """Whether a version of torch is new enough."""
-    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-    if numbers < OLDEST_TORCH:
+    if numbers(version) < OLDEST_TORCH:
         wanted = ".".join(map(str, OLDEST_TORCH))
         return Finding(
             "fault", "torch", version, f"duoka needs {wanted} or newer", f"pip install --upgrade 'torch>={wanted}'"
+        )
+    for line in untested(version):
+        return Finding(
+            "advice", "torch", line, "parts of torch may have changed", "a newer duoka, where there is one"
         )
     return Finding("ok", "torch", version)
 

@@ -24,6 +24,7 @@ import mmap
 from collections.abc import Callable
 from datetime import timedelta
 
+import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from duoka.errors import Refused
@@ -52,6 +53,7 @@ from duoka.plain.chance import Chance
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session
 from duoka.plan import Plan
+from duoka.private.lookup import untested
 from duoka.strategies import create
 from duoka.view.boundary import Boundary
 from duoka.view.collectives import Collectives, ProcessCollectives, Seat
@@ -104,6 +106,8 @@ def run_plain(
         be_deterministic()
     strategy = create(plan.strategy, ranks, shares=plan.shares)
     view = strategy.view(ranks, say)
+    for line in untested(torch.__version__):
+        say(line)
     own_stream = (
         OwnStream(int.from_bytes(chance.shared(7), "little") + ranks.rank) if plan.randomness == "worker" else None
     )

@@ -28,4 +28,25 @@ def parts_of(name: str, version: str) -> Iterator[None]:
         ) from error
 
 
-TESTED = {"torch": "2.10 to 2.15", "Python": "3.10 to 3.13"}
+def _text(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def numbers(version: str) -> tuple[int, int]:
+    """The first two numbers of a version, which tell torch's and Python's releases apart."""
+    first, second = version.split("+")[0].split(".")[:2]
+    return int(first), int(second)
+
+
+# What the tests were run with, from the oldest to the newest (docs/versions.md).
+OLDEST_TORCH, NEWEST_TORCH = (2, 10), (2, 15)
+TESTED = {"torch": f"{_text(OLDEST_TORCH)} to {_text(NEWEST_TORCH)}", "Python": "3.10 to 3.13"}
+
+
+def untested(torch: str) -> list[str]:
+    """A line for the header of a run, where this version of torch is newer than all that the tests were run with."""
+    if numbers(torch) <= NEWEST_TORCH:
+        return []
+    return [
+        f"torch {torch} is newer than {_text(NEWEST_TORCH)}, the newest that this version of duoka is tested with"
+    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from types import CodeType
 from typing import Any
@@ -18,7 +19,8 @@ from torch.nn.utils import rnn
 from torch.utils import checkpoint as _checkpoint
 from torch.utils.data import DataLoader
 
-from duoka.private.lookup import parts_of
+from duoka.libc import muted
+from duoka.private.lookup import numbers, parts_of
 
 with parts_of("torch", torch.__version__):
     from torch import _utils, _weights_only_unpickler
@@ -63,6 +65,8 @@ with parts_of("torch", torch.__version__):
     add_all_ = torch._foreach_add_
     # What `Variable._execution_engine` is for scripts that ask it to call them back. Public: none.
     backward_engine: Any = torch.autograd.Variable._execution_engine
+
+    _GLOO_TELLS = numbers(torch.__version__) < (2, 11)
 
     # (where, name): functions that are replaced by others.
     # What every loop over a loader begins with. Public: DataLoader.__iter__, which keeps workers between epochs.
@@ -223,6 +227,11 @@ def loaders_have_workers() -> bool:
 
 
 # --- process groups
+
+
+def meeting_quietly() -> AbstractContextManager[None]:
+    """gloo of torch 2.10 writes to standard output whom it has met. Public: none."""
+    return muted() if _GLOO_TELLS else nullcontext()
 
 
 def nccl_options(timeout: timedelta) -> Any:

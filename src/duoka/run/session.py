@@ -16,6 +16,7 @@ from duoka.plain.caller import Caller
 from duoka.plain.chance import Chance
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session
+from duoka.private.lookup import untested
 from duoka.run import weights
 from duoka.run.boundary import ApiBoundary
 from duoka.run.reached import Passes
@@ -86,6 +87,8 @@ def open_session(ranks: Collectives, settings: Settings, entropy: int, say: Call
         be_deterministic()
     strategy = create(name, ranks, settings.compress, shares)
     view = strategy.view(ranks, say)
+    for line in untested(torch.__version__):
+        say(line)
     own_stream = OwnStream(entropy + ranks.rank)
     boundary = ApiBoundary(view, own_stream, settings.randomness == "whole", settings.batch_norm == "whole")
     patches = Patches()

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from duoka.errors import OptionError
+from duoka.private.torch import meeting_quietly
 from duoka.process import this_process
 from duoka.run import shards
 from duoka.run.models import move
@@ -79,13 +80,14 @@ class Sharding:
         if not distributed.is_initialized():
             meeting = this_process().meeting
             assert meeting is not None
-            distributed.init_process_group(
-                _BACKENDS[self._device.type],
-                store=PrefixStore("sharding", meeting.store),
-                rank=ranks.rank,
-                world_size=ranks.world_size,
-                timeout=timedelta(seconds=self._timeout),
-            )
+            with meeting_quietly():
+                distributed.init_process_group(
+                    _BACKENDS[self._device.type],
+                    store=PrefixStore("sharding", meeting.store),
+                    rank=ranks.rank,
+                    world_size=ranks.world_size,
+                    timeout=timedelta(seconds=self._timeout),
+                )
         elif (distributed.get_rank(), distributed.get_world_size()) != (ranks.rank, ranks.world_size):
             given = f"rank {distributed.get_rank()} of {distributed.get_world_size()}"
             raise OptionError("torch.distributed's default group", given, "the ranks of the run, in their order")

@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-
 from duoka.board import AT_END
 from duoka.errors import PeerLost, Refused, TimedOut
 from duoka.private.texts import TOO_LATE, says
-from duoka.private.torch import nccl_options, start_all_gather
+from duoka.private.torch import meeting_quietly, nccl_options, start_all_gather
 from duoka.view.nearby import Nearby
 from duoka.view.site import user_line
 
@@ -333,7 +333,8 @@ _COMBINE: dict[Any, Callable[..., Tensor]] = {
 
 
 def _gloo(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
-    return torch.distributed.ProcessGroupGloo(store, rank, world_size, timeout)
+    with meeting_quietly():
+        return torch.distributed.ProcessGroupGloo(store, rank, world_size, timeout)
 
 
 def _nccl(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:

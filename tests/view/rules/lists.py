@@ -122,3 +122,29 @@ eig lstsq reinforce solve symeig
 TRANSFORMS = """
 compile cond vmap
 """
+
+# The lists above are of torch 2.13. What there is besides in some other version that duoka works with:
+GATHERS["torch.Tensor"] += """
+_has_grad_dtype_override _update_names align_as align_to has_names refine_names rename rename_
+"""
+GATHERS["torch.linalg"] += "matrix_sqrth polar"
+GATHERS["torch.foreach"] = """
+abs abs_ acos acos_ add add_ addcdiv addcdiv_ addcmul addcmul_ asin asin_ atan atan_ ceil ceil_ clamp_max clamp_max_
+clamp_min clamp_min_ clone copy_ cos cos_ cosh cosh_ div div_ erf erf_ erfc erfc_ exp exp_ expm1 expm1_ floor floor_
+frac frac_ lerp lerp_ lgamma lgamma_ log log10 log10_ log1p log1p_ log2 log2_ log_ max maximum maximum_ minimum
+minimum_ mm mul mul_ neg neg_ norm pow pow_ reciprocal reciprocal_ round round_ rsqrt rsqrt_ sigmoid sigmoid_ sign
+sign_ sin sin_ sinh sinh_ sqrt sqrt_ sub sub_ tan tan_ tanh tanh_ trunc trunc_ zero_
+"""
+HARMLESS += "read_vitals set_vital vitals_enabled"
+INNER += "_philox_randint_ scaled_addmm scaled_addmm_"
+GONE += "cholesky qr"
+
+# What not every version has: not yet, or no longer.
+NOT_IN_ALL = """
+torch.Tensor._has_grad_dtype_override torch.Tensor._update_names torch.Tensor.align_as torch.Tensor.align_to
+torch.Tensor.cholesky torch.Tensor.has_names torch.Tensor.qr torch.Tensor.refine_names torch.Tensor.rename
+torch.Tensor.rename_ torch.cholesky torch.foreach torch.linalg.matrix_sqrth torch.linalg.polar
+torch.nn.functional.linear_cross_entropy torch.qr
+_philox_normal_ _philox_randint_ _philox_uniform_ align_tensors cholesky miopen_ctc_loss qr read_vitals scaled_addmm
+scaled_addmm_ set_vital thread_safe_generator vitals_enabled
+"""

@@ -1,0 +1,98 @@
+"""What pip installs without the checkout."""
+
+from __future__ import annotations
+
+import email
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.flows.flow import ROOT, surroundings
+
+SCRIPT = """
+import duoka, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+model = nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in DataLoader(TensorDataset(torch.randn(7, 3), torch.randn(7, 1)), 7):
+    loss = (model(x) - y).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(len(x), f"{loss.item():.6f}", duoka.__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    sources = folder / "sources"  # setuptools writes beside what it builds
+    files = subprocess.run(
+        ["git", "ls-files", "-z", "src", "*.toml", "setup.py", "README.md", "LICENSE"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in filter(None, files.stdout.split("\0")):
+        (sources / name).parent.mkdir(parents=True, exist_ok=True)
+        (sources / name).write_bytes((ROOT / name).read_bytes())
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        folder,
+        sources,
+    ]
+    subprocess.run(pip, check=True, timeout=100)
+    (built,) = folder.glob("duoka-*.whl")
+    return built
+
+
+def test_it_trains_on_two_workers(wheel: Path, tmp_path: Path) -> None:
+    """Unpacked, which is all that pip does with a wheel of Python alone, and found before the checkout."""
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    env = surroundings({}) | {"PYTHONPATH": os.fspath(installed)}
+    duoka = [sys.executable, "-m", "duoka", "run", "--quiet", "--devices", "cpu:2", script]
+    lines = [
+        subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+        for command in (duoka, [sys.executable, script])
+    ]
+    assert [line.stderr for line in lines] == ["", ""]
+    assert lines[0].stdout == lines[1].stdout
+    assert lines[0].stdout.endswith(f"{installed}/duoka/__init__.py\n")
+
+
+def test_its_description_stands_alone(wheel: Path) -> None:
+    """Every link has its address, and pip tells what Pythons it is for."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (one for one in archive.namelist() if one.endswith("/METADATA"))
+        told = email.message_from_bytes(archive.read(name))
+        assert any(one.endswith("/py.typed") for one in archive.namelist())
+        assert not [one for one in archive.namelist() if not one.startswith(("duoka/", "duoka-"))]
+    readme = told.get_payload()
+    assert isinstance(readme, str)
+    links = re.findall(r"\]\(([^)\s]+)\)", readme)
+    assert len(links) > 50
+    assert not [link for link in links if not link.startswith(("https://", "#"))]
+    (picture,) = (link for link in links if link.endswith("run.svg"))
+    assert "/raw/" in picture
+    assert told["Requires-Python"] == ">=3.10"
+    assert any(one.endswith(":: 3.12") for one in told.get_all("Classifier") or [])
+    assert len(told.get_all("Project-URL") or []) == 3
