@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from duoka.errors import Refused
 from duoka.plain.session import Session
+from duoka.private.torch import FRAMES_UP
 from duoka.view.batch import BatchTensor, join
 from duoka.view.cut import Cut
 from duoka.view.norm import Normalising, in_training, whole_batch_norm
@@ -23,7 +24,7 @@ def install(session: Session) -> None:
     def make_script(original: Callable[..., Any]) -> Callable[..., Any]:
         def script(*args: Any, **kwargs: Any) -> Any:
             if original.__name__ == "script":  # it looks for names in its caller's frame, which is one further up
-                kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 1
+                kwargs[FRAMES_UP] = kwargs.get(FRAMES_UP, 0) + 1
             with session.patches.functions_put_back(), session.boundary.computed_whole():
                 return original(*args, **kwargs)
 

@@ -278,6 +278,10 @@ def kinds_of_gpus() -> list[str]:
     return (flags or "").split()
 
 
+# The argument of torch.jit.script that tells in whose frame it looks for names. Public: none.
+FRAMES_UP = "_frames_up"
+
+
 def import_compiler() -> None:
     """The first optimizer of a process would import it. Public: `import torch.compiler`, which waits, too."""
     import torch._dynamo  # noqa: F401
@@ -324,6 +328,7 @@ def _try() -> None:
             raise AttributeError(f"{caller.__qualname__} does not call {name}")
     for name in TENSORS_AND_CHILDREN:
         module.__dict__[name]
+    inspect.signature(torch.jit.script).parameters[FRAMES_UP]
 
 
 with parts_of("torch", torch.__version__):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from duoka.private.torch import schema_of
 from duoka.view.batch import BatchTensor, Rule, Spec
 from duoka.view.draws import SeededMode, draw_own_rows, shape_drawn
 from duoka.view.rules.lookup import Function, align, argument, functions, localise, wrap
@@ -51,7 +52,7 @@ def _order_of(rows: Tensor, dim: int) -> tuple[int, ...]:
 @cache
 def _drops_inside(operator: Any) -> bool:
     """Whether this is a kernel that computes more than its draws: flash attention, cuDNN's recurrent layers."""
-    return any(argument.name in ("dropout_p", "dropout") for argument in operator._schema.arguments)
+    return any(argument.name in ("dropout_p", "dropout") for argument in schema_of(operator).arguments)
 
 
 def _drawn_apart(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec) -> Any:
