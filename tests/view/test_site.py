@@ -66,3 +66,15 @@ def test_a_thread_without_a_line_of_the_user_s() -> None:
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(user_line).result() == "?"
         assert pool.submit(user_frame).result() is None
+
+
+def test_what_a_library_generates_into_a_temporary_file_is_not_the_user_s(tmp_path: Path) -> None:
+    source = "def call(function):\n    return function()\n"
+
+    def line_from(module: str) -> str:
+        space = {"__name__": module}
+        exec(compile(source, str(tmp_path / "propagate_8dowkxbg.py"), "exec"), space)
+        return str(space["call"](user_line))
+
+    assert line_from("torch.nn.generated").startswith("test_site.py:")
+    assert line_from("propagate") == line_from("mine.propagate") == "propagate_8dowkxbg.py:2"

@@ -11,6 +11,7 @@ reads       values of tensors, read into Python        -> view/boundary.py
 saving      torch.save: once
 files       writing, making and looking for files: once
 openings    files that are opened past `open`: once
+databases   of sqlite: rank 0's, with replicas
 commands    other programs: once
 entropy     what is random, or a seed
 clocks      time.time, datetime.now and their like
@@ -33,6 +34,7 @@ from duoka.plain import (
     clocks,
     commands,
     constructors,
+    databases,
     entropy,
     files,
     foreign,
@@ -77,6 +79,7 @@ INTERCEPTIONS = (
     saving,
     files,
     openings,
+    databases,
     commands,
     entropy,
     clocks,

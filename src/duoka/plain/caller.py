@@ -13,7 +13,7 @@ from types import FrameType
 
 from duoka.plain.patching import Patches
 from duoka.view.collectives import Collectives
-from duoka.view.site import is_for_scripts, is_standard, is_users
+from duoka.view.site import is_for_scripts, is_standard, is_users_frame
 
 _OURS = os.path.join(os.path.dirname(__file__), "")
 
@@ -31,10 +31,17 @@ class Caller:
         self.written: set[str] = set()
         inductor = os.path.join(tempfile.gettempdir(), "torchinductor")
         self.private = ["/dev/", str(Path.home() / ".cache"), inductor]  # what is each process's own, of libraries
+        self.temporary: list[str] = []
 
     def is_private(self, path: str) -> bool:
         """Whether a file is written by a library where it keeps what is this process's own."""
+        if self.is_temporary(path):
+            return True
         return path.startswith(tuple(self.private)) and (path.startswith("/dev/") or is_librarys(_calling()))
+
+    def is_temporary(self, path: str) -> bool:
+        """Whether it lies in a folder that a library has made for this process alone."""
+        return path.startswith(tuple(self.temporary))
 
     def is_free(self) -> bool:
         """Whether this is the main thread of the rank, not inside of such a call already, and all ranks are here."""
@@ -64,7 +71,7 @@ class Caller:
         if not self.is_free():
             return False
         frame = _calling()
-        return frame is not None and is_users(frame.f_code.co_filename)
+        return frame is not None and is_users_frame(frame)
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -88,4 +95,4 @@ def is_librarys(frame: FrameType | None) -> bool:
     """Whether a library's code calls, looking past Python's own and past those that act for the script."""
     while frame is not None and (is_standard(name := frame.f_code.co_filename) or is_for_scripts(name)):
         frame = frame.f_back
-    return frame is None or not is_users(frame.f_code.co_filename)
+    return frame is None or not is_users_frame(frame)

@@ -56,10 +56,10 @@ def install(session: Session) -> None:
 
     def make_once(original: Callable[..., Any], changes: bool = False) -> Callable[..., Any]:
         def once(*args: Any, **kwargs: Any) -> Any:
-            if not caller.is_script():
+            if not caller.is_script() or _is_temporary(args, caller):
                 result = original(*args, **kwargs)
                 if original.__name__ == "mkdtemp":
-                    caller.private.append(result)
+                    caller.temporary.append(os.path.join(result, ""))
                 return result
             with caller.busy():
                 if changes:  # what other ranks are still reading must not go away
@@ -77,6 +77,11 @@ def install(session: Session) -> None:
     session.patches.replace(io, "open", make_open)
     for name in ("fsync", "fdatasync", "ftruncate"):
         session.patches.replace(os, name, of_files_only)
+
+
+def _is_temporary(args: tuple[Any, ...], caller: Caller) -> bool:
+    """Whether it is about a file in a folder of this rank's own."""
+    return bool(args) and isinstance(args[0], (str, os.PathLike)) and caller.is_temporary(os.path.abspath(args[0]))
 
 
 def _still_open(files: Iterable[ref[Any]]) -> list[ref[Any]]:

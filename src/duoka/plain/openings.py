@@ -1,9 +1,8 @@
-"""Files that are opened past `open`: temporary ones by name, databases, descriptors, and the reading of folders."""
+"""Files that are opened past `open`: temporary ones by name, descriptors, and the reading of folders."""
 
 from __future__ import annotations
 
 import os
-import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,8 +20,6 @@ def install(session: Session) -> None:
         (os, "scandir", _folders),
         (tempfile, "mkstemp", _temporary),
         (tempfile, "NamedTemporaryFile", _named),
-        (sqlite3, "connect", _databases),
-        (sqlite3.dbapi2, "connect", _databases),
     ):
         session.patches.replace(space, name, partial(make, session))
 
@@ -85,25 +82,6 @@ def _named(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
         return file
 
     return named_temporary_file
-
-
-def _databases(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
-    def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
-        if not session.caller.is_free() or kwargs.get("uri") or os.fsdecode(database) in ("", ":memory:"):
-            return original(database, *args, **kwargs)
-        with session.caller.busy():
-            session.ranks.barrier()  # what was written until now is there
-            connection = None
-            if session.ranks.rank:
-                connection = original(":memory:", *args, **kwargs)
-                if os.path.exists(database):
-                    whole = original(database)
-                    whole.backup(connection)
-                    whole.close()
-            session.ranks.barrier()
-            return connection or original(database, *args, **kwargs)
-
-    return connect
 
 
 class Entries:

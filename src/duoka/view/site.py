@@ -53,11 +53,23 @@ def is_for_scripts(filename: str) -> bool:
     return filename.startswith(_FOR_SCRIPTS)
 
 
+def is_users_frame(frame: FrameType) -> bool:
+    """Whether a frame runs the user's code; what a library generates into a file is its own, wherever that lies."""
+    return is_users(frame.f_code.co_filename) and not _is_librarys_module(frame.f_globals.get("__name__") or "")
+
+
+@lru_cache(maxsize=4096)
+def _is_librarys_module(name: str) -> bool:
+    package, _, rest = name.partition(".")
+    file = getattr(sys.modules.get(package), "__file__", None) if rest else None
+    return isinstance(file, str) and file.startswith(_LIBRARIES)
+
+
 def user_frame() -> FrameType | None:
     """The innermost frame that is the user's; None in a thread that has none (a device's backward thread)."""
     frame: FrameType | None = sys._getframe(1)
     turn = getcurrent()
-    while frame is not None and not is_users(frame.f_code.co_filename):
+    while frame is not None and not is_users_frame(frame):
         frame = frame.f_back
         if frame is None and turn.parent is not None:  # one of several shares: who let it work
             turn = turn.parent
@@ -70,7 +82,7 @@ def calling_line() -> str | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
-    if frame is None or not is_users(frame.f_code.co_filename):
+    if frame is None or not is_users_frame(frame):
         return None
     return f"{_basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 

@@ -1,0 +1,125 @@
+"""Databases of sqlite: rank 0 has the file, and each other rank a replica of its own, in which it does the same.
+
+All connections of a rank to one database, from any thread and through any driver that is built on `sqlite3`, lead to
+one replica, so they see each other's work as on rank 0. It is made anew where the file has become another one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from multiprocessing.util import get_temp_dir
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from duoka.errors import Refused
+from duoka.plain.session import Session
+from duoka.view.site import user_line
+
+_URI = 7  # where `connect` takes uri= by position
+_WAIT = 0.1  # seconds between two looks at a database that is locked
+_LOOKS = 100
+_LOCKED = (5, 6)  # SQLITE_BUSY and SQLITE_LOCKED
+
+
+def install(session: Session) -> None:
+    """Intercept `sqlite3.connect`, and `sqlite3.dbapi2.connect`, which SQLAlchemy calls."""
+    replicas = Replicas(sqlite3.connect)
+    for space in (sqlite3, sqlite3.dbapi2):
+        session.patches.replace(space, "connect", partial(_connecting, session, replicas))
+
+
+def _connecting(session: Session, replicas: Replicas, original: Callable[..., Any]) -> Callable[..., Any]:
+    caller, ranks = session.caller, session.ranks
+
+    def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
+        is_uri = bool(kwargs.get("uri", args[_URI - 1] if len(args) >= _URI else False))
+        path, query = _file(os.fsdecode(database), is_uri)
+        if path is None or caller.is_by_itself() or not session.patches.active or caller.is_temporary(path):
+            return original(database, *args, **kwargs)
+        meets = caller.is_free()  # another thread's connections are not opened in one order on all ranks
+        with caller.busy() if meets else nullcontext():
+            if meets:
+                ranks.barrier()  # what rank 0 wrote until now is there, and nothing of what it writes next
+            if ranks.rank:
+                path = replicas.of(path)
+            if meets:
+                ranks.barrier()
+            if ranks.rank:
+                database = f"file:{quote(path)}?{query}" if is_uri else path
+            return original(database, *args, **kwargs)
+
+    return connect
+
+
+def _file(database: str, is_uri: bool) -> tuple[str | None, str]:
+    """The file of a database, and what else its name says; None for one in memory."""
+    query = ""
+    if is_uri and database.startswith("file:"):
+        parts = urlsplit(database)
+        database, query = unquote(parts.path), parts.query
+        if "memory" in parse_qs(query).get("mode", []):
+            return None, query
+    return (None if database in ("", ":memory:") else os.path.abspath(database)), query
+
+
+class Replicas:
+    """This rank's copies of databases, in a folder that goes with the run."""
+
+    def __init__(self, connect: Callable[..., Any]) -> None:
+        self._connect = connect
+        self._known: dict[str, tuple[tuple[int, int] | None, str]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, path: str) -> str:
+        """The replica of the database at `path`; itself where there cannot be one, and opening it will tell why.
+
+        Raises:
+            Refused: it stays locked.
+        """
+        with self._lock:
+            now = _identity(path)
+            before, replica = self._known.get(path, (None, ""))
+            if not replica or (now != before and before is not None):
+                if not os.path.isdir(os.path.dirname(path)):
+                    return path
+                replica = os.path.join(tempfile.mkdtemp(dir=get_temp_dir()), os.path.basename(path))
+                if now is not None:
+                    self._copy(path, replica)
+            self._known[path] = now, replica
+            return replica
+
+    def _copy(self, path: str, replica: str) -> None:
+        looks = 0
+
+        def look(status: int, remaining: int, total: int) -> None:
+            nonlocal looks
+            looks += status in _LOCKED
+            if looks > _LOOKS:
+                raise Refused(
+                    f"{user_line()} opens the database {path} while a transaction holds it exclusively, so the other "
+                    "ranks cannot have it as it is; open it before, or after"
+                )
+
+        source, copy = self._connect(path), self._connect(replica)
+        try:
+            source.backup(copy, progress=look, sleep=_WAIT)
+        except sqlite3.DatabaseError:  # it is none: whoever reads it is told
+            shutil.copyfile(path, replica)
+        finally:
+            source.close()
+            copy.close()
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
