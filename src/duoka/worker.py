@@ -10,8 +10,8 @@ import signal
 import socket
 import sys
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
@@ -23,6 +23,7 @@ from duoka.board import Seat as BoardSeat
 from duoka.ending import Ending
 from duoka.environment import Place
 from duoka.libc import flush_c_streams
+from duoka.lines import Lines
 from duoka.plan import Device, Kind, Plan
 from duoka.private.python import (
     forget_exit_functions,
@@ -247,8 +248,8 @@ def _run_plain(plan: Plan, place: Place, post: Post) -> None:
     environment.seed_hashes(shared.entropy)
     reach = partial(reach_store, place, plan.timeout)
     ranks = meet(plan, place.rank, reach(), seat, shared.exchange)
-    say = _sayer(quiet=plan.verbosity == "quiet" or place.rank > 0)
-    run_plain(plan, ranks, Chance(shared.entropy, reach), say, script)
+    with _saying(plan, place.rank) as say:
+        run_plain(plan, ranks, Chance(shared.entropy, reach), say, script)
 
 
 def run_plain_alone(plan: Plan, entropy: int, script: Callable[[], None]) -> None:
@@ -257,7 +258,8 @@ def run_plain_alone(plan: Plan, entropy: int, script: Callable[[], None]) -> Non
     from duoka.plain.chance import Chance
     from duoka.view.alone import OneRank
 
-    run_plain(plan, OneRank(), Chance(entropy), _sayer(quiet=plan.verbosity == "quiet"), script)
+    with _saying(plan, 0) as say:
+        run_plain(plan, OneRank(), Chance(entropy), say, script)
 
 
 def _run_api(plan: Plan, place: Place, post: Post) -> None:
@@ -316,12 +318,14 @@ def local_rank_args(plan: Plan, rank: int) -> list[str]:
     return [f"{flag}={rank}"]
 
 
-def _sayer(quiet: bool) -> Callable[[str], None]:
-    def say(text: str) -> None:
-        if not quiet and sys.__stderr__ is not None:
-            print(f"duoka: {text}", file=sys.__stderr__, flush=True)
-
-    return say
+@contextmanager
+def _saying(plan: Plan, rank: int) -> Iterator[Callable[[str], None]]:
+    """What shows a line of the header while the script runs: on rank 0, and not if it shall be quiet."""
+    if plan.verbosity == "quiet" or rank:
+        yield lambda text: None
+        return
+    with Lines() as lines:
+        yield lines.say
 
 
 def _watched(run: Callable[[Plan, Place, Post], None], plan: Plan, place: Place, post: Post) -> Ending:
