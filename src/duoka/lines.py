@@ -70,11 +70,11 @@ class Lines:
             self._waiting.clear()
 
     def _write(self, text: str) -> None:
-        if sys.__stderr__ is None:
-            return
+        stream = sys.__stderr__
         with suppress(OSError, ValueError):  # it may be closed, or full
-            sys.__stderr__.flush()
-            os.write(sys.__stderr__.fileno(), text.encode(errors="replace"))
+            if stream is not None:
+                stream.flush()
+                os.write(stream.fileno(), text.encode(errors="replace"))
 
 
 def is_open(text: str, before: bool) -> bool:
