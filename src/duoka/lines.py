@@ -86,8 +86,9 @@ def is_open(text: str, before: bool) -> bool:
 
 def _is_where_errors_go(stream: Any) -> bool:
     """Whether it leads to the place where standard error leads."""
+    streams: tuple[Any, ...] = stream, sys.__stderr__
     try:
-        one, other = (os.fstat(file.fileno()) for file in (stream, sys.__stderr__))
+        one, other = (os.fstat(file.fileno()) for file in streams)
     except (AttributeError, OSError, ValueError):
         return False
     return (one.st_dev, one.st_ino, one.st_rdev) == (other.st_dev, other.st_ino, other.st_rdev)
