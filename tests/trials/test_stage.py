@@ -28,16 +28,18 @@ def test_nothing_is_left_of_a_stage(home: Path) -> None:
 def test_what_a_killed_command_left_is_removed_and_a_living_one_s_is_not(home: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    left, used, other = (home / f"duoka-prove-{end}" for end in (ended.pid, os.getppid(), "notes"))
+    ends = (f"{ended.pid}-x", f"{os.getppid()}-y", "notes")
+    left, used, other = (home / f"duoka-prove-{end}" for end in ends)
     for folder in (left, used, other):
         folder.mkdir()
     with stage("prove", None):
         assert (left.exists(), used.exists(), other.exists()) == (False, True, True)
 
 
-def test_a_folder_that_cannot_be_made(home: Path) -> None:
-    (home / f"duoka-prove-{os.getpid()}").write_text("in the way")
-    with pytest.raises(RunError, match="cannot be made: File exists"), stage("prove", None):
+def test_a_folder_that_cannot_be_made(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "file").write_text("")
+    monkeypatch.setattr(tempfile, "tempdir", str(home / "file"))
+    with pytest.raises(RunError, match="cannot be made: Not a directory"), stage("prove", None):
         pass
 
 

@@ -13,6 +13,7 @@ from duoka.checkpoint.contents import Contents
 from duoka.checkpoint.formats import Objects
 from duoka.checkpoint.stored import Stored
 from duoka.errors import OptionError, WeightsError
+from duoka.printable import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,16 +26,16 @@ def show(path: str | Path, key: str | None = None, objects: Objects = "refuse") 
     total = sum(tensor.nbytes for tensor in tensors.values())
     count = sum(tensor.numel for tensor in tensors.values())
     lines = [f"{path}: {contents.format}, {len(tensors)} tensors, {count:,} numbers, {_size(total)}"]
-    lines += [f"  {note}" for note in contents.notes]
-    rows = [(name, str(list(it.shape)), it.dtype, _size(it.nbytes)) for name, it in tensors.items()]
+    lines += [f"  {printable(note)}" for note in contents.notes]
+    rows = [(printable(name), str(list(it.shape)), it.dtype, _size(it.nbytes)) for name, it in tensors.items()]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     for name, shape, dtype, size in rows:
         lines.append(f"  {name:{widths[0]}}  {shape:{widths[1]}}  {dtype:{widths[2]}}  {size:>{widths[3]}}")
-    beside = [f"  {name} = {value}" for name, value in _values(contents.tree)] if key is None else []
+    beside = [f"  {printable(name)} = {printable(value)}" for name, value in _values(contents.tree)] if key is None else []
     if contents.metadata or beside:
         lines += [
             "beside the tensors:",
-            *(f"  {name} = {_short(it)}" for name, it in contents.metadata.items()),
+            *(f"  {printable(name)} = {_short(it)}" for name, it in contents.metadata.items()),
             *beside,
         ]
     return "\n".join(lines)
@@ -105,12 +106,12 @@ class Comparison:
         width = max((len(name) for name in (*(it.name for it in self.different), *self.other)), default=0)
         for it in self.different:
             lines.append(
-                f"  {it.name:{width}}  by up to {it.largest:.3g} ({it.relative:.2g} of its largest), "
+                f"  {printable(it.name):{width}}  by up to {it.largest:.3g} ({it.relative:.2g} of its largest), "
                 f"{it.count:,} of {it.numel:,} numbers"
             )
-        lines += [f"  {name:{width}}  {what}" for name, what in self.other.items()]
+        lines += [f"  {printable(name):{width}}  {what}" for name, what in self.other.items()]
         for title, only in (("only in the first", self.only_first), ("only in the second", self.only_second)):
-            lines += [f"{title}: {', '.join(only)}"] if only else []
+            lines += [f"{title}: {', '.join(map(printable, only))}"] if only else []
         return "\n".join(lines)
 
 

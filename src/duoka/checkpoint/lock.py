@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
+import stat
 import weakref
 from pathlib import Path
 
-from duoka.errors import CheckpointBusy
+from duoka.errors import CheckpointBusy, CheckpointError
 
 NAME = ".lock"
 
@@ -17,8 +19,7 @@ class Lock:
     """Held from its making until `release`, its garbage collection, or the end of the process."""
 
     def __init__(self, directory: Path) -> None:
-        path = directory / NAME
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = _open(directory / NAME)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -38,6 +39,30 @@ class Lock:
     def release(self) -> None:
         """Let others write."""
         self._close()
+
+
+def _open(path: Path) -> int:
+    """The file itself, and no other that somebody has put a link to in its place.
+
+    Raises:
+        CheckpointError: it is none of ours.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise _not_ours(path) from None
+        raise
+    found = os.fstat(fd)
+    ours = found.st_uid in (os.getuid(), path.parent.stat().st_uid)  # a file server may give both to another user
+    if not (stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and ours):
+        os.close(fd)
+        raise _not_ours(path)
+    return fd
+
+
+def _not_ours(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} must be a plain file of your own, and is not; remove it, or name another directory")
 
 
 def _let_go(lock: Lock | None) -> None:

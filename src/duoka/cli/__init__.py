@@ -12,6 +12,7 @@ import click
 
 from duoka import __version__
 from duoka.errors import AskedError, DuokaError
+from duoka.printable import printable
 
 # name -> (the module with its `command`, its line in `duoka --help`)
 COMMANDS = {
@@ -101,5 +102,6 @@ def _plainly(message: str) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"duoka: error: {message}", file=sys.stderr)
+    lines = "\n".join(map(printable, message.split("\n")))  # names of files and of tensors are others' words
+    print(f"duoka: error: {lines}", file=sys.stderr)
     return code

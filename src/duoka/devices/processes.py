@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from duoka.printable import printable
+
+LONGEST = 1 << 17  # characters of a command
+
 
 def describe(pid: int) -> tuple[str, str]:
     """The user and the command line of a process; empty where it cannot be seen, as from inside a container."""
@@ -12,7 +16,7 @@ def describe(pid: int) -> tuple[str, str]:
         owner = os.stat(f"/proc/{pid}").st_uid
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
-        return _name(owner), command
+        return printable(_name(owner)), printable(command, LONGEST)
     return "", ""
 
 

@@ -19,6 +19,7 @@ from duoka.launchers.restarts import cause, is_fault, was_meant
 from duoka.launchers.talk import Said, Talk
 from duoka.launchers.verdict import Doubt, Elsewhere, Verdict, apart, doubt_of, way_of
 from duoka.plan import Plan
+from duoka.printable import printable
 
 TICK = 0.5  # seconds between two looks
 TO_CONCLUDE = 60.0  # seconds that the others have to end their ranks: longer than a script may answer a signal
@@ -166,6 +167,7 @@ class Several(Alone):
                 break
             crew.listen(TICK)
         told = {machine: Told(**said.value) for machine, said in self._heard("verdict").items()}
+        told = {machine: replace(one, cause=printable(one.cause)) for machine, one in told.items()}
         return self._concluded(verdict, told | {self._talk.number: _told(verdict, crew)})
 
     def _all_told(self) -> bool:
@@ -253,4 +255,4 @@ def _told_of(progress: Progress) -> list[Any]:
 
 def _progress_of(told: Sequence[Any], heard_at: float) -> Progress:
     begun, finished, number, text, waited, steps = told
-    return Progress(begun, finished, number, text, heard_at - waited, heard_at, steps, 0.0)
+    return Progress(begun, finished, number, printable(text), heard_at - waited, heard_at, steps, 0.0)

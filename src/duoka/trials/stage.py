@@ -140,15 +140,15 @@ def _folder(prefix: str) -> Iterator[Path]:
     """A folder that is removed at the end; what earlier commands have left that were killed, is removed now."""
     home = Path(tempfile.gettempdir())
     for left in home.glob(f"{prefix}*"):
-        pid = left.name.removeprefix(prefix)
+        pid = left.name.removeprefix(prefix).partition("-")[0]
         is_over = pid.isdecimal() and (int(pid) == os.getpid() or not is_alive(int(pid)))
-        if is_over and left.stat().st_uid == os.getuid():
+        if is_over and left.lstat().st_uid == os.getuid():
             shutil.rmtree(left, ignore_errors=True)
-    folder = home / f"{prefix}{os.getpid()}"
     try:
-        folder.mkdir(mode=0o700)
+        folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=home))
     except OSError as error:
-        raise RunError(f"{folder}, for what is seen of the script, cannot be made: {error.strerror}") from None
+        text = f"a folder in {home}, for what is seen of the script, cannot be made: {error.strerror}"
+        raise RunError(text) from None
     try:
         yield folder
     finally:

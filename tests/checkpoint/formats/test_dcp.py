@@ -11,6 +11,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import duoka
+from duoka.checkpoint.comparing import convert
 from duoka.errors import UnsafePickle, WeightsError
 from tests.checkpoint.nets import Calls, Net, same
 
@@ -55,6 +56,22 @@ def test_a_tensor_in_pieces(tmp_path: Path) -> None:
     layer = torch.nn.Linear(3, 4, bias=False)
     duoka.load_weights(layer, path)
     assert torch.equal(layer.weight, whole)
+    again = {MetadataIndex("weight", torch.Size([1, 0]), 1): places["down"]}  # over the second row, not the last
+    right, metadata.storage_data = metadata.storage_data, {**metadata.storage_data, **again}
+    del metadata.storage_data[MetadataIndex("weight", torch.Size([2, 0]), 1)]
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(WeightsError, match="two of its parts lie on each other"):
+        duoka.load_weights(layer, path)
+    up.size = torch.Size([1 << 40, 3])
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(WeightsError, match="bytes are there for"):
+        convert(path, tmp_path / "x.safetensors")
+    up.size, metadata.storage_data = torch.Size([4, 3]), right
+    metadata.planner_data = {"weight": ("a",) * 5000}
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(WeightsError, match="lies 5000 levels deep"):
+        duoka.load_weights(layer, path)
+    metadata.planner_data = {}
     del metadata.storage_data[MetadataIndex("weight", torch.Size([2, 0]), 1)]
     (path / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(WeightsError, match="6 of 12 numbers are there"):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,40 @@ def test_what_goes_in_circles_is_refused(zipped: bool, tmp_path: Path) -> None:
     content["self"] = content
     with pytest.raises(WeightsError, match="contain themselves"):
         pickles.read(saved(tmp_path, content, _use_new_zipfile_serialization=zipped))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strides", "offset", "numbers"),
+    [
+        ((1 << 40,), (0,), 0, 4),
+        ((1 << 62, 4), (0, 1), 0, 4),
+        ((1 << 30,), (1,), 0, 1 << 30),
+        ((4,), (1,), 1 << 40, 4),
+    ],
+    ids=["one number expanded", "more than there can be", "a forged length", "an offset beyond the end"],
+)
+def test_a_forged_tensor(
+    sizes: tuple[int, ...], strides: tuple[int, ...], offset: int, numbers: int, tmp_path: Path
+) -> None:
+    class Forged:
+        def __reduce__(self) -> tuple[Any, ...]:
+            args = (("storage", numbers), offset, sizes, strides, False, OrderedDict())
+            return torch._utils._rebuild_tensor_v2, args
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, found: Any) -> Any:
+            is_storage = isinstance(found, tuple) and found[:1] == ("storage",)
+            return ("storage", torch.FloatStorage, "0", "cpu", found[1]) if is_storage else None
+
+    path, data = saved(tmp_path, {"w": torch.ones(4)}), io.BytesIO()
+    Pickler(data, protocol=2).dump({"w": Forged()})
+    with zipfile.ZipFile(path) as archive:
+        records = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in records.items():
+            archive.writestr(name, data.getvalue() if name.endswith("data.pkl") else content)
+    with pytest.raises(WeightsError, match="cannot be read"):
+        pickles.read(path)
 
 
 def test_a_module_within_itself_is_refused(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def entry(start: int, end: int, shape: list[Any], dtype: Any = "F32") -> dict[st
         ({"a": entry(0, 4, [1], "F7")}, b"1234"),
         ({"a": entry(0, 4, [1], ["F32"])}, b"1234"),
         ({"a": entry(0, 4, [1 << 62, 0])}, b"1234"),
+        ({"a": entry(0, 0, [1 << 40, 1 << 40, 0])}, b""),
         ({"a": entry(0, 4, [1]), "b": entry(0, 4, [1])}, b"1234"),
         ({"a": entry(4, 8, [1])}, b"12345678"),
         ({"a": entry(0, 4, [1]), "__metadata__": {"x": 1}}, b"1234"),

@@ -7,19 +7,23 @@ classes of metadata, each replaced by a holder of its fields, and refuses all el
 from __future__ import annotations
 
 import io
+import math
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
+
 from duoka.checkpoint.contents import Contents
 from duoka.checkpoint.formats.safetensors import TensorFile
-from duoka.checkpoint.stored import Stored
+from duoka.checkpoint.stored import DTYPES, Stored
 from duoka.errors import UnsafePickle, WeightsError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+DEEPEST = 64  # levels of nested dicts
 _METADATA = "torch.distributed.checkpoint.metadata"
 _KNOWN = frozenset(
     {
@@ -97,8 +101,11 @@ class Chunked(Stored):
     def _put_together(self) -> Tensor:
         import torch
 
+        there = sum(length for _, _, _, length in self.chunks)
+        if math.prod(self.shape) * DTYPES.get(self.dtype, ("", 1))[1] > there:
+            raise ValueError(f"{there} bytes are there for {self.shape}")
         whole = torch.empty(self.shape, dtype=getattr(torch, self.dtype))
-        filled = 0
+        filled, corners = 0, list[list[int]]()
         for offsets, file, start, length in self.chunks:
             piece = _load(file, start, length)
             target = whole
@@ -106,9 +113,20 @@ class Chunked(Stored):
                 target = target.narrow(dim, offset, size)
             target.copy_(piece)
             filled += piece.numel()
+            corners.append([*offsets, *map(sum, zip(offsets, piece.shape, strict=True))])
         if filled != whole.numel():
             raise ValueError(f"{filled} of {whole.numel()} numbers are there")
+        _check_apart(corners, len(self.shape))
         return whole
+
+
+def _check_apart(corners: list[list[int]], dims: int) -> None:
+    """As many numbers as there should be may be there twice and others not at all, in memory that nobody has set."""
+    boxes = numpy.array(corners, dtype=numpy.int64).reshape(len(corners), 2, dims)
+    for number, (begin, end) in enumerate(boxes[:-1]):
+        begins, ends = boxes[number + 1 :, 0], boxes[number + 1 :, 1]
+        if bool(((begin < ends) & (begins < end)).all(axis=1).any()):
+            raise ValueError("two of its parts lie on each other")
 
 
 def _load(file: TensorFile, start: int, length: int) -> Any:
@@ -183,6 +201,8 @@ def _dtype(properties: Any) -> str:
 
 
 def _place(tree: dict[str, Any], path: tuple[Any, ...], tensor: Stored) -> None:
+    if len(path) > DEEPEST:
+        raise ValueError(f"a tensor lies {len(path)} levels deep")
     *above, last = (str(part) for part in path)
     for part in above:
         tree = tree.setdefault(part, {})

@@ -47,6 +47,7 @@ INERT_PACKAGES = ("omegaconf.", "yacs.config.", "mmengine.config.", "ml_collecti
 BLOCKED = frozenset({"os", "posix", "nt", "sys"})  # no file of weights has a reason to name these
 DEEPEST = 64  # levels of nested dicts and lists
 MOST = 300_000  # dicts and lists in all
+SMALL = 1 << 28  # bytes of a tensor that may be larger than its file, as one number that is expanded
 ZIP = b"PK\x03\x04"
 
 
@@ -92,7 +93,7 @@ def read(path: Path, objects: str = "refuse") -> Contents:
             warnings.simplefilter("ignore")
             mapped = is_zip and path.suffix != ".safetensors"  # which torch would take for what the file is
             tree = torch.load(path if mapped else file, map_location=onto_cpu, weights_only=True, mmap=mapped)
-            plain = _Tree().plain(tree)
+            plain = _Tree(max(SMALL, path.stat().st_size)).plain(tree)
     except Exception as error:  # torch raises of every kind on damaged files
         raise WeightsError(f"{path} cannot be read: {_first_line(error)}") from error
     notes = [f"mapped {place} → cpu" for place in sorted(places - {"cpu"})]
@@ -212,11 +213,12 @@ class _Tree:
     """Turns what was loaded into a tree of dicts, lists, plain values and `Held` tensors.
 
     Dicts and lists that stand in several places are counted each time, so that a small file cannot be a tree without
-    end. Raises ValueError where it goes in circles, too deep, or on for too long.
+    end. Raises ValueError where it goes in circles, too deep, or on for too long, and where a tensor is larger than
+    `largest`: a view of a few numbers can have any size.
     """
 
-    def __init__(self) -> None:
-        self._nodes = 0
+    def __init__(self, largest: int) -> None:
+        self._nodes, self._largest = 0, largest
         self._above: set[int] = set()  # the ids of what a node is in
 
     def plain(self, node: Any) -> Any:
@@ -224,6 +226,8 @@ class _Tree:
         import torch
 
         if isinstance(node, torch.Tensor):
+            if node.numel() * node.element_size() > self._largest:
+                raise ValueError(f"a tensor {tuple(node.shape)} would be larger than the file that it is in")
             return Held(node)
         if not isinstance(node, (dict, list, tuple)):
             return node

@@ -20,6 +20,7 @@ from duoka.errors import WeightsError
 if TYPE_CHECKING:
     from torch import Tensor
 
+MOST = 1 << 62  # numbers of a tensor
 LONGEST_HEADER = 100_000_000  # bytes, as the library has it
 WIDENED = "duoka.complex128"  # metadata: names of complex128 tensors, kept as pairs of F64
 _NAMES = {code: name for name, (code, _) in DTYPES.items()}
@@ -135,6 +136,8 @@ def _tensor(file: TensorFile, begin: int, name: str, entry: Any) -> FileTensor:
         raise WeightsError(f"{file.path}: {name!r} is of type {code!r}; duoka knows {', '.join(_NAMES)}")
     if any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
         raise _damaged(file.path, f"its header is wrong for {name!r}")
+    if math.prod(number or 1 for number in shape) >= MOST:  # torch adds up strides, of no data, too
+        raise _damaged(file.path, f"{name!r} would have more numbers than there can be")
     dtype = _NAMES[code]
     if end - start != math.prod(shape) * DTYPES[dtype][1] or begin + end > file.size:
         raise _damaged(file.path, f"{name!r} {tuple(shape)} {dtype} does not fit bytes {start} to {end}")
