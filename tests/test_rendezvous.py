@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +20,9 @@ def server() -> Any:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
 
 
+PLACE = Place(rank=0, world_size=2, attempt=0, port=0, run_id="id")
+
+
 def place(server: Any, attempt: int) -> Place:
     return Place(rank=0, world_size=2, attempt=attempt, port=server.port, run_id="id")
 
@@ -28,6 +33,18 @@ def test_ranks_of_one_attempt_share_a_store_and_attempts_do_not(server: Any) -> 
     assert second.get("key") == b"value"
     later = reach_store(place(server, attempt=1), timeout=20)
     assert not later.check(["key"])
+
+
+def test_ranks_of_one_machine_share_a_file_without_a_name() -> None:
+    file = os.memfd_create("store")
+    places = [replace(PLACE, rank=rank, file=file) for rank in range(2)]
+    first, second = (reach_store(one, timeout=20) for one in places)
+    first.set("key", "value")
+    assert second.get("key") == b"value"
+    with pytest.raises(RuntimeError, match=r"[Tt]imeout"):
+        reach_store(places[0], timeout=0.2).get("never")
+    assert os.stat(f"/proc/self/fd/{file}").st_nlink == 0  # no other process has a path to it
+    os.close(file)
 
 
 def test_a_key_is_waited_for_as_long_as_was_said(server: Any) -> None:

@@ -67,6 +67,7 @@ class Place:
     port: of the launcher's store on `host`; 0 where it has none, and rank 0 opens one on any free port.
     machine: the number of this machine, out of `machines`.
     first: the rank of its first worker. here: how many it has; 0: all.
+    file: the descriptor of the launcher's store, where that is a file without a name; None: it is at the port.
     """
 
     rank: int
@@ -80,6 +81,7 @@ class Place:
     machines: int = 1
     first: int = 0
     here: int = 0
+    file: int | None = None
 
     @property
     def local_rank(self) -> int:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import wraps
 from typing import Any
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from duoka.environment import Place
 from duoka.private.torch import all_groups, rendezvous_handlers
@@ -17,7 +17,12 @@ from duoka.private.torch import all_groups, rendezvous_handlers
 
 def reach_store(place: Place, timeout: float) -> Store:
     """The part of the launcher's store that belongs to this attempt; it waits `timeout` seconds for a key."""
-    store = TCPStore(place.host, place.port, is_master=False, timeout=timedelta(seconds=timeout))
+    store: Store
+    if place.file is None:
+        store = TCPStore(place.host, place.port, is_master=False, timeout=timedelta(seconds=timeout))
+    else:
+        store = FileStore(f"/proc/self/fd/{place.file}", place.world_size)
+        store.set_timeout(timedelta(seconds=timeout))
     return PrefixStore(f"attempt{place.attempt}", store)
 
 

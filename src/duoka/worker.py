@@ -22,6 +22,7 @@ from duoka.board import Board
 from duoka.board import Seat as BoardSeat
 from duoka.ending import Ending
 from duoka.environment import Place
+from duoka.keys import Key
 from duoka.libc import flush_c_streams
 from duoka.lines import Lines
 from duoka.plan import Device, Kind, Plan
@@ -70,6 +71,7 @@ class Attempt:
     number: 0 at first, and one more each time the run is started again.
     entropy: a random number of 64 bits.
     exchange: memory through which the ranks hand each other small tensors; None: they have gloo only.
+    key: of the run. store: the file without a name in which the ranks of one machine meet; None: a port.
     gloo: the network device over which gloo talks; None: it finds one.
     temporary: a directory for the sockets that multiprocessing makes, as for a loader's workers. The workers make it,
         once somebody is there to remove it (`duoka.launchers.heir`). None: it makes its own.
@@ -85,6 +87,8 @@ class Attempt:
     function: Callable[[], object] | None = None
     observer: Observer = field(default_factory=Unobserved)
     gloo: str | None = "lo"
+    key: Key = field(default_factory=Key)
+    store: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +159,7 @@ def _device(plan: Plan, rank: int) -> Device:
 def _place(plan: Plan, post: Post, port: int) -> Place:
     """Where this worker is among all. port: of the store, on machine 0."""
     shared, machines = post.attempt, plan.machines
-    place = Place(post.rank, plan.world_size, shared.number, port, shared.run_id, plan.restarts)
+    place = Place(post.rank, plan.world_size, shared.number, port, shared.run_id, plan.restarts, file=shared.store)
     if machines.count == 1:
         return place
     local, here, host, hosts = machines.beside(plan.workers)
@@ -247,9 +251,9 @@ def _run_plain(plan: Plan, place: Place, post: Post) -> None:
         return
     environment.seed_hashes(shared.entropy)
     reach = partial(reach_store, place, plan.timeout)
-    ranks = meet(plan, place.rank, reach(), seat, shared.exchange)
+    ranks = meet(plan, place.rank, reach(), seat, shared.exchange, shared.key)
     with _saying(plan, place.rank) as say:
-        run_plain(plan, ranks, Chance(shared.entropy, reach), say, script)
+        run_plain(plan, ranks, Chance(shared.entropy, reach, shared.key), say, script)
 
 
 def run_plain_alone(plan: Plan, entropy: int, script: Callable[[], None]) -> None:
@@ -266,12 +270,12 @@ def _run_api(plan: Plan, place: Place, post: Post) -> None:
     from duoka.process import this_process
 
     environment.give_ranks(place)
-    take_place(plan, place, post.attempt.board.seat(place.rank), post.attempt.exchange)
+    take_place(plan, place, post.attempt.board.seat(place.rank), post.attempt.exchange, post.attempt.key)
     with this_process().ending():
         (post.attempt.function or partial(_run_script, plan, place, post))()
 
 
-def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None) -> None:
+def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None, key: Key) -> None:
     """Let `duoka.start` in this process find who it is."""
     from duoka.origins.forked import Asked, Forked
     from duoka.process import this_process
@@ -282,7 +286,7 @@ def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None)
     asked = Asked(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
     asked = replace(asked, strategy=plan.strategy, shares=plan.shares)
     ranks = place.rank, place.world_size, place.local_rank
-    this_process().origin = Forked(*ranks, place, seat, exchange, given, asked)
+    this_process().origin = Forked(*ranks, place, seat, exchange, given, asked, key)
 
 
 def _run_distributed(plan: Plan, place: Place, post: Post) -> None:

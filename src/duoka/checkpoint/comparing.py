@@ -31,7 +31,9 @@ def show(path: str | Path, key: str | None = None, objects: Objects = "refuse") 
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     for name, shape, dtype, size in rows:
         lines.append(f"  {name:{widths[0]}}  {shape:{widths[1]}}  {dtype:{widths[2]}}  {size:>{widths[3]}}")
-    beside = [f"  {printable(name)} = {printable(value)}" for name, value in _values(contents.tree)] if key is None else []
+    beside = (
+        [f"  {printable(name)} = {printable(value)}" for name, value in _values(contents.tree)] if key is None else []
+    )
     if contents.metadata or beside:
         lines += [
             "beside the tensors:",

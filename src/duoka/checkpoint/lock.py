@@ -62,7 +62,9 @@ def _open(path: Path) -> int:
 
 
 def _not_ours(path: Path) -> CheckpointError:
-    return CheckpointError(f"{path} must be a plain file of your own, and is not; remove it, or name another directory")
+    return CheckpointError(
+        f"{path} must be a plain file of your own, and is not; remove it, or name another directory"
+    )
 
 
 def _let_go(lock: Lock | None) -> None:

@@ -15,6 +15,7 @@ from typing import TypeVar
 from duoka import environment, traces
 from duoka.environment import Place
 from duoka.errors import AskedError, DuokaError, ScriptError
+from duoka.keys import Key
 from duoka.plan import Kind, Plan
 from duoka.target import run_target
 from duoka.worker import local_rank_args, run_plain_alone, set_threads, take_place
@@ -62,7 +63,7 @@ def run_alone(plan: Plan, function: Callable[[], T]) -> T:
 
     this_process.cache_clear()  # a caller of `duoka.launch` has one of its own
     place = Place(0, 1, 0, 0, secrets.token_hex(8))
-    take_place(plan, place, NoSeat(), None)
+    take_place(plan, place, NoSeat(), None, Key())
     with this_process().ending():
         return function()
 

@@ -56,7 +56,7 @@ def together(plan: Plan, say: Callable[[str], None]) -> Iterator[tuple[Plan, str
         plan = replace(plan, machines=replace(plan.machines, host=talk.host))
         workers, names, hosts = zip(*((one.workers, one.name, one.host) for one in hellos), strict=True)
         plan = joined(plan, workers, names, hosts)
-        yield plan, hellos[0].run, Several(talk, plan, device_of(talk.address))
+        yield plan, hellos[0].run, Several(talk, plan, device_of(talk.address), hellos[0].run)
     except DuokaError as error:
         talk.say(LOST, str(error))
         raise

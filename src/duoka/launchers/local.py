@@ -159,15 +159,17 @@ def attempt(run: Run, number: int) -> Verdict:
     board = Board.create(plan.workers, plan.ranks.start)
     crew = Crew(run.signals, others)
     others.begin(number)
+    store = None
     try:
         _check_files(plan.workers)
         exchange = _exchange(plan)
         temporary = _temporary()
         entropy = _entropy(run, number)
+        store = _file_for_a_store(plan)
         shared = Attempt(number, run.run_id, entropy, board, exchange, temporary, run.function, run.observer)
-        crew.start(plan, replace(shared, gloo=others.gloo), run.outputs)
+        crew.start(plan, replace(shared, gloo=others.gloo, key=others.key, store=store), run.outputs)
         pids = [worker.pid for worker in crew.workers]
-        with heir(pids, temporary, others.let_go), _store(plan.machines) as port:  # a thread: after the forks
+        with heir(pids, temporary, others.let_go), _store(plan.machines, store) as port:  # a thread: after the forks
             others.start(crew, port)
             stuck, asked = _watch(plan, crew, board, others)
             if asked is not None:
@@ -183,6 +185,8 @@ def attempt(run: Run, number: int) -> Verdict:
         return verdict
     finally:
         crew.close()
+        if store is not None:
+            os.close(store)
 
 
 def _is_to_tell(machines: Machines, verdict: Verdict) -> bool:
@@ -285,6 +289,16 @@ def _exchange(plan: Plan) -> mmap.mmap | None:
     return mmap.mmap(-1, nearby.memory_size(plan.workers, nearby.LARGE_SLOT)) if nearby.is_possible() else None
 
 
+def _file_for_a_store(plan: Plan) -> int | None:
+    """Where the workers of one machine meet, which they inherit: no other user of the machine can reach it.
+
+    A script that calls torch.distributed itself looks for a port. None: they meet at one.
+    """
+    if plan.kind is Kind.DISTRIBUTED or plan.machines.count > 1 or not os.path.isdir("/proc/self/fd"):
+        return None
+    return os.memfd_create("duoka-store")
+
+
 def _temporary() -> str | None:
     """A path for a directory of the workers' own, as short as multiprocessing's: those of sockets may not be long."""
     try:
@@ -312,14 +326,15 @@ def _check_files(workers: int) -> None:
 
 
 @contextmanager
-def _store(machines: Machines) -> Iterator[int]:
+def _store(machines: Machines, file: int | None) -> Iterator[int]:
     """A store for the workers of all machines on any free port, open while it is needed; its port.
 
-    On one machine it is open to that alone. Where there are several, it is on machine 0: elsewhere the port is 0.
+    On one machine it is open to that alone. Where there are several, it is on machine 0: elsewhere the port is 0, and
+    so it is where the workers meet in a file.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    if machines.number > 0:
+    if machines.number > 0 or file is not None:
         yield 0
         return
     host = environment.LOOPBACK if machines.count == 1 else machines.host

@@ -6,6 +6,7 @@ how far their ranks are, that they end them, and how those ended.
 
 from __future__ import annotations
 
+import secrets
 import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 from duoka.board import Board, Progress
 from duoka.errors import TimedOut
+from duoka.keys import Key
 from duoka.launchers.crew import Crew, Others
 from duoka.launchers.restarts import cause, is_fault, was_meant
 from duoka.launchers.talk import Said, Talk
@@ -34,9 +36,12 @@ class Alarm:
 
 
 class Alone(Others):
-    """The other machines of a run that has none."""
+    """The other machines of a run that has none. key: of the run, which its workers inherit."""
 
     gloo: str | None = "lo"
+
+    def __init__(self) -> None:
+        self.key = Key(secrets.token_bytes(32))
 
     def begin(self, number: int) -> None:
         """An attempt begins."""
@@ -78,8 +83,9 @@ class Alone(Others):
 class Several(Alone):
     """The other machines of a run, as the command of this one knows them. gloo: the network device between them."""
 
-    def __init__(self, talk: Talk, plan: Plan, gloo: str | None) -> None:
+    def __init__(self, talk: Talk, plan: Plan, gloo: str | None, run_id: str) -> None:
         self._talk, self._plan, self.gloo = talk, plan, gloo
+        self.key = talk.key.derived(f"objects {run_id}")
         self.files = (talk.file,)
         self.begin(0)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from duoka.environment import Place
+from duoka.keys import Key
 from duoka.options import BatchNorm, Loading, Randomness
 from duoka.origins.base import Origin
 from duoka.origins.meeting import Meeting
@@ -21,6 +22,7 @@ class Forked(Origin):
     """A worker of `duoka run` or `duoka.launch`.
 
     given: the device, as torch calls it in this process. asked: what was asked for on the command line.
+    key: of the run.
     """
 
     place: Place
@@ -28,6 +30,7 @@ class Forked(Origin):
     exchange: mmap.mmap | None
     given: str
     asked: Asked
+    key: Key = field(default_factory=Key)
 
     @classmethod
     def found(cls) -> None:
@@ -44,7 +47,7 @@ class Forked(Origin):
         size = self.world_size
         nearby = None if self.exchange is None else Nearby(self.exchange, self.rank, size, timeout)
         here, far = self.place.local_world_size, self.place.machines > 1
-        return Meeting(self.store(timeout), self.seat, nearby, here, far)
+        return Meeting(self.store(timeout), self.seat, nearby, here, far, self.key)
 
 
 @dataclass(frozen=True, slots=True)

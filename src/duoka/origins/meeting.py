@@ -8,7 +8,7 @@ import secrets
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
@@ -16,6 +16,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from duoka import environment
 from duoka.board import SEAT, Board
 from duoka.errors import TimedOut
+from duoka.keys import Key
 from duoka.machine_name import SHARED_MEMORY, machine_name
 from duoka.view import nearby
 from duoka.view.collectives import ProcessCollectives, Seat
@@ -29,6 +30,7 @@ class Meeting:
 
     seat: where it writes which collective it is in. nearby: memory for small tensors; None: they have gloo only.
     here: how many of the ranks are on this machine. far: whether there is no board on which all can be seen.
+    key: of the run.
     """
 
     store: Store
@@ -36,12 +38,15 @@ class Meeting:
     nearby: Nearby | None
     here: int
     far: bool = False
+    key: Key = field(default_factory=Key)
 
     def collectives(self, rank: int, world_size: int, timeout: float, run: int) -> ProcessCollectives:
         """The collectives of this process's run number `run`."""
         store = PrefixStore(f"run{run}", self.store)
         make = FarCollectives if self.far else ProcessCollectives
-        return make(store, rank, world_size, timedelta(seconds=timeout), self.seat, self.nearby)
+        made = make(store, rank, world_size, timedelta(seconds=timeout), self.seat, self.nearby)
+        made.key = self.key
+        return made
 
 
 class NoSeat:

@@ -29,6 +29,7 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from duoka.errors import Refused
+from duoka.keys import Key
 from duoka.plain import (
     autograd,
     clocks,
@@ -91,11 +92,13 @@ INTERCEPTIONS = (
 SHOWN = 20  # lines of a kind in the report
 
 
-def meet(plan: Plan, rank: int, store: Store, seat: Seat, exchange: mmap.mmap | None) -> Collectives:
-    """This rank among those of the plan. exchange: memory that the ranks share, or None."""
+def meet(plan: Plan, rank: int, store: Store, seat: Seat, exchange: mmap.mmap | None, key: Key) -> Collectives:
+    """This rank among those of the plan. exchange: memory that the ranks share, or None. key: of the run."""
     nearby = None if exchange is None else Nearby(exchange, rank, plan.world_size, plan.timeout)
     make = ProcessCollectives if plan.machines.count == 1 else FarCollectives
-    return make(store, rank, plan.world_size, timedelta(seconds=plan.timeout), seat, nearby)
+    ranks = make(store, rank, plan.world_size, timedelta(seconds=plan.timeout), seat, nearby)
+    ranks.key = key
+    return ranks
 
 
 def run_plain(

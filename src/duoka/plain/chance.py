@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +18,9 @@ from typing import Any
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
+
+from duoka.keys import Key
+from duoka.sealing import opened, sealed
 
 # Names of files, semaphores and sockets, and keys of connections: two processes must not have the same.
 OWN = ("multiprocessing", "tempfile", "torch.distributed", "torch.multiprocessing", "torch._inductor", "triton")
@@ -30,11 +32,13 @@ _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 class Chance:
     """One process's source. Processes that it forks have sources of their own, told apart by where they were forked.
 
-    entropy: a number that all ranks were given. reach: connects to the store that they share; None where this is the
+    entropy: a number that all ranks were given. key: of the run.
+    reach: connects to the store that they share; None where this is the
     only rank. by_itself: whether what runs now, this rank does without the others.
     """
 
-    def __init__(self, entropy: int, reach: Callable[[], Store] | None = None) -> None:
+    def __init__(self, entropy: int, reach: Callable[[], Store] | None = None, key: Key | None = None) -> None:
+        self._run_key = key or Key()
         self.entropy, self._scope = entropy, f"{entropy:x}"
         self._reach = reach
         self._stores: dict[int, Store] = {}  # by process
@@ -58,8 +62,8 @@ class Chance:
         if self._reach is None or self.by_itself() or _is_of(_asking(sys._getframe(1)), ("torch",)):
             return value
         key = self._key("settle")
-        found: bytes = self._connected().compare_set(f"chance/{key}", "", pickle.dumps(value).hex())
-        return pickle.loads(bytes.fromhex(found.decode()))
+        found: bytes = self._connected().compare_set(f"chance/{key}", "", sealed(value, self._run_key).hex())
+        return opened(bytes.fromhex(found.decode()), self._run_key)
 
     def _key(self, what: str) -> str:
         """What tells this asking from all others of the run."""

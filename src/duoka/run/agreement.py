@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,17 +9,18 @@ import torch
 
 from duoka.board import name_ranks
 from duoka.errors import RanksApart
+from duoka.sealing import opened, sealed
 from duoka.view.collectives import Collectives
 
 
 def gather_objects(value: Any, ranks: Collectives) -> list[Any]:
     """Every rank's `value`, which pickle must know, in the order of ranks."""
-    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    data = torch.frombuffer(bytearray(sealed(value, ranks.key)), dtype=torch.uint8)
     sizes = ranks.all_gather(torch.tensor([data.numel()])).view(-1).tolist()
     room = torch.zeros(max(sizes), dtype=torch.uint8)
     room[: data.numel()] = data
     found = ranks.all_gather(room)
-    return [pickle.loads(one[:size].numpy().tobytes()) for one, size in zip(found, sizes, strict=True)]
+    return [opened(one[:size].numpy().tobytes(), ranks.key) for one, size in zip(found, sizes, strict=True)]
 
 
 def check_same(value: Any, ranks: Collectives, words: Callable[[Any, Any], str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
 import zlib
@@ -17,8 +16,10 @@ from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-
 
 from duoka.board import AT_END
 from duoka.errors import PeerLost, Refused, TimedOut
+from duoka.keys import Key
 from duoka.private.texts import TOO_LATE, says
 from duoka.private.torch import meeting_quietly, nccl_options, start_all_gather
+from duoka.sealing import opened, sealed
 from duoka.view.nearby import Nearby
 from duoka.view.site import user_line
 
@@ -42,6 +43,7 @@ class Collectives(ABC):
 
     rank: int
     world_size: int
+    key: Key = Key()  # of the run, under which objects are sealed
     alone: bool = False  # one rank finds something out for all: it must not meet the others meanwhile
 
     @abstractmethod
@@ -91,13 +93,13 @@ class Collectives(ABC):
         size = torch.zeros(1, dtype=torch.long, device="cpu")  # whatever the script's default is
         data = torch.empty(0, dtype=torch.uint8, device="cpu")
         if self.rank == source:
-            data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+            data = torch.frombuffer(bytearray(sealed(value, self.key)), dtype=torch.uint8)
             size[0] = data.numel()
         self.broadcast(size, source)
         if self.rank != source:
             data = torch.empty(int(size.item()), dtype=torch.uint8, device="cpu")
         self.broadcast(data, source)
-        return value if self.rank == source else pickle.loads(data.numpy().tobytes())
+        return value if self.rank == source else opened(data.numpy().tobytes(), self.key)
 
     def come_to(self, what: str) -> None:  # noqa: B027
         """This rank comes to collectives of torch's own; who watches is shown them as one, by a word."""

@@ -159,7 +159,7 @@ class ShareRanks(Collectives):
     """
 
     def __init__(self, own: Shares, place: int) -> None:
-        self._own = own
+        self._own, self.key = own, own.ranks.key
         self.rank, self.world_size = own.ranks.rank * own.count + place, own.world_size
 
     @property
