@@ -3,32 +3,24 @@
 # No rule: gathered and computed whole, which is always right.
 GATHERS = {
     "torch": """
-addbmm addmm addmv addr affine_grid_generator alias_copy allclose argwhere as_strided_copy as_strided_scatter
-autocast baddbmm batch_norm batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt
-batch_norm_gather_stats batch_norm_gather_stats_with_counts batch_norm_stats batch_norm_update_stats
-binary_cross_entropy_with_logits bincount bucketize ccol_indices_copy cholesky cholesky_inverse cholesky_solve
-choose_qparams_optimized col_indices_copy column_stack combinations constant_pad_nd convolution corrcoef
-cosine_embedding_loss cov cross crow_indices_copy ctc_loss cumulative_trapezoid dequantize det detach_copy diag
-diag_embed diagflat diagonal diagonal_copy diagonal_scatter dist dsplit dstack embedding embedding_bag equal
-expand_copy fake_quantize_per_channel_affine fake_quantize_per_tensor_affine fbgemm_linear_fp16_weight
-fbgemm_linear_fp16_weight_fp32_activation fbgemm_linear_int8_weight fbgemm_linear_int8_weight_fp32_activation
-fbgemm_linear_quantize_weight fbgemm_pack_gemm_matrix_fp16 fbgemm_pack_quantized_matrix fliplr flipud frexp
-frobenius_norm fused_moving_avg_obs_fake_quant geqrf gradient grid_sampler grid_sampler_2d grid_sampler_3d
-hash_tensor hinge_embedding_loss histc histogram histogramdd hsplit hspmm hstack indices_copy inner instance_norm
-int_repr inverse is_distributed is_nonzero isin kl_div kron layer_norm lobpcg logdet lu_solve lu_unpack
-margin_ranking_loss masked_scatter masked_select matrix_exp matrix_power miopen_batch_norm miopen_convolution
-miopen_convolution_add_relu miopen_convolution_relu miopen_convolution_transpose miopen_depthwise_convolution
-miopen_rnn msort mvlgamma nanquantile narrow_copy native_batch_norm native_dropout native_group_norm
-native_layer_norm native_norm nonzero nonzero_static norm_except_dim nuclear_norm orgqr ormqr permute_copy pinverse
-poisson_nll_loss polygamma put q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale
-q_zero_point qr quantize_per_channel quantize_per_tensor quantize_per_tensor_dynamic quantized_batch_norm
-quantized_gru_cell quantized_lstm_cell quantized_max_pool1d quantized_max_pool2d quantized_max_pool3d
-quantized_rnn_relu_cell quantized_rnn_tanh_cell renorm rms_norm rot90 row_indices_copy row_stack searchsorted
-select_copy slice_copy slice_inverse slogdet smm split_copy split_with_sizes_copy squeeze_copy sspaddmm svd
-sym_float sym_ite sym_max sym_min sym_not sym_sqrt sym_sum t_copy take trace transpose_copy trapezoid trapz
-triangular_solve triplet_margin_loss unbind_copy unfold_copy unsafe_chunk unsafe_split unsafe_split_with_sizes
-unsqueeze_copy values_copy vdot view_as_complex view_as_complex_copy view_as_real view_as_real_copy view_copy vsplit
-vstack
+addbmm addr affine_grid_generator argwhere as_strided_copy as_strided_scatter autocast batch_norm
+batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt batch_norm_gather_stats
+batch_norm_gather_stats_with_counts batch_norm_stats batch_norm_update_stats binary_cross_entropy_with_logits
+bincount ccol_indices_copy choose_qparams_optimized col_indices_copy combinations convolution corrcoef
+cosine_embedding_loss cov crow_indices_copy ctc_loss dequantize diag diagflat dist embedding embedding_bag
+expand_copy fbgemm_linear_fp16_weight fbgemm_linear_fp16_weight_fp32_activation fbgemm_linear_int8_weight
+fbgemm_linear_int8_weight_fp32_activation fbgemm_linear_quantize_weight fbgemm_pack_gemm_matrix_fp16
+fbgemm_pack_quantized_matrix frobenius_norm fused_moving_avg_obs_fake_quant grid_sampler grid_sampler_2d
+grid_sampler_3d hash_tensor hinge_embedding_loss histc histogram histogramdd hspmm indices_copy instance_norm
+int_repr is_distributed is_nonzero kl_div kron lobpcg lu_unpack margin_ranking_loss masked_scatter masked_select
+miopen_batch_norm miopen_convolution miopen_convolution_add_relu miopen_convolution_relu
+miopen_convolution_transpose miopen_depthwise_convolution miopen_rnn native_batch_norm native_dropout
+native_group_norm native_layer_norm native_norm nonzero nonzero_static norm_except_dim nuclear_norm ormqr
+poisson_nll_loss put q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale q_zero_point
+quantize_per_channel quantize_per_tensor quantize_per_tensor_dynamic quantized_batch_norm quantized_gru_cell
+quantized_lstm_cell quantized_max_pool1d quantized_max_pool2d quantized_max_pool3d quantized_rnn_relu_cell
+quantized_rnn_tanh_cell row_indices_copy slice_copy slice_inverse smm sspaddmm sym_float sym_ite sym_max sym_min
+sym_not sym_sqrt sym_sum take trace triplet_margin_loss values_copy vdot view_copy
     """,
     "torch.Tensor": """
 __array__ __array_wrap__ __bool__ __complex__ __contains__ __cuda_array_interface__ __dlpack__ __dlpack_device__
@@ -36,45 +28,24 @@ __float__ __format__ __index__ __int__ __long__ __nonzero__ __reduce_ex__ __repr
 _autocast_to_full_precision _autocast_to_reduced_precision _backward_hooks _base _cdata
 _clear_non_serializable_cached_data _coalesced_ _dimI _dimV _grad _grad_fn _indices _nested_tensor_size
 _nested_tensor_storage_offsets _nested_tensor_strides _nnz _post_accumulate_grad_hooks _sparse_mask_projection
-_to_dense _values addbmm addbmm_ addmm addmm_ addmv addmv_ addr addr_ allclose apply_ argwhere as_strided
-as_strided_ as_strided_scatter baddbmm baddbmm_ bincount ccol_indices cholesky cholesky_inverse cholesky_solve
-coalesce col_indices corrcoef cov cross crow_indices cumprod_ cumsum_ dense_dim dequantize det diag diag_embed
-diagflat diagonal diagonal_scatter dim_order dist dsplit equal fill_diagonal_ fliplr flipud frexp geqrf grad_dtype
-hash_tensor histc histogram hsplit index indices inner int_repr inverse ipu is_coalesced is_distributed is_nonzero
-istft item kron logdet lu lu_solve map2_ map_ masked_scatter masked_scatter_ masked_select matrix_exp matrix_power
-module_load msort mtia mvlgamma mvlgamma_ name nanquantile narrow_copy nonzero nonzero_static numpy orgqr ormqr
-pinverse polygamma polygamma_ put put_ q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale
-q_zero_point qr qscheme renorm renorm_ resize resize_ resize_as resize_as_ resize_as_sparse_ rot90 row_indices
-slice_inverse slogdet smm sparse_dim sparse_mask sparse_resize_ sparse_resize_and_clear_ squeeze_ sspaddmm stft
-storage storage_type sum_to_size svd swapaxes_ swapdims_ t_ take to_dense to_mkldnn to_sparse tolist trace
-transpose_ triangular_solve unfold unique unique_consecutive unsafe_chunk unsafe_split unsafe_split_with_sizes
-unsqueeze_ untyped_storage values vdot volatile vsplit xpu
-    """,
-    "torch.fft": """
-fft fft2 fftn fftshift hfft hfft2 hfftn ifft ifft2 ifftn ifftshift ihfft ihfft2 ihfftn irfft irfft2 irfftn rfft
-rfft2 rfftn
+_to_dense _values addbmm addbmm_ addr addr_ apply_ argwhere as_strided as_strided_ as_strided_scatter bincount
+ccol_indices coalesce col_indices corrcoef cov crow_indices cumprod_ cumsum_ dense_dim dequantize diag diagflat dist
+fill_diagonal_ grad_dtype hash_tensor histc histogram index indices int_repr ipu is_coalesced is_distributed
+is_nonzero item kron map2_ map_ masked_scatter masked_scatter_ masked_select module_load mtia name nonzero
+nonzero_static numpy ormqr put put_ q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale
+q_zero_point qscheme resize resize_ resize_as resize_as_ resize_as_sparse_ row_indices slice_inverse smm sparse_dim
+sparse_mask sparse_resize_ sparse_resize_and_clear_ sspaddmm storage storage_type sum_to_size take to_dense
+to_mkldnn to_sparse tolist trace unique unique_consecutive untyped_storage values vdot volatile xpu
     """,
     "torch.functional": """
-atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors cartesian_prod chain_matmul istft lu meshgrid
-pca_lowrank stft svd_lowrank tensordot unique unique_consecutive unravel_index
+block_diag cartesian_prod chain_matmul meshgrid pca_lowrank svd_lowrank unique unique_consecutive unravel_index
     """,
     "torch.linalg": """
-cholesky cholesky_ex cond cross det diagonal eig eigh eigvals eigvalsh householder_product inv inv_ex ldl_factor
-ldl_factor_ex ldl_solve lstsq lu lu_factor lu_factor_ex lu_solve matmul matrix_exp matrix_norm matrix_power
-matrix_rank multi_dot norm pinv qr slogdet solve solve_ex solve_triangular svd svdvals tensorinv tensorsolve vander
-vecdot vector_norm
+lstsq multi_dot tensorinv tensorsolve vander
     """,
     "torch.nn.functional": """
-_sym_int affine_grid batch_norm bilinear conv_tbc embedding_bag fractional_max_pool2d
-fractional_max_pool2d_with_indices fractional_max_pool3d fractional_max_pool3d_with_indices linear_cross_entropy
-native_channel_shuffle pdist
-    """,
-    "torch.special": """
-airy_ai chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w
-hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p logsumexp modified_bessel_i0
-modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 polygamma scaled_modified_bessel_k0
-scaled_modified_bessel_k1 shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
-shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w
+_sym_int affine_grid batch_norm embedding_bag fractional_max_pool2d fractional_max_pool2d_with_indices
+fractional_max_pool3d fractional_max_pool3d_with_indices linear_cross_entropy pdist
     """,
 }
 

@@ -141,6 +141,59 @@ SHARED: dict[str, Operation] = {  # stay rows: nothing is gathered
     "pairs of labels": lambda x, y, c, w, v: (torch.cdist(x[:, 0], y[:, 0]) * (c[:, None] == c[None])).max(1).values,
     "pairs with others": lambda x, y, c, w, v: torch.cdist(x[:, 0], w) + (x[:, 0, :, None] - w.t()).pow(2).sum(1),
     "pairs in place": lambda x, y, c, w, v: (x[:, None, 0] * y[None, :, 1]).mul_(y[:, None, 2]).add_(x[None, :, 2]),
+    "einsum with an ellipsis": lambda x, y, c, w, v: (
+        torch.einsum("...c,cd->...d", x, w) + torch.einsum("b...,b...->b...", x, y) + torch.einsum("...ij", y)
+    ),
+    "products of stacks": lambda x, y, c, w, v: (
+        w[:4, :4] @ x
+        + w[None, :4, :4] @ y
+        + w[:4, :4].expand(len(x), 4, 4) @ x
+        + (x[:, None].expand(-1, 2, -1, -1) @ w.expand(2, 6, 6)).sum(1)
+    ),
+    "vectors of stacks": lambda x, y, c, w, v: (w[0, :4] @ x) * (x @ w[0]).sum(1, keepdim=True) + y.sum(1),
+    "sums beside products": lambda x, y, c, w, v: (
+        torch.baddbmm(w[:4, :4], x, y.mT, beta=0.5)
+        + torch.addmm(w[0, :4], x[:, 0], w[:, :4])[:, None]
+        + torch.addmv(y[:, 0, 0], x[:, 1], w[0], alpha=2)[:, None, None]
+    ),
+    "tensordot": lambda x, y, c, w, v: (
+        torch.tensordot(x, w, 1) + torch.tensordot(w, x, ([1], [2])).movedim(0, -1) + torch.inner(y, w)
+    ),
+    "bilinear": lambda x, y, c, w, v: F.bilinear(x, y, w.expand(3, 6, 6), w[0, :3]),
+    "hstack": lambda x, y, c, w, v: (
+        torch.hstack([x, y]).flatten(1) + torch.dstack([x, y]).flatten(1) + torch.column_stack([c, c, v])[:, :1]
+    ),
+    "vstack": lambda x, y, c, w, v: torch.vstack([x, y]) @ w,
+    "spectra": lambda x, y, c, w, v: (
+        torch.fft.rfft(x).abs()[..., :2] + torch.fft.fft2(y).real[..., :2] + torch.fft.fftshift(x, dim=1)[..., :2]
+    ),
+    "short spectra": lambda x, y, c, w, v: torch.stft(
+        x.flatten(1), 8, window=w[0].abs().repeat(2)[:8], return_complex=True
+    ).abs(),
+    "matrices": lambda x, y, c, w, v: _matrices(x, y),
+    "windows": lambda x, y, c, w, v: (
+        x.unfold(2, 3, 1).sum(-1) + torch.rot90(y, 2, (1, 2))[..., :4] + torch.fliplr(x)[..., 2:]
+    ),
+    "diagonals": lambda x, y, c, w, v: (
+        torch.diag_embed(x).diagonal(dim1=-2, dim2=-1)
+        + y.diagonal(1, 1, 2).sum(1)[:, None, None]
+        + x.diagonal_scatter(y[:, :, 0], 0, 1, 2)
+    ),
+    "looked up": lambda x, y, c, w, v: (
+        torch.bucketize(x, torch.linspace(-1, 1, 5))
+        + torch.searchsorted(torch.linspace(-1, 1, 5).double(), y.detach())
+        + torch.isin(c, torch.tensor([1, 2]))[:, None, None]
+        + torch.searchsorted(x.detach().sort(-1).values, y.detach())
+        + x
+    ),
+    "integrals": lambda x, y, c, w, v: (
+        torch.trapezoid(x, dim=1) + torch.trapezoid(y, x, dim=1) + torch.trapezoid(x, w[0])[:, :1]
+    ),
+    "other types": lambda x, y, c, w, v: c.type_as(x)[:, None, None] + c.to(x[:, 0])[:, None, None] * x,
+    "at least": lambda x, y, c, w, v: (
+        torch.atleast_2d(c).t() + torch.atleast_3d(x)[..., 0] + torch.broadcast_tensors(x[:, :1, 0], y[..., 0])[0]
+    ),
+    "other shapes in place": lambda x, y, c, w, v: _reshaped_in_place(c * 1, x * 1),
     "losses none": lambda x, y, c, w, v: (
         F.cross_entropy(x[:, 0], c, reduction="none") + F.mse_loss(x, y, reduction="none").sum((1, 2))
     ),
@@ -202,6 +255,14 @@ REDUCED: dict[str, Operation] = {  # replicated results: all-reduced, nothing ga
         x[:, 0].t() @ v + v @ y[:, 0] + x[:, 0, 0] @ y[:, 0, :] + x[:, 0, 0].dot(y[:, 1, 1])
     ),
     "contrast": lambda x, y, c, w, v: _contrast(x[:, 0], y[:, 0]),
+    "everything kept": lambda x, y, c, w, v: (
+        x.sum(dim=None, keepdim=True) * c.sum()
+        + y.mean(dim=None, keepdim=True)
+        + torch.tensor(float(torch.equal(x, y)))
+    ),
+    "compared": lambda x, y, c, w, v: (
+        x.sum() * (1 + torch.equal(x, x * 1) + 2 * torch.allclose(x, x + 1e-12) + 4 * torch.equal(x, y))
+    ),
     "penalty": lambda x, y, c, w, v: (x.mean() - 1) ** 2 + w.pow(2).sum() * x.sum(),
 }
 WHOLE: dict[str, Operation] = {  # no rule fits: gathered, and still right
@@ -273,6 +334,25 @@ def _set(x: Tensor, y: Tensor) -> Tensor:
 def _set_mask(x: Tensor, c: Tensor, y: Tensor) -> Tensor:
     x[c > 1] = y[c > 1] * 2
     return x
+
+
+def _matrices(x: Tensor, y: Tensor) -> Tensor:
+    m = x @ x.mT + torch.eye(4)
+    root = torch.linalg.cholesky(m)
+    solved = (
+        torch.linalg.solve(m, y) + torch.cholesky_solve(y, root) + torch.linalg.solve_triangular(root, y, upper=False)
+    )
+    det: Tensor = torch.linalg.inv(m).sum((1, 2)) + torch.logdet(m) + torch.linalg.matrix_norm(m)
+    return solved + det[:, None, None] + torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
+def _reshaped_in_place(c: Tensor, x: Tensor) -> Tensor:
+    c.unsqueeze_(1).unsqueeze_(0)
+    assert c.shape == (1, len(x), 1)
+    c.squeeze_(0)
+    x.transpose_(1, 2)
+    assert x.shape[1:] == (6, 4)
+    return x * c[..., None]
 
 
 def _set_by_ids(x: Tensor, y: Tensor, c: Tensor, w: Tensor) -> Tensor:
@@ -380,6 +460,14 @@ def test_reduced_over_all_ranks(name: str, cut: tuple[int, int], seed: int) -> N
 @given(cut=cuts, seed=st.integers(0, 999))
 def test_computed_whole(name: str, cut: tuple[int, int], seed: int) -> None:
     _check(WHOLE[name], *cut, seed)
+
+
+def test_a_mean_of_whole_numbers_is_none() -> None:
+    def on_rank(view: View) -> None:
+        with pytest.raises(RuntimeError, match=r"could not infer output dtype.*Long"):
+            shared(view, torch.arange(4)).mean()
+
+    on_ranks(2, on_rank)
 
 
 def test_what_slips_past_the_rules_is_an_error() -> None:

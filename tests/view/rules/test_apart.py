@@ -17,8 +17,8 @@ from tests.view.rules.test_layers import LAYERS, N, layer_inputs
 
 ROW = 1
 SPOILING = {"nan": float("nan"), "infinity": float("inf"), "huge": 1e200}
-# These compare each row with all others.
-PAIRS = ("pairs", "pairs of labels", "pairs in place", "einsum rows of both", "outer product")
+# These compare each row with all others, or raise.
+LEFT_OUT = ("matrices", "pairs", "pairs of labels", "pairs in place", "einsum rows of both", "outer product")
 
 
 def rows_but(out: BatchTensor, row: int) -> Tensor:
@@ -51,7 +51,7 @@ def _compare(given: dict[str, Tensor], use: Any, spoiled: float, plain: str) -> 
 @pytest.mark.parametrize("how", SPOILING)
 def test_rows_stay_apart(how: str) -> None:
     for name, operation in SHARED.items():
-        if name not in PAIRS:
+        if name not in LEFT_OUT:
             _compare(_inputs(N, 1), lambda given, of=operation: of(**given), SPOILING[how], "wv")
 
 

@@ -19,7 +19,7 @@ GLOBAL_GETTERS = (
 )
 LOCAL = """
 retain_grad is_contiguous get_device is_inference is_conj is_neg is_signed is_pinned type is_shared
-data_ptr const_data_ptr storage_offset record_stream _is_view
+dim_order data_ptr const_data_ptr storage_offset record_stream _is_view
 """
 NEW = "new new_zeros new_ones new_full new_empty new_empty_strided new_tensor"
 LOCAL_GETTERS = "requires_grad is_leaf grad_fn retains_grad output_nr _version"

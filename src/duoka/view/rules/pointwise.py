@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.distributed import ReduceOp
 
 from duoka.view.batch import BatchTensor, Rule, Spec
-from duoka.view.rules.lookup import Function, functions, getters, localise, same_rows
+from duoka.view.rules.lookup import (
+    Function,
+    align,
+    functions,
+    getters,
+    localise,
+    ndim_of,
+    rows_in,
+    same_rows,
+    shape_of,
+    wrap,
+)
 
 NAMES = """
 arccos arcsin arctan arccosh arcsinh arctanh fix conj_physical resolve_conj resolve_neg isreal bessel_j0 bessel_j1
@@ -26,7 +39,11 @@ type_as clone detach contiguous pin_memory ones_like zeros_like full_like empty_
 tanh fill zero copy __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__
 __floordiv__ __rfloordiv__ __mod__ __rmod__ __pow__ __rpow__ __neg__ __pos__ __abs__ __invert__ __lshift__
 __rlshift__ __rshift__ __rrshift__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __rand__ __or__ __ror__ __xor__
-__rxor__
+__rxor__ polygamma mvlgamma frexp airy_ai modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1
+scaled_modified_bessel_k0 scaled_modified_bessel_k1 chebyshev_polynomial_t chebyshev_polynomial_u
+chebyshev_polynomial_v chebyshev_polynomial_w hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l
+legendre_polynomial_p shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v
+shifted_chebyshev_polynomial_w alias_copy detach_copy
 """
 
 OPERATORS_IN_PLACE = """
@@ -39,8 +56,9 @@ IN_PLACE = " ".join(f"{name}_" for name in NAMES.split() if not name.startswith(
 def pointwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The operation on own rows; a plain operand of the batch's size is cut."""
     values = (*args, *kwargs.values())
-    if func in _CONVERSIONS and not isinstance(args[0], BatchTensor):  # only asks for the other's type and device
-        return func(*(_typed_like(value) for value in args), **kwargs)
+    if func in _CONVERSIONS:  # only ask for the other's type and device
+        out = func(*map(_part_of, args), **{name: _part_of(value) for name, value in kwargs.items()})
+        return BatchTensor(out, args[0]._spec) if isinstance(args[0], BatchTensor) else out
     spec, right = None, 0
     for value in values:
         if isinstance(value, BatchTensor) and _place(value) > right:
@@ -67,15 +85,20 @@ def _rows_of(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec
         out = func(*map(own, args), **{name: own(value) for name, value in kwargs.items()})
     except LookupError:
         return NotImplemented
+    if func in _GIVING_TWO:
+        return wrap(out, spec.at(out[0].dim() - right))
     if not isinstance(out, Tensor):  # where(condition) gives indices
         return NotImplemented
     return BatchTensor(out, spec.at(out.dim() - right))
 
 
+_GIVING_TWO = functions("frexp")
+
+
 _CONVERSIONS = (Tensor.to, Tensor.type_as)
 
 
-def _typed_like(value: Any) -> Any:
+def _part_of(value: Any) -> Any:
     return value._local if isinstance(value, BatchTensor) else value
 
 
@@ -87,8 +110,71 @@ def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return done if done is NotImplemented else args[0]
 
 
+def looked_up(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """bucketize and isin: each entry among values that every rank holds whole; searchsorted of one sequence, too."""
+    place = 1 if func is torch.searchsorted or func in _SEARCHES else 0
+    if len(args) < 2 or not isinstance(args[place], BatchTensor):
+        return NotImplemented
+    batch, values = args[place], args[1 - place]
+    if any(isinstance(value, Tensor) for value in (*args[2:], *kwargs.values())):
+        return NotImplemented
+    if isinstance(values, Tensor) and place == 1 and ndim_of(values) > 1:
+        return _in_sequences_of_rows(func, args, kwargs)
+    whole = values.full_tensor() if isinstance(values, BatchTensor) else values
+    sides = (batch._local, whole) if place == 0 else (whole, batch._local)
+    return BatchTensor(func(*sides, *args[2:], **kwargs), batch._spec)
+
+
+_SEARCHES = functions("searchsorted", (torch,))
+
+
+def _in_sequences_of_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    spec = args[1]._spec
+    if spec.dim == ndim_of(args[1]) - 1:
+        return NotImplemented
+    try:
+        return BatchTensor(func(rows_in(args[0], spec, spec.dim), args[1]._local, *args[2:], **kwargs), spec)
+    except LookupError:
+        return NotImplemented
+
+
+def compared(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """equal and allclose: true if they are for every rank's rows."""
+    common = align(args[:2])
+    if common is None or len(args) < 2:
+        return NotImplemented
+    spec, right = common
+    if func in _EQUAL and shape_of(args[0]) != shape_of(args[1]):
+        return False
+    try:
+        same = func(*(localise(side, spec, right) for side in args[:2]), *args[2:], **kwargs)
+    except LookupError:
+        return NotImplemented
+    device = args[0]._rows.device if isinstance(args[0], BatchTensor) else args[0].device
+    return bool(spec.view.ranks.all_reduce(torch.tensor(int(same), device=device), ReduceOp.MIN).item())
+
+
+_EQUAL = functions("equal", (Tensor, torch))
+
+
+def quantised(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """fake_quantize with given scales: of everything, or for each entry of another dimension."""
+    batch = args[0]
+    if kwargs or not isinstance(batch, BatchTensor) or any(isinstance(value, BatchTensor) for value in args[1:]):
+        return NotImplemented
+    if "channel" in func.__name__ and args[3] % ndim_of(batch) == batch._spec.dim:
+        return NotImplemented
+    whole = [batch._spec.view.enter(value) if isinstance(value, Tensor) else value for value in args[1:]]
+    return BatchTensor(func(batch._local, *whole), batch._spec)
+
+
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions(NAMES), pointwise),
     **dict.fromkeys(getters("real imag"), pointwise),
+    **dict.fromkeys(functions("bucketize isin searchsorted", (torch,)), looked_up),
+    **dict.fromkeys(functions("equal allclose", (Tensor, torch)), compared),
+    **dict.fromkeys(
+        functions("fake_quantize_per_tensor_affine fake_quantize_per_channel_affine", (torch,)), quantised
+    ),
     **dict.fromkeys(functions(IN_PLACE), in_place),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,55 +10,147 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.view.batch import BatchTensor, Rule, Spec
-from duoka.view.rules.lookup import Function, argument, functions, same_rows, wrap
+from duoka.view.rules.lookup import (
+    Function,
+    align,
+    argument,
+    functions,
+    localise,
+    ndim_of,
+    rows_in,
+    same_rows,
+    shape_of,
+    wrap,
+)
 
 
 def matmul(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Left rows times a right side that every rank holds whole, products sample by sample, sums over the batch."""
+    """Products of vectors, matrices and stacks of them, with torch's broadcasting."""
     if len(args) != 2 or kwargs or not all(isinstance(side, Tensor) for side in args):
         return NotImplemented
-    left, right = args if func is not Tensor.__rmatmul__ else reversed(args)
-    if isinstance(left, BatchTensor) and left._spec.dim < left.dim() - 1:
-        return _rows_of_the_left(left, right)
-    if left.dim() > 2 or right.dim() > 2:
+    product = _product(*(args if func is not Tensor.__rmatmul__ else reversed(args)))
+    if product is None:
         return NotImplemented
-    summed = [side._spec.dim == place for side, place in ((left, left.dim() - 1), (right, 0)) if _is_batch(side)]
-    if all(summed):
-        return _summed_over_the_batch(left, right)
-    if _is_batch(left) or right._spec.dim == 0:
-        return NotImplemented
-    out = right._spec.view.enter(left) @ right._local
-    return BatchTensor(out, right._spec.at(out.dim() - 1))
+    out = (func if func is not Tensor.__rmatmul__ else torch.matmul)(product.left, product.right)
+    spec = product.spec
+    return spec.view.all_sum(out) if product.summed else BatchTensor(out, spec.at(out.dim() - product.place))
 
 
-def _is_batch(side: Tensor) -> bool:
-    return isinstance(side, BatchTensor)
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A product of own rows. place: of the batch in the result, from the right. summed: over ranks, instead."""
+
+    left: Tensor
+    right: Tensor
+    spec: Spec
+    place: int
+    summed: bool
 
 
-def _rows_of_the_left(left: BatchTensor, right: Tensor) -> Any:
-    spec, ndim = left._spec, left.dim()
-    if isinstance(right, BatchTensor) and ndim == right.dim() > 2 and spec.dim < ndim - 2:
-        if spec.dim == right._spec.dim and same_rows(spec, right._spec):
-            return BatchTensor(left._local @ right._local, spec)
-        return NotImplemented
-    if right.dim() > 2:
-        return NotImplemented
-    whole = right.full_tensor() if isinstance(right, BatchTensor) else right
-    return BatchTensor(left._local @ spec.view.enter(whole), spec)
+def _product(left: Tensor, right: Tensor) -> _Product | None:
+    """What of two operands to multiply here, for matmul."""
+    roles = _role(left, 1), _role(right, 2)
+    if roles[0] == roles[1] != _LINES and same_rows(left._spec, right._spec):  # type: ignore[attr-defined]
+        return _Product(left._local, right._local, left._spec, roles[0] or 0, roles[0] == _SUMMED)  # type: ignore[attr-defined]
+    if roles[0] is not None and roles[1] is not None:  # one of them comes whole, that with the summed dimension first
+        if roles[0] == _SUMMED:
+            return _product(_whole(left), right)
+        return _product(left, _whole(right))
+    own, role, other = (left, roles[0], right) if roles[0] is not None else (right, roles[1], left)
+    assert isinstance(own, BatchTensor)
+    spec, shape = own._spec, tuple(other.shape)
+    if role == _SUMMED:
+        dim = len(shape) - 1 if other is left else max(len(shape) - 2, 0)
+        if shape[dim] != spec.size:
+            return None
+        place, part = 0, spec.own(other, dim)
+    elif role == _LINES:
+        place, part = (1 if own is right or len(shape) == 1 else 2), spec.view.enter(other)
+    else:
+        # Where the other side is a vector, the last dimension of the product is not there.
+        assert role is not None
+        place = role - (len(shape) == 1)
+        if len(shape) >= role and shape[-role] not in (1, spec.size):
+            return None
+        of_rows = len(shape) >= role and shape[-role] == spec.size
+        part = spec.own(other, len(shape) - role) if of_rows else spec.view.enter(other)
+    sides = (own._local, part) if own is left else (part, own._local)
+    return _Product(*sides, spec, place, role == _SUMMED)
 
 
-def _summed_over_the_batch(left: Tensor, right: Tensor) -> Any:
-    """`a.T @ b`: each rank's part of the sum, added up."""
-    spec = next(side._spec for side in (left, right) if isinstance(side, BatchTensor))
-    if any(isinstance(side, BatchTensor) and not same_rows(side._spec, spec) for side in (left, right)):
+_SUMMED, _LINES = 0, -1
+
+
+def _role(side: Tensor, summed: int) -> int | None:
+    """What the batch is in an operand: summed over, lines or columns, or a dimension of the stack, from the right."""
+    if not isinstance(side, BatchTensor):
+        return None
+    place, ndim = ndim_of(side) - side._spec.dim, ndim_of(side)
+    if ndim == 1 or place == summed:
+        return _SUMMED
+    return place if place > 2 else _LINES
+
+
+def _whole(side: Tensor) -> Tensor:
+    return side.full_tensor() if isinstance(side, BatchTensor) else side
+
+
+def added(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """addmm, baddbmm and addmv: something beside a product."""
+    if len(args) != 3 or kwargs.keys() - {"beta", "alpha"}:
         return NotImplemented
-    if left.shape[-1] != spec.size or right.shape[0] != spec.size:
+    beside, left, right = args
+    product = _product(left, right) if isinstance(left, BatchTensor) or isinstance(right, BatchTensor) else None
+    if product is None or product.summed:
         return NotImplemented
-    own = [
-        side._local if isinstance(side, BatchTensor) else spec.own(side, dim)
-        for side, dim in ((left, left.dim() - 1), (right, 0))
-    ]
-    return spec.view.all_sum(own[0] @ own[1])
+    try:
+        own = localise(beside, product.spec, product.place)
+    except LookupError:
+        return NotImplemented
+    out = func(own, product.left, product.right, **kwargs)
+    if out is own:  # in place
+        return beside if isinstance(beside, BatchTensor) else NotImplemented
+    return BatchTensor(out, product.spec.at(out.dim() - product.place))
+
+
+def added_in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """addmm_ and its kind, into rows."""
+    return added(func, args, kwargs) if isinstance(args[0], BatchTensor) else NotImplemented
+
+
+def tensordot(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """tensordot(a, b, dims): rows of one side with all of the other, or a sum over rows of both."""
+    left, right = args[:2]
+    dims = argument(args, kwargs, 2, "dims", 2)
+    if kwargs.get("out") is not None or isinstance(dims, Tensor):
+        return NotImplemented
+    count = ndim_of(left), ndim_of(right)
+    if isinstance(dims, int):
+        dims = list(range(count[0] - dims, count[0])), list(range(dims))
+    if len(dims) != 2 or not all(isinstance(side, (list, tuple)) for side in dims):
+        return NotImplemented
+    over = [[dim % n for dim in side] for side, n in zip(dims, count, strict=True)]
+    return _as_einsum(left, right, *over)
+
+
+def _as_einsum(left: Tensor, right: Tensor, over_left: list[int], over_right: list[int]) -> Any:
+    """The same in letters."""
+    letters = [chr(ord("a") + place) for place in range(ndim_of(left))]
+    others = [chr(ord("A") + place) for place in range(ndim_of(right))]
+    for one, other in zip(over_left, over_right, strict=True):
+        others[other] = letters[one]
+    free = [letter for place, letter in enumerate(letters) if place not in over_left]
+    free += [letter for place, letter in enumerate(others) if place not in over_right]
+    equation = f"{''.join(letters)},{''.join(others)}->{''.join(free)}"
+    return einsum(torch.einsum, (equation, left, right), {})
+
+
+def inner(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """inner(a, b): every pair of lines."""
+    left, right = args[:2]
+    if not ndim_of(left) or not ndim_of(right):
+        return left * right
+    return _as_einsum(left, right, [ndim_of(left) - 1], [ndim_of(right) - 1])
 
 
 def every_pair(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -74,14 +167,12 @@ def einsum(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """einsum of rows with rows, plain tensors, or all rows of another batch; a letter says where the batch is."""
     equation = args[0]
     operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
-    if not isinstance(equation, str) or "." in equation:
+    if not isinstance(equation, str):
         return NotImplemented
-    inputs, arrow, output = equation.replace(" ", "").partition("->")
-    letters = inputs.split(",")
-    if not arrow:
-        output = "".join(sorted(letter for letter in set(inputs) - {","} if inputs.count(letter) == 1))
-    if [len(names) for names in letters] != [operand.dim() for operand in operands]:
+    spelled = _spelled(equation.replace(" ", ""), [ndim_of(operand) for operand in operands])
+    if spelled is None:
         return NotImplemented
+    letters, output = spelled
     first = next(place for place, operand in enumerate(operands) if isinstance(operand, BatchTensor))
     spec, letter = operands[first]._spec, letters[first][operands[first]._spec.dim]
     try:
@@ -92,20 +183,33 @@ def einsum(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return BatchTensor(out, spec.at(output.index(letter))) if letter in output else spec.view.all_sum(out)
 
 
+def _spelled(equation: str, counts: list[int]) -> tuple[list[str], str] | None:
+    """The letters of operands of so many dimensions, and of the result, with others for an ellipsis."""
+    inputs, arrow, output = equation.partition("->")
+    if not arrow:
+        single = sorted(letter for letter in set(inputs) - set(",.") if inputs.count(letter) == 1)
+        output = ("..." if "." in inputs else "") + "".join(single)
+    names = inputs.split(",")
+    if len(names) != len(counts):
+        return None
+    unused = [chr(place) for place in range(0x391, 0x3D0)]  # any that are not torch's
+    widths = [count - len(name) + 3 if "." in name else 0 for name, count in zip(names, counts, strict=True)]
+    if min(widths) < 0 or max(widths) > len(unused):
+        return None
+    fill = "".join(unused[: max(widths)])
+    found = [name.replace("...", fill[len(fill) - width :]) for name, width in zip(names, widths, strict=True)]
+    if [len(name) for name in found] != counts:
+        return None
+    return found, output.replace("...", fill)
+
+
 def _by_letter(operand: Tensor, names: str, letter: str, spec: Spec) -> Tensor:
     """An operand of einsum where `letter` is this rank's rows. Raises LookupError."""
     if names.count(letter) > 1:
         raise LookupError
-    if letter not in names:
-        return spec.view.enter(operand.full_tensor() if isinstance(operand, BatchTensor) else operand)
-    dim = names.index(letter)
-    if operand.shape[dim] != spec.size:
-        raise LookupError
-    if isinstance(operand, BatchTensor):
-        if operand._spec.dim == dim and same_rows(operand._spec, spec):
-            return operand._local
-        return spec.own(operand.full_tensor(), dim)
-    return spec.own(operand, dim)
+    if letter not in names or shape_of(operand)[names.index(letter)] == 1 != spec.size:
+        return spec.view.enter(_whole(operand))
+    return rows_in(operand, spec, names.index(letter))
 
 
 def linear(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -114,6 +218,27 @@ def linear(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if not isinstance(batch, BatchTensor) or batch._spec.dim == batch.dim() - 1:
         return NotImplemented
     return _with_parameters(func, args, kwargs, batch._spec)
+
+
+def bilinear(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """F.bilinear(rows, rows, weight, bias)."""
+    common = align(args[:2])
+    if common is None or common[1] < 2:
+        return NotImplemented
+    spec, right = common
+    try:
+        sides = [localise(side, spec, right) for side in args[:2]]
+    except LookupError:
+        return NotImplemented
+    rest = [value if value is None else spec.view.enter(value) for value in args[2:]]
+    return BatchTensor(func(*sides, *rest, **{n: spec.view.enter(v) for n, v in kwargs.items()}), spec)
+
+
+def conv_tbc(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """conv_tbc of (T, n, C)."""
+    if not isinstance(args[0], BatchTensor) or args[0]._spec.dim != 1:
+        return NotImplemented
+    return _with_parameters(func, args, kwargs, args[0]._spec)
 
 
 def samplewise(dims: int | None) -> Rule:
@@ -188,16 +313,25 @@ _BY_DIMS = {
 _OF_SEVERAL = functions("grid_sample max_unpool1d max_unpool2d max_unpool3d", (F,))
 
 RULES: dict[Function, Rule] = {
-    **dict.fromkeys(functions("matmul mm bmm mv dot __matmul__ __rmatmul__", (Tensor, torch)), matmul),
+    **dict.fromkeys(functions("matmul mm bmm mv dot __matmul__ __rmatmul__", (Tensor, torch, torch.linalg)), matmul),
+    **dict.fromkeys(functions("addmm baddbmm addmv", (Tensor, torch)), added),
+    **dict.fromkeys(functions("addmm_ baddbmm_ addmv_", (Tensor,)), added_in_place),
+    torch.tensordot: tensordot,
+    **dict.fromkeys(functions("inner", (Tensor, torch)), inner),
+    **dict.fromkeys(functions("bilinear", (F, torch)), bilinear),
+    **dict.fromkeys(functions("conv_tbc", (F, torch)), conv_tbc),
     **dict.fromkeys(functions("outer ger cdist", (Tensor, torch)), every_pair),
     torch.einsum: einsum,
     F.linear: linear,
     **{func: samplewise(dims) for dims, names in _BY_DIMS.items() for func in functions(names, (torch, F))},
     **dict.fromkeys(
-        functions("group_norm interpolate prelu channel_shuffle local_response_norm", (F, torch, Tensor)),
+        functions(
+            "group_norm interpolate prelu channel_shuffle native_channel_shuffle local_response_norm",
+            (F, torch, Tensor),
+        ),
         samplewise(None),
     ),
     F.instance_norm: instance_norm,
-    **dict.fromkeys(functions("layer_norm rms_norm", (F,)), layer_norm),
+    **dict.fromkeys(functions("layer_norm rms_norm", (F, torch)), layer_norm),
     **dict.fromkeys(functions("embedding one_hot", (F,)), embedding),
 }

@@ -15,7 +15,7 @@ from duoka.view.rules.pointwise import pointwise
 
 ALONG = """
 sum mean nansum nanmean prod max min amax amin aminmax argmax argmin any all norm std var std_mean var_mean
-logsumexp median nanmedian mode count_nonzero quantile kthvalue
+logsumexp median nanmedian mode count_nonzero quantile nanquantile kthvalue
 """
 KEEPING = """
 softmax log_softmax softmin cumsum cumprod logcumsumexp cummax cummin sort argsort topk normalize glu diff
@@ -24,7 +24,7 @@ softmax log_softmax softmin cumsum cumprod logcumsumexp cummax cummin sort argso
 
 def reduce(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A reduction over some or all dimensions of a batch."""
-    batch, name = args[0], func.__name__
+    batch, name = args[0], _name_of(func)
     if name in ("max", "min") and len(args) > 1 and isinstance(args[1], Tensor):
         return pointwise(func, args, kwargs)
     if not isinstance(batch, BatchTensor) or any(
@@ -40,12 +40,16 @@ def reduce(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return wrap(out, batch._spec.at(batch._spec.dim - before))
 
 
+def _name_of(func: Function) -> str:
+    return str(func.__name__).removeprefix("special_").removeprefix("linalg_")
+
+
 def _dims_of(
     name: str, batch: BatchTensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[int] | None, bool]:
     """The dimensions reduced (None: all of them) and keepdim, wherever the function takes them."""
-    place = 2 if name in ("norm", "quantile", "kthvalue") else 1
-    dim = argument(args, kwargs, place, "dim", kwargs.get("axis", -1 if name in ("mode", "kthvalue") else None))
+    place = 2 if name in _DIM_SECOND else 1
+    dim = argument(args, kwargs, place, "dim", kwargs.get("axis", _DIM_OF.get(name)))
     spread = name in ("std", "var", "std_mean", "var_mean")
     if spread and isinstance(dim, bool):  # unbiased, of everything
         dim = None
@@ -56,12 +60,16 @@ def _dims_of(
     return [d % batch._local.dim() for d in dims], keepdim
 
 
+_DIM_SECOND = ("norm", "quantile", "nanquantile", "kthvalue", "vector_norm", "matrix_norm")
+_DIM_OF = {"mode": -1, "kthvalue": -1, "matrix_norm": (-2, -1)}  # which is not everything by default
+
+
 def _dense(part: Tensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
     """The sum of this rank's rows; in 32 bits where the type is so short that a sum would not fit."""
     if dtype is None and part.dtype in (torch.float16, torch.bfloat16):
         dtype = torch.float32
     every = list(range(part.dim())) if dims is None else dims
-    return torch.sum(part, dim=every, keepdim=keepdim and dims is not None, dtype=dtype)
+    return torch.sum(part, dim=every, keepdim=keepdim, dtype=dtype)
 
 
 def _restored(total: Tensor, batch: BatchTensor, dtype: torch.dtype | None) -> Tensor:
@@ -77,6 +85,8 @@ def whole_sum(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: 
 
 def whole_mean(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
     """Mean over dimensions that include the batch: one all-reduce."""
+    if dtype is None and not (batch._local.is_floating_point() or batch._local.is_complex()):
+        return torch.mean(batch._local)  # raises
     total = batch._spec.view.all_sum(_dense(batch._local, dims, keepdim, dtype))
     count = prod(batch.shape) if dims is None else prod(batch.shape[dim] for dim in dims)
     return _restored(total / count, batch, dtype)
@@ -122,7 +132,7 @@ _OVER_THE_BATCH = {
 
 def keep(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Operations along one dimension that keep the shape (or that dimension): rows stay, unless along them."""
-    batch, name = args[0], func.__name__
+    batch, name = args[0], _name_of(func)
     if not isinstance(batch, BatchTensor) or any(
         isinstance(value, Tensor) for value in (*args[1:], *kwargs.values())
     ):
@@ -138,6 +148,7 @@ def keep(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 _DEFAULT_DIM = {"normalize": 1, "topk": -1, "sort": -1, "argsort": -1, "glu": -1, "diff": -1}
 
 RULES: dict[Function, Rule] = {
-    **dict.fromkeys(functions(ALONG, (Tensor, torch)), reduce),
+    **dict.fromkeys(functions(ALONG, (Tensor, torch, torch.special)), reduce),
+    **dict.fromkeys(functions("norm vector_norm matrix_norm", (torch.linalg,)), reduce),
     **dict.fromkeys(functions(KEEPING), keep),
 }

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from duoka.view.batch import BatchTensor, Rule, Spec
 from duoka.view.rules.blocks import repeat_interleave, split
-from duoka.view.rules.lookup import Function, argument, functions, getters, sizes_of, wrap
+from duoka.view.rules.lookup import Function, argument, functions, getters, ndim_of, rows_in, shape_of, sizes_of, wrap
 
 
 def place_after_reshape(shape: tuple[int, ...], spec: Spec, target: list[int]) -> Spec | None:
@@ -128,7 +128,8 @@ def expand(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 def pieces(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """chunk, split, unbind, narrow, select, roll, flip along another dimension."""
-    batch, spec, name = args[0], args[0]._spec, func.__name__
+    batch, spec = args[0], args[0]._spec
+    name = func.__name__.removeprefix("unsafe_").removesuffix("_copy")
     place = 1 if name in ("unbind", "narrow", "select", "flip") else 2
     dim = argument(args, kwargs, place, "dims" if name in ("flip", "roll") else "dim", 0 if name in _SPLITS else None)
     if not isinstance(dim, int) or (len(args) > 2 and name == "flip"):
@@ -143,19 +144,117 @@ def pieces(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 _SPLITS = ("chunk", "split", "unbind", "tensor_split", "split_with_sizes")
 
 
-def of_each_matrix(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Operations on the last two dimensions, the batch not among them."""
+def in_place_on_matrices(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """tril_ and triu_, the batch not among the last two dimensions."""
     batch = args[0]
-    if batch._spec.dim >= batch.dim() - 2:
+    if batch._spec.dim >= ndim_of(batch) - 2:
         return NotImplemented
-    out = func(batch._local, *args[1:], **kwargs)
-    return batch if out is batch._local else BatchTensor(out, batch._spec)
+    func(batch._local, *args[1:], **kwargs)
+    return batch
+
+
+def diagonal(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """diagonal(offset, dim1, dim2): of other dimensions, which are one at the end then."""
+    batch, spec, ndim = args[0], args[0]._spec, ndim_of(args[0])
+    of_matrices = func is torch.linalg.diagonal
+    dims = [argument(args, kwargs, 2 + i, f"dim{i + 1}", i - 2 if of_matrices else i) % ndim for i in range(2)]
+    if spec.dim in dims:
+        return NotImplemented
+    return BatchTensor(func(batch._local, *args[1:], **kwargs), spec.at(_left(spec.dim, dims)))
+
+
+def _left(dim: int, gone: list[int]) -> int:
+    """Where a dimension is once others are gone."""
+    return dim - sum(one < dim for one in gone)
+
+
+def diag_embed(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """diag_embed(offset, dim1, dim2): the last dimension becomes two."""
+    batch, spec, ndim = args[0], args[0]._spec, ndim_of(args[0])
+    dims = [argument(args, kwargs, 2 + i, f"dim{i + 1}", i - 2) % (ndim + 1) for i in range(2)]
+    if spec.dim == ndim - 1:
+        return NotImplemented
+    rest = [dim for dim in range(ndim + 1) if dim not in dims]
+    return BatchTensor(func(batch._local, *args[1:], **kwargs), spec.at(rest[spec.dim]))
+
+
+def diagonal_scatter(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """diagonal_scatter(src, offset, dim1, dim2): a copy of rows with a diagonal of each written over."""
+    batch, src = (*args, *kwargs.values())[:2]
+    if not isinstance(batch, BatchTensor) or len(args) < 2:
+        return NotImplemented
+    spec, ndim = batch._spec, ndim_of(batch)
+    dims = [argument(args, kwargs, 3 + i, f"dim{i + 1}", i) % ndim for i in range(2)]
+    if spec.dim in dims:
+        return NotImplemented
+    try:
+        own = rows_in(src, spec, _left(spec.dim, dims))
+    except LookupError:
+        return NotImplemented
+    return BatchTensor(func(batch._local, own, *args[2:], **kwargs), spec)
+
+
+def at_least(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """atleast_1d, atleast_2d and atleast_3d."""
+    if len(args) == 1 and isinstance(args[0], BatchTensor):
+        return _at_least(args[0], int(func.__name__[-2]))
+    tensors = args[0] if len(args) == 1 else args
+    return tuple(_at_least(tensor, int(func.__name__[-2])) for tensor in tensors)
+
+
+def _at_least(tensor: Tensor, dims: int) -> Tensor:
+    if ndim_of(tensor) == 0:
+        return tensor.view([1] * dims)
+    if ndim_of(tensor) == 1 and dims > 1:
+        return tensor.unsqueeze(0) if dims == 2 else tensor[None, :, None]
+    return tensor.unsqueeze(-1) if ndim_of(tensor) == 2 and dims == 3 else tensor
+
+
+def stacked(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """hstack, vstack, dstack and column_stack: cat of what has enough dimensions."""
+    tensors, name = list(args[0] if args else kwargs["tensors"]), func.__name__
+    if name == "hstack":
+        tensors = [_at_least(tensor, 1) for tensor in tensors]
+        return torch.cat(tensors, 0 if ndim_of(tensors[0]) == 1 else 1)
+    if name == "column_stack":
+        return torch.cat([t if ndim_of(t) > 1 else t.reshape(-1, 1) for t in tensors], 1)
+    dims = 3 if name == "dstack" else 2
+    return torch.cat([_at_least(tensor, dims) for tensor in tensors], dims - 1 if dims == 3 else 0)
+
+
+def split_along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """hsplit, vsplit and dsplit."""
+    batch, how = (*args, *kwargs.values())[:2]
+    if not isinstance(batch, BatchTensor):
+        return NotImplemented
+    dim = {"vsplit": 0, "hsplit": 1 if ndim_of(batch) > 1 else 0, "dsplit": 2}[func.__name__]
+    if isinstance(how, int) and shape_of(batch)[dim] % how:
+        return NotImplemented  # torch says what is wrong
+    return list(torch.tensor_split(batch, how, dim))
+
+
+def broadcast_tensors(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """broadcast_tensors: each is expanded."""
+    tensors = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+    shape = torch.broadcast_shapes(*map(shape_of, tensors))
+    return [tensor.expand(shape) for tensor in tensors]
+
+
+def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """squeeze_, unsqueeze_, transpose_ and their kind: the batch itself has another shape from then on."""
+    batch = args[0]
+    if not isinstance(batch, BatchTensor) or batch._spec.view.own.count > 1:
+        return NotImplemented
+    out = getattr(Tensor, func.__name__.removesuffix("_"))(*args, **kwargs)
+    if isinstance(out, BatchTensor) and out is not batch:
+        torch.utils.swap_tensors(batch, out)
+    return batch
 
 
 def pad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """F.pad of other dimensions."""
     batch, sizes = args[0], argument(args, kwargs, 1, "pad")
-    first = batch.dim() - len(sizes) // 2  # the pairs of `pad` begin at the last dimension
+    first = ndim_of(batch) - len(sizes) // 2  # the pairs of `pad` begin at the last dimension
     if batch._spec.dim >= first:
         return NotImplemented
     return BatchTensor(func(batch._local, *args[1:], **kwargs), batch._spec)
@@ -176,22 +275,34 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("view reshape view_as reshape_as", (Tensor, torch)), reshape),
     **dict.fromkeys(functions("flatten ravel", (Tensor, torch)), of_a_batch(flatten)),
     **dict.fromkeys(functions("unflatten", (Tensor, torch)), of_a_batch(unflatten)),
-    **dict.fromkeys(functions("squeeze", (Tensor, torch)), of_a_batch(squeeze)),
-    **dict.fromkeys(functions("unsqueeze", (Tensor, torch)), of_a_batch(unsqueeze)),
+    **dict.fromkeys(functions("squeeze squeeze_copy", (Tensor, torch)), of_a_batch(squeeze)),
+    **dict.fromkeys(functions("unsqueeze unsqueeze_copy", (Tensor, torch)), of_a_batch(unsqueeze)),
     **dict.fromkeys(
-        functions("permute transpose t swapaxes swapdims movedim moveaxis adjoint", (Tensor, torch)),
+        functions(
+            "permute transpose t swapaxes swapdims movedim moveaxis adjoint permute_copy transpose_copy t_copy",
+            (Tensor, torch),
+        ),
         of_a_batch(permute),
     ),
     **dict.fromkeys(getters("T mT H mH"), of_a_batch(permute)),
     **dict.fromkeys(functions("expand expand_as broadcast_to", (Tensor, torch)), expand),
     **dict.fromkeys(
         functions(
-            "chunk split unbind tensor_split split_with_sizes narrow select roll flip",
+            "chunk split unbind tensor_split split_with_sizes narrow select roll flip unsafe_chunk unsafe_split "
+            "unsafe_split_with_sizes split_copy unbind_copy split_with_sizes_copy narrow_copy select_copy",
             (Tensor, torch),
         ),
         of_a_batch(pieces),
     ),
     **dict.fromkeys(functions("repeat_interleave", (Tensor, torch)), of_a_batch(repeat_interleave)),
-    **dict.fromkeys(functions("tril triu tril_ triu_", (Tensor, torch)), of_a_batch(of_each_matrix)),
-    **dict.fromkeys(functions("pad", (F,)), of_a_batch(pad)),
+    **dict.fromkeys(functions("tril_ triu_", (Tensor,)), of_a_batch(in_place_on_matrices)),
+    **dict.fromkeys(functions("pad constant_pad_nd", (F, torch)), of_a_batch(pad)),
+    **dict.fromkeys(functions("diagonal diagonal_copy", (Tensor, torch, torch.linalg)), of_a_batch(diagonal)),
+    **dict.fromkeys(functions("diag_embed", (Tensor, torch)), of_a_batch(diag_embed)),
+    **dict.fromkeys(functions("diagonal_scatter", (Tensor, torch)), diagonal_scatter),
+    **dict.fromkeys(functions("atleast_1d atleast_2d atleast_3d", (torch,)), at_least),
+    **dict.fromkeys(functions("hstack vstack row_stack dstack column_stack", (torch,)), stacked),
+    **dict.fromkeys(functions("hsplit vsplit dsplit", (Tensor, torch)), split_along),
+    **dict.fromkeys(functions("broadcast_tensors", (torch,)), broadcast_tensors),
+    **dict.fromkeys(functions("squeeze_ unsqueeze_ t_ transpose_ swapaxes_ swapdims_", (Tensor,)), in_place),
 }
