@@ -91,6 +91,12 @@ def test_functions_are_checkpointed_where_their_batches_are(flow: Flow) -> None:
             def __init__(self):
                 super().__init__(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.2))
 
+        def checkpointed(function, how):
+            try:
+                return checkpoint(**how)(function)
+            except TypeError:  # before torch 2.15
+                return lambda *args: checkpoint(function, *args, **how)
+
         class Net(nn.Module):
             def __init__(self, reentrant):
                 super().__init__()
@@ -98,7 +104,7 @@ def test_functions_are_checkpointed_where_their_batches_are(flow: Flow) -> None:
                 self.how = {"use_reentrant": reentrant}
             def forward(self, x, y):  # gives its loss, so it is opened
                 x = checkpoint(self.first, x.requires_grad_(), **self.how)
-                x = checkpoint(lambda x: (F.dropout(self.second(x), 0.1), x), x, **self.how)[0]
+                x = checkpointed(lambda x: (F.dropout(self.second(x), 0.1), x), self.how)(x)[0]
                 return F.mse_loss(self.out(x), y)
 
         torch.manual_seed(0)

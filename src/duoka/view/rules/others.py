@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from duoka.private.torch import tree_leaves
 from duoka.view.batch import BatchTensor, Rule
 from duoka.view.rules.lookup import (
     Function,
