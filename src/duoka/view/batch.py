@@ -54,10 +54,11 @@ class Spec:
         """This rank's rows of a replicated tensor, along `dim` (default: `self.dim`), as a view."""
         dim = self.dim if dim is None else dim
         whole = self.view.enter(whole)
-        if self.outer == 1:
-            return whole.narrow(dim, self.cut.start * self.inner, self.cut.rows * self.inner)
+        if self.outer == 1 == self.inner:
+            rows: Tensor = self.cut.own(whole, dim)
+            return rows
         apart = whole.unflatten(dim, (self.outer, self.cut.n, self.inner))
-        own: Tensor = apart.narrow(dim + 1, self.cut.start, self.cut.rows).flatten(dim, dim + 2)
+        own: Tensor = self.cut.own(apart, dim + 1).flatten(dim, dim + 2)
         return own
 
     def gather(self, local: Tensor) -> Tensor:
@@ -74,7 +75,7 @@ class Spec:
             for of, rows in parts
         ]
         whole: Tensor = Gathered.apply(spec.view.own, tuple(of.cut for of, _ in parts), *apart)
-        whole = whole.movedim(0, spec.dim + 1).flatten(spec.dim, spec.dim + 2)
+        whole = spec.cut.in_order(whole).movedim(0, spec.dim + 1).flatten(spec.dim, spec.dim + 2)
         return whole.contiguous() if local.is_contiguous() else whole
 
 

@@ -61,9 +61,7 @@ class Gathered(torch.autograd.Function):
         sent = rows[0].detach() if len(rows) == 1 else torch.cat([part.detach() for part in rows])
         if sent.dtype == torch.bool:
             sent = sent.view(torch.uint8)
-        cut = Cut(
-            cuts[0].n, own.ranks.rank, own.ranks.world_size
-        )  # of processes: consecutive shares make up one of it
+        cut = cuts[0].of_process(own.ranks.rank, own.ranks.world_size)
         if cut.rows < cut.largest:
             sent = torch.cat([sent, sent.new_zeros((cut.largest - cut.rows, *sent.shape[1:]))])
         parts = own.ranks.all_gather(sent)

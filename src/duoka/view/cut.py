@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,18 @@ class Cut:
     def largest(self) -> int:
         """The number of rows in the largest share."""
         return self.sizes[-1]
+
+    def own(self, whole: Any, dim: int) -> Any:
+        """This rank's rows of a tensor that has all of them in `dim`."""
+        return whole.narrow(dim, self.start, self.rows)
+
+    def in_order(self, rows: Any) -> Any:
+        """All ranks' rows, one rank's after the other's in dimension 0, as they are in the whole batch."""
+        return rows
+
+    def of_process(self, rank: int, world_size: int) -> Cut:
+        """The cut between processes, each of which has consecutive shares of this one."""
+        return Cut(self.n, rank, world_size)
 
     def __str__(self) -> str:
         if self.world_size > 8 and len(set(self.sizes)) == 1:

@@ -53,6 +53,33 @@ def _cell(kind: type[nn.Module], **how: Any) -> tuple[nn.Module, Use]:
     return layer, use
 
 
+def _packed(
+    kind: type[nn.Module], lengths: Callable[[Tensor], Any] = Tensor.cpu, states: bool = False, **how: Any
+) -> tuple[nn.Module, Use]:
+    layer = _layer(kind, 6, 6, **{"batch_first": True, **how})
+    first, is_sorted = layer.batch_first, lengths is _descending
+
+    def use(g: dict[str, Tensor]) -> Any:
+        x, y = (g["x"], g["y"]) if first else (g["x"].transpose(0, 1), g["y"].transpose(0, 1))
+        packed, other = (
+            nn.utils.rnn.pack_padded_sequence(of, lengths(g["lengths"]), first, enforce_sorted=is_sorted)
+            for of in (x, y)
+        )
+        assert torch.equal(packed.batch_sizes, other.batch_sizes)
+        mixed = packed._replace(data=(packed.data * other.data.tanh()) @ g["w"])
+        given = g["y"][:, :1].transpose(0, 1).contiguous() if states else None
+        out, state = layer(mixed, given) if states else layer(mixed)
+        padded, counts = nn.utils.rnn.pad_packed_sequence(out, first, -1.0, total_length=5 if is_sorted else None)
+        assert torch.equal(counts, torch.as_tensor(lengths(whole_of(g["lengths"]))))
+        return padded, out.data.relu(), state
+
+    return layer, use
+
+
+def _descending(lengths: Tensor) -> list[int]:
+    return ([4, 4, 3, 2, 2, 1, 1, 1] + [1] * len(lengths))[: len(lengths)]
+
+
 def _attention(how: Callable[[dict[str, Tensor]], dict[str, Any]], **of: Any) -> tuple[nn.Module, Use]:
     layer = _layer(nn.MultiheadAttention, 6, HEADS, **{"batch_first": True, **of})
     if not layer.batch_first:
@@ -96,6 +123,11 @@ LAYERS: dict[str, tuple[nn.Module, Use]] = {
     "gru cell": _cell(nn.GRUCell),
     "rnn cell": _cell(nn.RNNCell),
     "rnn cell, relu": _cell(nn.RNNCell, nonlinearity="relu"),
+    "packed lstm": _packed(nn.LSTM, num_layers=2, bidirectional=True),
+    "packed lstm, dropout": _packed(nn.LSTM, Tensor.tolist, batch_first=False, num_layers=3, dropout=0.4),
+    "packed lstm, sorted": _packed(nn.LSTM, _descending),
+    "packed gru, states of rows": _packed(nn.GRU, states=True),
+    "packed rnn": _packed(nn.RNN, num_layers=2, dropout=0.4),
     "attention": _attention(lambda g: {}),
     "attention, padded": _attention(lambda g: {"key_padding_mask": g["pad"], "need_weights": False}),
     "attention, dropout": _attention(lambda g: {"key_padding_mask": g["pad"]}, dropout=0.3),
@@ -191,14 +223,14 @@ def _values(name: str, given: dict[str, Tensor], view: View | None) -> dict[str,
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_layers_are_one_device_s(name: str, world_size: int) -> None:
     given = layer_inputs(N)
     expected = _values(name, given, None)
 
     def on_rank(view: View) -> dict[str, Any]:
         found = _values(name, given, view)
-        assert not view.gathered
+        assert {name for name, _ in view.gathered} <= {"sort", "tolist"}  # of lengths
         return found
 
     for found in in_turns(world_size, on_rank):

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from duoka.view.batch import BatchTensor, Rule
-from duoka.view.rules.lookup import Function, argument, functions, localise
+from duoka.view.rules.lookup import Function, argument, functions, localise, ndim_of, shape_of
+from duoka.view.rules.packing import select_rows
 
 READING = "gather take_along_dim index_select scatter scatter_add scatter_reduce"
 WRITING = "scatter_ scatter_add_ scatter_reduce_"
@@ -19,14 +20,16 @@ def along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     batch = args[0] if args else None
     by_rows = func not in _BY_POSITION
     dim = argument(args, kwargs, 1 if func not in _DIM_LAST else 2, "dim")
-    if not isinstance(batch, BatchTensor) or not isinstance(dim, int) or dim % batch.dim() == batch._spec.dim:
+    if not isinstance(batch, BatchTensor) or not isinstance(dim, int):
         return NotImplemented
-    spec, right = batch._spec, batch.dim() - batch._spec.dim
+    spec, right = batch._spec, ndim_of(batch) - batch._spec.dim
+    if dim % ndim_of(batch) == spec.dim:
+        return NotImplemented if by_rows else select_rows(func, args, kwargs)
 
     def own(value: Any) -> Any:
         if not isinstance(value, Tensor) or not by_rows:
             return value
-        if value.dim() != batch.dim() or value.shape[spec.dim] != spec.size:
+        if ndim_of(value) != ndim_of(batch) or shape_of(value)[spec.dim] != spec.size:
             raise LookupError  # positions for some of the rows only
         if isinstance(value, BatchTensor) and (value._spec.cut, value._spec.dim) != (spec.cut, spec.dim):
             raise LookupError

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from duoka.view.batch import BatchTensor, Rule, Spec
 from duoka.view.rules.lookup import Function, functions, rows_in
+from duoka.view.rules.packing import packed_cut
 from duoka.view.rules.randomness import placing
 
 
@@ -18,8 +19,10 @@ def layers(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
     Dropout between layers is drawn for (T, n, H).
     """
-    if kwargs or len(args) != 9 or isinstance(args[3], (list, tuple)):  # packed sequences
+    if kwargs or len(args) != 9:
         return NotImplemented
+    if isinstance(args[3], (list, tuple)):
+        return _of_packed(func, args)
     data, given, weights, _, count, dropout, training, _, batch_first = args
     dim = 0 if batch_first else 1
     spec = _spec_of([(data, dim), *((state, 1) for state in _listed(given))])
@@ -36,6 +39,26 @@ def layers(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     with draws if dropout and training and count > 1 else nullcontext():
         out, *after = func(rows, own, whole, *args[3:])
     return BatchTensor(out, spec.at(dim)), *(BatchTensor(state, spec.at(1)) for state in after)
+
+
+def _of_packed(func: Function, args: tuple[Any, ...]) -> Any:
+    """The same of packed data (entries, F); dropout between layers is drawn for (entries, H)."""
+    data, sizes, given, weights, _, count, dropout, training, _ = args
+    cut = packed_cut(data, sizes)
+    if cut is None or any(isinstance(weight, BatchTensor) for weight in weights):
+        return NotImplemented
+    spec = data._spec
+    sequences = Spec(spec.view, cut.sequences, 1)
+    try:
+        states = [rows_in(state, sequences, 1) for state in _listed(given)]
+    except LookupError:
+        return NotImplemented
+    own = tuple(states) if isinstance(given, (list, tuple)) else states[0]
+    whole = [spec.view.enter(weight) for weight in weights]
+    draws = placing(lambda shape: spec if len(shape) == 2 else None)
+    with draws if dropout and training and count > 1 else nullcontext():
+        out, *after = func(data._local, cut.own_sizes, own, whole, *args[4:])
+    return BatchTensor(out, spec), *(BatchTensor(state, sequences) for state in after)
 
 
 def _spec_of(places: list[tuple[Any, int]]) -> Spec | None:

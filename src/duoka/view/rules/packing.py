@@ -1,0 +1,190 @@
+"""Packed sequences: each rank packs its own, and recurrent layers, padding back and all that is by rows know it.
+
+`pack_padded_sequence` sorts the batch by length. Nothing is sent: each rank keeps its rows and notes where they are
+in the sorted batch (`Ordered`), and where their entries are in the packed data (`Packed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duoka.view.batch import BatchTensor, Rule, Spec
+from duoka.view.cut import Cut
+from duoka.view.rules.lookup import Function, argument, functions
+
+KEPT = 16  # orders and packings of a batch that are one object each, so that rows are known to be the same
+
+
+@dataclass(frozen=True, eq=False)
+class Scattered(Cut):
+    """Shares that are no runs of rows. positions: of every rank's rows in the whole, ascending, on the CPU."""
+
+    positions: Sequence[Tensor] = field(default=(), repr=False)
+    __eq__ = object.__eq__  # not by the number of rows alone
+    __hash__ = object.__hash__
+
+    def bounds(self, rank: int) -> tuple[int, int]:
+        """Of ranks' rows put one after the other."""
+        stops = [0, *accumulate(map(len, self.positions))]
+        return stops[rank], stops[rank + 1]
+
+    @property
+    def largest(self) -> int:
+        return max(self.sizes)
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """Of each row of the whole, among ranks' rows put one after the other."""
+        return torch.cat(list(self.positions)).argsort()
+
+    def own(self, whole: Any, dim: int) -> Any:
+        return whole.index_select(dim, self.positions[self.rank].to(whole.device))
+
+    def in_order(self, rows: Any) -> Any:
+        return rows.index_select(0, self._places.to(rows.device))
+
+    def of_process(self, rank: int, world_size: int) -> Cut:
+        count = self.world_size // world_size
+        joined = [
+            torch.cat(list(self.positions[first : first + count])) for first in range(0, self.world_size, count)
+        ]
+        return Scattered(self.n, rank, world_size, joined)
+
+
+@dataclass(frozen=True, eq=False)
+class Ordered(Scattered):
+    """The rows of `natural` in another order: `order[i]` of them is at position i."""
+
+    natural: Cut = field(default_factory=lambda: Cut(0, 0, 1), repr=False)
+    order: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Packed(Scattered):
+    """The entries of sequences, whose cut is `sequences` and whose lengths are those of all, descending."""
+
+    sequences: Cut = field(default_factory=lambda: Cut(0, 0, 1), repr=False)
+    lengths: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
+
+    @cached_property
+    def own_sizes(self) -> Tensor:
+        """For each step, how many of this rank's sequences go on so far."""
+        return _going_on(self.lengths[_positions(self.sequences)[self.rank]])
+
+
+def _positions(cut: Cut) -> Sequence[Tensor]:
+    if isinstance(cut, Scattered):
+        return cut.positions
+    return [torch.arange(*cut.bounds(rank)) for rank in range(cut.world_size)]
+
+
+def _going_on(lengths: Tensor) -> Tensor:
+    return (lengths > torch.arange(int(lengths.max())).unsqueeze(1)).sum(1)
+
+
+def _kept(cut: Cut, key: Any, make: Any) -> Any:
+    """What was made of a cut before, one object for one key."""
+    known = cut.__dict__.setdefault("_made", {})
+    if key not in known:
+        if len(known) >= KEPT:
+            known.pop(next(iter(known)))
+        known[key] = make()
+    return known[key]
+
+
+def reordered(cut: Cut, index: Tensor) -> Cut | None:
+    """The same rows where position i has what was at `index[i]`; None where that is not each of them once."""
+    index = index.detach().cpu()
+    if not torch.equal(index.sort().values, torch.arange(cut.n)):
+        return None
+    natural, order = (cut.natural, cut.order[index]) if isinstance(cut, Ordered) else (cut, index)
+    if torch.equal(order, torch.arange(cut.n)):
+        return natural
+
+    def make() -> Ordered:
+        owner = torch.empty(cut.n, dtype=torch.long)
+        for rank in range(cut.world_size):
+            owner[slice(*natural.bounds(rank))] = rank
+        positions = [(owner[order] == rank).nonzero().flatten() for rank in range(cut.world_size)]
+        return Ordered(cut.n, cut.rank, cut.world_size, positions, natural, order)
+
+    found: Ordered = _kept(natural, order.numpy().tobytes(), make)
+    return found
+
+
+def select_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """index_select along the batch with a permutation of it: rows stay where they are, and are in that order."""
+    batch, dim = args[0], argument(args, kwargs, 1, "dim")
+    index = argument(args, kwargs, 2, "index")
+    spec = batch._spec
+    if (spec.outer, spec.inner) != (1, 1) or isinstance(index, BatchTensor) or index.shape != (spec.cut.n,):
+        return NotImplemented
+    if isinstance(spec.cut, Packed):
+        return NotImplemented
+    cut = reordered(spec.cut, index)
+    if cut is None:
+        return NotImplemented
+    before, after = _positions(spec.cut)[spec.cut.rank], _positions(cut)[cut.rank]
+    chosen = torch.searchsorted(before, index.detach().cpu()[after])
+    rows = batch._local.index_select(dim, chosen.to(batch._local.device))
+    return BatchTensor(rows, Spec(spec.view, cut, spec.dim))
+
+
+def pack(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`_pack_padded_sequence(padded, lengths, batch_first)`: data of (entries, ...), and sizes of each step."""
+    padded, lengths, batch_first = args
+    if not isinstance(padded, BatchTensor):
+        return NotImplemented
+    spec = padded._spec
+    if (spec.dim, spec.outer, spec.inner) != (0 if batch_first else 1, 1, 1) or isinstance(spec.cut, Packed):
+        return NotImplemented
+    whole = lengths.full_tensor() if isinstance(lengths, BatchTensor) else lengths
+    if whole.shape != (spec.cut.n,) or int(whole.min()) < 1 or not torch.equal(whole, whole.sort(descending=True)[0]):
+        return NotImplemented  # torch says what is wrong
+    sizes = _going_on(whole)
+
+    def make() -> Packed:
+        entries = (sizes.cumsum(0) - sizes).unsqueeze(1) + torch.arange(spec.cut.n)
+        there = whole > torch.arange(len(sizes)).unsqueeze(1)
+        positions = [entries[:, own][there[:, own]] for own in _positions(spec.cut)]
+        total = int(sizes.sum())
+        return Packed(total, spec.cut.rank, spec.cut.world_size, positions, spec.cut, whole.clone())
+
+    cut = _kept(spec.cut, ("packed", whole.numpy().tobytes()), make)
+    own = whole[_positions(spec.cut)[spec.cut.rank]]
+    data, _ = func(padded._local, own, batch_first)
+    return BatchTensor(data, Spec(spec.view, cut)), sizes
+
+
+def pad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`_pad_packed_sequence(data, sizes, batch_first, value, length)`: as long as the longest of the whole batch."""
+    data, sizes, batch_first, value, length = args
+    cut = packed_cut(data, sizes)
+    if cut is None:
+        return NotImplemented
+    longest = max(length, len(sizes))
+    rows, _ = func(data._local, cut.own_sizes, batch_first, value, longest)
+    return BatchTensor(rows, Spec(data._spec.view, cut.sequences, 0 if batch_first else 1)), cut.lengths.clone()
+
+
+def packed_cut(data: Any, sizes: Any) -> Packed | None:
+    """That of packed data that is as it was packed, and not something else of as many rows."""
+    if not isinstance(data, BatchTensor) or not isinstance(data._spec.cut, Packed):
+        return None
+    spec, cut = data._spec, data._spec.cut
+    if (spec.dim, spec.outer, spec.inner) != (0, 1, 1) or isinstance(sizes, BatchTensor):
+        return None
+    return cut if torch.equal(sizes, _going_on(cut.lengths)) else None
+
+
+RULES: dict[Function, Rule] = {
+    **dict.fromkeys(functions("_pack_padded_sequence", (torch,)), pack),
+    **dict.fromkeys(functions("_pad_packed_sequence", (torch,)), pad),
+}
