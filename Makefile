@@ -35,7 +35,7 @@ test-versions:
 	$(MAKE) test TORCH=2.15.0 PYTHON=python3.13
 
 test-long: $(READY)
-	$(BIN)/pytest -q -m "long and not gpu" --timeout 3600 $(if $(SEED),--seed $(SEED)) $(if $(PROGRAMS),--programs "$(PROGRAMS)")
+	$(BIN)/pytest -q -m "long and not gpu" --timeout 3600 $(if $(SEED),--seed $(SEED)) $(if $(PROGRAMS),--programs "$(PROGRAMS)") $(if $(WORKERS),--workers $(WORKERS))
 
 bench: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[peers]'

@@ -157,6 +157,7 @@ def become(request: dict[str, Any]) -> int:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     tempfile.tempdir = None  # found anew: TMPDIR may be another
     if request["program"] == "python":
         return python(*request["args"])
