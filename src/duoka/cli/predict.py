@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from duoka import traces
+from duoka.engines import refuse_copies
 from duoka.errors import BatchFailed, OptionError
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def _predict(
     from duoka.inference.writing import writer
     from duoka.picking import devices as pick_devices
 
+    refuse_copies("duoka predict")
     if batch_size < 1:
         raise OptionError("--batch-size", batch_size, "a whole number from 1")
     if weights is not None and not weights.exists():

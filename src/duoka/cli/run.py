@@ -19,6 +19,7 @@ from duoka.devices import inventory
 from duoka.devices.locks import Locks
 from duoka.devices.spec import parse
 from duoka.devices.taking import Asked, Taken, marked, take
+from duoka.engines import slurm
 from duoka.options import ONE_MACHINE, Machines, Options, Target
 from duoka.plan import Plan, decide, details, header
 
@@ -241,10 +242,19 @@ def _run(opts: Options, limit: float) -> int:
     except KeyboardInterrupt:
         _say("interrupted while waiting for devices")
         return 130
-    plan = replace(taken.decided, notes=(*taken.decided.notes, *taken.notes))
+    plan = replace(taken.decided, notes=(*taken.decided.notes, *taken.notes, *_idle(opts.machines)))
     with taken.held:
         _show(plan)
         return _launch(plan)
+
+
+def _idle(machines: Machines) -> tuple[str, ...]:
+    """What is to be told where a batch script's allocation has more machines than this one, and no srun uses them."""
+    idle = slurm.idle_machines() if machines.count == 1 else 0
+    if not idle:
+        return ()
+    others = "another machine" if idle == 1 else f"{idle} other machines"
+    return (f"Slurm has allocated {others}, which {'is' if idle == 1 else 'are'} left idle: {slurm.HOW} uses all",)
 
 
 def _take(opts: Options, wait: float) -> Taken[Plan]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from duoka import environment
+from duoka import engines, environment
 from duoka.cli.run import GROUPS, Groups
 from duoka.devices import inventory
 from duoka.devices.locks import Held, Locks
@@ -45,6 +45,7 @@ def decide_and_take(
 
     choose: given what makes a plan of the words for its devices, makes all of them.
     """
+    engines.refuse_copies(f"duoka {command}")
     visible, threads = environment.visible_cards(), environment.threads()
     seen = inventory.read()  # a driver that is slow keeps nobody else waiting
     with Locks() as locks:

@@ -20,7 +20,7 @@ from duoka.engines.part import Local, Part
 from duoka.errors import MISSING, OptionError
 from duoka.options import ONE_MACHINE, Machines
 
-__all__ = ["Local", "Part", "found", "machines"]
+__all__ = ["Local", "Part", "found", "machines", "refuse_copies"]
 
 # In this order: srun may start mpirun, and that torchrun, whose word is then the later one.
 ENGINES: tuple[Callable[[], Part | None], ...] = (
@@ -76,6 +76,18 @@ def machines(typed: int | None) -> Machines | None:
         home=part.home,
         how=part.how,
     )
+
+
+def refuse_copies(command: str) -> None:
+    """See that no engine has started several of a command that is for one machine: each would do all of it.
+
+    Raises:
+        OptionError: one has.
+    """
+    part = found()
+    if part is not None and part.count > 1:
+        hint = "start it once: as with srun --ntasks 1, or without the engine"
+        raise OptionError(command, f"one of {part.count} that {part.engine} has started", "started once", hint)
 
 
 def _check_rest() -> None:

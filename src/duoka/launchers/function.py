@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from duoka import environment
+from duoka import engines, environment
 from duoka.devices.inventory import Inventory
 from duoka.devices.spec import parse
 from duoka.devices.taking import Asked, Taken, take
@@ -114,7 +114,8 @@ def _start(plan: Plan, call: Callable[[], Any]) -> list[Any]:
 def _check(function: Any) -> None:
     if not callable(function):
         raise OptionError("duoka.launch", function, "given a function", "the function itself, without calling it")
-    if this_process().origin is not None or (environment.number("WORLD_SIZE") or 1) > 1:
+    part = engines.found()
+    if this_process().origin is not None or (part is not None and part.count > 1):
         hint = "start this script with python, or call duoka.start() and leave the launching to its launcher"
         raise OptionError("duoka.launch", "called in one of its workers", "called outside of them", hint)
     if threading.current_thread() is not threading.main_thread():
