@@ -13,13 +13,13 @@ from typing import Any
 
 import click
 
-from duoka import engines, environment, options
+from duoka import engines, environment, libc, options
 from duoka.cli.words import arrange, check_habits, check_times, with_values
 from duoka.devices import inventory
 from duoka.devices.locks import Locks
 from duoka.devices.spec import parse
 from duoka.devices.taking import Asked, Taken, marked, take
-from duoka.engines import slurm
+from duoka.engines import slurm, torchrun
 from duoka.options import ONE_MACHINE, Machines, Options, Target
 from duoka.plan import Plan, decide, details, header
 
@@ -234,6 +234,8 @@ def run(
 
 def _run(opts: Options, limit: float) -> int:
     """Take the devices, queueing where that is asked for, and run on them until the end."""
+    if torchrun.found() is not None:  # which, when it is killed, leaves its processes to themselves
+        libc.die_with(os.getppid())
     if opts.machines.count > 1 and environment.hashes_differ():
         environment.fix_hashes()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # which Python looks at in its start
