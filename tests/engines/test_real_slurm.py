@@ -21,7 +21,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-@pytest.mark.parametrize("tasks", [["--ntasks-per-node", "1"], ["--ntasks", "3"]], ids=["a machine each", "a rank each"])
+@pytest.mark.parametrize("tasks", [["--ntasks-per-node", "1"], ["--ntasks", "3"]], ids=["machines", "ranks"])
 def test_srun_starts_one_run(tasks: list[str], slurm: Cluster, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PLAIN)
     alone = slurm.run("python", "train.py", cwd=tmp_path).stdout

@@ -19,7 +19,7 @@ from tests.flows.test_machines import free_place
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(500),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for hosts with names of their own"),
 ]
 
@@ -63,7 +63,8 @@ class Agents:
 
     def __init__(self, folder: Path, words: list[str]) -> None:
         place = free_place()
-        how = "--nnodes 1:2 --nproc-per-node 1 --max-restarts 5 --rdzv-backend c10d --rdzv-id job --local-addr 127.0.0.1"
+        how = "--nnodes 1:2 --nproc-per-node 1 --max-restarts 5 --rdzv-backend c10d --rdzv-id job"
+        how += " --local-addr 127.0.0.1"
         conf = "last_call_timeout=2,keep_alive_interval=1,heartbeat_timeout=10"
         self._words = ["torchrun", *how.split(), "--rdzv-endpoint", place, "--rdzv-conf", conf, *words]
         self._folder = folder
@@ -85,7 +86,7 @@ class Agents:
     def said(self, host: str) -> str:
         return (self._folder / f"{host}.txt").read_text()
 
-    def until(self, condition: Callable[[], object], seconds: float = 120.0) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 240.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, [path.read_text()[-3000:] for path in self._folder.glob("*.txt")]
