@@ -103,7 +103,14 @@ SHARED: dict[str, Operation] = {  # stay rows: nothing is gathered
     "gather": lambda x, y, c, w, v: (
         x.gather(2, (c[:, None, None] % 6).expand(-1, 4, 6)) + torch.take_along_dim(y, c[:, None, None] % 4, 1)
     ),
-    "gather plain": lambda x, y, c, w, v: x.gather(1, torch.zeros(len(c), 2, 6, dtype=torch.long)),
+    "gather plain": lambda x, y, c, w, v: (
+        x.gather(1, torch.zeros(len(c), 2, 6, dtype=torch.long))
+        + w[0].gather(0, c)[:, None, None]
+        + v[:, None].expand(-1, 6).gather(1, c[:, None])[..., None]
+    ),
+    "rolled": lambda x, y, c, w, v: (
+        x.roll((1, -1), (1, 2)) + torch.roll(y, 2, -1) + x.flip(1, 2) + torch.flip(y, [1])
+    ),
     "index_select": lambda x, y, c, w, v: (
         x.index_select(1, torch.tensor([2, 0])) + y.index_select(-2, torch.tensor([1, 1]))
     ),
@@ -194,6 +201,7 @@ SHARED: dict[str, Operation] = {  # stay rows: nothing is gathered
         torch.atleast_2d(c).t() + torch.atleast_3d(x)[..., 0] + torch.broadcast_tensors(x[:, :1, 0], y[..., 0])[0]
     ),
     "other shapes in place": lambda x, y, c, w, v: _reshaped_in_place(c * 1, x * 1),
+    "written into zeros": lambda x, y, c, w, v: _decoded(x, y, w).transpose(0, 1) * v[:, None, None],
     "losses none": lambda x, y, c, w, v: (
         F.cross_entropy(x[:, 0], c, reduction="none") + F.mse_loss(x, y, reduction="none").sum((1, 2))
     ),
@@ -287,6 +295,7 @@ WHOLE: dict[str, Operation] = {  # no rule fits: gathered, and still right
     "setitem": lambda x, y, c, w, v: _set(x * 1, y),
     "setitem mask": lambda x, y, c, w, v: _set_mask(x * 1, c, y),
     "index_add": lambda x, y, c, w, v: (x * 1).index_add_(0, torch.tensor([1, 0]), y[:2]),
+    "written into zeros that others know": lambda x, y, c, w, v: _decoded_for_numpy(x),
     "into plain": lambda x, y, c, w, v: torch.zeros(x.shape, dtype=x.dtype).add_(x * 2),
     "einsum": lambda x, y, c, w, v: (
         torch.einsum("...c,cd->...d", x, w)
@@ -344,6 +353,25 @@ def _matrices(x: Tensor, y: Tensor) -> Tensor:
     )
     det: Tensor = torch.linalg.inv(m).sum((1, 2)) + torch.logdet(m) + torch.linalg.matrix_norm(m)
     return solved + det[:, None, None] + torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
+def _decoded(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    """What decoders do: make room for all steps, then write one after the other."""
+    out, last = torch.zeros(4, len(x), 6, dtype=x.dtype), y.new_zeros(len(y), 6)
+    beside = torch.zeros(len(x), 4, dtype=x.dtype)
+    for step in range(4):
+        last = torch.tanh(x[:, step] + last @ w)
+        out[step] = last
+        beside[:, step] = last.sum(1) + y[:, step, 0]
+    return out + beside.t()[..., None]
+
+
+def _decoded_for_numpy(x: Tensor) -> Tensor:
+    first, second = torch.zeros(4, len(x), 6, dtype=x.dtype), torch.zeros(len(x), 6, dtype=x.dtype)
+    array, view = first.numpy(), second[0]
+    first[1] = x[:, 0].detach()
+    second[:, 1:] = x[:, 0, 1:].detach()
+    return x.sum() * array.sum() + view.sum()
 
 
 def _reshaped_in_place(c: Tensor, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from duoka.view.batch import BatchTensor, Rule
-from duoka.view.rules.lookup import Function, argument, functions, localise, ndim_of, shape_of
+from duoka.view.rules.lookup import Function, argument, functions, localise, ndim_of, rows_in, shape_of
 from duoka.view.rules.packing import select_rows
 
 READING = "gather take_along_dim index_select scatter scatter_add scatter_reduce"
@@ -20,6 +20,8 @@ def along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     batch = args[0] if args else None
     by_rows = func not in _BY_POSITION
     dim = argument(args, kwargs, 1 if func not in _DIM_LAST else 2, "dim")
+    if func in _GATHERING and isinstance(batch, Tensor) and not isinstance(batch, BatchTensor):
+        return _from_plain(func, batch, dim, argument(args, kwargs, 2, "index"), kwargs)
     if not isinstance(batch, BatchTensor) or not isinstance(dim, int):
         return NotImplemented
     spec, right = batch._spec, ndim_of(batch) - batch._spec.dim
@@ -44,6 +46,20 @@ def along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return BatchTensor(func(batch._local, *rows[0], **rows[1]), spec)
 
 
+def _from_plain(func: Function, table: Tensor, dim: Any, index: Any, kwargs: dict[str, Any]) -> Any:
+    """`table.gather(dim, ids)`: what every rank holds whole, at positions that are rows."""
+    if not isinstance(index, BatchTensor) or kwargs.keys() - {"dim", "index"} or not table.dim():
+        return NotImplemented
+    spec = index._spec
+    if dim % table.dim() == spec.dim:
+        return BatchTensor(func(spec.view.enter(table), dim, index._local), spec)
+    try:
+        return BatchTensor(func(rows_in(table, spec, spec.dim), dim, index._local), spec)
+    except LookupError:
+        return NotImplemented
+
+
+_GATHERING = functions("gather")
 _BY_POSITION = functions("index_select")  # the same positions for each row
 _DIM_LAST = functions("take_along_dim")
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from duoka.view.batch import BatchTensor, Rule, Spec
+from duoka.view.lent import holders
 from duoka.view.rules.blocks import blocks_of
 from duoka.view.rules.lookup import (
     Function,
@@ -198,7 +199,7 @@ def _looked_up(table: Tensor, index: Any) -> Any:
 def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Writing to every row: `x[:, 0] = 0`, `x[..., 1:] = y`, `x[torch.arange(n), ids] = 1`, `x[x < 0] = 0`."""
     batch, index, value = args
-    if not isinstance(batch, BatchTensor):
+    if not isinstance(batch, BatchTensor) and not _becomes_rows(batch, index, value):
         return NotImplemented
     if isinstance(index, BatchTensor) and dtype_of(index) == torch.bool:
         return _masked(batch, index, value)
@@ -211,6 +212,30 @@ def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return NotImplemented
     batch._local[local.items] = own
     return None
+
+
+def _becomes_rows(plain: Tensor, index: Any, value: Any) -> bool:
+    """Make a batch of a tensor that was made for rows, when the first are written: `out = zeros(T, n); out[t] = h`.
+
+    Nobody else may have its memory, and each row must be written to where it is one of all.
+    """
+    if not isinstance(value, BatchTensor) or value._spec.view.own.count > 1 or type(plain) is not Tensor:
+        return False
+    spec, right = value._spec, ndim_of(value) - value._spec.dim
+    if plain.requires_grad or plain.is_inference() or plain.dtype != dtype_of(value):
+        return False
+    if holders(plain) > 1 or not plain.untyped_storage().resizable():  # numpy has it, too
+        return False
+    for dim, size in enumerate(plain.shape):
+        walk = _walk(index, tuple(plain.shape), dim) if size == spec.size else None
+        if walk is not None and walk.place is not None and walk.ndim - walk.result_place == right:
+            batch = BatchTensor(spec.own(plain, dim).clone(), spec.at(dim))
+            try:
+                torch.utils.swap_tensors(plain, batch)
+            except RuntimeError:  # somebody knows it
+                return False
+            return True
+    return False
 
 
 def _masked(batch: BatchTensor, mask: BatchTensor, value: Any) -> Any:

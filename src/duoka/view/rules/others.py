@@ -20,6 +20,7 @@ from duoka.view.rules.lookup import (
     rows_in,
     same_rows,
     shape_of,
+    sizes_of,
     wrap,
 )
 
@@ -83,6 +84,11 @@ def given(place: int, name: str, default: Any = None) -> Mixed:
         return list(dims) if all(isinstance(dim, int) for dim in dims) else None
 
     return mixed
+
+
+def _flipped(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int] | None:
+    """Of flip(dims), and of flip(*dims)."""
+    return sizes_of(args, kwargs, "dims")
 
 
 def _lengths_or_dims(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int] | None:
@@ -199,6 +205,8 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("view_as_real view_as_real_copy", (torch,)), apart(lambda args, kwargs, ndim: [])),
     **dict.fromkeys(functions("fliplr", (Tensor, torch)), apart(lambda args, kwargs, ndim: [1])),
     **dict.fromkeys(functions("flipud msort", (Tensor, torch)), apart(lambda args, kwargs, ndim: [0])),
+    **dict.fromkeys(functions("roll", (Tensor, torch)), apart(given(2, "dims"))),
+    **dict.fromkeys(functions("flip", (Tensor, torch)), apart(_flipped)),
     **dict.fromkeys(functions("rot90", (Tensor, torch)), apart(given(2, "dims", (0, 1)))),
     **dict.fromkeys(functions("unfold unfold_copy", (Tensor,)), apart(given(1, "dimension"))),
     **dict.fromkeys(functions("unfold_copy", (torch,)), apart(given(1, "dimension"))),

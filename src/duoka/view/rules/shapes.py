@@ -127,12 +127,12 @@ def expand(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def pieces(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """chunk, split, unbind, narrow, select, roll, flip along another dimension."""
+    """chunk, split, unbind, narrow, select along another dimension."""
     batch, spec = args[0], args[0]._spec
     name = func.__name__.removeprefix("unsafe_").removesuffix("_copy")
-    place = 1 if name in ("unbind", "narrow", "select", "flip") else 2
-    dim = argument(args, kwargs, place, "dims" if name in ("flip", "roll") else "dim", 0 if name in _SPLITS else None)
-    if not isinstance(dim, int) or (len(args) > 2 and name == "flip"):
+    place = 1 if name in ("unbind", "narrow", "select") else 2
+    dim = argument(args, kwargs, place, "dim", 0 if name in _SPLITS else None)
+    if not isinstance(dim, int):
         return NotImplemented
     if dim % batch.dim() == spec.dim:
         return split(batch, func, args, kwargs) if name in _SPLITS and name != "unbind" else NotImplemented
@@ -288,7 +288,7 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("expand expand_as broadcast_to", (Tensor, torch)), expand),
     **dict.fromkeys(
         functions(
-            "chunk split unbind tensor_split split_with_sizes narrow select roll flip unsafe_chunk unsafe_split "
+            "chunk split unbind tensor_split split_with_sizes narrow select unsafe_chunk unsafe_split "
             "unsafe_split_with_sizes split_copy unbind_copy split_with_sizes_copy narrow_copy select_copy",
             (Tensor, torch),
         ),
