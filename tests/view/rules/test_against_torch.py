@@ -89,6 +89,9 @@ SHARED: dict[str, Operation] = {  # stay rows: nothing is gathered
     "repeat rows": lambda x, y, c, w, v: x.repeat(2, 1, 1) * y.repeat(3, 2, 1, 1)[1] + x.tile(2, 1, 1),
     "interleave rows": lambda x, y, c, w, v: x.repeat_interleave(2, 0).view(-1, 8, 6) + y.repeat_interleave(2, dim=1),
     "cat rows": lambda x, y, c, w, v: (torch.cat([x, y, x * 2]) @ w).relu(),
+    "cat nothing": lambda x, y, c, w, v: (
+        torch.cat([torch.tensor([]), x, y], dim=-2) + torch.cat([x, torch.tensor([]), y], 1)
+    ),
     "cat and split": lambda x, y, c, w, v: _cat_and_split(x, y),
     "einsum": lambda x, y, c, w, v: (
         torch.einsum("btc,cd,btd->b", x, w, y) + torch.einsum("bt,tb->b", x[:, :, 0], y[:, :, 1].t())

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from duoka.view.batch import BatchTensor, Rule, Spec
-from duoka.view.rules.lookup import Function, align, argument, functions, sizes_of
+from duoka.view.rules.lookup import Function, align, argument, dtype_of, functions, shape_of, sizes_of
 
 
 def repeat(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -46,11 +47,13 @@ def repeat_interleave(func: Function, args: tuple[Any, ...], kwargs: dict[str, A
 def joined(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """cat and stack of the same rows: along the batch as blocks, along another dimension side by side."""
     tensors, dim = args[0] if args else kwargs["tensors"], argument(args, kwargs, 1, "dim", kwargs.get("axis", 0))
+    stacking = func is torch.stack
+    if not stacking:
+        tensors = _without_nothing(tensors)
     common = align(tensors)
     if common is None or not isinstance(dim, int):
         return NotImplemented
     spec, _ = common
-    stacking = func is torch.stack
     dim %= tensors[0].dim() + stacking
     if any(tensor.dim() != tensors[0].dim() or tensor.shape[spec.dim] != spec.size for tensor in tensors):
         return NotImplemented
@@ -58,6 +61,15 @@ def joined(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if not stacking and dim == spec.dim:
         return BatchTensor(torch.cat(rows, dim), replace(spec, outer=spec.outer * len(rows)))
     return BatchTensor(func(rows, dim), spec.at(spec.dim + (stacking and dim <= spec.dim)))
+
+
+def _without_nothing(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """What torch's cat joins: it leaves out `torch.tensor([])`, with which caches begin, but for its type."""
+    some = [tensor for tensor in tensors if shape_of(tensor) != (0,)]
+    types = {dtype_of(tensor) for tensor in some}
+    nothing = {dtype_of(tensor) for tensor in tensors} - types
+    same = all(torch.promote_types(one, other) == other for one in nothing for other in types)
+    return some if same else list(tensors)
 
 
 def split(batch: BatchTensor, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
