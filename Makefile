@@ -32,7 +32,7 @@ test: $(if $(TORCH),$(READY),lint)  # three at a time on two cores: they wait ha
 
 test-versions:
 	$(MAKE) test TORCH=2.10.0 PYTHON=python3.10 LOWEST=1
-	$(MAKE) test TORCH=2.15.0 PYTHON=python3.13
+	$(MAKE) test TORCH=2.15.0 PYTHON=python3.14
 
 test-long: $(READY)
 	$(BIN)/pytest -q -m "long and not gpu" --timeout 3600 $(if $(SEED),--seed $(SEED)) $(if $(PROGRAMS),--programs "$(PROGRAMS)") $(if $(WORKERS),--workers $(WORKERS))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -55,6 +56,13 @@ def test_what_is_told_to_be_tested_is_so_everywhere() -> None:
     for minor in range(numbers(oldest)[1], numbers(newest)[1] + 1):
         assert f'"Programming Language :: Python :: 3.{minor}"' in project
     assert f'"Programming Language :: Python :: 3.{numbers(newest)[1] + 1}"' not in project
+    for page in ("README.md", "README.zh-CN.md", "docs/versions.md"):
+        rows = [line for line in (ROOT / page).read_text().splitlines() if line.startswith("| 2.")]
+        assert [numbers(row.split()[1]) for row in rows] == [
+            (2, n) for n in range(OLDEST_TORCH[1], NEWEST_TORCH[1] + 1)
+        ]
+        told = {python for row in rows for python in re.findall(r"\b3\.\d+", row.split("|")[2])}
+        assert told == {f"3.{n}" for n in range(numbers(oldest)[1], numbers(newest)[1] + 1)}
     makefile = (ROOT / "Makefile").read_text()
     for torch_, python in ((OLDEST_TORCH, oldest), (NEWEST_TORCH, newest)):
         assert f"TORCH={torch_[0]}.{torch_[1]}.0 PYTHON=python{python}" in makefile

@@ -40,7 +40,7 @@ def numbers(version: str) -> tuple[int, int]:
 
 # What the tests were run with, from the oldest to the newest (docs/versions.md).
 OLDEST_TORCH, NEWEST_TORCH = (2, 10), (2, 15)
-TESTED = {"torch": f"{_text(OLDEST_TORCH)} to {_text(NEWEST_TORCH)}", "Python": "3.10 to 3.13"}
+TESTED = {"torch": f"{_text(OLDEST_TORCH)} to {_text(NEWEST_TORCH)}", "Python": "3.10 to 3.14"}
 
 
 def untested(torch: str) -> list[str]:
