@@ -73,6 +73,8 @@ with parts_of("torch", torch.__version__):
     GET_ITERATOR = (DataLoader, "_get_iterator")
     # It asks for one number of the whole batch, among those of the rows. Public: none.
     PAD_PACKED = (torch._VF, "_pad_packed_sequence")
+    # What packs them. Public: torch.nn.utils.rnn.pack_padded_sequence, which calls it.
+    PACK = "_pack_padded_sequence"
     # All that `checkpoint` does, in whatever form it is called (torch 2.15 has several). Public: `checkpoint` itself.
     CHECKPOINT = (_checkpoint, "_checkpoint_impl" if hasattr(_checkpoint, "_checkpoint_impl") else "checkpoint")
     # What that calls with use_reentrant=False, and the function first. Public: none.
@@ -318,6 +320,7 @@ def _try() -> None:
     for caller, called in (
         (DataLoader.__iter__, GET_ITERATOR),
         (rnn.pad_packed_sequence, PAD_PACKED),
+        (rnn.pack_padded_sequence, (torch, PACK)),
         (_checkpoint.checkpoint, CHECKPOINT),
         (getattr(*CHECKPOINT), CHECKPOINT_GENERATOR),
         (_loader_deaths._set_SIGCHLD_handler, LOADER_DEATHS),

@@ -52,7 +52,8 @@ def train(loader):
 weights = torch.rand(90)
 for noise in (False, True):
     for workers in (0, 2):
-        loader = DataLoader(Samples(noise), 25, True, num_workers=workers, persistent_workers=workers > 0)
+        how = {"multiprocessing_context": "fork"} if workers else {}  # Python 3.14's own way wants a guarded main
+        loader = DataLoader(Samples(noise), 25, True, num_workers=workers, persistent_workers=workers > 0, **how)
         for _ in range(2):
             train(loader)
 train(DataLoader(Samples(False), 16, sampler=WeightedRandomSampler(weights, 60), drop_last=True))

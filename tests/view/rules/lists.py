@@ -106,7 +106,7 @@ frac frac_ lerp lerp_ lgamma lgamma_ log log10 log10_ log1p log1p_ log2 log2_ lo
 minimum_ mm mul mul_ neg neg_ norm pow pow_ reciprocal reciprocal_ round round_ rsqrt rsqrt_ sigmoid sigmoid_ sign
 sign_ sin sin_ sinh sinh_ sqrt sqrt_ sub sub_ tan tan_ tanh tanh_ trunc trunc_ zero_
 """
-HARMLESS += "read_vitals set_vital vitals_enabled"
+HARMLESS += "__annotate__ read_vitals set_vital vitals_enabled"
 INNER += "_philox_randint_ scaled_addmm scaled_addmm_"
 GONE += "cholesky qr"
 
@@ -116,6 +116,6 @@ torch.Tensor._has_grad_dtype_override torch.Tensor._update_names torch.Tensor.al
 torch.Tensor.cholesky torch.Tensor.has_names torch.Tensor.qr torch.Tensor.refine_names torch.Tensor.rename
 torch.Tensor.rename_ torch.cholesky torch.foreach torch.linalg.matrix_sqrth torch.linalg.polar
 torch.nn.functional.linear_cross_entropy torch.qr
-_philox_normal_ _philox_randint_ _philox_uniform_ align_tensors cholesky miopen_ctc_loss qr read_vitals scaled_addmm
-scaled_addmm_ set_vital thread_safe_generator vitals_enabled
+__annotate__ _philox_normal_ _philox_randint_ _philox_uniform_ align_tensors cholesky miopen_ctc_loss qr read_vitals
+scaled_addmm scaled_addmm_ set_vital thread_safe_generator vitals_enabled
 """

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duoka.private.torch import PACK, PAD_PACKED
 from duoka.view.batch import BatchTensor, Rule, Spec
 from duoka.view.cut import Cut
 from duoka.view.rules.lookup import Function, argument, functions
@@ -185,6 +186,6 @@ def packed_cut(data: Any, sizes: Any) -> Packed | None:
 
 
 RULES: dict[Function, Rule] = {
-    **dict.fromkeys(functions("_pack_padded_sequence", (torch,)), pack),
-    **dict.fromkeys(functions("_pad_packed_sequence", (torch,)), pad),
+    **dict.fromkeys(functions(PACK, (torch,)), pack),
+    **dict.fromkeys(functions(PAD_PACKED[1], (torch,)), pad),
 }
