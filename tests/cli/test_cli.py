@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 
 import click
 import pytest
@@ -74,3 +75,22 @@ def test_what_there_is_not(args: list[str], said: str, capsys: pytest.CaptureFix
 def test_python_m_duoka_is_duoka() -> None:
     done = subprocess.run([sys.executable, "-m", "duoka", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == "duoka 0.1.0\n"
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (0, 1, 2)], ids=str)
+def test_closed_standard_files_are_nothing_and_not_something_else(closed: tuple[int, ...], tmp_path: Path) -> None:
+    """The files that are opened next would have their numbers."""
+    told = tmp_path / "told"
+    program = f"""
+import os
+from duoka.cli import main
+code = main(["--version"])
+made = os.open({str(told)!r}, os.O_WRONLY | os.O_CREAT)
+where = [os.readlink(f"/proc/self/fd/{{number}}") for number in {closed}]
+os.write(made, f"{{code}} {{made > 2}} {{where}}".encode())
+"""
+    ends = " ".join(f"{number}>&-" if number else "<&-" for number in closed)
+    subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {ends}', sys.executable, program], check=True, capture_output=True
+    )
+    assert told.read_text() == f"0 True {['/dev/null'] * len(closed)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -72,6 +73,7 @@ def main(args: Sequence[str] | None = None) -> int:
     What a command returns is called here, outside of click: a script's own exceptions and signals must not
     meet click's handling of them.
     """
+    _open_standard_files()
     try:
         todo = _parse(args)
         return todo() if callable(todo) else todo
@@ -79,6 +81,18 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail(str(error), 2)
     except DuokaError as error:
         return _fail(str(error), 1)
+
+
+def _open_standard_files() -> None:
+    """Put nothing where standard input, output or error were closed (`<&-`).
+
+    Else a socket or a log would have its number, and be read and written as it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
 
 
 def _parse(args: Sequence[str] | None) -> Callable[[], int] | int:

@@ -321,9 +321,9 @@ def _launch(plan: Plan) -> int:
 
     code = launch(plan)
     if not plan.is_for_one or plan.restarts:  # the script ran in workers; taking torch down here only takes time
-        with suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it was closed: `>&-`
+            with suppress(OSError):
+                stream.flush()
         os._exit(code)
     return code
 
