@@ -92,7 +92,7 @@ def real(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProces
     env = surroundings({"XDG_CONFIG_HOME": str(folder / "settings")} | SAME_HASHES)
     env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
-    found = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=110)
+    found = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=280)
     assert found.returncode == code, found
     return found
 
@@ -104,6 +104,7 @@ STARTERS = {
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("starter", STARTERS)
 def test_a_real_engine_starts_one_run(starter: str, flow: Flow) -> None:
     if shutil.which(STARTERS[starter][0], path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") is None:
