@@ -69,7 +69,17 @@ class Running:
     @staticmethod
     def _text(file: IO[bytes]) -> str:
         said = os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
-        return re.sub(r"(?m)^\[Gloo\] Rank \d+ is .*\n", "", said)  # torch 2.10, of groups of the script's own
+        return without_noise(said)
+
+
+def without_noise(said: str) -> str:
+    """Without what torch's libraries say of themselves, in some versions.
+
+    gloo of torch 2.10, on standard output: whom a group of the script's own has met. triton, at the end of a python:
+    what it has not taken down; CUDA builds of torch 2.15 import it.
+    """
+    said = re.sub(r"(?m)^\[Gloo\] Rank \d+ is .*\n", "", said)
+    return re.sub(r"(?m)^(?:nanobind: | - leaked | - \.\.\. skipped|See https://nanobind).*\n?", "", said)
 
 
 class Warm:

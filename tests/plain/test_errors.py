@@ -114,11 +114,7 @@ def test_errors_look_as_in_python(flow: Flow, where: str, raised: str, workers: 
 
 
 def clean(trace: str) -> str:
-    """Without addresses, duoka's lines that tell the ranks, and torch's lines that call the dataset.
-
-    And without what triton says at the end of a python that it is imported in: CUDA builds of torch 2.15 import it.
-    """
-    trace = re.sub(r"nanobind: leaked (?:.*\n?)*", "", trace)
+    """Without addresses, duoka's lines that tell the ranks, and torch's lines that call the dataset."""
     trace = re.sub(r"duoka: raised on .*\n(?:  rank .*\n)*", "", trace)
     trace = re.sub(r'  File ".*_utils/(?:fetch|worker).py".*\n(?:    .*\n)*', "", trace)
     return re.sub(r"0x[0-9a-f]+", "0x", trace)
