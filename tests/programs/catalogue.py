@@ -170,7 +170,7 @@ def _game(name: str, steps: int = 20) -> Program:
 
 
 def _clean(name: str, args: str) -> Program:
-    how = {"needs": "tyro", "whole": "cleanrl", "saved": "*.nothing"}
+    how = {"needs": "tyro", "whole": "cleanrl", "saved": "*.nothing", "steps": 12}
     return _program("reinforcement", f"cleanrl_{name}", f"cleanrl/cleanrl/{name}.py", f"--no-cuda {args}", **how)
 
 
@@ -191,8 +191,6 @@ REPOSITORIES = {
     "pytorch-tutorial": "yunjey/pytorch-tutorial",
     "PyTorch-GAN": "eriklindernoren/PyTorch-GAN",
     "pytorch_geometric": "pyg-team/pytorch_geometric",
-    "pygcn": "tkipf/pygcn",
-    "pyGAT": "Diego999/pyGAT",
     "minimalRL": "seungeunrho/minimalRL",
     "cleanrl": "vwxyzjn/cleanrl",
     "pytorch-lightning": "Lightning-AI/pytorch-lightning",
@@ -280,7 +278,6 @@ PROGRAMS = [
     *(_graph(name) for name in ("dna", "arma", "tagcn", "agnn", "mixhop", "infomax_transductive", "super_gat")),
     *(_graph(name) for name in ("graph_unet", "pmlp", "link_pred")),
     *(_graph(name, "--epochs 12") for name in ("gcn", "gat", "autoencoder")),
-    _program("graphs", "pyGAT", "pyGAT/train.py", "--epochs 12 --nb_heads 2", saved="*.nothing"),
     *(_game(name) for name in ("REINFORCE", "actor_critic", "dqn", "ppo", "ppo-lstm", "vtrace")),
     *(_game(name, steps=8) for name in ("ppo-continuous", "ddpg", "sac")),
     _clean("dqn", "--total-timesteps 200 --learning-starts 40 --batch-size 32"),
@@ -291,9 +288,9 @@ PROGRAMS = [
     ),
     _program("generative", "dcgan_examples", f"{E}/dcgan/main.py", SMALL_GAN),
     _program("generative", "dcgan_no_workers", f"{E}/dcgan/main.py", f"{SMALL_GAN} --workers 0"),
-    *map(_gan, ["gan", "wgan", "wgan_gp", "lsgan", "acgan", "cgan", "infogan", "softmax_gan", "bgan", "began"]),
+    *map(_gan, ["gan", "wgan", "wgan_gp", "lsgan", "acgan", "cgan", "infogan", "aae", "sgan", "wgan_div"]),
     _lesson("generative", "03-advanced/variational_autoencoder"),
-    _lesson("generative", "03-advanced/generative_adversarial_network"),
+    _lesson("generative", "03-advanced/generative_adversarial_network", steps=6),
     _program("other", "regression", f"{E}/regression/main.py", steps=0),
     _program(
         "other",

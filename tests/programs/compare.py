@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
-# What a clock gave: `time: 1.23s`, `ms/batch 1.2`, `iter_dt 3.4ms`, `mfu 0.1%`, `Time  0.1 ( 0.2)`.
-CLOCK = re.compile(r"(?i)\b(time:?|ms/batch|iter_dt|mfu|data)\s+-?\d+(\.\d+)?(\s*\(\s*\d+\.\d+\))?")
+# What a clock gave: `time: 1.23s`, `ms/batch 1.2`, `iter_dt 3.4ms`, `mfu 0.1%`, `SPS: 12`, `Time  0.1 ( 0.2)`.
+CLOCK = re.compile(r"(?i)\b(time:?|ms/batch|iter_dt|mfu|data|sps:)\s+-?\d+(\.\d+)?(\s*\(\s*\d+\.\d+\))?")
 KNOWN = ("torch", "collections", "builtins", "numpy", "functools", "_operator")
 
 

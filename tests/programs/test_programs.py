@@ -107,5 +107,5 @@ def row(
     told = [line.removeprefix("duoka: ") for line in other.stderr.splitlines()]
     whole = [line for line in told if " whole by every rank" in line]
     share = next((line.partition(" ")[0] for line in told if line[:1].isdigit() and "of the time" in line), "")
-    name = f"{program.script} | {program.field} | {workers}"
+    name = f"{program.script} ({program.name}) | {program.field} | {workers}"
     return [f"| {name} | {verdict if right else 'OTHER'} | {figures} | {apart} | {len(whole)} {share}|"]

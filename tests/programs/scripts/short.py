@@ -25,6 +25,7 @@ def count(optimizer: Any, *_: object) -> None:
         sys.exit()
 
 
+torch.set_num_threads(1)  # as a worker on a machine with two cores has: more of them wait for each other there
 random.seed(0)
 np.random.seed(0)
 torch.manual_seed(0)
