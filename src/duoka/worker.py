@@ -195,6 +195,8 @@ def _count_steps(seat: BoardSeat) -> None:
     """Show on the board how many steps are done: of the optimizer that has made most."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
+    from duoka.view.handles import unnumbered
+
     steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
     most = 0
 
@@ -205,7 +207,8 @@ def _count_steps(seat: BoardSeat) -> None:
             most = number
             seat.step(number)
 
-    register_optimizer_step_post_hook(count)
+    with unnumbered():
+        register_optimizer_step_post_hook(count)
 
 
 def _show_checkpoints(seat: BoardSeat) -> None:

@@ -80,7 +80,9 @@ def test_a_refusal_inside_of_a_model_that_the_script_catches(flow: Flow) -> None
 
         def forward(self, x):
             self.calls += 1
-            return self.linear(x) * (torch.rand(len(x), 1) if self.calls > 2 else 1)
+            if self.calls > 2:
+                x.share_memory_()
+            return self.linear(x)
 
     model = Late()
     for _ in range(4):
@@ -91,4 +93,5 @@ def test_a_refusal_inside_of_a_model_that_the_script_catches(flow: Flow) -> None
 """
     result = run(flow, HEAD + source)
     assert result.returncode == 1
-    assert "the script caught this, and went on: Late at script.py" in result.stderr
+    assert "the script caught this, and went on: share_memory_ of a batch cannot be shared out" in result.stderr
+    assert "script.py:19" in result.stderr

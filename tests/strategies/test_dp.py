@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
-import queue
 import random
-import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import duoka
+from duoka.view.batch import BatchTensor
 from tests.run.ranks import on_ranks
 
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(1))
@@ -45,32 +45,49 @@ def assert_alike(one: Any, other: Any) -> None:
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-SEEN: queue.SimpleQueue[tuple[tuple[int, ...], str]] = queue.SimpleQueue()  # what no model can be found to count in
-
-
-def seen(devices: int) -> tuple[list[Any], set[str]]:
-    """What the copies of the last call were given, and their threads."""
-    found = [SEEN.get() for _ in range(SEEN.qsize())][-devices:]
-    return sorted(shape for shape, _ in found), {name for _, name in found}
+SEEN: list[tuple[int, ...]] = []  # the shapes of own rows, of each share of what the last `Watched` was given
 
 
 class Watched(nn.Module):
-    """Tells how many rows each of its copies gets, and in which threads."""
+    """Tells how many rows each device has."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self.body = body
 
     def forward(self, *args: Tensor) -> Any:
-        SEEN.put((tuple(args[0].shape), threading.current_thread().name))
+        if isinstance(args[0], BatchTensor):
+            SEEN[:] = [tuple(share.to_local().shape) for share in args[0]._shares]
         return self.body(*args)
 
 
-def test_each_device_computes_its_rows_at_the_same_time() -> None:
+def test_each_device_has_its_rows() -> None:
     one, other, _ = beside(lambda: Watched(nn.Linear(4, 2)), X)
     assert_alike(one, other)
-    assert seen(3) == ([(2, 4), (2, 4), (3, 4)], {"MainThread", "duoka dp 1", "duoka dp 2"})
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("duoka dp")]
+    assert SEEN == [(2, 4), (2, 4), (3, 4)]
+
+
+def test_the_same_module_call_after_call() -> None:
+    """Later calls replay what rules did, with other parameters and other rows."""
+
+    def steps(model: nn.Module) -> list[Tensor]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        found = []
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = model(X + step).square().mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach())
+        return found
+
+    found = []
+    for options in ({}, {"strategy": "dp", "devices": 2}):
+        with duoka.start(seed=0) as run:
+            body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 2))
+            model = run.model(body, **options)
+            found.append((steps(model), model.state_dict()))
+    assert_alike(*found)
 
 
 def test_it_is_the_same_object_with_the_same_names() -> None:
@@ -147,7 +164,7 @@ def test_recurrent_layers_and_samples_in_another_dimension() -> None:
     make = lambda: Watched(nn.LSTM(4, 5, num_layers=2, dropout=0.3))  # noqa: E731
     one, other, _ = beside(make, torch.randn(3, 7, 4, generator=torch.Generator().manual_seed(1)), dim=1)
     assert_alike(one, other)
-    assert seen(3)[0] == [(3, 2, 4), (3, 2, 4), (3, 3, 4)]
+    assert SEEN == [(3, 2, 4), (3, 2, 4), (3, 3, 4)]
 
 
 class Flat(nn.Module):
@@ -166,7 +183,7 @@ def test_samples_and_steps_in_one_dimension() -> None:
         lambda: Watched(Flat()), torch.randn(3, 7, 4, generator=torch.Generator().manual_seed(1)), dim=1
     )
     assert_alike(one, other)
-    assert seen(3)[0] == [(3, 2, 4), (3, 2, 4), (3, 3, 4)]
+    assert SEEN == [(3, 2, 4), (3, 2, 4), (3, 3, 4)]
 
 
 class Structured(nn.Module):
@@ -207,10 +224,18 @@ class Contrast(nn.Module):
         return F.cross_entropy(codes @ codes.t(), torch.arange(len(x)))
 
 
-def test_a_model_whose_rows_mix_is_computed_whole_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+class Sorted(Contrast):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x).sort(0).values
+
+
+def test_a_model_whose_rows_mix_and_what_is_computed_whole_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     one, other, _ = beside(Contrast, X)
     assert_alike(one, other)
-    assert "Contrast at test_dp.py" in capsys.readouterr().err
+    capsys.readouterr()
+    one, other, _ = beside(Sorted, X)
+    assert_alike(one, other)
+    assert "Sorted at test_dp.py" in capsys.readouterr().err
 
 
 def test_fewer_samples_than_devices() -> None:
@@ -248,7 +273,8 @@ def test_the_loss_next_to_the_model() -> None:
     y = torch.arange(7) % 2
 
     def cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
-        SEEN.put((tuple(scores.shape), threading.current_thread().name))
+        if isinstance(scores, BatchTensor):
+            SEEN[:] = [tuple(share.to_local().shape) for share in scores._shares]
         return F.cross_entropy(scores, targets, reduction="none")
 
     found = []
@@ -258,7 +284,7 @@ def test_the_loss_next_to_the_model() -> None:
             losses = run.loss(model, cross_entropy)(X, y)
             losses.mean().backward()
             found.append((losses, [p.grad for p in model.parameters()]))
-            rows, _ = seen(3)
+            rows = list(SEEN)
             with pytest.raises(duoka.OptionError, match="reduction='none'"):
                 run.loss(model, F.cross_entropy)(X, y)
     assert_alike(*found)
@@ -279,7 +305,7 @@ def test_the_loss_next_to_the_model_on_ranks() -> None:
         assert found == pytest.approx(expected, rel=1e-4)
 
 
-# --- what goes wrong
+# --- what a model may do at a later call, or beside its output
 
 
 class Odd(nn.Module):
@@ -288,53 +314,65 @@ class Odd(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.one, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
-        self.then: Callable[[Odd, Tensor], Tensor] = lambda model, x: model.norm(x)
+        self.then: Callable[[Odd, Tensor], Any] = lambda model, x: model.norm(x)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.then(self, self.one(x))
 
 
-def raising(model: Odd, x: Tensor) -> Tensor:
-    if len(x) == 3:
-        raise ValueError("nothing in it")
-    return model.norm(x)  # type: ignore[no-any-return]
+def keeping(model: Odd, x: Tensor) -> Tensor:
+    model.kept = x.mean()
+    model.seen = getattr(model, "seen", 0) + len(x)
+    return x * model.kept * model.seen
 
 
-def leaving(model: Odd, x: Tensor) -> Tensor:
-    model.kept = x.mean().item()
-    return x
+LATER: dict[str, Callable[[Odd, Tensor], Any]] = {
+    "without the norm": lambda model, x: x,
+    "by the number of rows": lambda model, x: model.norm(x) if len(x) == 7 else x,
+    "by a value": lambda model, x: model.norm(x) if x.sum() > 0 else x * 2,
+    "draws": lambda model, x: x + torch.rand(len(x), 1),
+    "numpy's and python's draws": lambda model, x: x + random.random() * np.random.rand(),
+    "kept and counted": keeping,
+    "another number of outputs": lambda model, x: (x, x),
+    "reentrant": lambda model, x: checkpoint(model.norm, x, use_reentrant=True),
+    "mean of all": lambda model, x: x - x.mean(0),
+    "loss": lambda model, x: x.square().mean(),
+    "number": lambda model, x: (x, x.sum().item()),
+}
 
 
-@pytest.mark.parametrize(
-    ("then", "error", "text"),
-    [
-        (raising, ValueError, "nothing in it"),
-        (lambda model, x: model.norm(x) if len(x) == 2 else x, duoka.Refused, "gone different ways"),
-        (lambda model, x: x + torch.rand(len(x), 1), duoka.Refused, "draws random numbers"),
-        (lambda model, x: x + random.random(), duoka.Refused, "draws random numbers"),
-        (leaving, duoka.Refused, r"Odd\.kept is set"),
-        (lambda model, x: (x, x), duoka.Refused, "number of outputs"),
-        (lambda model, x: checkpoint(model.norm, x, use_reentrant=True), duoka.Refused, "use_reentrant"),
-    ],
-    ids=["raises", "other ways", "draws", "python's draws", "leaves", "outputs", "reentrant"],
-)
-def test_copies_that_do_what_they_should_not(then: Any, error: type[Exception], text: str) -> None:
+@pytest.mark.parametrize("then", LATER.values(), ids=LATER)
+def test_a_later_call_does_something_else(then: Any) -> None:
+    found = []
+    for options in ({}, {"strategy": "dp", "devices": 3}):
+        with duoka.start(seed=0) as run:
+            random.seed(0)
+            np.random.seed(0)
+            model = run.model(Odd(), **options)
+            first = [model(X) for _ in range(2)]
+            model.then = then
+            out = [model(X + step) for step in range(2)]
+            leaves = [leaf for leaf in torch.utils._pytree.tree_leaves((first, out)) if isinstance(leaf, Tensor)]
+            sum(leaf.double().sin().sum() for leaf in leaves).backward()  # type: ignore[union-attr]
+            model.then = lambda model, x: model.norm(x)
+            last = model(X)
+            grads = [p.grad for p in model.parameters()]
+            found.append([first, out, last, grads, list(model.buffers()), torch.rand(1), random.random()])
+    assert_alike(*found)
+
+
+def test_an_error_of_the_model_is_the_script_s_and_on_it_goes() -> None:
+    def raising(model: Odd, x: Tensor) -> Tensor:
+        raise ValueError(f"nothing in {len(x)} rows")
+
     with duoka.start(seed=0) as run:
         model = run.model(Odd(), strategy="dp", devices=3)
-        for _ in range(2):
-            model(X)
-        model.then = then
-        with pytest.raises(error, match=text):
+        model(X)
+        model.then = raising
+        with pytest.raises(ValueError, match="nothing in 7 rows"):
             model(X)
         model.then = lambda model, x: model.norm(x)
-        assert model(X).shape == X.shape  # and on it goes
-
-
-def test_a_copy_that_does_not_come_is_waited_for_in_vain() -> None:
-    from duoka.strategies.meeting import Meeting
-
-    with pytest.raises(threading.BrokenBarrierError):
-        Meeting(2, 0.05).exchange(0, "a BatchNorm", 1)
+        assert model(X).shape == X.shape
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import duoka
-from duoka.errors import OptionError, Refused
+from duoka.errors import OptionError
 from duoka.strategies.exact import Exact
 from duoka.view.alone import OneRank
 from tests.run.ranks import on_ranks
@@ -79,32 +79,33 @@ def test_new_memory_and_new_parameters() -> None:
         torch.testing.assert_close(torch.tensor(grad), parameter.grad)
 
 
-def test_a_parameter_used_past_torchs_functions_is_refused() -> None:
+def test_a_function_of_the_script_s_own_is_computed_whole() -> None:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+            ctx.save_for_backward(x, w)
+            return x * w
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            x, w = ctx.saved_tensors
+            return grads[0] * w, (grads[0] * x).sum(0)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Scaled.apply(x, self.weight)  # type: ignore[no-any-return]
+
     def work(run: duoka.Run) -> Any:
-        class Library(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-                return x * w
-
-            @staticmethod
-            def backward(ctx: Any, *grads: Tensor) -> Any:
-                return grads[0], grads[0].sum(0)
-
-        Library.__module__ = "torch.of_somebody"
-
-        class Net(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.weight = nn.Parameter(torch.ones(3))
-
-            def forward(self, x: Tensor) -> Tensor:
-                return Library.apply(x, self.weight)  # type: ignore[no-any-return]
-
         model = run.model(Net())
         model(run.batch(torch.arange(15.0).view(5, 3))).sum().backward()
+        return model.weight.grad.tolist()
 
-    with pytest.raises(Refused, match="in a way that duoka does not see"):
-        on_ranks(1, exactly(work))
+    for ranks in (1, 2):
+        assert on_ranks(ranks, exactly(work)) == [[30.0, 35.0, 40.0]] * ranks
 
 
 def test_models_that_are_not_alike_for_all_samples() -> None:

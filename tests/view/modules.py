@@ -1,4 +1,4 @@
-"""Module calls of several ranks that are threads: each has a boundary of its own."""
+"""Module calls of several ranks that are threads: each sees its own."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from duoka.view.batch import BatchTensor
-from duoka.view.boundary import Boundary
+from duoka.view.calls import ModuleCalls
 from duoka.view.view import View
 from tests.view.ranks import in_turns, shared, whole_of
 
 Run = Callable[..., Any]
 
-HERE = threading.local()  # boundary: this thread's; seen: what `look` was shown
+HERE = threading.local()  # calls: this thread's; seen: what its outermost module calls did
 _call: Any = nn.Module.__call__
 
 
@@ -29,31 +28,34 @@ class Part(nn.Module):
 
 
 def _called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    boundary = getattr(HERE, "boundary", None)
-    if boundary is None:
+    calls = getattr(HERE, "calls", None)
+    if calls is None:
         return _call(self, *args, **kwargs)
-    return boundary.call(_call, self, args, kwargs)
+    if not calls.is_outermost:
+        return calls.call(_call, self, args, kwargs)
+    view = calls.view
+    met, whole = view.met, view.gathered.total()
+    try:
+        return calls.call(_call, self, args, kwargs)
+    finally:
+        HERE.seen.append("whole" if view.gathered.total() > whole else "met" if view.met > met else "apart")
 
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Module calls go through the boundary of the rank that makes them."""
+    """Module calls go through the `ModuleCalls` of the rank that makes them."""
     monkeypatch.setattr(nn.Module, "__call__", _called)
     yield
     torch.compiler.set_stance("default")  # the process's, which ranks that are threads put back in any order
     HERE.__dict__.clear()
 
 
-def look(x: Tensor) -> None:
-    """Note what a forward pass is given: "batch", or how many rows; not while it is being learned."""
-    boundary = getattr(HERE, "boundary", None)
-    inside = boundary and boundary.inside
-    if boundary is not None and not (inside and (inside.learning or inside.recomputing)):
-        HERE.seen.append("batch" if isinstance(x, BatchTensor) else x.shape[0])
+def seen() -> list[str]:
+    """What the outermost module calls of this rank did.
 
-
-def seen() -> list[Any]:
-    """What `look` was shown on this rank."""
+    "apart": each computed its own rows, and met nobody; "met": the ranks met, or drew random numbers; "whole":
+    something was computed whole.
+    """
     return HERE.seen  # type: ignore[no-any-return]
 
 
@@ -74,21 +76,21 @@ def on_this_rank(
 ) -> tuple[Any, list[Any], Any]:
     """The same on one of several ranks: gradients are averaged, as a strategy would."""
     model = build()
-    HERE.boundary, HERE.seen = Boundary(view), []
+    HERE.calls, HERE.seen = ModuleCalls(view), []
     try:
         copies = [value.clone() if type(value) is Tensor else value for value in data]
         found = run(model, *copies)
     finally:
-        HERE.boundary = None
+        HERE.calls = None
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad = view.ranks.all_reduce(parameter.grad) / view.ranks.world_size
     return found, gradients(model), drawn()
 
 
-def boundary() -> Boundary | None:
+def calls() -> ModuleCalls | None:
     """This rank's; None on one device."""
-    return getattr(HERE, "boundary", None)
+    return getattr(HERE, "calls", None)
 
 
 def gradients(model: nn.Module) -> list[Any]:
@@ -100,12 +102,6 @@ def drawn() -> tuple[float, float, float]:
     return torch.rand(()).item(), random.random(), float(np.random.rand())
 
 
-def again() -> Any:
-    """Around a backward pass: activations may be computed anew."""
-    here = boundary()
-    return here.recomputing() if here is not None else torch.enable_grad()
-
-
 class Net(Part):
     """A layer, and what comes then."""
 
@@ -115,7 +111,6 @@ class Net(Part):
         self.then = then
 
     def forward(self, x: Tensor, *more: Any, **named: Any) -> Any:
-        look(x)
         return self.then(self, self.first(x), *more, **named)
 
 
@@ -131,8 +126,7 @@ def scalar(out: Any) -> Tensor:
 
 def plainly(model: Any, *batch: Any, **named: Any) -> Any:
     out = model(*batch, **named)
-    with again():
-        scalar(out).backward()
+    scalar(out).backward()
     return out
 
 
@@ -153,14 +147,14 @@ def same(expected: Any, found: Any) -> None:
 
 def check(
     build: Callable[[], nn.Module], run: Run, data: Any, world_size: int = 2, rows: tuple[int, ...] = (0,)
-) -> list[list[Any]]:
-    """The run gives on each rank what it gives on one device; returns what `look` saw there.
+) -> list[list[str]]:
+    """The run gives on each rank what it gives on one device; returns what was `seen` there.
 
     rows: which of `data` are batches; the others are plain.
     """
     expected, grads, states = on_one_device(build, run, data)
 
-    def on_rank(view: View) -> list[Any]:
+    def on_rank(view: View) -> list[str]:
         batch = [shared(view, value) if index in rows else value for index, value in enumerate(data)]
         found, found_grads, found_states = on_this_rank(view, build, run, batch)
         same(expected, tree_map(whole_of, found))
@@ -173,7 +167,3 @@ def check(
 
 def normal(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
-def local(n: int, world_size: int) -> list[list[Any]]:
-    return [[n * (rank + 1) // world_size - n * rank // world_size] for rank in range(world_size)]

@@ -72,6 +72,7 @@ class ThreadRanks(Collectives):
     def _exchange(self, value: Any) -> list[Any]:
         if self.alone:
             raise Alone
+        self.begun += 1
         return self.table.exchange(self.rank, value)
 
     def _meet(self, name: str, tensor: Tensor) -> list[Tensor]:

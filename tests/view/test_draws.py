@@ -62,7 +62,7 @@ OF_A_TENSOR: dict[str, Draw] = {
     ),
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.3),
 }
-# These make a tensor of the batch's size: of rows inside of a boundary, of the whole batch outside.
+# These make a tensor of the batch's size, which every rank has whole.
 OF_A_SIZE: dict[str, Draw] = {
     "rand": lambda x: x * torch.rand(x.shape),
     "randn": lambda x: x + torch.randn(x.shape[0], 1, 6),
@@ -81,7 +81,7 @@ cuts = st.integers(2, 4).flatmap(lambda size: st.tuples(st.integers(size, 11), s
 @pytest.mark.parametrize("name", OF_A_TENSOR | OF_A_SIZE)
 @settings(max_examples=6)
 @given(cut=cuts, seed=st.integers(0, 99))
-def test_outside_of_a_boundary(name: str, cut: tuple[int, int], seed: int) -> None:
+def test_outside_of_a_module(name: str, cut: tuple[int, int], seed: int) -> None:
     draw = OF_A_TENSOR.get(name) or OF_A_SIZE[name]
     whole = normal(cut[0], 4, 6)
     torch.manual_seed(seed)
@@ -103,7 +103,7 @@ del INSIDE["dropout of bfloat16"]  # gradients of so few bits are not the same i
 
 @pytest.mark.parametrize("name", INSIDE)
 @pytest.mark.parametrize(("sizes", "world_size"), [((8, 5, 2), 2), ((7, 3), 3)])
-def test_inside_of_a_boundary(watched: None, name: str, sizes: tuple[int, ...], world_size: int) -> None:
+def test_inside_of_a_module(watched: None, name: str, sizes: tuple[int, ...], world_size: int) -> None:
     """Batches of several sizes: in the last a rank has one row."""
 
     def then(m: Any, x: Tensor) -> Tensor:

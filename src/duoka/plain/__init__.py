@@ -1,13 +1,13 @@
 """Running a script that knows nothing of several devices: one interception per file, all of them listed here.
 
-modules     module calls and their hooks                -> view/boundary.py
+modules     module calls                                -> view/calls.py
 norm        BatchNorm                                   -> view/norm.py
 autograd    backward passes, torch.autograd.grad        -> strategies
 loaders     DataLoader iterators                        -> data/shared.py
 transforms  torch.compile, vmap, cond, torch.func        -> view/batch.py
 optimizers  what optimizers update is kept in step      -> strategies
 parallel    nn.DataParallel passes through
-reads       values of tensors, read into Python        -> view/boundary.py
+printing    tensors that are printed with their backward function
 saving      torch.save: once
 files       writing, making and looking for files: once
 openings    files that are opened past `open`: once
@@ -47,7 +47,7 @@ from duoka.plain import (
     openings,
     optimizers,
     parallel,
-    reads,
+    printing,
     saving,
     transforms,
 )
@@ -58,7 +58,7 @@ from duoka.plain.session import Session
 from duoka.plan import Plan
 from duoka.private.lookup import untested
 from duoka.strategies import create
-from duoka.view.boundary import Boundary
+from duoka.view.calls import ModuleCalls
 from duoka.view.collectives import Collectives, ProcessCollectives, Seat
 from duoka.view.determinism import be_deterministic
 from duoka.view.draws import OwnStream
@@ -76,7 +76,7 @@ INTERCEPTIONS = (
     loaders,
     optimizers,
     parallel,
-    reads,
+    printing,
     saving,
     files,
     openings,
@@ -112,16 +112,14 @@ def run_plain(
         be_deterministic()
     strategy = create(plan.strategy, ranks, shares=plan.shares)
     view = strategy.view(ranks, say)
+    if plan.randomness == "worker":
+        view.own_stream = OwnStream(int.from_bytes(chance.shared(7), "little") + ranks.rank)
     for line in untested(torch.__version__):
         say(line)
-    own_stream = (
-        OwnStream(int.from_bytes(chance.shared(7), "little") + ranks.rank) if plan.randomness == "worker" else None
-    )
-    boundary = Boundary(view, own_stream, whole_norm=plan.batch_norm == "whole")
     patches = Patches()
     caller = Caller(patches, ranks)
     chance.by_itself = caller.is_by_itself
-    session = Session(plan, ranks, view, boundary, strategy, patches, caller, chance, say)
+    session = Session(plan, ranks, view, ModuleCalls(view), strategy, patches, caller, chance, say)
     for interception in INTERCEPTIONS:
         interception.install(session)
     try:
@@ -141,6 +139,5 @@ def _finish(view: View, verbose: bool) -> None:
     if view.refusal is not None:
         raise Refused(f"the script caught this, and went on: {view.refusal}") from view.refusal
     warning = view.gathered.warning()
-    opened = [f"opened: {module} at {line}, as {reason}" for (module, line), reason in view.opened.items()]
-    for line in (*opened[:SHOWN], *view.gathered.lines()[:SHOWN]) if verbose else filter(None, [warning]):
+    for line in view.gathered.lines()[:SHOWN] if verbose else filter(None, [warning]):
         view.say(line)

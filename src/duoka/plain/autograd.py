@@ -29,7 +29,7 @@ def install(session: Session) -> None:
                 inputs = [kwargs["inputs"]] if isinstance(kwargs["inputs"], Tensor) else kwargs["inputs"]
                 kwargs["inputs"] = [use for leaf in inputs for use in uses(leaf, session.view)]
             try:
-                with session.strategy.backward(user_line()), session.boundary.recomputing():
+                with session.strategy.backward(user_line()):
                     return original(*args, **kwargs)
             except Exception as error:
                 session.view.raised(error)
@@ -41,17 +41,14 @@ def install(session: Session) -> None:
         def grad(*args: Any, **kwargs: Any) -> Any:
             how = dict(zip(_NAMES, args, strict=False)) | kwargs
             outputs, inputs = how.pop("outputs"), how.pop("inputs")
-            inside = session.boundary.inside
-            # The rule for batches sees to it, or these are rows, or what torch.func is given, which is whole.
-            as_it_is = batches_in((outputs, inputs)) or (inside is not None and not inside.recomputing)
-            with session.boundary.recomputing():
-                if as_it_is or transform_level() is not None:
-                    return original(*args, **kwargs)
-                if isinstance(inputs, dict):
-                    found = whole_gradients(original, outputs, list(inputs.values()), session.view, **how)
-                    return dict(zip(inputs, found, strict=True))
-                inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-                return whole_gradients(original, outputs, inputs, session.view, **how)
+            # The rule for batches sees to these; what torch.func is given is whole.
+            if batches_in((outputs, inputs)) or transform_level() is not None:
+                return original(*args, **kwargs)
+            if isinstance(inputs, dict):
+                found = whole_gradients(original, outputs, list(inputs.values()), session.view, **how)
+                return dict(zip(inputs, found, strict=True))
+            inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+            return whole_gradients(original, outputs, inputs, session.view, **how)
 
         return grad
 

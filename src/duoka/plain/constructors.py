@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from duoka.plain.session import Session
 from duoka.private.torch import backward_engine, note_constructors
-from duoka.view.batch import BatchTensor, batches_in, compute_whole, gather_all
+from duoka.view.batch import BatchTensor, batches_in, gather_all
 from duoka.view.rules.lookup import argument
+from duoka.view.whole import compute_whole
 
 
 def install(session: Session) -> None:
@@ -33,13 +34,11 @@ def install(session: Session) -> None:
     def make_apply(original: Any) -> Any:
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             bound = original.__get__(None, cls)
-            if any(isinstance(value, BatchTensor) for value in args):
-                return compute_whole(bound, args, kwargs)
-            inside = session.boundary.inside
-            if inside is not None and inside.learning is not None and is_users_function(cls):
-                # What it makes of a gradient may not be the same for each row.
-                inside.learning.mixes(f"applies {cls.__name__}, a Function of the script's own")
-            return bound(*args, **kwargs)
+            if not any(isinstance(value, BatchTensor) for value in args):
+                return bound(*args, **kwargs)
+            if cls.__module__.startswith(_KEEPING_ROWS):
+                return _of_rows(bound, args)
+            return compute_whole(bound, args, kwargs)
 
         return classmethod(apply)
 
@@ -61,9 +60,17 @@ def install(session: Session) -> None:
     session.patches.put(nn.Parameter, "__new__", _parameter)
 
 
-def is_users_function(cls: type) -> bool:
-    """Whether an autograd Function is neither torch's nor duoka's."""
-    return not cls.__module__.startswith(("torch.", "duoka."))
+_KEEPING_ROWS = "torch.distributed.fsdp"  # Functions that give the tensors that they are given
+
+
+def _of_rows(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Apply a Function that gives each tensor as it is: to own rows."""
+    out = function(*(value._local if isinstance(value, BatchTensor) else value for value in args))
+    given = [value for value in args if isinstance(value, Tensor)]
+    return tuple(
+        BatchTensor(rows, was._spec) if isinstance(was, BatchTensor) else rows
+        for rows, was in zip(out, given, strict=True)
+    )
 
 
 class _IsTensor(type):

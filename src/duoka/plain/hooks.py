@@ -1,4 +1,8 @@
-"""Hooks on parameters: they see the whole batch's gradient, as on one device."""
+"""Hooks on tensors that every rank holds whole: they see the whole batch's gradient, as on one device.
+
+On its way back a rank's gradient of such a tensor is its own, of which the mean over ranks is the true one
+(view/crossings.py); before a hook sees it, that mean is taken.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +13,31 @@ from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.plain.session import Session
+from duoka.view.batch import BatchTensor
 from duoka.view.parts import is_scripts_own
 from duoka.view.site import user_line
 
 
 def install(session: Session) -> None:
-    """Intercept `Tensor.register_hook` and refuse `register_post_accumulate_grad_hook`."""
+    """Intercept `Tensor.register_hook`, `retain_grad`, and refuse `register_post_accumulate_grad_hook`."""
+    torchs_register = Tensor.register_hook
 
     def make_register(original: Callable[..., Any]) -> Callable[..., Any]:
         def register_hook(self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
-            if not self.is_leaf:
-                inside = session.boundary.inside if is_scripts_own(hook) else None
-                if inside is not None and inside.cut is not None:
-                    raise Refused(
-                        f"{user_line()} registers a hook on a tensor inside of a model, which would see this rank's "
-                        "part of a gradient only; run this script on one device"
-                    )
-                return original(self, hook)
-
-            return session.strategy.register_hook(self, hook, original)
+            if not isinstance(self, BatchTensor) and (self.is_leaf or is_scripts_own(hook)):
+                return session.strategy.register_hook(self, hook, original)
+            return original(self, hook)
 
         return register_hook
+
+    def make_retain(original: Callable[..., Any]) -> Callable[..., Any]:
+        def retain_grad(self: Tensor) -> None:
+            plain = not isinstance(self, BatchTensor)
+            if plain and self.requires_grad and not self.is_leaf and not self.retains_grad:
+                session.strategy.register_hook(self, lambda _: None, torchs_register)
+            original(self)
+
+        return retain_grad
 
     def make_refuse(original: Callable[..., Any]) -> Callable[..., NoReturn]:
         def register_post_accumulate_grad_hook(self: Tensor, hook: Callable[[Tensor], None]) -> NoReturn:
@@ -41,4 +49,5 @@ def install(session: Session) -> None:
         return register_post_accumulate_grad_hook
 
     session.patches.replace(Tensor, "register_hook", make_register)
+    session.patches.replace(Tensor, "retain_grad", make_retain)
     session.patches.replace(Tensor, "register_post_accumulate_grad_hook", make_refuse)

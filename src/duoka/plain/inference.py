@@ -14,7 +14,7 @@ def install(session: Session) -> None:
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def take(self: Alone) -> Any:
-            with session.boundary.computed_whole():
+            with session.calls.computed_whole():
                 return original(self)
 
         return take

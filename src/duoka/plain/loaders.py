@@ -20,7 +20,7 @@ def install(session: Session) -> None:
     @contextmanager
     def by_itself() -> Iterator[None]:
         """While a rank reads rows that the others do not: its seeds, files and models are its own."""
-        with session.patches.aside(), session.boundary.computed_whole():
+        with session.patches.aside(), session.calls.computed_whole():
             yield
 
     readers: WeakKeyDictionary[DataLoader[Any], Reader] = WeakKeyDictionary()

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.errors import Refused
 from duoka.plain.session import Session
 from duoka.private.torch import FRAMES_UP
 from duoka.view.batch import BatchTensor, join
-from duoka.view.cut import Cut
 from duoka.view.norm import Normalising, in_training, whole_batch_norm
 
 
@@ -25,15 +23,13 @@ def install(session: Session) -> None:
         def script(*args: Any, **kwargs: Any) -> Any:
             if original.__name__ == "script":  # it looks for names in its caller's frame, which is one further up
                 kwargs[FRAMES_UP] = kwargs.get(FRAMES_UP, 0) + 1
-            with session.patches.functions_put_back(), session.boundary.computed_whole():
+            with session.patches.functions_put_back(), session.calls.computed_whole():
                 return original(*args, **kwargs)
 
         return script
 
-    if session.plan.batch_norm == "whole":
-        session.patches.replace(
-            F, "batch_norm", lambda original: in_training(original, partial(_whole_batch, session))
-        )
+    of_batch = partial(_whole_batch if session.plan.batch_norm == "whole" else _each_share, session)
+    session.patches.replace(F, "batch_norm", lambda original: in_training(original, of_batch))
     for name in ("script", "trace"):
         session.patches.replace(torch.jit, name, make_script)
 
@@ -41,38 +37,40 @@ def install(session: Session) -> None:
 def _whole_batch(session: Session, call: Normalising) -> Tensor | None:
     """With the whole batch's statistics; None where all of its rows are here."""
     own, given = session.view.own, call.rows
-    found = _rows_of(given, session)
-    if found is None:
-        return None
-    rows, cut = found
-    counts = _counts(cut.sizes, rows[0].numel() // rows[0].shape[1] // cut.rows, rows[0].device)
     if not isinstance(given, BatchTensor):
-        return whole_batch_norm(call, rows, [call.weight], [call.bias], counts, own)[0]
+        cut = session.calls.local
+        if cut is None or not isinstance(given, Tensor):
+            return None
+        counts = _counts(cut.sizes, given.numel() // given.shape[1] // cut.rows, given.device)
+        return whole_batch_norm(call, [given], [call.weight], [call.bias], counts, own)[0]
+    if given._spec.dim != 0:
+        return None
+    rows = [share._local for share in given._shares]
+    cut = given._spec.cut
+    counts = _counts(cut.sizes, rows[0].numel() // rows[0].shape[1] // cut.rows, rows[0].device)
     weights, biases = (_entered(value, session) for value in (call.weight, call.bias))
     out = whole_batch_norm(call, rows, weights, biases, counts, own)
     return join([BatchTensor(part, share._spec) for part, share in zip(out, given._shares, strict=True)])
+
+
+def _each_share(session: Session, call: Normalising) -> Tensor | None:
+    """With the statistics of each share's rows; the running ones follow this rank's first."""
+    given = call.rows
+    if not isinstance(given, BatchTensor) or given._spec.dim != 0:
+        return None
+    weights, biases = (_entered(value, session) for value in (call.weight, call.bias))
+    out = []
+    for place, share in enumerate(given._shares):
+        mean, var = (None, None) if place else (call.running_mean, call.running_var)
+        rows = F.batch_norm(share._local, mean, var, weights[place], biases[place], True, call.momentum, call.eps)
+        out.append(BatchTensor(rows, share._spec))
+    return join(out)
 
 
 def _entered(value: Tensor | None, session: Session) -> list[Tensor | None]:
     """What stands for a parameter in each of the own shares."""
     own = session.view.own
     return own.each(lambda place: None if value is None else own.views[place].enter(value))
-
-
-def _rows_of(values: Tensor, session: Session) -> tuple[list[Tensor], Cut] | None:
-    """This rank's rows and their cut, inside of a boundary or of a batch tensor; None where all rows are here."""
-    if isinstance(values, BatchTensor):
-        spec = values._spec
-        return ([share._local for share in values._shares], spec.cut) if (spec.dim, spec.outer) == (0, 1) else None
-    inside = session.boundary.inside
-    if inside is None or inside.cut is None:
-        return None
-    if session.view.own.exact:
-        raise Refused(
-            "BatchNorm is called inside of a model as it was not at first, where shares cannot meet; run this script "
-            "without --strategy exact"
-        )
-    return [values], inside.cut
 
 
 @lru_cache(maxsize=256)

@@ -8,6 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from duoka.plain.session import Session
+from duoka.view.batch import BatchTensor
 
 
 def install(session: Session) -> None:
@@ -17,7 +18,8 @@ def install(session: Session) -> None:
         def add_param_group(self: Optimizer, param_group: dict[str, Any]) -> None:
             original(self, param_group)
             for parameter in self.param_groups[-1]["params"]:
-                session.strategy.adopt(parameter)
+                if not isinstance(parameter, BatchTensor):  # whose gradient is its own rows'
+                    session.strategy.adopt(parameter)
 
         return add_param_group
 

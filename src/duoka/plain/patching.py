@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -16,14 +17,18 @@ from duoka.view.batch import BatchTensor
 from duoka.view.site import is_users
 
 
-class Patches:
-    """What has been replaced, to be put back. Child processes (loader workers) start without any of it.
+class _Here(threading.local):
+    """A thread's own switches: another may read ahead while it computes."""
 
-    active: whether calls are shared with the other ranks. by_itself: whether this rank does what the others do not.
-    """
+    aside = False
+
+
+class Patches:
+    """What has been replaced, to be put back. Child processes (loader workers) start without any of it."""
 
     def __init__(self) -> None:
-        self.active, self.by_itself = True, False
+        self._installed = True
+        self._here = _Here()
         self._undo: list[tuple[Any, str, Any]] = []
         self._hooks: list[RemovableHandle] = []
         os.register_at_fork(after_in_child=self.undo)
@@ -77,19 +82,28 @@ class Patches:
         """What torch calls for all modules, to be taken out again."""
         self._hooks.append(handle)
 
+    @property
+    def active(self) -> bool:
+        """Whether this is a run, and its thread is not `aside`."""
+        return self._installed and not self._here.aside
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether this thread is `aside`."""
+        return self._here.aside
+
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Meanwhile this rank does what the others do not: nothing is shared with them, nothing waits for them."""
-        before = self.active, self.by_itself
-        self.active, self.by_itself = False, True
+        before, self._here.aside = self._here.aside, True
         try:
             yield
         finally:
-            self.active, self.by_itself = before
+            self._here.aside = before
 
     def undo(self) -> None:
         """Put the originals back."""
-        self.active = False
+        self._installed = False
         while self._undo:
             space, name, original = self._undo.pop()
             setattr(space, name, original)

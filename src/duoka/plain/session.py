@@ -11,7 +11,7 @@ from duoka.plain.caller import Caller
 from duoka.plain.chance import Chance
 from duoka.plain.patching import Patches
 from duoka.strategies import Strategy
-from duoka.view.boundary import Boundary
+from duoka.view.calls import ModuleCalls
 from duoka.view.collectives import Collectives
 from duoka.view.view import View
 
@@ -35,7 +35,7 @@ class Session:
     plan: Settings
     ranks: Collectives
     view: View
-    boundary: Boundary
+    calls: ModuleCalls
     strategy: Strategy
     patches: Patches
     caller: Caller

@@ -11,21 +11,22 @@ import torch.func
 from torch import nn
 
 from duoka.plain.session import Session
-from duoka.view.batch import batches_in, compute_whole
+from duoka.view.batch import batches_in
+from duoka.view.whole import compute_whole
 
 TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian")
 APPLIED = ("vjp", "jvp", "linearize")  # take the function and its arguments in one call
 
 
 def install(session: Session) -> None:
-    """What they make of a function is given all rows. A compiled module stays one: the boundary stands around it."""
+    """What they make of a function is given all rows. A compiled module stays one (view/compiled.py)."""
 
     def of_all_rows(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
             if not batches_in((args, kwargs)):
                 return function(*args, **kwargs)
-            with session.boundary.computed_whole():
+            with session.calls.computed_whole():
                 return compute_whole(function, args, kwargs)
 
         return called

@@ -25,8 +25,6 @@ from duoka.private.lookup import numbers, parts_of
 with parts_of("torch", torch.__version__):
     from torch import _utils, _weights_only_unpickler
     from torch.distributed import distributed_c10d as _c10d
-    from torch.nn.modules import batchnorm as _batchnorm
-    from torch.nn.parallel import _functions
     from torch.utils import _device, _python_dispatch, _pytree
     from torch.utils.data._utils import pin_memory as _pin_memory
     from torch.utils.data._utils import signal_handling as _loader_deaths
@@ -37,17 +35,10 @@ with parts_of("torch", torch.__version__):
     tree_flatten = _pytree.tree_flatten
     tree_flatten_with_path = _pytree.tree_flatten_with_path
     tree_leaves = _pytree.tree_leaves
-    tree_map = _pytree.tree_map
     tree_map_only = _pytree.tree_map_only
     tree_unflatten = _pytree.tree_unflatten
     # Every operator that a call comes to. Public: this class, which torch's notes name in this place.
     TorchDispatchMode = _python_dispatch.TorchDispatchMode
-    # What such a class does itself is not seen by others. Public: none.
-    without_dispatch_modes = _python_dispatch._disable_current_modes
-    # All kinds of BatchNorm, other people's too. Public: BatchNorm1d, 2d, 3d and SyncBatchNorm, one by one.
-    AnyBatchNorm = _batchnorm._BatchNorm
-    # Parameters to several devices in few large transfers, with their gradients back. Public: Tensor.to, one by one.
-    Broadcast = _functions.Broadcast
     # What a loader's worker gives in place of a batch that it failed to make. Public: none.
     ExceptionWrapper = _utils.ExceptionWrapper
     # Batches of every kind to pinned memory. Public: Tensor.pin_memory, of tensors.
@@ -56,6 +47,8 @@ with parts_of("torch", torch.__version__):
     make_wrapper = Tensor._make_wrapper_subclass
     # Within, a subclass is asked as a plain tensor. Public: none for subclasses alone; notes/extending names it.
     AsPlainTensors = torch._C.DisableTorchFunctionSubclass
+    # Within, no subclass and no mode is asked. Public: none; notes/extending names the one above.
+    WithoutTorchFunctions = torch._C.DisableTorchFunction
     # How many TorchDispatchModes are in force. Public: none.
     count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
     # In torch.func's transforms: how deep, or None. Public: none.
@@ -130,11 +123,6 @@ def parameters_in(module: nn.Module) -> dict[str, nn.Parameter | None]:
     return module._parameters
 
 
-def buffers_in(module: nn.Module) -> dict[str, Tensor | None]:
-    """A module's own, with those that are None. Public: named_buffers, without."""
-    return module._buffers
-
-
 def children_in(module: nn.Module) -> dict[str, nn.Module | None]:
     """A module's own, without running its class's code; none if not initialised yet. Public: children()."""
     found: dict[str, nn.Module | None] = module.__dict__.get("_modules", {})
@@ -154,22 +142,6 @@ def is_compiled_call(module: nn.Module) -> bool:
     return getattr(module, COMPILED_CALL) is not None
 
 
-def hooks_on_all_modules() -> list[Any]:
-    """Those of `register_module_forward_hook` and the like. Public: none that lists them."""
-    everywhere = nn.modules.module
-    return [
-        *everywhere._global_forward_hooks.values(),
-        *everywhere._global_forward_pre_hooks.values(),
-        *everywhere._global_backward_hooks.values(),
-    ]
-
-
-def hooks_on(module: nn.Module) -> list[Any]:
-    """A module's own hooks around its call. Public: none that lists them."""
-    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return [hook for hooks in kinds for hook in hooks.values()]
-
-
 def loads_in_its_own_way(module: nn.Module) -> bool:
     """Whether `load_state_dict` does more for this one module than to copy. Public: none that tells."""
     own = type(module)._load_from_state_dict
@@ -180,7 +152,20 @@ def loads_in_its_own_way(module: nn.Module) -> bool:
     return bool(changed or hooks)
 
 
+def sees_nodes(module: nn.Module) -> bool:
+    """Whether hooks of `register_backward_hook`, on nodes of the graph, see its call. Public: none that tells."""
+    everywhere = nn.modules.module
+    on_all = everywhere._global_backward_hooks and not everywhere._global_is_full_backward_hook
+    return bool(on_all or (module._backward_hooks and not module._is_full_backward_hook))
+
+
 # --- autograd and optimizers
+
+
+def backward_of(function: type[torch.autograd.Function]) -> type:
+    """The class of a Function's nodes in the graph. Public: their name."""
+    kind: type = function._backward_cls
+    return kind
 
 
 def around_checkpoints(run: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -294,10 +279,11 @@ def is_compiler_imported() -> bool:
     return "torch._dynamo" in sys.modules
 
 
-def saves_for_backward() -> bool:
-    """Whether hooks for saved tensors may be set. Public: none."""
-    enabled: bool = torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
-    return enabled
+def count_compilations() -> int:
+    """How many graphs have been compiled in this process. Public: none."""
+    import torch._dynamo.utils
+
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def _names_in(code: CodeType) -> set[str]:
@@ -315,8 +301,12 @@ def _try() -> None:
         is_view(tensor),
         schema_of(torch.ops.aten.add.Tensor),
     )
-    parameters_in(module), buffers_in(module), hooks_on(module), hooks_on_all_modules(), is_compiled_call(module)
-    loads_in_its_own_way(module), loaders_have_workers(), saves_for_backward(), all_groups(), getattr(*TAKE_DOWN)
+    (
+        parameters_in(module),
+        sees_nodes(module),
+        is_compiled_call(module),
+    )
+    loads_in_its_own_way(module), loaders_have_workers(), all_groups(), getattr(*TAKE_DOWN)
     for caller, called in (
         (DataLoader.__iter__, GET_ITERATOR),
         (rnn.pad_packed_sequence, PAD_PACKED),

@@ -1,6 +1,6 @@
 """The API: what a script that knows of ranks holds in its hand.
 
-starting   who am I; which interceptions are installed (session, boundary)
+starting   who am I; which interceptions are installed (session, calls)
 run        Run
 models     run.model
 schedule   learning rates, clipping

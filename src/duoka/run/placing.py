@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import nn
-from torch.nn import functional as F
 
 from duoka.errors import MISSING, DeviceError, OptionError
 from duoka.options import one_of
 from duoka.picking import Picked
 from duoka.picking import devices as pick_devices
+from duoka.plain import constructors, modules, norm, transforms
 from duoka.plan import STRATEGIES
-from duoka.private.torch import CHECKPOINT_GENERATOR
+from duoka.run.calls import ApiCalls
 from duoka.run.session import ApiSession
 from duoka.strategies import Dp
 from duoka.view.parts import is_compiled
+from duoka.view.view import View
 
 Devices = int | str | Sequence[int | str | torch.device]
 
@@ -128,12 +129,14 @@ class Placing:
     def _dp(self) -> Dp:
         """The strategy, and what it has to see of torch, from the first model on that wants it."""
         if self._made is None:
-            session, checkpoints = self._session, cast(Any, torch.utils.checkpoint)
-            self._made = dp = Dp(self._timeout, session.plan.batch_norm == "whole", session.say)
-            session.patches.replace(F, "batch_norm", dp.batch_norm)
-            session.patches.replace(*CHECKPOINT_GENERATOR, dp.checkpoint)
-            session.patches.replace(checkpoints.CheckpointFunction, "apply", dp.reentrant_checkpoint)
+            self._made = Dp(self._install, self._session.say)
         return self._made
+
+    def _install(self, view: View) -> None:
+        """Intercept what a forward pass may do with the batches of these devices."""
+        session = replace(self._session, view=view, calls=ApiCalls(view, self._session.calls.local_stream))
+        for interception in (modules, norm, constructors, transforms):
+            interception.install(session)
 
 
 class WithLoss(nn.Module):

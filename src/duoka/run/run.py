@@ -193,7 +193,7 @@ class Run:
             raise OptionError("view", view, "'global' with strategy='exact'", "it cuts a rank's rows into shares")
 
         def on_share(cut: Cut | None) -> None:
-            session.boundary.own_rows = cut
+            session.calls.own_rows = cut
 
         return make_loader(
             data,
@@ -203,7 +203,7 @@ class Run:
             session.plan.loading,
             on_share,
             session.strategy.held,
-            session.boundary.computed_whole,
+            session.calls.computed_whole,
             shuffle=shuffle,
             accumulate=accumulate,
             micro_batch=micro_batch,

@@ -21,9 +21,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import Refused
 from duoka.private.torch import FLAT_WEIGHTS, parameters_in, tree_map_only
+from duoka.view.batch import BatchTensor
 from duoka.view.contents import Contents
+from duoka.view.graph import graph, node_of
 from duoka.view.site import user_line
-from duoka.view.witness import graph
 
 _when_computed = Tensor.register_hook  # scripts on several ranks are given another one
 
@@ -158,6 +159,8 @@ def _no_scale() -> None:
 
 def _times(tensor: Tensor, factor: float) -> Tensor:
     """The same tensor; its gradient is multiplied on its way back."""
+    if isinstance(tensor, BatchTensor):
+        return BatchTensor(_times(tensor._local, factor), tensor._spec)
     same = tensor.view_as(tensor)
     _when_computed(same, lambda gradient: _Times.apply(gradient, factor))
     return same
@@ -199,7 +202,7 @@ def _in_place(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
 
 def _check_ways(outputs: list[Any], entries: list[Tensor], module: nn.Module) -> None:
     """See that whatever the outputs were computed from came in by the entries."""
-    ends = [torch.autograd.graph.get_gradient_edge(entry).node for entry in entries]
+    ends = [node_of(entry) for entry in entries]
     for node in graph(outputs, ends):
         name = node.name()
         if "CheckpointFunction" in name:

@@ -18,7 +18,7 @@ from duoka.plain.patching import Patches
 from duoka.plain.session import Session
 from duoka.private.lookup import untested
 from duoka.run import weights
-from duoka.run.boundary import ApiBoundary
+from duoka.run.calls import ApiCalls
 from duoka.run.reached import Passes
 from duoka.strategies import create
 from duoka.view.collectives import Collectives
@@ -48,7 +48,7 @@ class ApiSession(Session):
     """The session of a script that knows of ranks."""
 
     plan: Settings
-    boundary: ApiBoundary
+    calls: ApiCalls
     passes: Passes
 
 
@@ -90,16 +90,17 @@ def open_session(ranks: Collectives, settings: Settings, entropy: int, say: Call
     for line in untested(torch.__version__):
         say(line)
     own_stream = OwnStream(entropy + ranks.rank)
-    boundary = ApiBoundary(view, own_stream, settings.randomness == "whole", settings.batch_norm == "whole")
+    view.own_stream = own_stream if settings.randomness == "worker" else None
+    calls = ApiCalls(view, own_stream)
     patches = Patches()
     passes = Passes(ranks, settings.batch_norm == "local", say)
     strategy.observe(passes)
     caller = Caller(patches, ranks)
-    session = ApiSession(settings, ranks, view, boundary, strategy, patches, caller, Chance(entropy), say, passes)
+    session = ApiSession(settings, ranks, view, calls, strategy, patches, caller, Chance(entropy), say, passes)
     if name != "single":
         for interception in INTERCEPTIONS:
             interception.install(session)
-        weights.install(session.patches, boundary)
+        weights.install(session.patches, calls)
         patches.reach()
     return session
 

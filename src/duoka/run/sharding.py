@@ -68,7 +68,7 @@ class Sharding:
         """The strategy, and what it has to see of torch, from the first model on that wants it."""
         if self._made is None:
             session = self._session
-            self._made = Fsdp(session.ranks, self._mesh(), self._device, session.boundary.seams.twins, session.say)
+            self._made = Fsdp(session.ranks, self._mesh(), self._device, session.strategy.leave, session.say)
             shards.install(session.patches, session.ranks)
         return self._made
 

@@ -14,15 +14,14 @@ from torch import Tensor
 from duoka.checkpoint.stored import part_of
 from duoka.errors import Refused
 from duoka.plain.patching import Patches
-from duoka.plain.reads import READING
 from duoka.private.torch import tree_leaves
-from duoka.view.call import own_part
 from duoka.view.collectives import Collectives
 from duoka.view.draws import FILLING
+from duoka.view.graph import graph
 from duoka.view.parts import is_sharded
 from duoka.view.site import user_line
-from duoka.view.witness import graph
 
+READING = ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__")
 _LIKE = ("rand_like", "randn_like", "randint_like")
 _ADDING = ("__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "add", "sub")
 _SHARDED_NODE = "RegisterPostBackwardFunctionBackward"  # torch's, of a sharded part whose inputs ask for gradients
@@ -133,4 +132,4 @@ def _refusing_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _leads_through_shards(outputs: Any) -> bool:
-    return any(node.name() == _SHARDED_NODE for node in graph(list(map(own_part, tree_leaves(outputs)))))
+    return any(node.name() == _SHARDED_NODE for node in graph(tree_leaves(outputs)))

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from duoka.plain.patching import Patches
 from duoka.private.torch import tree_map_only
-from duoka.run.boundary import ApiBoundary
+from duoka.run.calls import ApiCalls
 
 
-def install(patches: Patches, boundary: ApiBoundary) -> None:
+def install(patches: Patches, calls: ApiCalls) -> None:
     """Intercept `torch.autograd.backward` and `torch.autograd.grad` once more."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def weighted(first: Any, *args: Any, **kwargs: Any) -> Any:
-            cut = boundary.own_rows
-            if cut is None or boundary.inside is not None:
+            cut = calls.own_rows
+            if cut is None or calls.local is not None:
                 return original(first, *args, **kwargs)
             # The average over ranks divides by their number.
             weight = cut.rows * cut.world_size / cut.n

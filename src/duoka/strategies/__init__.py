@@ -29,7 +29,6 @@ def create(name: str, ranks: Collectives, compress: str = "none", shares: int = 
     makers: dict[str, Callable[[], Strategy]] = {
         "single": Single,
         "ddp": lambda: Ddp(ranks, stream=stream, compression=compression(compress)),
-        "dp": Dp,
         "exact": lambda: Exact(ranks, shares, stream=stream),
     }
     return makers[name]()

@@ -26,6 +26,9 @@ class Strategy(ABC):
     def adopt(self, parameter: Tensor) -> None:
         """From now on `parameter` has the same value and the same gradient on every rank. Idempotent."""
 
+    def leave(self, parameter: Tensor) -> None:  # noqa: B027
+        """Never adopt `parameter`: torch keeps it in step."""
+
     @abstractmethod
     def backward(self, site: str) -> AbstractContextManager[None]:
         """Around one backward pass, started at line `site`: when it ends, gradients are the whole batch's."""

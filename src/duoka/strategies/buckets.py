@@ -25,7 +25,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from duoka.errors import RanksApart, Refused
 from duoka.strategies.base import Observer, Strategy
 from duoka.view.collectives import Collectives
+from duoka.view.crossings import AllSum
+from duoka.view.handles import unnumbered
 from duoka.view.parts import is_sharded
+from duoka.view.shares import Shares
 from duoka.view.site import user_line
 
 when_accumulated = Tensor.register_post_accumulate_grad_hook  # plain scripts are refused it
@@ -43,6 +46,12 @@ class Watched:
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
+
+    def look_again(self) -> None:
+        """Take in what `parameter.data = ...` has changed."""
+        parameter = self.tensor()
+        if parameter is not None:
+            self.shape, self.dtype, self.device = parameter.shape, parameter.dtype, parameter.device
 
 
 @dataclass(slots=True)
@@ -84,6 +93,7 @@ class Bucketed(Strategy):
     def __init__(self, ranks: Collectives, bucket_bytes: int, stream: Callable[[], int]) -> None:
         self._ranks, self._stream, self._bucket_bytes = ranks, stream, bucket_bytes
         self._watched: list[Watched] = []
+        self._free: list[int] = []  # places of parameters that are gone on all ranks
         self._index: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._frozen: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._plans: dict[str, list[list[int]]] = {}
@@ -93,6 +103,7 @@ class Bucketed(Strategy):
         self._behind: set[int] = set()  # those that were, and have been reached meanwhile
         self._observers: list[Observer] = []
         self._sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters that torch keeps in step
+        self._left: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what stands for these while they are together
 
     @abstractmethod
     def _watch(self, parameter: Tensor, index: int) -> None:
@@ -115,8 +126,11 @@ class Bucketed(Strategy):
         watched = self._watched[index]
         return (watched.device.type, watched.dtype) == _EXACT
 
+    def leave(self, parameter: Tensor) -> None:
+        self._left[parameter] = None
+
     def adopt(self, parameter: Tensor) -> None:
-        if parameter in self._index or not parameter.is_leaf:
+        if parameter in self._index or parameter in self._left or not parameter.is_leaf:
             return
         if is_sharded(parameter):
             self._adopt_sharded(parameter)
@@ -129,17 +143,25 @@ class Bucketed(Strategy):
             self._frozen[parameter] = None  # it may be thawed later
             return
         self._frozen.pop(parameter, None)
-        self._index[parameter] = index = len(self._watched)
-        self._watched.append(Watched(ref(parameter), parameter.shape, parameter.dtype, parameter.device))
+        watched = Watched(ref(parameter), parameter.shape, parameter.dtype, parameter.device)
+        if self._free:
+            index = self._free.pop(0)
+            self._watched[index] = watched
+        else:
+            index = len(self._watched)
+            self._watched.append(watched)
+        self._index[parameter] = index
         self._ranks.broadcast_into(parameter, 0)
-        self._watch(parameter, index)
+        with unnumbered():
+            self._watch(parameter, index)
 
     def _adopt_sharded(self, parameter: Tensor) -> None:
         """torch sees to its gradient (fsdp.py); that a pass reaches it is to be known here."""
         if parameter in self._sharded or not parameter.requires_grad:
             return
         self._sharded[parameter] = None
-        self._hooks.append(when_accumulated(parameter, self._reach_sharded))
+        with unnumbered():
+            self._hooks.append(when_accumulated(parameter, self._reach_sharded))
 
     def _reach_sharded(self, parameter: Tensor) -> None:
         if self._pass is not None:
@@ -167,9 +189,11 @@ class Bucketed(Strategy):
                 "its .grad after backward()"
             )
 
+        everyone = Shares(self._ranks)
+
         def whole_hook(grad: Tensor) -> Tensor:
             # Averaging it here makes the average at the end of the pass change nothing.
-            whole = self._ranks.all_reduce(grad.detach().clone()) / self._ranks.world_size
+            whole: Tensor = AllSum.apply(everyone, grad) / self._ranks.world_size  # has a gradient itself
             changed = hook(whole)
             return whole if changed is None else changed
 
@@ -291,6 +315,8 @@ class Bucketed(Strategy):
 
     def _send(self, members: list[int], report: list[float] | None = None) -> _Flight:
         """Begin to sum the gradients of one bucket."""
+        for index in members:
+            self._watched[index].look_again()
         first = self._watched[members[0]] if members else None
         dtype, device = (first.dtype, first.device) if first else (torch.float32, torch.device("cpu"))
         pieces = [self._part(index).reshape(-1) for index in members]
@@ -310,12 +336,15 @@ class Bucketed(Strategy):
 
     def _agree(self, now: _Pass) -> tuple[list[int], list[int]]:
         """The surprises of any rank, and all parameters reached, in rank 0's order."""
-        mine = torch.full((2, len(self._watched)), -1)
+        mine = torch.full((3, len(self._watched)), -1)
         for index, place in now.reached.items():
             mine[0, index] = place
         for index in now.surprises:
             mine[1, index] = 1
-        places, surprising = self._ranks.all_gather(mine).unbind(1)
+        for index, watched in enumerate(self._watched):
+            mine[2, index] = watched.tensor() is not None
+        places, surprising, alive = self._ranks.all_gather(mine).unbind(1)
+        self._free = (~(alive > 0).any(0)).nonzero().flatten().tolist()
         order = [index for index in range(len(self._watched)) if bool((places[:, index] >= 0).any())]
         # Those that rank 0 did not reach come last, in the order of their adoption.
         order.sort(key=lambda index: (int(places[0, index]) < 0, int(places[0, index])))

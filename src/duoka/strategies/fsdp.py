@@ -21,10 +21,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import OptionError, Refused
 from duoka.private.torch import is_view, tree_map_only
+from duoka.view.batch import BatchTensor
 from duoka.view.collectives import Collectives
 from duoka.view.parts import is_sharded
 from duoka.view.site import user_line
-from duoka.view.twins import Twins
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
@@ -32,14 +32,19 @@ _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 class Fsdp:
     """The sharded models of one run.
 
-    mesh: torch's DeviceMesh of all ranks. device: this rank's. twins: where a model is looked at. say: shows the user
-    a line.
+    mesh: torch's DeviceMesh of all ranks. device: this rank's. leave: is told of every parameter whose gradient torch
+    averages here. say: shows the user a line.
     """
 
     def __init__(
-        self, ranks: Collectives, mesh: Any, device: torch.device, twins: Twins, say: Callable[[str], None]
+        self,
+        ranks: Collectives,
+        mesh: Any,
+        device: torch.device,
+        leave: Callable[[Tensor], None],
+        say: Callable[[str], None],
     ) -> None:
-        self._ranks, self._mesh, self._device, self._twins, self._say = ranks, mesh, device, twins, say
+        self._ranks, self._mesh, self._device, self._leave, self._say = ranks, mesh, device, leave, say
         self._replaced: WeakIdKeyDictionary = WeakIdKeyDictionary()  # the name of whose parameter a tensor was
         self._hook = register_optimizer_step_pre_hook(self._before_step)
 
@@ -49,7 +54,7 @@ class Fsdp:
         dtype: in which parameters come together; None: in their own.
 
         Raises:
-            OptionError: torch does not take it, or it cannot be copied.
+            OptionError: torch does not take it.
         """
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes seconds
 
@@ -57,7 +62,6 @@ class Fsdp:
         if why := _unfit(module, inner):
             raise OptionError("strategy", "fsdp", f"auto for {name}", why)
         count = sum(parameter.numel() for parameter in module.parameters())
-        whole = self._twins.copied(module)
         policy = MixedPrecisionPolicy(
             param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32, cast_forward_inputs=False
         )
@@ -67,11 +71,13 @@ class Fsdp:
             try:
                 parts = fully_shard(part, mesh=self._mesh, reshard_after_forward=True, mp_policy=policy)
                 parts.unshard()  # tensors of a first call in inference mode could not be trained
+                for parameter in part.parameters():
+                    if not is_sharded(parameter):
+                        self._leave(parameter)
                 parts.reshard()
             except (ValueError, NotImplementedError, AssertionError) as error:
                 why = f"torch does not shard it: {error}"
                 raise OptionError("strategy", "fsdp", f"auto for {name}", why) from None
-        self._twins.add(module, whole)
         module.register_forward_pre_hook(lambda *_: self._ranks.come_to(f"forward({name})"), prepend=True)
         module.register_forward_hook(lambda *_: self._ranks.leave(), always_call=True)
         self._say(
@@ -123,6 +129,8 @@ class _Apart(torch.autograd.Function):
 
 def _apart(part: nn.Module, args: Any, out: Any) -> Any:
     def apart(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, BatchTensor):
+            return BatchTensor(apart(tensor._local), tensor._spec)
         return _Apart.apply(tensor) if tensor.requires_grad and is_view(tensor) else tensor
 
     return tree_map_only(Tensor, apart, out)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from duoka.errors import DuokaError, Refused
-from duoka.private.torch import make_wrapper, tree_leaves, tree_map_only, version_of
+from duoka.private.torch import make_wrapper, tree_leaves, tree_map_only
 from duoka.view.crossings import Gathered
 from duoka.view.cut import Cut
-from duoka.view.lent import holders, version
+from duoka.view.draws import memory_order
 from duoka.view.site import user_line
 from duoka.view.view import View
 
@@ -70,6 +70,9 @@ class Spec:
     def together(parts: list[tuple[Spec, Tensor]]) -> Tensor:
         """The replicated tensor of which `parts` are the own shares' rows."""
         spec, local = parts[0]
+        home = spec.view.own.home
+        if home is not None:
+            parts = [(of, rows.to(home)) for of, rows in parts]
         apart = [
             rows.unflatten(spec.dim, (spec.outer, of.cut.rows, spec.inner)).movedim(spec.dim + 1, 0)
             for of, rows in parts
@@ -79,31 +82,75 @@ class Spec:
         return whole.contiguous() if local.is_contiguous() else whole
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Meta:
+    """What is known of a batch without its values. One object for each, so that it is compared by identity.
+
+    shape: the global one. order: of the dimensions in the memory of the whole, where this rank's one row does not
+    show it; None: their own.
+    """
+
+    spec: Spec
+    shape: torch.Size
+    dtype: torch.dtype
+    local_shape: torch.Size
+    order: tuple[int, ...] | None = None
+
+    @staticmethod
+    def of(local: Tensor, spec: Spec, order: tuple[int, ...] | None = None) -> Meta:
+        """That of the batch of which `local` are this rank's rows.
+
+        Raises:
+            AssertionError: the size of its batch dimension is not the share.
+        """
+        key = spec, local.shape, local.dtype, order
+        known = spec.view.metas.get(key)
+        if known is None:
+            shape = list(local.shape)
+            if shape[spec.dim] != spec.local_size:
+                raise AssertionError(
+                    f"a tensor of shape {tuple(shape)} does not hold {spec.local_size} rows in dimension {spec.dim}"
+                )
+            shape[spec.dim] = spec.size
+            watch = spec.view.watch
+            size = torch.Size(shape) if watch is None else watch.size(shape, spec.dim)
+            known = Meta(spec, size, local.dtype, local.shape, order)
+            spec.view.remember(key, known)
+        return known
+
+
 class BatchTensor(Tensor):
     """Has the global shape and no storage; `to_local()` is this rank's rows, `full_tensor()` all rows.
 
-    Every torch function looks itself up in `rules`; what has no rule is gathered and computed whole.
+    Every torch function of it goes through `dispatch` (dispatch.py).
     """
 
     _rows: Tensor
-    _spec: Spec
-    _kept: _Kept | None = None
+    _meta: Meta
+    _kept: Any = None  # all rows, gathered (whole.py)
     rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}
     together: ClassVar[frozenset[Rule]] = frozenset()  # rules that take all own shares at once
     drawing: ClassVar[frozenset[Rule]] = frozenset()  # rules that draw random numbers
+    unrecorded: ClassVar[frozenset[Rule]] = frozenset()  # rules that do more than call torch on local tensors
+    dispatch: ClassVar[Callable[..., Any]]
 
     @staticmethod
     def __new__(cls, local: Tensor, spec: Spec) -> BatchTensor:
         """`local`: this rank's rows, tracked by autograd; the size of its batch dimension must be the share."""
-        shape = list(local.shape)
-        if shape[spec.dim] != spec.local_size:
-            raise AssertionError(
-                f"a tensor of shape {tuple(shape)} does not hold {spec.local_size} rows in dimension {spec.dim}"
-            )
-        shape[spec.dim] = spec.size
-        batch: BatchTensor = make_wrapper(cls, shape, dtype=local.dtype, device=local.device)
-        batch._rows, batch._spec = local, spec
+        if local.requires_grad and local.is_leaf:
+            spec.view.divide_on_arrival(local)
+        return cls._made(local, Meta.of(local, spec))
+
+    @staticmethod
+    def _made(local: Tensor, meta: Meta) -> BatchTensor:
+        """The batch of these rows, of which `meta` is true."""
+        batch: BatchTensor = make_wrapper(BatchTensor, meta.shape, dtype=meta.dtype, device=local.device)
+        batch._rows, batch._meta = local, meta
         return batch
+
+    @property
+    def _spec(self) -> Spec:
+        return self._meta.spec
 
     @property
     def _shares(self) -> tuple[BatchTensor, ...]:
@@ -112,7 +159,7 @@ class BatchTensor(Tensor):
 
     @property
     def _local(self) -> Tensor:
-        lent = self._spec.view.lent
+        lent = self._meta.spec.view.lent
         if lent.copies:
             lent.settle(self._rows)
         return self._rows
@@ -132,7 +179,12 @@ class BatchTensor(Tensor):
         def share(place: int) -> BatchTensor:
             own = view.own.views[place]
             spec = Spec(own, own.cut(whole.shape[dim]), dim)
-            return BatchTensor(spec.own(whole), spec)
+            rows = spec.own(whole)
+            # In another dimension they lie apart, and a view on one device would be a copy here.
+            batch = BatchTensor(rows.contiguous() if whole.is_contiguous() else rows, spec)
+            if spec.local_size == 1:
+                batch.lies_as(memory_order(whole))
+            return batch
 
         return join(view.own.each(share))
 
@@ -146,6 +198,52 @@ class BatchTensor(Tensor):
         # Memory of its own: what is computed from it must not depend on where it lies among other shares.
         return join([BatchTensor(part.clone(), spec) for part, spec in zip(parts, specs, strict=True)])
 
+    def lies_as(self, order: tuple[int, ...]) -> None:
+        """Remember how the whole lies in memory: its dimensions, from the slowest to the fastest."""
+        if order != tuple(range(len(order))):
+            self._meta = Meta.of(self._rows, self._spec, order)
+
+    # What is asked most is answered without asking torch.
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """As on one device; `type(x)` tells the truth."""
+        return Tensor
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return self._meta.shape
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self._meta.dtype
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]
+        return len(self._meta.shape)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._shares[0]._rows.device
+
+    @property
+    def is_nested(self) -> bool:  # type: ignore[override]
+        return False
+
+    def dim(self) -> int:
+        return len(self._meta.shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        return self._meta.shape if dim is None else self._meta.shape[dim]
+
+    def __len__(self) -> int:
+        watch = self._meta.spec.view.watch
+        if watch is not None:
+            watch.used = True
+        if not self._meta.shape:
+            raise TypeError("len() of a 0-d tensor")
+        return self._meta.shape[0]
+
     @classmethod
     def __torch_function__(
         cls,
@@ -154,39 +252,13 @@ class BatchTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        if not args and "input" in kwargs and func not in _INPUT_IS_NOT_FIRST:
-            args, kwargs = (kwargs["input"],), {name: kwargs[name] for name in kwargs if name != "input"}
-        first = args[0] if args else None
-        try:
-            if isinstance(first, BatchTensor) and first._spec.view.lent.copies:
-                with first._spec.view.lent.in_step(first._rows, args[2] if func is Tensor.__setitem__ else None):
-                    return cls._compute(func, args, kwargs)
-            return cls._compute(func, args, kwargs)
-        except Exception as error:
-            batches_in((args, kwargs))[0]._spec.view.raised(error)
-            raise
-
-    @classmethod
-    def _compute(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        rule = cls.rules.get(func)
-        if rule is not None and kwargs.get("out") is None:
-            try:
-                out = rule(func, args, kwargs)
-            except Exception as error:
-                if has_sparse((args, kwargs)):  # rules cut what is dense
-                    return compute_whole(func, args, kwargs)
-                view = batches_in((args, kwargs))[0]._spec.view
-                again = tree_map_only(BatchTensor, alike, (args, kwargs))
-                raise of_the_whole(error, view, lambda: func(*again[0], **again[1])) from None
-            if out is not NotImplemented:
-                return out
-        return compute_whole(func, args, kwargs)
+        return BatchTensor.dispatch(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Refuse what came here past the rules."""
         if func is torch.ops.aten.alias.default:  # `torch.Tensor(x)`, which asks nobody
-            return compute_whole(Tensor.detach, args, {}).clone()
+            return args[0].full_tensor().detach().clone()
         error = Refused(f"{func} came to a batch past duoka's rules ({user_line()}), so it cannot be shared out")
         batches_in((args, kwargs))[0]._spec.view.raised(error)
         raise error
@@ -195,7 +267,7 @@ class BatchTensor(Tensor):
 class Joint(BatchTensor):
     """A batch of which this process holds several shares, each a batch tensor as a rank of its own would have it.
 
-    An operation is computed for each. What is the same for all comes from the first, `_spec` too.
+    An operation is computed for each. What is the same for all comes from the first, `_meta` too.
     """
 
     _own: tuple[BatchTensor, ...]
@@ -203,11 +275,9 @@ class Joint(BatchTensor):
     @staticmethod
     def __new__(cls, shares: Sequence[BatchTensor]) -> Joint:
         """`shares`: the own ones, in their order."""
-        spec, rows = shares[0]._spec, shares[0]._rows
-        shape = list(rows.shape)
-        shape[spec.dim] = spec.size
-        batch: Joint = make_wrapper(cls, shape, dtype=rows.dtype, device=rows.device)
-        batch._own, batch._spec = tuple(shares), spec
+        meta, rows = shares[0]._meta, shares[0]._rows
+        batch: Joint = make_wrapper(cls, meta.shape, dtype=meta.dtype, device=rows.device)
+        batch._own, batch._meta = tuple(shares), meta
         return batch
 
     @property
@@ -232,27 +302,11 @@ class Joint(BatchTensor):
     def full_tensor(self) -> Tensor:
         return Spec.together([(own._spec, own._local) for own in self._own])
 
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        rule = cls.rules.get(func)
-        if rule in cls.together:
-            return rule(func, args, kwargs)
-        found: list[Joint] = []
-        shares = [_of_share((args, kwargs), 0, found)]
-        shares += [of_share((args, kwargs), place) for place in range(1, len(found[0]._own))]
 
-        def compute(place: int) -> Any:
-            args, kwargs = shares[place]
-            return BatchTensor.__torch_function__(func, types, args, kwargs)
-
-        return joined(found[0]._spec.view.own.each(compute, draws=rule in cls.drawing), found)
+# Scripts print the names of types, and compare classes.
+for _kind in (BatchTensor, Joint):
+    _kind.__name__ = _kind.__qualname__ = Tensor.__name__
+    _kind.__module__ = Tensor.__module__
 
 
 def _of_share(value: Any, place: int, found: list[Joint]) -> Any:
@@ -342,120 +396,3 @@ def batches_in(tree: Any) -> list[BatchTensor]:
 def has_sparse(tree: Any) -> bool:
     """Whether a sparse tensor is in nested containers."""
     return any(isinstance(leaf, Tensor) and leaf.layout is not torch.strided for leaf in tree_leaves(tree))
-
-
-def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Gather, and compute as one device would: always right, at worst not faster.
-
-    What the operation writes into a batch is written back into each rank's own rows.
-    """
-    first = batches_in((args, kwargs))[0]
-    own = first._spec.view.own
-    if len(first._shares) == own.count:
-        return _compute_whole(func, args, kwargs)
-
-    def together(calls: list[Any]) -> list[Any]:  # one of several shares is here: the others compute the same
-        args, kwargs = joined(calls)
-        out = _compute_whole(func, args, kwargs)
-        return [of_share(out, place) for place in range(own.count)]
-
-    return own.meet(together, (args, kwargs))
-
-
-def _compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    name = _name_of(func)
-    if name in REFUSED:
-        raise Refused(f"{name} of a batch cannot be shared out ({user_line()}){REFUSED[name]}")
-    batches = batches_in((args, kwargs))
-    with batches[0]._spec.view.gathered.timed(name):
-        copies = {id(batch): _Copy(batch, keep=name in _TAKING_ROWS) for batch in batches}
-        args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].whole, (args, kwargs))
-        out = func(*args, **kwargs)
-        for copy in copies.values():
-            out = copy.handed_out(out) if copy.whole_is_untouched() else copy.written_back(name, out)
-        return out
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """All rows of a batch, gathered for who takes them out one by one (a loss in a loop over samples)."""
-
-    whole: Tensor
-    state: tuple[int, ...]
-
-    @staticmethod
-    def state_of(rows: Tensor, whole: Tensor) -> tuple[int, ...]:
-        """What is not the same any more where one was written into, or given other memory."""
-        return id(rows), rows.data_ptr(), version(rows), version(whole)
-
-    def of(self, rows: Tensor) -> Tensor | None:
-        """They, where nothing was written since, and gradients are recorded as they were."""
-        if self.state != self.state_of(rows, self.whole):
-            return None
-        records = rows.requires_grad and _records_gradients()
-        return self.whole if self.whole.requires_grad == records else None
-
-
-class _Copy:
-    """A gathered copy of a batch, for one operation. keep: more of it may be asked for."""
-
-    def __init__(self, batch: BatchTensor, keep: bool) -> None:
-        parts = [(share._spec, share._local) for share in batch._shares]
-        spec, rows = parts[0]
-        known = spec.view.lent.of(rows, spec)
-        keep = keep and not spec.view.lent.unseen
-        if known is None and keep and batch._kept is not None:
-            known = batch._kept.of(rows)
-        if known is None:
-            with torch.inference_mode(False), torch.set_grad_enabled(_records_gradients()):  # it must have a version
-                known = Spec.together(parts)
-            if keep:
-                batch._kept = _Kept(known, _Kept.state_of(rows, known))
-        self.batch, self.whole = batch, known
-        self._version, self._holders = version_of(known), holders(known)
-
-    def whole_is_untouched(self) -> bool:
-        return version_of(self.whole) == self._version
-
-    def handed_out(self, out: Any) -> Any:
-        """The result, where nothing was written: the batch itself, views of the copy, or what has its own memory."""
-        if out is self.whole:
-            return self.batch
-        for share in self.batch._shares:
-            share._spec.view.lent.lend(share._rows, share._spec, self.whole, self._holders, out)
-        return out
-
-    def written_back(self, name: str, out: Any) -> Any:
-        """The result, where the operation wrote into the copy."""
-        if self.whole.shape != self.batch.shape or self.whole.dtype != self.batch.dtype:
-            raise Refused(
-                f"{name} at {user_line()} would change a batch's shape or type in place; assign the result instead"
-            )
-        shares = self.batch._shares
-        view = self.batch._spec.view
-        view.own.each(lambda place: shares[place]._local.copy_(shares[place]._spec.own(self.whole)))
-        return tree_map_only(Tensor, lambda leaf: self.batch if leaf is self.whole else leaf, out)
-
-
-def _name_of(func: Callable[..., Any]) -> str:
-    name: str = getattr(func, "__name__", str(func))
-    return name if name != "__get__" else func.__self__.__name__  # type: ignore[attr-defined]
-
-
-def _records_gradients() -> bool:
-    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-
-
-_TAKING_ROWS = ("__getitem__", "select", "narrow", "unbind", "split", "chunk")  # of a batch that lives on
-
-# Operations that would be done to a copy and be lost, and what to do instead.
-REFUSED = {
-    "__set__": "; set it before the batch is made",
-    "__delete__": "",
-    "set_": "; write `x = y`",
-    "share_memory_": "",
-    "is_set_to": "",
-    "register_post_accumulate_grad_hook": "; do what it does after backward() instead",
-}
-
-_INPUT_IS_NOT_FIRST = (torch.where, torch.searchsorted)

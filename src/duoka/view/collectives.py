@@ -43,6 +43,7 @@ class Collectives(ABC):
 
     rank: int
     world_size: int
+    begun: int = 0  # collectives so far
     key: Key = Key()  # of the run, under which objects are sealed
     alone: bool = False  # one rank finds something out for all: it must not meet the others meanwhile
 
@@ -178,6 +179,7 @@ class ProcessCollectives(Collectives):
         """Begin a collective: through shared memory, where `take` gets every rank's tensor, or by `begin(group)`."""
         if self.alone:
             raise Alone
+        self.begun += 1
         self._threads.begin()
         self.come_to(f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]}")
         if self._nearby is not None and self._nearby.takes(tensor):

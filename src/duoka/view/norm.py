@@ -18,6 +18,7 @@ from duoka.view.crossings import AllSum, Entered
 from duoka.view.shares import Shares
 
 _one_device = F.batch_norm  # plain scripts get another one, which comes here
+_torch_grad: Any = torch.autograd.grad  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class _WholeBatchNorm(torch.autograd.Function):
             inputs = [value for value, wants in zip(given, wanted, strict=True) if wants]
             out = _in_steps(rows, weights, biases, ctx.eps, ctx.total, own)
             weighing = list(grads[: own.count])
-            found = list(torch.autograd.grad(out, inputs, weighing, create_graph=True, allow_unused=True))
+            found = list(_torch_grad(out, inputs, weighing, create_graph=True, allow_unused=True))
             return (None, None, None, *(found.pop(0) if wants else None for wants in wanted))
         shape, dims = channels(rows[0]), all_but_channels(rows[0])
         inverse = (var + ctx.eps).rsqrt()

@@ -23,6 +23,8 @@ from duoka.view.draws import random_states, same_states, set_random_states
 from duoka.view.tree import add_up, start_sum
 
 if TYPE_CHECKING:
+    from duoka.view.draws import Once
+    from duoka.view.replay import Recorder
     from duoka.view.view import View
 
 T = TypeVar("T")
@@ -36,11 +38,14 @@ class Shares:
     """
 
     count, exact = 1, False
-    is_alias: Callable[[Tensor], bool] = staticmethod(lambda leaf: True)  # whether a leaf stands for another
+    home: torch.device | None = None  # where what is of all shares is computed, where they are on several devices
+    is_alias: Callable[[Tensor], bool] = staticmethod(lambda leaf: False)  # whether a leaf stands for another
 
     def __init__(self, ranks: Collectives) -> None:
         self.ranks = ranks
         self.views: list[View] = []
+        self.recorder: Recorder | None = None  # of the rule that is running
+        self.once: Once | None = None  # what was drawn for all own shares of one call
 
     @property
     def world_size(self) -> int:
@@ -63,10 +68,8 @@ class Shares:
         return self.ranks.all_reduce(parts[0].detach().clone())
 
 
-class ExactShares(Shares):
-    """Several shares, or one of a fixed number; sums over all shares do not depend on who has which."""
-
-    exact = True
+class SeveralShares(Shares):
+    """Several shares of one process."""
 
     def __init__(self, ranks: Collectives, count: int) -> None:
         super().__init__(ranks)
@@ -89,7 +92,32 @@ class ExactShares(Shares):
         parent = getcurrent().parent
         if parent is None or count_dispatch_modes():
             raise AssertionError("a share came to a meeting where it cannot wait for the others")
+        if self.recorder is not None:
+            self.recorder.abandon()
         return parent.switch((together, part))
+
+
+class DeviceShares(SeveralShares):
+    """A share on each of several devices of one process.
+
+    home: the device on which they come together.
+    """
+
+    def __init__(self, ranks: Collectives, count: int, home: torch.device) -> None:
+        super().__init__(ranks, count)
+        self.home = home
+
+    def total(self, parts: Sequence[Tensor]) -> Tensor:
+        total = parts[0].detach().to(self.home, copy=True)
+        for part in parts[1:]:
+            total += part.detach().to(self.home)
+        return total
+
+
+class ExactShares(SeveralShares):
+    """Several shares, or one of a fixed number; sums over all shares do not depend on who has which."""
+
+    exact = True
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         local = add_up([part.detach() for part in parts])

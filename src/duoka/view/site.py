@@ -27,10 +27,6 @@ scipy transformers trl
 _FOR_SCRIPTS = tuple(
     f"{path}/{name}/" for path in (_PATHS["purelib"], _PATHS["platlib"]) for name in _RUN_LOOPS.split()
 )
-_BETWEEN = (  # who calls torch, and who sees it
-    *(str(Path(__file__).with_name(name)) for name in ("witness.py", "boundary.py")),
-    *(f"{_TORCH}/{name}" for name in ("_tensor.py", "_compile.py", "_dynamo/eval_frame.py", "overrides.py")),
-)
 _STANDARD = (_PATHS["stdlib"], "<")  # and what is compiled while a program runs, as dataclasses and SQLAlchemy do
 _TYPED = ("<stdin>", "<ipython")
 
@@ -75,16 +71,6 @@ def user_frame() -> FrameType | None:
             turn = turn.parent
             frame = turn.gr_frame
     return frame
-
-
-def calling_line() -> str | None:
-    """The line that called torch, where it is the user's; None where another library's, or torch's own code did."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
-        frame = frame.f_back
-    if frame is None or not is_users_frame(frame):
-        return None
-    return f"{_basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def user_line() -> str:

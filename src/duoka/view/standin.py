@@ -1,7 +1,6 @@
 """What stands in the place of a module's `forward`: an attribute of the module itself, not a wrapper around it.
 
-It is no hook either: hooks see what goes in and out, so a module that has one is opened at the boundary. A copy of
-the module has its own, by copy and pickle alike.
+It is no hook either: scripts list hooks. A copy of the module has its own, by copy and pickle alike.
 """
 
 from __future__ import annotations

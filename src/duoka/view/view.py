@@ -1,24 +1,42 @@
-"""The global view of one rank: what its batch tensors, boundary and rules have in common.
+"""The global view of one rank: what its batch tensors, module calls and rules have in common.
 
 Under `--strategy exact` a process computes several shares, and each has a view of its own, as if it were a rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import DuokaError, Refused
+from duoka.private.torch import backward_of
+from duoka.view.alone import OneRank
 from duoka.view.collectives import Collectives
 from duoka.view.crossings import AllSum, Entered
 from duoka.view.cut import Cut
+from duoka.view.handles import unnumbered
 from duoka.view.lent import Lent
-from duoka.view.shares import ExactShares, ShareRanks, Shares
+from duoka.view.shares import DeviceShares, ExactShares, ShareRanks, Shares
 from duoka.view.site import user_line
 from duoka.view.tally import Tally
+
+if TYPE_CHECKING:
+    from duoka.view.batch import Meta
+    from duoka.view.draws import OwnStream
+    from duoka.view.replay import Program
+    from duoka.view.sizes import SizeWatch
+
+KEPT = 8192  # programs, and kinds of batches
+_NEAR = 32  # nodes of a graph that are looked at
+_ENTERED = backward_of(Entered)
+_register_hook: Any = Tensor.register_hook  # scripts are given another one
 
 
 class View:
@@ -26,9 +44,10 @@ class View:
 
     adopt: called with every leaf tensor that needs a gradient and meets rows; from then on its gradient is kept in
     step over ranks (`Strategy.adopt`). alias: gives what stands for such a leaf among this share's rows. own: the
-    shares of this process. say: shows the user a line. gathered: what was computed whole. opened: why a
-    (module, line) is no boundary. lent: gathered copies that the script has memory of. refusal: the first that the
-    script was given, and may have caught.
+    shares of this process. say: shows the user a line. gathered: what was computed whole. drawn: how often random
+    numbers were drawn for rows. own_stream: where this rank draws them from, if not from one stream with the others.
+    lent: gathered copies that the script has memory of. refusal: the first that the script was given, and may have
+    caught.
     """
 
     def __init__(
@@ -46,8 +65,16 @@ class View:
         self.adopt, self.alias = adopt, alias
         self.say = lru_cache(maxsize=256)(say)  # each line once
         self.gathered = Tally()
-        self.opened: dict[tuple[str, str], str] = {}
+        self.device: torch.device | None = None  # of this share, where a process has several
+        self.watch: SizeWatch | None = None  # of what a compiled module does with sizes
+        self.drawn = 0
+        self.own_stream: OwnStream | None = None
         self.lent = Lent()
+        self.metas: dict[Any, Meta] = {}  # (spec, local shape, type) -> what is known of such a batch
+        self.programs: dict[Any, Program] = {}  # what rules did, by key (replay.py)
+        self.backward_names: dict[Any, str] = {}  # what torch calls that of a loss, by key
+        self._known: dict[int, ReferenceType[Tensor]] = {}  # leaves that were adopted, by identity
+        self._divided: WeakIdKeyDictionary = WeakIdKeyDictionary()  # rows whose gradients are divided on arrival
         self.refusal: Refused | None = None
         self.cut = lru_cache(maxsize=1024)(self._cut)
 
@@ -72,26 +99,125 @@ class View:
         elif not isinstance(error, DuokaError):
             self.own.ranks.raised(type(error).__name__, user_line())
 
+    @property
+    def met(self) -> int:
+        """How often something was done that concerns other rows: a collective begun, random numbers drawn."""
+        return self.own.ranks.begun + self.drawn
+
     def shares(self, n: int) -> bool:
         """Whether a batch of n samples is shared out: a smaller one than ranks stays whole on each."""
         return n >= self.ranks.world_size
 
+    def remember(self, key: Any, meta: Meta) -> None:
+        """Keep what is known of a kind of batch."""
+        if len(self.metas) >= KEPT:  # of lengths that come once
+            self.metas.clear()
+        self.metas[key] = meta
+
+    def keep_program(self, key: Any, program: Program) -> None:
+        """Keep what a rule did for calls of this key."""
+        if len(self.programs) >= KEPT:
+            self.programs.clear()
+            self.backward_names.clear()
+        self.programs[key] = program
+
     def enter(self, tensor: Tensor) -> Tensor:
-        """A replicated tensor, fit to meet rows: its gradient will be the whole batch's."""
+        """What stands for a replicated tensor where it meets rows.
+
+        On each rank it is given a gradient whose mean over ranks is the true one (crossings.py); the leaves behind
+        it are adopted, so that this mean is taken at the end of the backward pass.
+        """
         if not tensor.requires_grad or not torch.is_grad_enabled():
-            return tensor
-        if tensor.is_leaf:
-            self.adopt(tensor)
-            return self.alias(tensor)
+            return tensor if self.device is None else tensor.to(self.device)
         own = self.own
+        if own.home is not None:
+            return self._copied(tensor)
+        if tensor.is_leaf:
+            if id(tensor) not in self._known:
+                if own.is_alias(tensor):
+                    return tensor
+                self._meet(tensor)
+            return self.alias(tensor)
+        if isinstance(tensor.grad_fn, _ENTERED) or (not own.exact and self._knows_leaves_of(tensor)):
+            return tensor
         entered: Tensor = own.meet(lambda tensors: Entered.apply(own, tensors[0]), tensor)
         return entered
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        """A copy of a replicated tensor on this share's device."""
+        if isinstance(tensor.grad_fn, _ENTERED):
+            return tensor
+        own = self.own
+
+        def copies(tensors: list[Tensor]) -> list[Tensor]:
+            entered = Entered.apply(own, tensors[0])
+            return [one.to(view.device) for one, view in zip(entered, own.views, strict=True)]
+
+        copied: Tensor = own.meet(copies, tensor)
+        return copied
+
+    def _meet(self, leaf: Tensor) -> None:
+        key = id(leaf)
+        self.adopt(leaf)
+        self._known[key] = ref(leaf, lambda _: self._known.pop(key, None))
+
+    def _knows_leaves_of(self, tensor: Tensor) -> bool:
+        """Adopt the leaves that a tensor was computed from.
+
+        False where these are too many to look for, or where a Function of the script's own, which may do anything
+        to a gradient, stands between.
+        """
+        nodes, seen = [tensor.grad_fn], 0
+        while nodes:
+            node = nodes.pop()
+            seen += 1
+            leaf = getattr(node, "variable", None)
+            if isinstance(leaf, Tensor):
+                if id(leaf) not in self._known:
+                    self._meet(leaf)
+                continue
+            if seen > _NEAR or isinstance(node, BackwardCFunction):
+                return False
+            nodes += [following for following, _ in node.next_functions if following is not None]  # type: ignore[union-attr]
+        return True
+
+    def divide_on_arrival(self, rows: Tensor) -> None:
+        """Divide the gradient of a batch that is a leaf, of which these are the rows: it comes W times too large."""
+        if rows in self._divided:
+            return
+        if self.own.recorder is not None:
+            self.own.recorder.abandon()
+        size = self.ranks.world_size
+        with unnumbered():
+            self._divided[rows] = _register_hook(rows, lambda grad: grad / size)
 
     def all_sum(self, part: Tensor) -> Tensor:
         """The sum over ranks of every rank's `part`, with its gradient."""
         own = self.own
-        total: Tensor = own.meet(lambda parts: [AllSum.apply(own, *parts)] * len(parts), part)
+
+        def together(parts: list[Tensor]) -> list[Tensor]:
+            if own.home is not None:
+                parts = [part.to(own.home) for part in parts]
+            return [AllSum.apply(own, *parts)] * len(parts)
+
+        total: Tensor = own.meet(together, part)
         return total
+
+
+def device_view(devices: Sequence[torch.device], home: torch.device, say: Callable[[str], None]) -> View:
+    """The view of the last of a process's shares, one on each of `devices`; they come together on `home`."""
+    own = DeviceShares(OneRank(), len(devices), home)
+    for place, device in enumerate(devices):
+        View(ShareRanks(own, place), lambda _: None, say, own).device = device
+    return _alike(own.views)
+
+
+def _alike(views: list[View]) -> View:
+    """The last of these, which say the same and count together."""
+    last = views[-1]
+    for view in views:
+        view.say, view.gathered = last.say, last.gathered
+    return last
 
 
 def exact_view(
@@ -110,7 +236,4 @@ def exact_view(
     own.is_alias = is_alias
     for place in range(own.count):
         View(ShareRanks(own, place), adopt, say, own, partial(alias, place))
-    last = own.views[-1]
-    for view in own.views:
-        view.say, view.gathered, view.opened = last.say, last.gathered, last.opened
-    return last
+    return _alike(own.views)

@@ -25,7 +25,7 @@ sym_not sym_sqrt sym_sum take trace triplet_margin_loss values_copy vdot view_co
     "torch.Tensor": """
 __array__ __array_wrap__ __bool__ __complex__ __contains__ __cuda_array_interface__ __dlpack__ __dlpack_device__
 __float__ __format__ __index__ __int__ __long__ __nonzero__ __reduce_ex__ __repr__ __reversed__ __setstate__
-_autocast_to_full_precision _autocast_to_reduced_precision _backward_hooks _base _cdata
+_autocast_to_full_precision _autocast_to_reduced_precision _backward_hooks _cdata
 _clear_non_serializable_cached_data _coalesced_ _dimI _dimV _grad _grad_fn _indices _nested_tensor_size
 _nested_tensor_storage_offsets _nested_tensor_strides _nnz _post_accumulate_grad_hooks _sparse_mask_projection
 _to_dense _values addbmm addbmm_ addr addr_ apply_ argwhere as_strided as_strided_ as_strided_scatter bincount

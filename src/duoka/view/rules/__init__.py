@@ -7,6 +7,7 @@ operation is gathered and computed whole. Later families win where two name the 
 from __future__ import annotations
 
 from duoka.view.batch import BatchTensor
+from duoka.view.dispatch import dispatch
 from duoka.view.rules import (
     along,
     attention,
@@ -49,3 +50,5 @@ def install() -> None:
     BatchTensor.rules = {func: rule for family in FAMILIES for func, rule in family.RULES.items()}
     BatchTensor.together = facts.TOGETHER | gradients.TOGETHER
     BatchTensor.drawing = frozenset(randomness.RULES.values()) | attention.DRAWING | recurrent.DRAWING
+    BatchTensor.unrecorded = frozenset({*facts.RULES.values(), *gradients.RULES.values()})
+    BatchTensor.dispatch = dispatch

@@ -38,6 +38,16 @@ def of_the_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return func(args[0]._local, *args[1:], **kwargs)
 
 
+def retain_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """`x.retain_grad()`: what is read later is divided then (gradients.py)."""
+    _retain_grad(args[0]._local)
+
+
+def base(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x._base`: None of what is no view."""
+    return NotImplemented if func(args[0]._local) is not None else None
+
+
 def data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`x.data`: the same memory, out of autograd's sight."""
     args[0]._spec.view.lent.unseen = True
@@ -83,12 +93,15 @@ def is_tensor(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 TOGETHER: frozenset[Rule] = frozenset({of_the_whole, is_same_size, is_tensor})
 
 _data: Any = Tensor.data
+_retain_grad: Any = Tensor.retain_grad  # scripts are given another one
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions(GLOBAL), of_the_whole),
     **dict.fromkeys(getters(GLOBAL_GETTERS), of_the_whole),
     **dict.fromkeys(functions(LOCAL), of_the_rows),
     **dict.fromkeys(getters(LOCAL_GETTERS), of_the_rows),
     **dict.fromkeys(getters("data"), data),
+    **dict.fromkeys(getters("_base"), base),
+    _retain_grad: retain_grad,
     _data.__set__: set_data,
     **dict.fromkeys(functions(NEW), new),
     Tensor.__deepcopy__: deepcopy,

@@ -25,11 +25,9 @@ def requires_grad_(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     """`x.requires_grad_()` and `x.requires_grad = True`."""
     batch = args[0]
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
-    fresh = wanted and not batch._local.requires_grad
     batch._local.requires_grad_(wanted)
-    if fresh:
-        size = batch._spec.view.ranks.world_size
-        _register_hook(batch._local, lambda grad: grad / size)
+    if wanted and batch._local.is_leaf:
+        batch._spec.view.divide_on_arrival(batch._local)
     return batch
 
 
@@ -179,7 +177,7 @@ def _true_gradient(found: list[Tensor | None], of: Tensor, view: View) -> Tensor
     if not isinstance(of, BatchTensor):
         # By itself a leaf was used outside of shares, or where each rank has one, among rows.
         parts, apart = (found[:-1], found[-1]) if len(found) > 1 or own.exact else (found, None)
-        if not of.is_leaf:
+        if not of.is_leaf and (own.exact or own.home is not None):
             return found[0]
         total: Tensor | None = None
         if any(part is not None for part in parts):
@@ -205,8 +203,8 @@ def _listed(value: Any) -> list[Any]:
 def register_hook(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`x.register_hook(f)`: f sees, and may return, the whole batch's true gradient."""
     batch, hook = args
-    if batch._spec.view.own.exact:
-        raise Refused(f"{user_line()} registers a hook on a batch, which --strategy exact cannot call for all shares")
+    if len(batch._shares) > 1:
+        raise Refused(f"{user_line()} registers a hook on a batch, which cannot be called once for several shares")
     size = batch._spec.view.ranks.world_size
     scale = 1 if batch._local.is_leaf else size
 

@@ -26,27 +26,31 @@ FILLING = "bernoulli_ normal_ uniform_ exponential_ random_ geometric_ cauchy_ l
 def placing(place: Callable[[tuple[int, ...]], Spec | None], order: tuple[int, ...] | None = None) -> SeededMode:
     """A context in which what is drawn for rows is drawn for all and cut, whatever operator draws inside of it.
 
-    place: where the rows are in what is drawn, by its shape; None where it is no rows. order: `_order_of` it.
+    place: where the rows are in what is drawn, by its shape; None where it is no rows. order: `_order_in`.
     """
 
     def draw(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         spec = place(shape_drawn(args, kwargs))
         if spec is None:
             return operator(*args, **kwargs)
+        view, once = spec.view, spec.view.own.once
+        view.drawn += 1
+        if view.own_stream is not None:
+            with view.own_stream:
+                return operator(*args, **kwargs)
         if _drops_inside(operator):
             return _drawn_apart(operator, args, kwargs, spec)
-        return draw_own_rows(operator, args, kwargs, spec, order)
+        return (draw_own_rows if once is None else once.draw)(operator, args, kwargs, spec, order)
 
     return SeededMode(draw)
 
 
-def _order_of(rows: Tensor, dim: int) -> tuple[int, ...]:
-    """The dimensions from the slowest to the fastest in memory, where `dim` may have one row of many.
-
-    One row has the stride of the next slower dimension, which it would raise if it were more.
-    """
-    strides = rows.stride()
-    return tuple(sorted(range(rows.dim()), key=lambda d: (-strides[d], d == dim, d)))
+def _order_in(values: tuple[Any, ...], func: Function) -> tuple[int, ...] | None:
+    """The dimensions from the slowest to the fastest in memory, which one row of many may not show."""
+    first = next((value for value in values if isinstance(value, Tensor)), None)
+    if not isinstance(first, BatchTensor):
+        return None
+    return first._meta.order or (None if func in _FILLING else tuple(range(first.dim())))
 
 
 @cache
@@ -86,8 +90,7 @@ def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         named = {name: localise(value, spec, right) for name, value in kwargs.items()}
     except LookupError:
         return NotImplemented
-    first = next(value for value in (*rows, *named.values()) if isinstance(value, Tensor))
-    with placing(place, None if func in _FILLING else _order_of(first, spec.dim)):
+    with placing(place, _order_in((*args, *kwargs.values()), func)):
         return wrap(func(*rows, **named), spec)
 
 

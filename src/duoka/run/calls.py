@@ -1,46 +1,46 @@
-"""The boundary of a script that knows of ranks: only batch tensors are shared out there."""
+"""Module calls of a script that knows of ranks: only batch tensors are shared out there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
 
-from duoka.private.torch import tree_leaves
-from duoka.view.batch import BatchTensor
-from duoka.view.boundary import Boundary, _Inside
+from duoka.view.batch import batches_in
+from duoka.view.calls import ModuleCalls
 from duoka.view.cut import Cut
 from duoka.view.draws import OwnStream
 from duoka.view.view import View
 
 
-class ApiBoundary(Boundary):
-    """As in a plain script, but a plain tensor that comes without a batch may be this rank's own: it is not cut.
+class ApiCalls(ModuleCalls):
+    """As in a plain script, but a plain tensor that comes without a batch may be this rank's own: it stays as it is.
 
     own_rows: how the batch was shared out of which a local loader has handed out this rank's rows; None where there
     was none. Modules called meanwhile draw from a stream of this rank's own, as its rows are no other rank's, and
     their BatchNorm may use the whole batch's statistics.
     """
 
-    def __init__(self, view: View, own_stream: OwnStream, whole_randomness: bool, whole_norm: bool) -> None:
-        super().__init__(view, None if whole_randomness else own_stream, whole_norm)
+    def __init__(self, view: View, local_stream: OwnStream) -> None:
+        super().__init__(view, converts=False)
         self.own_rows: Cut | None = None
-        self._local_stream = own_stream
+        self.local_stream = local_stream
 
     def call(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """`module(*args, **kwargs)` as the script wrote it; `original` is torch's own call."""
-        in_model = self.inside is not None or self._around is not None
-        if in_model or any(isinstance(leaf, BatchTensor) for leaf in tree_leaves((args, kwargs))):
+        if self.own_rows is None or not self.is_outermost or batches_in((args, kwargs)):
             return super().call(original, module, args, kwargs)
-        if self.own_rows is None or self.open_all:
+        if self.is_whole or self.local is not None:
             return original(module, *args, **kwargs)
-        in_batch = self._during(_Inside(self.own_rows)) if self._holds_rows(args) else nullcontext()
-        with in_batch, self._local_stream:
-            return original(module, *args, **kwargs)
+        self.local = self.own_rows if self._holds_rows(args) else None
+        try:
+            with self.local_stream:
+                return original(module, *args, **kwargs)
+        finally:
+            self.local = None
 
     def _holds_rows(self, args: tuple[Any, ...]) -> bool:
         """Whether what comes in is the share that the loader handed out."""
