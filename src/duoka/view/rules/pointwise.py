@@ -35,7 +35,7 @@ less_equal greater greater_equal isclose bitwise_left_shift bitwise_right_shift 
 logical_not bitwise_and bitwise_or bitwise_xor bitwise_not clamp clamp_min clamp_max clip where masked_fill
 threshold relu relu6 leaky_relu gelu silu elu selu celu mish softplus softsign hardtanh hardsigmoid hardswish
 logsigmoid hardshrink softshrink tanhshrink float double half bfloat16 long int short bool byte char to cpu cuda
-type_as clone detach contiguous pin_memory ones_like zeros_like full_like empty_like cfloat cdouble chalf sigmoid
+type_as clone detach pin_memory ones_like zeros_like full_like empty_like cfloat cdouble chalf sigmoid
 tanh fill zero copy __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__
 __floordiv__ __rfloordiv__ __mod__ __rmod__ __pow__ __rpow__ __neg__ __pos__ __abs__ __invert__ __lshift__
 __rlshift__ __rshift__ __rrshift__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __rand__ __or__ __ror__ __xor__
@@ -168,7 +168,17 @@ def quantised(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return BatchTensor(func(batch._local, *whole), batch._spec)
 
 
+def contiguous(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x.contiguous()`: a copy where it is one of the whole, though one row may be contiguous already."""
+    batch = args[0]
+    rows = func(batch._local, *args[1:], **kwargs)
+    if rows is batch._local:
+        return batch if batch._meta.order is None else BatchTensor(rows.clone(), batch._spec)
+    return BatchTensor(rows, batch._spec)
+
+
 RULES: dict[Function, Rule] = {
+    Tensor.contiguous: contiguous,
     **dict.fromkeys(functions(NAMES), pointwise),
     **dict.fromkeys(getters("real imag"), pointwise),
     **dict.fromkeys(functions("bucketize isin searchsorted", (torch,)), looked_up),
