@@ -29,7 +29,7 @@ class Part(nn.Module):
 
 def _called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     calls = getattr(HERE, "calls", None)
-    if calls is None:
+    if calls is None or torch.compiler.is_compiling():
         return _call(self, *args, **kwargs)
     if not calls.is_outermost:
         return calls.call(_call, self, args, kwargs)

@@ -25,6 +25,7 @@ from duoka.private.lookup import numbers, parts_of
 with parts_of("torch", torch.__version__):
     from torch import _utils, _weights_only_unpickler
     from torch.distributed import distributed_c10d as _c10d
+    from torch.nn.utils import rnn
     from torch.utils import _device, _python_dispatch, _pytree
     from torch.utils.data._utils import pin_memory as _pin_memory
     from torch.utils.data._utils import signal_handling as _loader_deaths

@@ -200,15 +200,20 @@ class BatchTensor(Tensor):
 
     def lies_as(self, order: tuple[int, ...]) -> None:
         """Remember how the whole lies in memory: its dimensions, from the slowest to the fastest."""
-        if order != tuple(range(len(order))):
+        if not order == memory_order(self._rows) == tuple(range(len(order))):
             self._meta = Meta.of(self._rows, self._spec, order)
 
     # What is asked most is answered without asking torch.
 
-    @property  # type: ignore[misc]
+    @property
     def __class__(self) -> type:
         """As on one device; `type(x)` tells the truth."""
         return Tensor
+
+    @__class__.setter
+    def __class__(self, kind: type) -> None:
+        if kind is not Tensor:  # which torch sets where it swaps two batches
+            raise TypeError(f"a batch cannot become a {kind.__name__}")
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]

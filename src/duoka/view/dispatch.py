@@ -91,7 +91,7 @@ def _by_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view
     if type(out) is Tensor and out.requires_grad:
         if call.key not in view.backward_names:
             view.backward_names[call.key] = name_backward(out, func, args, kwargs)
-        out.__dict__["_backward_name"] = view.backward_names[call.key]
+        out.__dict__["backward_name"] = view.backward_names[call.key]
     return out
 
 

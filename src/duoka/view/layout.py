@@ -51,7 +51,7 @@ def backward_name(tensor: Tensor) -> str | None:
     if isinstance(tensor, BatchTensor):
         node = tensor._shares[0]._local.grad_fn
         return None if node is None else type(node).__name__
-    return tensor.__dict__.get("_backward_name")
+    return tensor.__dict__.get("backward_name")
 
 
 def _whole_without_values(leaf: Tensor) -> Tensor:

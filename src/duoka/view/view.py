@@ -101,8 +101,12 @@ class View:
 
     @property
     def met(self) -> int:
-        """How often something was done that concerns other rows: a collective begun, random numbers drawn."""
-        return self.own.ranks.begun + self.drawn
+        """How often something was done that concerns other rows.
+
+        A collective was begun, random numbers were drawn, something was computed whole (of rows that may have been
+        gathered before).
+        """
+        return self.own.ranks.begun + self.drawn + self.gathered.total()
 
     def shares(self, n: int) -> bool:
         """Whether a batch of n samples is shared out: a smaller one than ranks stays whole on each."""
