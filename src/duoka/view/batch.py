@@ -206,16 +206,6 @@ class BatchTensor(Tensor):
     # What is asked most is answered without asking torch.
 
     @property
-    def __class__(self) -> type:
-        """As on one device; `type(x)` tells the truth."""
-        return Tensor
-
-    @__class__.setter
-    def __class__(self, kind: type) -> None:
-        if kind is not Tensor:  # which torch sets where it swaps two batches
-            raise TypeError(f"a batch cannot become a {kind.__name__}")
-
-    @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         return self._meta.shape
 
