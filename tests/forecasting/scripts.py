@@ -1,4 +1,8 @@
-"""Scripts that are forecast. Sleeping stands for computing: it takes its time however busy the processor is."""
+"""Scripts that are forecast.
+
+Sleeping stands for computing: it takes its time however busy the processor is. It sleeps for the rows that
+a rank has, as a kernel would; to a script the batch has all rows.
+"""
 
 MODEL = """
 import time
@@ -17,7 +21,8 @@ class Net(nn.Module):
         self.layer = nn.Linear(4, 1)
 
     def forward(self, rows):
-        time.sleep(PER_ROW * rows.shape[0])
+        own = rows.to_local() if hasattr(rows, "to_local") else rows
+        time.sleep(PER_ROW * own.shape[0])
         return self.layer(rows)
 
 

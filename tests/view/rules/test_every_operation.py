@@ -46,7 +46,11 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Any]]:
 
     for device in ("cuda", "xpu"):  # to seed one that is not there costs a traceback each time
         monkeypatch.setattr(f"torch.{device}.random._lazy_call", lambda *args, **kwargs: None)
-    monkeypatch.setattr(BatchTensor, "rules", {func: noting(rule) for func, rule in BatchTensor.rules.items()})
+    noted = {rule: noting(rule) for rule in BatchTensor.rules.values()}
+    monkeypatch.setattr(BatchTensor, "rules", {func: noted[rule] for func, rule in BatchTensor.rules.items()})
+    for kind in ("together", "drawing", "unrecorded"):
+        rules = getattr(BatchTensor, kind)
+        monkeypatch.setattr(BatchTensor, kind, frozenset(noted.get(rule, rule) for rule in rules))
     return found
 
 

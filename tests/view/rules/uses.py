@@ -17,7 +17,7 @@ USES: list[tuple[str, Use]] = [
         "digamma erf erfc erfinv exp2 expit expm1 gammaln i0 log1p logit psi round sinc detach cpu "
         "adjoint "
         "numel nelement ndimension element_size is_complex is_floating_point is_conj is_neg "
-        "is_signed "
+        "is_signed size "
         "is_inference get_device "
         "is_contiguous is_shared is_pinned _is_view nansum nanmean aminmax_ poisson bernoulli "
         "__neg__ __pos__ __abs__ __len__ t dropout",
