@@ -181,7 +181,9 @@ class BatchTensor(Tensor):
             spec = Spec(own, own.cut(whole.shape[dim]), dim)
             rows = spec.own(whole)
             # In another dimension they lie apart, and a view on one device would be a copy here.
-            batch = BatchTensor(rows.contiguous() if whole.is_contiguous() else rows, spec)
+            rows = rows.contiguous() if whole.is_contiguous() else rows
+            # Kernels round by how memory is aligned, and a share's rows may also come by themselves (`of_rows`).
+            batch = BatchTensor(rows.clone() if view.own.exact else rows, spec)
             if spec.local_size == 1:
                 batch.lies_as(memory_order(whole))
             return batch
