@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from duoka.view.batch import BatchTensor, Spec
-from duoka.view.collectives import Alone, Collectives
+from duoka.view.collectives import Collectives
 from duoka.view.draws import random_states, set_random_states
 from duoka.view.view import View
 
@@ -70,9 +70,7 @@ class ThreadRanks(Collectives):
         self.table, self.rank, self.world_size = table, rank, table.world_size
 
     def _exchange(self, value: Any) -> list[Any]:
-        if self.alone:
-            raise Alone
-        self.begun += 1
+        self.begin()
         return self.table.exchange(self.rank, value)
 
     def _meet(self, name: str, tensor: Tensor) -> list[Tensor]:

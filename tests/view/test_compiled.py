@@ -140,3 +140,21 @@ def test_modes_and_sizes_are_kinds_of_their_own() -> None:
 
     batches = [*several(4), normal(4, 6), normal(4, 6)]
     compiled_calls(then, batches, before)
+
+
+def test_an_error_of_some_rows_is_every_rank_s() -> None:
+    table = torch.randn(6, 2)
+
+    def on_rank(view: View) -> list[Any]:
+        compiled = torch.compile(nn.Embedding.from_pretrained(table), backend="eager")
+        calls, found = ModuleCalls(view), []
+        for ids in (torch.arange(4), torch.arange(4), torch.tensor([0, 1, 2, 9]), torch.arange(4)):
+            try:
+                found.append(whole_of(calls.call(nn.Module.__call__, compiled, (shared(view, ids),), {})))
+            except IndexError as error:
+                found.append(str(error))
+        return found
+
+    for found in in_turns(2, on_rank):
+        assert found.pop(2) == "index out of range in self"
+        torch.testing.assert_close(found, [table[:4]] * 3)

@@ -81,25 +81,44 @@ def test_errors_name_the_shapes_of_the_whole_batch(repeated: bool) -> None:
     on_ranks(2, on_rank)
 
 
-@pytest.mark.parametrize("repeated", [False, True])
-def test_an_error_of_one_rank_s_rows_is_remembered(repeated: bool) -> None:
-    """The other ranks have not seen it: they must not go on together with this one."""
-    table = nn.Embedding(3, 2)
-    raised: list[tuple[int, str]] = []
+SCORES = torch.linspace(0.1, 0.8, 18).view(6, 3)
+IDS = torch.tensor([0, 1, 2, 0, 1, 7])
+MATRICES = torch.stack([torch.eye(2)] * 4 + [-torch.eye(2)] * 2)
 
-    def on_rank(view: View) -> bool:
-        view.own.ranks.raised = lambda error, line: raised.append((view.ranks.rank, error))  # type: ignore
-        ids = shared(view, torch.tensor([0, 1, 2, 0]))
-        if repeated:
-            F.embedding(ids, table.weight)
-        try:
-            F.embedding(shared(view, torch.tensor([0, 1, 2, 5])), table.weight)
-        except IndexError:
-            return True
-        return False
 
-    assert on_ranks(2, on_rank) == [False, True]
-    assert raised == [(1, "IndexError")]
+@pytest.mark.parametrize("shares", [0, 4], ids=["ranks", "exact"])
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(
+    ("work", "good", "bad"),
+    [
+        (lambda ids: F.embedding(ids, SCORES), IDS.clamp(max=2), IDS),
+        (lambda ids: SCORES[ids], IDS.clamp(max=2), IDS),
+        (lambda ids: F.cross_entropy(SCORES, ids), IDS.clamp(max=2), IDS),
+        (lambda x: F.binary_cross_entropy(x, torch.ones(6, 3)), SCORES, SCORES + 0.5),
+        (torch.linalg.cholesky, -MATRICES[[4] * 6], MATRICES),
+    ],
+    ids=["embedding", "index", "cross_entropy", "binary_cross_entropy", "cholesky"],
+)
+def test_an_error_of_some_rows_is_every_rank_s(
+    work: Any, good: Tensor, bad: Tensor, again: bool, shares: int
+) -> None:
+    """The script may catch it: then all ranks do, and go on together."""
+    with pytest.raises((IndexError, RuntimeError)) as expected:
+        work(bad)
+
+    def on_rank(one: View) -> Any:
+        view = one
+        if shares:
+            view = exact_view(one.ranks, shares, lambda leaf: None, lambda _, leaf: leaf, lambda leaf: False, print)
+        if again:
+            work(BatchTensor.of(good, view))
+        with pytest.raises(expected.type) as found:
+            work(BatchTensor.of(bad, view))
+        return [str(found.value), whole_of(work(BatchTensor.of(good, view)))]
+
+    for text, out in on_ranks(2, on_rank):
+        assert text == str(expected.value)
+        torch.testing.assert_close(out, work(good))
 
 
 def test_a_refusal_is_remembered() -> None:

@@ -7,21 +7,24 @@ import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-defined]
 
 from duoka.board import AT_END
-from duoka.errors import PeerLost, Refused, TimedOut
+from duoka.errors import DuokaError, PeerLost, Refused, TimedOut
 from duoka.keys import Key
 from duoka.private.texts import TOO_LATE, says
 from duoka.private.torch import meeting_quietly, nccl_options, start_all_gather
 from duoka.sealing import opened, sealed
 from duoka.view.nearby import Nearby
 from duoka.view.site import user_line
+
+T = TypeVar("T")
 
 
 class Seat(Protocol):
@@ -38,6 +41,10 @@ class Alone(Exception):
     """A collective was called by a rank that is finding something out by itself."""
 
 
+class _Failed(BaseException):
+    """The work of some rank has raised an error. No Exception: a rule that catches these lets it pass."""
+
+
 class Collectives(ABC):
     """A rank among `world_size` ranks. Every call is made by all ranks, in the same order."""
 
@@ -46,6 +53,50 @@ class Collectives(ABC):
     begun: int = 0  # collectives so far
     key: Key = Key()  # of the run, under which objects are sealed
     alone: bool = False  # one rank finds something out for all: it must not meet the others meanwhile
+    _agreeing: bool = False  # within `agreed`, and nobody has met yet
+
+    def begin(self) -> None:
+        """A collective begins: every subclass calls this before it meets the others."""
+        if self.alone:
+            raise Alone
+        if self._agreeing:
+            self._agree(False)
+        self.begun += 1
+
+    def agreed(self, work: Callable[[], T], otherwise: Callable[[], T]) -> T:
+        """`work()`; where it raises an error on any rank, all go on with `otherwise()` instead.
+
+        What may fail comes before the first collective in `work`, if it has any: there the ranks compare.
+        """
+        if self._agreeing:
+            return work()
+        self._agreeing = True
+        try:
+            out = work()
+            if self._agreeing:
+                self._agree(False)
+            return out
+        except DuokaError:  # is every rank's
+            raise
+        except Exception:
+            if not self._agreeing:  # they have agreed that none had failed before they met
+                raise
+            with suppress(_Failed):
+                self._agree(True)
+        except _Failed:
+            pass
+        finally:
+            self._agreeing = False
+        return otherwise()
+
+    def _agree(self, failed: bool) -> None:
+        """Raise _Failed if any rank has failed."""
+        self._agreeing = False
+        begun = self.begun
+        number = int(self.all_reduce(torch.tensor(int(failed), device="cpu"), ReduceOp.MAX))
+        self.begun = begun  # it concerns no rows
+        if number:
+            raise _Failed
 
     @abstractmethod
     def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
@@ -177,9 +228,7 @@ class ProcessCollectives(Collectives):
         take: Callable[[list[Tensor]], Any],
     ) -> Callable[[], None]:
         """Begin a collective: through shared memory, where `take` gets every rank's tensor, or by `begin(group)`."""
-        if self.alone:
-            raise Alone
-        self.begun += 1
+        self.begin()
         self._threads.begin()
         self.come_to(f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]}")
         if self._nearby is not None and self._nearby.takes(tensor):

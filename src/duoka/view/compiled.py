@@ -32,6 +32,10 @@ Original = Callable[..., Any]
 _Outputs = tuple[list[Spec | None], Any]  # the spec of each output, None for what is no batch, and their tree
 
 
+class _CompiledAnew(Exception):
+    """The code took a path that was not proven."""
+
+
 class Compiled:
     """The calls of compiled modules."""
 
@@ -53,14 +57,21 @@ class Compiled:
         if outputs is None:
             return self._uncompiled(original, module, args, kwargs)
         states, compiled = random_states(), _compilations()
-        rows, named = tree_unflatten(
-            [leaf._local if isinstance(leaf, BatchTensor) else leaf for leaf in leaves], tree
-        )
-        out = original(module, *rows, **named)
-        if self._on_any(_compilations() != compiled):
+
+        def of_rows() -> Any:
+            rows, named = tree_unflatten(
+                [leaf._local if isinstance(leaf, BatchTensor) else leaf for leaf in leaves], tree
+            )
+            out = original(module, *rows, **named)
+            if _compilations() != compiled:
+                raise _CompiledAnew
+            return self._of_rows(out, outputs)
+
+        def anew() -> Any:
             set_random_states(states)
             return self._proven(original, module, args, kwargs, kinds, kind)
-        return self._of_rows(out, outputs)
+
+        return self._view.own.ranks.agreed(of_rows, anew)
 
     def _proven(
         self,

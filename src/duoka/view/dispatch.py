@@ -18,6 +18,7 @@ from duoka.errors import Refused
 from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.batch import BatchTensor, Joint, Rule, alike, batches_in, has_sparse, joined, of_share, of_the_whole
 from duoka.view.draws import Once
+from duoka.view.failing import MAY_FAIL, may_fail
 from duoka.view.layout import name_backward, with_order
 from duoka.view.parts import is_sharded
 from duoka.view.replay import Described, Outdated, Recorder
@@ -37,6 +38,22 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         args, kwargs = (kwargs["input"],), {name: kwargs[name] for name in kwargs if name != "input"}
     call = Described(func, args, kwargs)
     first = call.batches[0]
+    view = first._meta.spec.view
+    if view.own.count > 1 and type(first) is not Joint:
+        return _called(func, args, kwargs, call)  # one of several shares
+    try:
+        if func in MAY_FAIL and may_fail(func, call.batches):
+            return view.own.ranks.agreed(
+                lambda: _called(func, args, kwargs, call), lambda: compute_whole(func, args, kwargs)
+            )
+        return _called(func, args, kwargs, call)
+    except Exception as error:
+        view.raised(error)
+        raise
+
+
+def _called(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: Described) -> Any:
+    first = call.batches[0]
     if type(first) is Joint:
         return _of_shares(func, args, kwargs)
     view = first._meta.spec.view
@@ -52,13 +69,8 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
             except Outdated:
                 pass
             except Exception as error:
-                view.raised(error)
                 raise _in_words(error, func, args, kwargs, view) from None
-    try:
-        return _in_step(func, args, kwargs, view, call)
-    except Exception as error:
-        view.raised(error)
-        raise
+    return _in_step(func, args, kwargs, view, call)
 
 
 def _in_step(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, call: Described) -> Any:
