@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from duoka.keys import Key
 from duoka.launchers import joining as module
-from duoka.launchers.joining import device_of, together
+from duoka.launchers.joining import together
 from duoka.launchers.machines import Alone
 from duoka.options import Target
 from duoka.plan import Plan
@@ -51,13 +50,6 @@ def test_the_script_s_own_modules_are_looked_at_too(tmp_path: Path, monkeypatch:
     Path("more.py").write_text("x = 2\n")
     after = module._facts(plan())
     assert [name for name in before if before[name] != after[name]] == ["the content of more.py"]
-
-
-def test_the_network_device_of_an_address() -> None:
-    assert device_of("127.0.0.1") == "lo"
-    assert device_of("203.0.113.7") is None
-    assert device_of("no address") is None
-    assert device_of("::1") == ("lo" if socket.has_dualstack_ipv6() and Path("/proc/net/if_inet6").exists() else None)
 
 
 def test_one_machine_has_nobody_to_ask() -> None:

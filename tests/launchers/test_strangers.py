@@ -16,10 +16,10 @@ from duoka.errors import TimedOut
 from duoka.keys import Key
 from duoka.launchers import talk
 from duoka.launchers.hello import Hello
-from duoka.launchers.lines import GUEST, LONGEST_HELLO, Line, WrongKey, answer
 from duoka.launchers.places import open_to
 from duoka.launchers.talk import begin
 from duoka.options import Machines
+from duoka.wire import GUEST, LONGEST_HELLO, Line, WrongKey, answer
 
 KEY = Key(b"a secret of the tests")
 SECRET = "--password=hunter2"

@@ -16,10 +16,10 @@ from duoka.errors import AskedError, OptionError, TimedOut
 from duoka.keys import Key
 from duoka.launchers import talk as module
 from duoka.launchers.hello import Hello
-from duoka.launchers.lines import SILENT
 from duoka.launchers.places import open_to_all
 from duoka.launchers.talk import Talk
 from duoka.options import Machines
+from duoka.wire import SILENT
 
 
 def nobody(text: str) -> None:

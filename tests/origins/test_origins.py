@@ -135,7 +135,7 @@ def met() -> dict[int, Any]:
     def rank(number: int) -> None:
         meeting: Meeting = meet(store, number, 2, 20.0)
         ranks = meeting.collectives(number, 2, 20.0, 0)
-        found[number] = meeting.here, meeting.nearby is not None, ranks.all_reduce(torch.ones(2) + number).tolist()
+        found[number] = meeting.here, meeting.exchange is not None, ranks.all_reduce(torch.ones(2) + number).tolist()
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
     for thread in threads:

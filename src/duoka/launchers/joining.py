@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import json
 import secrets
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,11 @@ from duoka.launchers.hello import Differs, Hello
 from duoka.launchers.machines import Alone, Several
 from duoka.launchers.talk import LOST, Talk, begin
 from duoka.machine_name import machine_name
+from duoka.network import device_of
 from duoka.plan import Plan, joined
 from duoka.script.files import sources
 
 TO_SAY = 3.0  # seconds after which it is said for whom this machine waits
-SIOCGIFADDR = 0x8915
 WITHOUT_KEY = (
     "the machines have no key in common, so whoever reaches this port can take part in the run and read what it "
     "computes; DUOKA_KEY or --key-file, the same on all, closes it"
@@ -127,18 +125,3 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "--threads": plan.threads if plan.strategy == "exact" else None,
         "the type of the devices": plan.devices[0].type,
     }
-
-
-def device_of(address: str) -> str | None:
-    """The network device of this machine that has this address: `lo`, `eth0`; None where it cannot be told."""
-    for _, name in socket.if_nameindex():
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-            found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
-            if socket.inet_ntoa(found[20:24]) == address:
-                return name
-    with suppress(OSError, ValueError):
-        wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            if line.startswith(wanted):
-                return line.split()[-1]
-    return None

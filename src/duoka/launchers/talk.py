@@ -2,7 +2,7 @@
 
 Machine 0 listens where they meet, and each of the others keeps a line to it. Whatever one says goes through machine
 0 to all, the one itself included, so that all hear everything in the same order. How a line is kept to those who
-have the run's key is in `lines`.
+have the run's key is in `duoka.wire`.
 
 A machine is lost at once when its command ends or is killed, as its line ends then. One that loses its power or its
 network is lost after `SILENT` seconds: the kernels ask each other whether they are there, however busy the commands
@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 from duoka.errors import AskedError, TimedOut
 from duoka.keys import Key
 from duoka.launchers.hello import Differs, Hello, refusal_of
-from duoka.launchers.lines import LONGEST, TO_SEND, Challenge, Line, WrongKey, answer
 from duoka.launchers.places import find, listen
 from duoka.options import Machines
 from duoka.printable import printable
+from duoka.wire import LONGEST, TO_SEND, Challenge, Line, WrongKey, answer
 
 PAUSE = 0.5  # seconds between two attempts to reach machine 0
 STRANGERS = 64  # connections of which it is not known whose they are

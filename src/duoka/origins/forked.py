@@ -13,7 +13,8 @@ from duoka.options import BatchNorm, Loading, Randomness
 from duoka.origins.base import Origin
 from duoka.origins.meeting import Meeting
 from duoka.rendezvous import reach_store
-from duoka.view.collectives import Seat
+from duoka.view.collectives import Exchange, Seat
+from duoka.view.direct import between
 from duoka.view.nearby import Nearby
 
 
@@ -45,9 +46,11 @@ class Forked(Origin):
 
     def meet(self, timeout: float) -> Meeting:
         size = self.world_size
-        nearby = None if self.exchange is None else Nearby(self.exchange, self.rank, size, timeout)
-        here, far = self.place.local_world_size, self.place.machines > 1
-        return Meeting(self.store(timeout), self.seat, nearby, here, far, self.key)
+        here, far, store = self.place.local_world_size, self.place.machines > 1, self.store(timeout)
+        way: Exchange | None = None if self.exchange is None else Nearby(self.exchange, self.rank, size, timeout)
+        if far:
+            way = between(store, self.rank, size, timeout, self.key)
+        return Meeting(store, self.seat, way, here, far, self.key)
 
 
 @dataclass(frozen=True, slots=True)

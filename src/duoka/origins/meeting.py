@@ -19,7 +19,7 @@ from duoka.errors import TimedOut
 from duoka.keys import Key
 from duoka.machine_name import SHARED_MEMORY, machine_name
 from duoka.view import nearby
-from duoka.view.collectives import ProcessCollectives, Seat
+from duoka.view.collectives import Exchange, ProcessCollectives, Seat
 from duoka.view.far import FarCollectives
 from duoka.view.nearby import Nearby
 
@@ -28,14 +28,14 @@ from duoka.view.nearby import Nearby
 class Meeting:
     """What one rank has in common with the others, for all runs of its process.
 
-    seat: where it writes which collective it is in. nearby: memory for small tensors; None: they have gloo only.
+    seat: where it writes which collective it is in. exchange: a way for small tensors; None: they have gloo only.
     here: how many of the ranks are on this machine. far: whether there is no board on which all can be seen.
     key: of the run.
     """
 
     store: Store
     seat: Seat
-    nearby: Nearby | None
+    exchange: Exchange | None
     here: int
     far: bool = False
     key: Key = field(default_factory=Key)
@@ -44,7 +44,7 @@ class Meeting:
         """The collectives of this process's run number `run`."""
         store = PrefixStore(f"run{run}", self.store)
         make = FarCollectives if self.far else ProcessCollectives
-        made = make(store, rank, world_size, timedelta(seconds=timeout), self.seat, self.nearby)
+        made = make(store, rank, world_size, timedelta(seconds=timeout), self.seat, self.exchange)
         made.key = self.key
         return made
 

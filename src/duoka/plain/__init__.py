@@ -59,8 +59,9 @@ from duoka.plan import Plan
 from duoka.private.lookup import untested
 from duoka.strategies import create
 from duoka.view.calls import ModuleCalls
-from duoka.view.collectives import Collectives, ProcessCollectives, Seat
+from duoka.view.collectives import Collectives, Exchange, ProcessCollectives, Seat
 from duoka.view.determinism import be_deterministic
+from duoka.view.direct import between
 from duoka.view.draws import OwnStream
 from duoka.view.far import FarCollectives
 from duoka.view.nearby import Nearby
@@ -94,9 +95,12 @@ SHOWN = 20  # lines of a kind in the report
 
 def meet(plan: Plan, rank: int, store: Store, seat: Seat, exchange: mmap.mmap | None, key: Key) -> Collectives:
     """This rank among those of the plan. exchange: memory that the ranks share, or None. key: of the run."""
-    nearby = None if exchange is None else Nearby(exchange, rank, plan.world_size, plan.timeout)
-    make = ProcessCollectives if plan.machines.count == 1 else FarCollectives
-    ranks = make(store, rank, plan.world_size, timedelta(seconds=plan.timeout), seat, nearby)
+    size, seconds = plan.world_size, plan.timeout
+    make: type[ProcessCollectives] = ProcessCollectives
+    way: Exchange | None = None if exchange is None else Nearby(exchange, rank, size, seconds)
+    if plan.machines.count > 1:
+        make, way = FarCollectives, between(store, rank, size, seconds, key)
+    ranks = make(store, rank, size, timedelta(seconds=seconds), seat, way)
     ranks.key = key
     return ranks
 

@@ -7,7 +7,8 @@ Module calls:           calls (plain inputs, parameters), compiled, recomputing 
                         standin
 What concerns all rows: draws (random numbers), norm (BatchNorm), crossings (gradients), tree (sums in one order),
                         graph
-Between ranks:          collectives, alone (of one rank), nearby (through shared memory), far (between machines)
+Between ranks:          collectives, alone (of one rank), nearby (through shared memory), far and direct (between
+                        machines)
 What they all use:      view (what belongs to one rank), site (the user's line), determinism (torch's settings),
                         handles (numbers of hooks)
 """

@@ -21,7 +21,6 @@ from duoka.keys import Key
 from duoka.private.texts import TOO_LATE, says
 from duoka.private.torch import meeting_quietly, nccl_options, start_all_gather
 from duoka.sealing import opened, sealed
-from duoka.view.nearby import Nearby
 from duoka.view.site import user_line
 
 T = TypeVar("T")
@@ -35,6 +34,19 @@ class Seat(Protocol):
 
     def leave(self, waited: int) -> None:
         """It has finished; raises RanksApart where other ranks came to another one. waited: nanoseconds."""
+
+
+class Exchange(Protocol):
+    """A way for small CPU tensors that is quicker than gloo's: through shared memory, or straight to each rank."""
+
+    def takes(self, tensor: Tensor) -> bool:
+        """Whether a tensor may go this way: all ranks say the same, since they are at the same place."""
+
+    def start(self, tensor: Tensor, take: Callable[[list[Tensor]], Any], text: bytes) -> Callable[[], None]:
+        """Send `tensor`; the function returned waits for the others, and hands all ranks' (flat) to `take`.
+
+        text: what this rank came to with it, the same on all.
+        """
 
 
 class Alone(Exception):
@@ -178,7 +190,7 @@ class Collectives(ABC):
 class ProcessCollectives(Collectives):
     """Collectives over torch's process groups: gloo for CPU tensors, nccl for CUDA tensors.
 
-    Small CPU tensors go through shared memory, where the ranks have one (`nearby`).
+    Small CPU tensors go another way, where the ranks have one (`exchange`: nearby.py, direct.py).
 
     The groups are not torch's default group: a plain script still sees that none is initialised.
     """
@@ -190,10 +202,10 @@ class ProcessCollectives(Collectives):
         world_size: int,
         timeout: timedelta,
         seat: Seat,
-        nearby: Nearby | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         self.rank, self.world_size = rank, world_size
-        self._store, self._timeout, self._seat, self._nearby = store, timeout, seat, nearby
+        self._store, self._timeout, self._seat, self._exchange = store, timeout, seat, exchange
         self._groups: dict[str, Any] = {}
         self._line: Callable[[], str] = user_line
         self._raised: tuple[str, str] | None = None  # an error since the last collective, and its line
@@ -227,12 +239,12 @@ class ProcessCollectives(Collectives):
         begin: Callable[[Any], Any],
         take: Callable[[list[Tensor]], Any],
     ) -> Callable[[], None]:
-        """Begin a collective: through shared memory, where `take` gets every rank's tensor, or by `begin(group)`."""
+        """Begin a collective: by the exchange, where `take` gets every rank's tensor, or by `begin(group)`."""
         self.begin()
         self._threads.begin()
-        self.come_to(f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]}")
-        if self._nearby is not None and self._nearby.takes(tensor):
-            finish: Callable[[], Any] = self._nearby.start(tensor, take)
+        text = self._come_to(f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]}")
+        if self._exchange is not None and self._exchange.takes(tensor):
+            finish: Callable[[], Any] = self._exchange.start(tensor, take, text)
         else:
             work = self._met(lambda: begin(self._group(tensor.device.type)))
             finish = lambda: self._met(work.wait)  # noqa: E731
@@ -246,6 +258,10 @@ class ProcessCollectives(Collectives):
         return wait
 
     def come_to(self, what: str) -> None:
+        self._come_to(what)
+
+    def _come_to(self, what: str) -> bytes:
+        """Show what this rank comes to; what all ranks call it."""
         line = self._line()
         text = told = f"{what}{self._threads.where()} at {line}"
         if self._raised is not None:  # the kind of error is its own matter: each rank has other rows
@@ -253,6 +269,7 @@ class ProcessCollectives(Collectives):
             text, told = f"{text} after {where}", f"{what}, after {error} at {where}, at {line}"
             self._raised = None
         self._enter(text.encode(), told)
+        return text.encode()
 
     def _enter(self, text: bytes, told: str) -> None:
         """Come to what all ranks call `text`, and this one `told`."""

@@ -1,8 +1,9 @@
 """Collectives between machines.
 
-On one machine a board shows what every rank came to, and each looks whether it is the same. Between machines nothing
-does: two collectives of the same size that do not belong together would be added up. So the ranks compare, now and
-then and at every barrier, a checksum of all that they came to.
+On one machine a board shows what every rank came to, and each looks whether it is the same. Between machines a small
+tensor says so itself (direct.py). Nothing does for what gloo and NCCL carry: two collectives of the same size that do
+not belong together would be added up. So the ranks compare, now and then and at every barrier, a checksum of all that
+they came to.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import torch
 from torch.distributed import ReduceOp, Store  # type: ignore[attr-defined]
 
 from duoka.errors import RanksApart
-from duoka.view.collectives import ProcessCollectives, Seat
-from duoka.view.nearby import Nearby
+from duoka.view.collectives import Exchange, ProcessCollectives, Seat
 from duoka.view.site import user_line
 
 EVERY = 1024  # collectives
@@ -33,9 +33,9 @@ class FarCollectives(ProcessCollectives):
         world_size: int,
         timeout: timedelta,
         seat: Seat,
-        nearby: Nearby | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
-        super().__init__(store, rank, world_size, timeout, seat, nearby)
+        super().__init__(store, rank, world_size, timeout, seat, exchange)
         self._came, self._checksum = 0, 0
 
     def _enter(self, text: bytes, told: str) -> None:

@@ -68,7 +68,7 @@ class Nearby:
             and self._sent - self._left < RING
         )
 
-    def start(self, tensor: Tensor, take: Callable[[list[Tensor]], Any]) -> Callable[[], None]:
+    def start(self, tensor: Tensor, take: Callable[[list[Tensor]], Any], text: bytes = b"") -> Callable[[], None]:
         """Send `tensor`; the function returned waits for the others and hands all ranks' tensors (flat) to `take`.
 
         They are views of the shared memory: `take` copies what it keeps.

@@ -1,4 +1,4 @@
-"""One connection between two commands: lines of JSON, and how each end shows that it has the run's key.
+"""One connection between two processes of a run: lines of JSON, and how each end shows that it has the run's key.
 
     host   ["challenge", 0, N]                       N, M: random numbers, used once
     guest  ["answer", 1, [M, HMAC(key, guest N M)]]
@@ -31,7 +31,10 @@ class WrongKey(ConnectionError):
 
 
 class Line:
-    """A connection on which lines of JSON come and go, each of three things: what, a machine's number, a value."""
+    """A connection on which lines of JSON come and go, each of three things: what, a number, a value.
+
+    The number says whose it is: a machine's, or a rank's.
+    """
 
     def __init__(self, wire: socket.socket) -> None:
         self.wire, self._heard = wire, bytearray()
@@ -100,6 +103,10 @@ class Line:
             raise ValueError("a line without an end")
         return [self._read(line) for line in lines]
 
+    def unread(self) -> bytes:
+        """What has come behind the last line: of who talks otherwise from there on."""
+        return bytes(self._heard)
+
     def _read(self, line: bytes) -> tuple[str, int, Any]:
         if self._key is not None:
             signature, _, line = line.partition(b" ")
@@ -111,9 +118,9 @@ class Line:
         try:
             what, number, value = json.loads(line)
         except RecursionError:
-            raise ValueError("not what a command says") from None
+            raise ValueError("not what is said here") from None
         if not isinstance(what, str) or type(number) is not int:
-            raise ValueError("not what a command says")
+            raise ValueError("not what is said here")
         return what, number, value
 
 
@@ -142,8 +149,8 @@ class Challenge:
         self._line.secure(_own(self._key, both), HOST, GUEST)
 
 
-def answer(line: Line, key: Key, machine: int) -> None:
-    """Answer the host's challenge, as the guest, and see that the host has the key, too.
+def answer(line: Line, key: Key, number: int) -> None:
+    """Answer the host's challenge, as the guest, and see that the host has the key, too. number: the guest's.
 
     Raises:
         WrongKey: it has not.
@@ -152,7 +159,7 @@ def answer(line: Line, key: Key, machine: int) -> None:
     """
     challenge, mine = _next(line, "challenge"), secrets.token_hex(16)
     both = _both(challenge, mine)
-    line.send("answer", machine, [mine, key.sign(GUEST, *both)])
+    line.send("answer", number, [mine, key.sign(GUEST, *both)])
     if not key.signed(_next(line, "proof"), HOST, *both):
         raise WrongKey("it has another key")
     line.secure(_own(key, both), GUEST, HOST)
@@ -165,13 +172,13 @@ def _next(line: Line, what: str) -> Any:
     if said[0][0] == "refused":
         raise WrongKey("it has another key")
     if said[0][0] != what:
-        raise ValueError("no command of duoka's is there")
+        raise ValueError("nobody of duoka's is there")
     return said[0][2]
 
 
 def _both(host: Any, guest: Any) -> tuple[bytes, bytes]:
     if not isinstance(host, str) or not isinstance(guest, str):
-        raise ValueError("not what a command says")
+        raise ValueError("not what is said here")
     return host.encode(), guest.encode()
 
 
