@@ -7,8 +7,11 @@ from tests.plain.said import as_python
 def test_functions_made_of_functions_are_given_all_rows(flow: Flow) -> None:
     source = """
         import torch, warnings
+        from torch.autograd import forward_ad
         from torch import nn
         from torch.utils.data import DataLoader, TensorDataset
+        from torch.utils.flop_counter import FlopCounterMode
+        from torch.utils._python_dispatch import TorchDispatchMode
 
         warnings.simplefilter("ignore", FutureWarning)  # torch 2.15 uses its own torch.jit, and warns of that
 
@@ -47,5 +50,42 @@ def test_functions_made_of_functions_are_given_all_rows(flow: Flow) -> None:
         loss_of = lambda p, row: torch.func.functional_call(linear, p, (row,)).pow(2).sum()
         each = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0))(parameters, x)
         show("each sample's gradients", each["weight"])
+
+        def loss_with(p):
+            return torch.func.functional_call(linear, p, (x,)).pow(2).mean()
+
+        show("closure, grad", torch.func.grad(loss_with)(parameters)["weight"])
+        show("closure, hessian", torch.func.hessian(loss_with)(parameters)["weight"]["bias"])
+        show("closure, a row", torch.vmap(lambda w: (x[0] * w).sum() + x.mean())(torch.ones(2, 3)))
+        with forward_ad.dual_level():
+            show("dual rows", forward_ad.unpack_dual(linear(forward_ad.make_dual(x, x + 1))).tangent)
+            tangents = {name: forward_ad.make_dual(p, p + 1) for name, p in parameters.items()}
+            show("dual weights", forward_ad.unpack_dual(loss_with(tangents)).tangent)
+        jacobian = torch.autograd.functional.jacobian
+        show("jacobian, vectorized", jacobian(lambda v: v.sin().sum(1), x, vectorize=True))
+        show("forward-mode", jacobian(lambda v: v.sin().sum(1), x, vectorize=True, strategy="forward-mode"))
+        y = linear(x.requires_grad_())
+        many = torch.stack([torch.ones(7, 2), y.detach()])
+        for found in torch.autograd.grad(y, (x, linear.weight), many, is_grads_batched=True, retain_graph=True):
+            show("batched", found)
+        unused = torch.autograd.grad(y.mean(0), (x, torch.ones(1, requires_grad=True)), torch.eye(2),
+                                     is_grads_batched=True, allow_unused=True)
+        show("batched, unused", unused[0])
+        print(unused[1])
+        with FlopCounterMode(display=False) as counter:
+            linear(x).sum().backward()
+            linear(torch.ones(6, 3))
+        print("flops", counter.get_total_flops())
+
+        class Names(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                print(func, [tuple(a.shape) for a in args if isinstance(a, torch.Tensor)])
+                return func(*args, **(kwargs or {}))
+
+        with Names():
+            y = x.detach() * 2
+        places = torch.stack([torch.arange(7), torch.zeros(7).long()])
+        show("sparse", torch.sparse_coo_tensor(places, values=y[:, 0], size=(7, 2), check_invariants=True).to_dense())
+        show("traced", torch.jit.trace(linear, x)(x))
         """
     as_python(flow, source)

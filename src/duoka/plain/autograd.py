@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from duoka.plain.session import Session
-from duoka.private.torch import transform_level
+from duoka.private.torch import transform_level, tree_flatten, tree_unflatten
 from duoka.view.batch import batches_in
 from duoka.view.rules.gradients import uses, whole_gradients
 from duoka.view.site import user_line
@@ -40,6 +40,8 @@ def install(session: Session) -> None:
     def make_grad(original: Callable[..., Any]) -> Callable[..., Any]:
         def grad(*args: Any, **kwargs: Any) -> Any:
             how = dict(zip(_NAMES, args, strict=False)) | kwargs
+            if how.get("is_grads_batched") and transform_level() is None:
+                return _one_by_one(grad, how)
             outputs, inputs = how.pop("outputs"), how.pop("inputs")
             # The rule for batches sees to these; what torch.func is given is whole.
             if batches_in((outputs, inputs)) or transform_level() is not None:
@@ -54,3 +56,22 @@ def install(session: Session) -> None:
 
     session.patches.replace(torch.autograd, "backward", make_backward)
     session.patches.replace(torch.autograd, "grad", make_grad)
+
+
+def _one_by_one(grad: Callable[..., Any], how: dict[str, Any]) -> Any:
+    """`is_grads_batched`: ranks meet in the graph, which torch cannot map over, so each pass is made by itself."""
+    weights, shape = tree_flatten(how["grad_outputs"])
+    count = next(len(weight) for weight in weights if weight is not None)
+    found = []
+    for at in range(count):
+        own = tree_unflatten([None if weight is None else weight[at] for weight in weights], shape)
+        retain = how.get("retain_graph") or how.get("create_graph") or at < count - 1
+        found.append(grad(**{**how, "grad_outputs": own, "is_grads_batched": False, "retain_graph": retain}))
+    if isinstance(how["inputs"], dict):
+        return {name: _stacked([one[name] for one in found]) for name in found[0]}
+    return tuple(map(_stacked, zip(*found, strict=True)))
+
+
+def _stacked(parts: Sequence[Tensor | None]) -> Tensor | None:
+    there = next((part for part in parts if part is not None), None)
+    return there if there is None else torch.stack([torch.zeros_like(there) if p is None else p for p in parts])

@@ -25,7 +25,7 @@ def install(session: Session) -> None:
 
     def make_whole(original: Callable[..., Any]) -> Callable[..., Any]:
         def whole(*args: Any, **kwargs: Any) -> Any:
-            if batches_in(args):
+            if batches_in((args, kwargs)):
                 return compute_whole(original, args, kwargs)
             return original(*args, **kwargs)
 
@@ -53,13 +53,15 @@ def install(session: Session) -> None:
 
     note_constructors()  # while these are torch's own
     session.patches.replace(F, "l1_loss", make_weighted)
-    session.patches.replace(torch, "tensor", make_whole)
+    for name in ("tensor", *_SPARSE):
+        session.patches.replace(torch, name, make_whole)
     apply = inspect.getattr_static(torch.autograd.Function, "apply")
     session.patches.put(torch.autograd.Function, "apply", make_apply(apply))
     session.patches.put(torch.autograd, "Variable", Variable)
     session.patches.put(nn.Parameter, "__new__", _parameter)
 
 
+_SPARSE = [f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed")]
 _KEEPING_ROWS = "torch.distributed.fsdp"  # Functions that give the tensors that they are given
 
 

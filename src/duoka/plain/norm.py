@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.plain.session import Session
-from duoka.private.torch import FRAMES_UP
+from duoka.private.torch import FRAMES_UP, tree_map_only
 from duoka.view.batch import BatchTensor, join
 from duoka.view.norm import Normalising, in_training, whole_batch_norm
 
@@ -23,6 +23,7 @@ def install(session: Session) -> None:
         def script(*args: Any, **kwargs: Any) -> Any:
             if original.__name__ == "script":  # it looks for names in its caller's frame, which is one further up
                 kwargs[FRAMES_UP] = kwargs.get(FRAMES_UP, 0) + 1
+            args, kwargs = tree_map_only(BatchTensor, _example, (args, kwargs))  # for `trace`
             with session.patches.functions_put_back(), session.calls.computed_whole():
                 return original(*args, **kwargs)
 
@@ -32,6 +33,10 @@ def install(session: Session) -> None:
     session.patches.replace(F, "batch_norm", lambda original: in_training(original, of_batch))
     for name in ("script", "trace"):
         session.patches.replace(torch.jit, name, make_script)
+
+
+def _example(batch: BatchTensor) -> Tensor:
+    return batch.full_tensor().detach().requires_grad_(batch._shares[0]._local.requires_grad)
 
 
 def _whole_batch(session: Session, call: Normalising) -> Tensor | None:

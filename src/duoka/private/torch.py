@@ -24,6 +24,8 @@ from duoka.private.lookup import numbers, parts_of
 
 with parts_of("torch", torch.__version__):
     from torch import _utils, _weights_only_unpickler
+    from torch._functorch import pyfunctorch as _pyfunctorch
+    from torch.autograd import forward_ad as _forward_ad
     from torch.distributed import distributed_c10d as _c10d
     from torch.nn.utils import rnn
     from torch.utils import _device, _python_dispatch, _pytree
@@ -54,6 +56,15 @@ with parts_of("torch", torch.__version__):
     count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
     # In torch.func's transforms: how deep, or None. Public: none.
     transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
+    # Whether a tensor is one of theirs, or of older ones, without memory of its own. Public: none.
+    is_transformed: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+    is_mapped_over: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+    # Within, none of these transforms is in force. Public: none.
+    without_transforms: Callable[[], AbstractContextManager[Any]] = _pyfunctorch.temporarily_clear_interpreter_stack
+    # Within, no TorchDispatchMode is in force. Public: none.
+    without_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
+    # Those that are. Public: none.
+    dispatch_modes: Callable[[], list[Any]] = _python_dispatch._get_current_dispatch_mode_stack
     # Many tensors in one call. Public: one by one.
     copy_all_ = torch._foreach_copy_
     add_all_ = torch._foreach_add_
@@ -287,6 +298,11 @@ def count_compilations() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
+def in_forward_mode() -> bool:
+    """Whether a level of forward-mode differentiation is entered. Public: none."""
+    return _forward_ad._current_level >= 0
+
+
 def _names_in(code: CodeType) -> set[str]:
     inner = (one for one in code.co_consts if isinstance(one, CodeType))
     return {*code.co_names, *(name for one in inner for name in _names_in(one))}
@@ -306,6 +322,7 @@ def _try() -> None:
         parameters_in(module),
         sees_nodes(module),
         is_compiled_call(module),
+        in_forward_mode(),
     )
     loads_in_its_own_way(module), loaders_have_workers(), all_groups(), getattr(*TAKE_DOWN)
     for caller, called in (

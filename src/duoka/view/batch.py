@@ -12,6 +12,7 @@ from torch import Tensor
 
 from duoka.errors import DuokaError, Refused
 from duoka.private.torch import make_wrapper, tree_leaves, tree_map_only
+from duoka.view.below import looks_below, unseen
 from duoka.view.crossings import Gathered
 from duoka.view.cut import Cut
 from duoka.view.draws import memory_order
@@ -69,6 +70,13 @@ class Spec:
     @staticmethod
     def together(parts: list[tuple[Spec, Tensor]]) -> Tensor:
         """The replicated tensor of which `parts` are the own shares' rows."""
+        if looks_below():
+            with unseen():
+                return Spec._together(parts)
+        return Spec._together(parts)
+
+    @staticmethod
+    def _together(parts: list[tuple[Spec, Tensor]]) -> Tensor:
         spec, local = parts[0]
         home = spec.view.own.home
         if home is not None:

@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from duoka.private.torch import sees_nodes
 from duoka.view.batch import BatchTensor, batches_in, gather_all
+from duoka.view.below import looks_below
 from duoka.view.compiled import Compiled
 from duoka.view.cut import Cut
 from duoka.view.lent import version
@@ -76,7 +77,9 @@ class ModuleCalls:
         here = self._here
         if here.whole or threading.get_ident() != self._thread:
             return original(module, *args, **kwargs)
-        if _is_opaque(module) or _leaves_out_padding(module):
+        if looks_below() and not is_compiled(module):
+            return original(module, *args, **kwargs)
+        if looks_below() or _is_opaque(module) or _leaves_out_padding(module):
             return self._whole(original, module, args, kwargs)
         if not here.outermost:
             if is_compiled(module):

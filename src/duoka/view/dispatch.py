@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from duoka.errors import Refused
 from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.batch import BatchTensor, Joint, Rule, alike, batches_in, has_sparse, joined, of_share, of_the_whole
+from duoka.view.below import looks_below
 from duoka.view.draws import Once
 from duoka.view.failing import MAY_FAIL, may_fail
 from duoka.view.layout import name_backward, with_order
@@ -36,6 +37,8 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     """What `func(*args, **kwargs)` gives on one device, of which some arguments are batch tensors."""
     if not args and "input" in kwargs and func not in _INPUT_IS_NOT_FIRST:
         args, kwargs = (kwargs["input"],), {name: kwargs[name] for name in kwargs if name != "input"}
+    if looks_below() and BatchTensor.rules.get(func) not in BatchTensor.unrecorded:
+        return compute_whole(func, args, kwargs)
     call = Described(func, args, kwargs)
     first = call.batches[0]
     view = first._meta.spec.view

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.private.torch import count_holders, memory_of, tree_leaves, version_of
+from duoka.private.torch import count_holders, is_mapped_over, is_transformed, memory_of, tree_leaves, version_of
+from duoka.view.below import unseen
 from duoka.view.site import user_line
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ class Lent:
         """Remember `whole`, the copy of `rows`, where its memory is among what goes out."""
         known = any(copy.whole is whole for copy in self.copies)
         if not known and any(_has_memory_of(whole, leaf) for leaf in tree_leaves(out)):
-            self.copies.append(_Copy(rows.detach(), spec, whole, holders))
+            with unseen():
+                self.copies.append(_Copy(rows.detach(), spec, whole, holders))
 
     def of(self, rows: Tensor, spec: Spec) -> Tensor | None:
         """The copy of these rows that is there already: what is taken twice is the same memory."""
@@ -155,7 +157,7 @@ def same_memory(one: Tensor, other: Tensor) -> bool:
 
 def _has_memory_of(whole: Tensor, leaf: Any) -> bool:
     if isinstance(leaf, Tensor):
-        return same_memory(leaf, whole)
+        return not (is_transformed(leaf) or is_mapped_over(leaf)) and same_memory(leaf, whole)
     if isinstance(leaf, np.ndarray):
         return bool(np.may_share_memory(leaf, whole.detach().numpy()))
     return isinstance(leaf, (torch.UntypedStorage, torch.TypedStorage)) or type(leaf).__name__ == "PyCapsule"
