@@ -1,14 +1,19 @@
 # Every target makes its environment by itself where it is missing or older than pyproject.toml and constraints.txt:
 # .venv, or beside it one for TORCH=2.15.0 and PYTHON=python3.12, with the newest or (LOWEST=1) lowest of all else.
 
+# The first of these commands that is a Python which can make environments. That one is found is not enough: pyenv's
+# are there for each version that is installed, and run if it is chosen.
+first = $(shell for python in $(1); do $$python -c 'import ensurepip' 2>/dev/null && echo $$python && break; done)
+PYTHONS := python3.11 python3.12 python3.13 python3.14
+PYTHON ?= $(call first,$(PYTHONS))
+OLDEST = $(call first,python3.10 $(PYTHONS))
+NEWEST = $(call first,python3.14 python3.13 python3.12 python3.11)
+
 VENV := .venv$(if $(TORCH),-$(TORCH)-$(notdir $(PYTHON))$(if $(LOWEST),-lowest))
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 PINNED = -c constraints.txt -e '.[dev,docs,examples]'
 CHOSEN = torch==$(TORCH) $(if $(LOWEST),-c $(VENV)/lowest.txt) -e '.[dev,examples]'
-PYTHONS := python3.11 python3.12 python3.13 python3.14 python3
-PYTHON ?= $(shell for python in $(PYTHONS); do \
-	$$python -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
 .PHONY: help demo test test-versions test-long bench picture docs lint clean
 
@@ -31,8 +36,9 @@ test: $(if $(TORCH),$(READY),lint)  # three at a time on two cores: they wait ha
 	$(BIN)/pytest -q -n 3
 
 test-versions:
-	$(MAKE) test TORCH=2.10.0 PYTHON=python3.10 LOWEST=1
-	$(MAKE) test TORCH=2.15.0 PYTHON=python3.14
+	@echo "torch 2.10.0 with $(OLDEST), torch 2.15.0 with $(NEWEST): the oldest and the newest Python of 3.10 to 3.14 here"
+	$(MAKE) test TORCH=2.10.0 PYTHON=$(OLDEST) LOWEST=1
+	$(MAKE) test TORCH=2.15.0 PYTHON=$(NEWEST)
 
 test-long: $(READY)
 	$(BIN)/pytest -q -m "long and not gpu" --timeout 3600 $(if $(SEED),--seed $(SEED)) $(if $(PROGRAMS),--programs "$(PROGRAMS)") $(if $(WORKERS),--workers $(WORKERS))
@@ -58,8 +64,10 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
-	@test -x $(BIN)/python -o -n "$(PYTHON)" || \
-		{ echo "duoka: none of $(PYTHONS) is Python 3.11 or newer with ensurepip (on Debian: python3-venv)"; exit 1; }
+	@test -x $(BIN)/python -o -n "$(call first,$(PYTHON))" || \
+		{ echo "make: $(if $(PYTHON),$(PYTHON) does not run,none of $(PYTHONS) runs) here, or has no ensurepip" \
+		"(on Debian: install python3-venv; with pyenv: pyenv shell). PYTHON=… takes another;" \
+		"what runs here: $(or $(strip $(foreach one,python3.10 $(PYTHONS),$(call first,$(one)))),nothing from 3.10 to 3.14)"; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
 	@$(if $(LOWEST),$(BIN)/python tools/lowest.py >$(VENV)/lowest.txt)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(if $(TORCH),$(CHOSEN),$(PINNED))
