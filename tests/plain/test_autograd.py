@@ -38,6 +38,9 @@ def test_gradients_however_they_are_asked_for(flow: Flow) -> None:
         loss().backward(inputs=[model.weight])
         (3 * loss()).backward(torch.tensor(0.5))
         model(x).backward(torch.ones(7, 2))
+        torch.autograd.backward([model(x), loss()], [torch.rand(7, 2), None])
+        torch.autograd.backward(model(x), y, inputs=list(model.parameters()))
+        torch.autograd.backward(tensors=model(x), grad_tensors=y)
         show("sums", [p.grad for p in parameters])
         """
     as_python(flow, source)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
 from duoka.plain.session import Session
 from duoka.private.torch import transform_level, tree_flatten, tree_unflatten
@@ -25,6 +26,9 @@ def install(session: Session) -> None:
 
     def make_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
+            batches = batches_in((args, kwargs))
+            if batches:  # torch 2.10 does not ask them; the rule comes here again, with their rows
+                return handle_torch_function(original, batches, *args, **kwargs)
             if kwargs.get("inputs") is not None:
                 inputs = [kwargs["inputs"]] if isinstance(kwargs["inputs"], Tensor) else kwargs["inputs"]
                 kwargs["inputs"] = [use for leaf in inputs for use in uses(leaf, session.view)]
