@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from duoka.errors import RanksApart, Refused
@@ -233,12 +234,37 @@ def test_a_gradient_that_was_replaced_is_taken_as_it_is() -> None:
     assert with_ddp(2, work) == [([5.0], True)] * 2
 
 
-def test_sparse_gradients_are_refused() -> None:
+def test_sparse_gradients_are_averaged_and_accumulate() -> None:
+    def passes(sparse: bool) -> list[Any]:
+        def work(ddp: Ddp, rank: int) -> Any:
+            table, bag = nn.Embedding(6, 2, sparse=sparse), nn.EmbeddingBag(3, 1, mode="sum", sparse=sparse)
+            dense = nn.Linear(2, 1)
+            for parameter in (table.weight, bag.weight, *dense.parameters()):
+                ddp.adopt(parameter)
+            found = []
+            for step in range(5):
+                used = rank <= step != 3  # not by every rank, then by none
+                lost = table(torch.tensor([rank, step, step])).sum() * (1 + rank) if used else torch.zeros(())
+                lost = lost + (bag(torch.tensor([[rank, 2]])).sum() if step in (2, 4) else 0.0)
+                backward(ddp, lost + dense.weight.sum() * rank)
+                grads = [table.weight.grad, bag.weight.grad, dense.weight.grad]
+                assert all(grad is None or grad.is_sparse == sparse for grad in grads[:2])
+                found.append([None if grad is None else grad.to_dense().tolist() for grad in grads])
+                if step == 1:
+                    table.weight.grad = None
+            return found
+
+        return with_ddp(2, work)
+
+    assert passes(sparse=True) == passes(sparse=False)
+
+
+def test_a_gradient_that_is_sparse_on_some_ranks_alone_is_refused() -> None:
     def work(ddp: Ddp, rank: int) -> None:
-        table = nn.Embedding(4, 2, sparse=True)
-        ddp.adopt(table.weight)
-        with pytest.raises(Refused, match="sparse"):
-            backward(ddp, table(torch.tensor([rank])).sum())
+        weight = nn.Parameter(torch.ones(4, 2))
+        ddp.adopt(weight)
+        with pytest.raises(Refused, match="sparse on some ranks"):
+            backward(ddp, F.embedding(torch.tensor([1]), weight, sparse=rank == 1).sum())
 
     with_ddp(2, work)
 

@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import RanksApart, Refused
 from duoka.strategies.base import Observer, Strategy
+from duoka.strategies.sparse import average_sparse
 from duoka.view.collectives import Collectives
 from duoka.view.crossings import AllSum
 from duoka.view.handles import unnumbered
@@ -79,6 +80,7 @@ class _Pass:
     flights: list[_Flight] = field(default_factory=list)
     surprises: set[int] = field(default_factory=set)  # reached but not planned, or again after they had left
     sharded: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # the sharded ones that were reached
+    sparse: set[int] = field(default_factory=set)  # those whose gradient is sparse
 
 
 class Bucketed(Strategy):
@@ -100,6 +102,7 @@ class Bucketed(Strategy):
         self._pass: _Pass | None = None
         self._hooks: list[Any] = []
         self._held: set[int] = set()  # parameters that are left alone now
+        self._sparse: set[int] = set()  # parameters whose gradients have been sparse on any rank
         self._behind: set[int] = set()  # those that were, and have been reached meanwhile
         self._observers: list[Observer] = []
         self._sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters that torch keeps in step
@@ -120,6 +123,10 @@ class Bucketed(Strategy):
     @abstractmethod
     def _land(self, gradients: dict[int, Tensor]) -> None:
         """Give parameters what the ranks' parts have come to; each is a part of its bucket."""
+
+    def _is_sparse(self, index: int) -> bool:
+        """Whether a parameter's gradient is sparse: it travels by itself."""
+        return False
 
     def _holds_numbers(self, index: int) -> bool:
         """Whether the bucket of this parameter travels in a type that the report's numbers fit into."""
@@ -222,7 +229,8 @@ class Bucketed(Strategy):
             plan = self._finish(self._pass)
             if whole:
                 self._plans[site] = plan
-                reached, sharded = {index for bucket in plan for index in bucket}, self._pass.sharded
+                sharded = self._pass.sharded
+                reached = {index for bucket in plan for index in bucket} | self._pass.sparse
                 for observer in self._observers:
                     observer(lambda parameter: self._index.get(parameter) in reached or parameter in sharded)
         finally:
@@ -254,6 +262,9 @@ class Bucketed(Strategy):
         if index in self._held:
             self._behind.add(index)
             return
+        if self._is_sparse(index):
+            now.sparse.add(index)
+            return
         again = index in now.reached
         now.reached.setdefault(index, len(now.reached))
         number = now.bucket_of.get(index)
@@ -269,7 +280,9 @@ class Bucketed(Strategy):
         """Complete what is under way; the buckets to expect next time."""
         for index in sorted(self._behind - self._held):  # the gradient that it had before goes with the others
             self._behind.discard(index)
-            if index not in now.reached:
+            if self._is_sparse(index):
+                now.sparse.add(index)
+            elif index not in now.reached:
                 now.reached[index] = len(now.reached)
                 if index not in now.bucket_of:
                     now.surprises.add(index)
@@ -278,10 +291,11 @@ class Bucketed(Strategy):
             now.flights.append(self._send(buckets[len(now.flights)]))
         planned = [index for bucket in buckets for index in bucket]
         report = [float(index in now.reached) for index in planned]
-        report += [float(len(now.surprises)), float(self._stream())]
+        report += [float(len(now.surprises | (now.sparse - self._sparse))), float(self._stream())]
         reached, surprised = self._tell(now, buckets[-1], report)
         if not surprised:
             self._land(self._gradients(now.flights, reached))
+            self._average_sparse()
             return (
                 now.buckets if len(reached) == len(planned) else self._buckets([i for i in planned if i in reached])
             )
@@ -291,7 +305,12 @@ class Bucketed(Strategy):
             flight.wait()
             now.flights.append(flight)  # is taken last, over what left too early
         self._land(self._gradients(now.flights, set(order)))
+        self._average_sparse()
         return self._buckets(order)
+
+    def _average_sparse(self) -> None:
+        if self._sparse:
+            average_sparse([self._watched[index].tensor() for index in sorted(self._sparse)], self._ranks)
 
     def _tell(self, now: _Pass, last: list[int], report: list[float]) -> tuple[set[int], bool]:
         """Send the last bucket and wait for all: what any rank reached of what was planned, and any surprise.
@@ -336,15 +355,17 @@ class Bucketed(Strategy):
 
     def _agree(self, now: _Pass) -> tuple[list[int], list[int]]:
         """The surprises of any rank, and all parameters reached, in rank 0's order."""
-        mine = torch.full((3, len(self._watched)), -1)
+        mine = torch.full((4, len(self._watched)), -1)
         for index, place in now.reached.items():
             mine[0, index] = place
         for index in now.surprises:
             mine[1, index] = 1
         for index, watched in enumerate(self._watched):
             mine[2, index] = watched.tensor() is not None
-        places, surprising, alive = self._ranks.all_gather(mine).unbind(1)
+            mine[3, index] = index in now.sparse or index in self._sparse
+        places, surprising, alive, sparse = self._ranks.all_gather(mine).unbind(1)
         self._free = (~(alive > 0).any(0)).nonzero().flatten().tolist()
+        self._sparse = set((sparse > 0).any(0).nonzero().flatten().tolist()).difference(self._free)
         order = [index for index in range(len(self._watched)) if bool((places[:, index] >= 0).any())]
         # Those that rank 0 did not reach come last, in the order of their adoption.
         order.sort(key=lambda index: (int(places[0, index]) < 0, int(places[0, index])))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from duoka.errors import Refused
 from duoka.private.torch import copy_all_
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed, when_accumulated
 from duoka.strategies.compress import Compression, Unchanged
@@ -41,11 +40,13 @@ class Ddp(Bucketed):
         """This rank's own part, or what was there before the pass."""
         watched = self._watched[index]
         parameter = watched.tensor()
-        if parameter is None or parameter.grad is None:
+        if parameter is None or parameter.grad is None or parameter.grad.is_sparse:
             return torch.zeros(watched.shape, dtype=watched.dtype, device=watched.device)
-        if parameter.grad.is_sparse:
-            raise Refused("sparse gradients (nn.Embedding(sparse=True)) cannot be averaged over devices yet")
         return parameter.grad
+
+    def _is_sparse(self, index: int) -> bool:
+        parameter = self._watched[index].tensor()
+        return parameter is not None and parameter.grad is not None and parameter.grad.is_sparse
 
     def _holds_numbers(self, index: int) -> bool:
         return super()._holds_numbers(index) and self._compression.exact
@@ -71,6 +72,8 @@ class Ddp(Bucketed):
             parameter = self._watched[index].tensor()
             if parameter is None:
                 continue
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                continue  # it was reached elsewhere with a dense one, which `average_sparse` refuses
             if index in self._as_views:
                 parameter.grad = mean
             elif parameter.grad is None:

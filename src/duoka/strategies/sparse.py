@@ -1,0 +1,53 @@
+"""Sparse gradients (`nn.Embedding(sparse=True)`): each rank has entries of its own rows, which all are given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from duoka.errors import Refused
+from duoka.view.collectives import Collectives
+
+_DENSE = -1  # in place of a number of entries
+
+
+def average_sparse(parameters: Sequence[Tensor | None], ranks: Collectives) -> None:
+    """Give these parameters the mean over ranks of their gradients, where they are sparse. Called by every rank.
+
+    A parameter without a gradient, or that is gone, has no entries.
+
+    Raises:
+        Refused: some ranks' gradient of one is sparse, and others' dense.
+    """
+    own = [None if one is None or one.grad is None else one.grad for one in parameters]
+    found = [grad.coalesce() if grad is not None and grad.is_sparse else grad for grad in own]
+    numbers = torch.tensor([_number(grad) for grad in found], dtype=torch.long, device="cpu")
+    for parameter, grad, counts in zip(parameters, found, ranks.all_gather(numbers).unbind(1), strict=True):
+        entries = counts.tolist()
+        if max(entries) > 0 and min(entries) == _DENSE:
+            raise Refused("a gradient is sparse on some ranks and dense on others; use nn.Embedding(sparse=False)")
+        if max(entries) <= 0 or parameter is None:
+            continue
+        with torch.no_grad():
+            parameter.grad = _mean(parameter, grad, entries, ranks)
+
+
+def _number(grad: Tensor | None) -> int:
+    return 0 if grad is None else grad._nnz() if grad.is_sparse else _DENSE
+
+
+def _mean(parameter: Tensor, grad: Tensor | None, entries: list[int], ranks: Collectives) -> Tensor:
+    """The mean of all ranks' gradients, of which each has so many entries: along dimension 0, as embeddings' are."""
+    rows = parameter.new_zeros((max(entries), *parameter.shape[1:]))
+    places = torch.zeros(max(entries), dtype=torch.long, device=parameter.device)
+    if grad is not None:
+        places[: grad._nnz()], rows[: grad._nnz()] = grad.indices()[0], grad.values()
+    all_places, all_rows = ranks.all_gather(places), ranks.all_gather(rows)
+    chosen = torch.cat([all_places[rank, :number] for rank, number in enumerate(entries)])
+    values = torch.cat([all_rows[rank, :number] for rank, number in enumerate(entries)])
+    total = torch.sparse_coo_tensor(
+        chosen[None], values / ranks.world_size, parameter.shape, check_invariants=False, is_coalesced=False
+    )
+    return total.coalesce()
