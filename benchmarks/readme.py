@@ -1,4 +1,4 @@
-"""The tables of figures in README.md, README.zh-CN.md and docs/figures.md, out of benchmarks/results.
+"""The tables of figures in the READMEs, docs/differs.md and docs/figures.md, out of benchmarks/results.
 
 `python -m benchmarks --readme` writes them anew. figures.toml says what the README shows.
 """
@@ -34,8 +34,9 @@ def pages(found: Sequence[Results]) -> Iterator[tuple[Path, str]]:
     check(words, found)
     for language in LANGUAGES:
         page = ROOT / words[language]["page"]
-        text = renewed(page.read_text(), FIGURES, figures(found, words, language))
-        yield page, renewed(text, SAME_RESULT, same_result(found, words[language]["same"]))
+        yield page, renewed(page.read_text(), FIGURES, figures(found, words, language))
+    page = ROOT / "docs/differs.md"
+    yield page, renewed(page.read_text(), SAME_RESULT, same_result(found))
     page = ROOT / "docs/figures.md"
     yield page, renewed(page.read_text(), FIGURES, all_rows(found))
 
@@ -84,17 +85,18 @@ def figures(found: Sequence[Results], words: dict[str, Any], language: str) -> I
     yield from _table([what, against, *times], lines)
 
 
-def same_result(found: Sequence[Results], head: Sequence[str]) -> Iterator[str]:
+def same_result(found: Sequence[Results]) -> Iterator[str]:
     """A line for each library, with what it did of 103 samples in order and of 96 shuffled."""
     measured = next((one.benchmarks["same_result"] for one in found if "same_result" in one.benchmarks), None)
     if measured is None:
         return
     by_library: dict[str, list[str]] = {}
-    for case in ("103 samples, in order", "96 samples, shuffled"):
+    cases = "103 samples, in order", "96 samples, shuffled"
+    for case in cases:
         for it in measured.found:
             if isinstance(it, Finding) and it.what == case:
                 by_library.setdefault(it.who, []).append(it.found)
-    yield from _table(head, [[who, *cells] for who, cells in by_library.items()])
+    yield from _table(["", *cases], [[who, *cells] for who, cells in by_library.items()])
 
 
 def all_rows(found: Sequence[Results]) -> Iterator[str]:

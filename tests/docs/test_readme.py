@@ -9,7 +9,7 @@ import click
 import pytest
 
 from duoka.cli import cli
-from tests.docs.pages import CHINESE, ENGLISH, LINK, PAGES, blocks, name, outside_blocks
+from tests.docs.pages import CHINESE, DOCS, ENGLISH, LINK, PAGES, blocks, name, outside_blocks
 
 HAN = re.compile(r"[\u4e00-\u9fff]")
 
@@ -52,8 +52,12 @@ def test_the_translation_is_one() -> None:
         assert HAN.search(chinese) or chinese == english or english.startswith("[中文]"), chinese
 
 
-def test_the_readme_lists_every_option_of_duoka_run() -> None:
-    table = outside_blocks(ENGLISH.read_text())
+def test_the_readme_is_short() -> None:
+    assert len(ENGLISH.read_text().splitlines()) <= 120
+
+
+def test_a_page_lists_every_option_of_duoka_run() -> None:
+    table = outside_blocks((DOCS / "command-line.md").read_text())
     command = cli.get_command(click.Context(cli), "run")
     assert command is not None
     words = {word for option in command.params for word in option.opts if word.startswith("--")} - {"--help"}
