@@ -64,5 +64,6 @@ def test_what_is_told_to_be_tested_is_so_everywhere() -> None:
         told = {python for row in rows for python in re.findall(r"\b3\.\d+", row.split("|")[2])}
         assert told == {f"3.{n}" for n in range(numbers(oldest)[1], numbers(newest)[1] + 1)}
     makefile = (ROOT / "Makefile").read_text()
-    for torch_, python in ((OLDEST_TORCH, oldest), (NEWEST_TORCH, newest)):
-        assert f"TORCH={torch_[0]}.{torch_[1]}.0 PYTHON=python{python}" in makefile
+    for torch_ in (OLDEST_TORCH, NEWEST_TORCH):
+        assert f"$(MAKE) test TORCH={torch_[0]}.{torch_[1]}.0 " in makefile
+    assert f"the oldest and the newest Python of {oldest} to {newest} here" in makefile
