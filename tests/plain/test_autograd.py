@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.flows.flow import Flow
 from tests.plain.said import as_python
 
@@ -44,3 +46,34 @@ def test_gradients_however_they_are_asked_for(flow: Flow) -> None:
         show("sums", [p.grad for p in parameters])
         """
     as_python(flow, source)
+
+
+@pytest.mark.parametrize("options", [[], ["--strategy", "exact"]], ids=["ddp", "exact"])
+def test_gradients_under_a_mode_of_torch_functions(flow: Flow, options: list[str]) -> None:
+    """Torch looks functions up anew there, and finds what scripts are given."""
+    source = """
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+        from torch.utils.data import DataLoader, TensorDataset
+
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
+        data = TensorDataset(torch.randn(7, 4), torch.randint(0, 2, (7,)))
+        x, y = next(iter(DataLoader(data, 7)))
+
+        def step():
+            rows, weight = x.clone().requires_grad_(), net[0].weight
+            loss = F.cross_entropy(net(rows), y)
+            (g,) = torch.autograd.grad(loss, rows, create_graph=True)
+            (w,) = torch.autograd.grad(loss, weight, create_graph=True)
+            (loss + g.pow(2).sum()).backward()
+            print(*[f"{value.norm().item():.4f}" for value in [loss, g, w, rows.grad, weight.grad]])
+            net.zero_grad()
+
+        with torch.device("cpu"):
+            step()
+        torch.set_default_device("cpu")
+        step()
+        """
+    as_python(flow, source, *options)

@@ -51,10 +51,10 @@ def install(session: Session) -> None:
             if batches_in((outputs, inputs)) or transform_level() is not None:
                 return original(*args, **kwargs)
             if isinstance(inputs, dict):
-                found = whole_gradients(original, outputs, list(inputs.values()), session.view, **how)
+                found = whole_gradients(outputs, list(inputs.values()), session.view, **how)
                 return dict(zip(inputs, found, strict=True))
             inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-            return whole_gradients(original, outputs, inputs, session.view, **how)
+            return whole_gradients(outputs, inputs, session.view, **how)
 
         return grad
 

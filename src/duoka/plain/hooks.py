@@ -13,6 +13,7 @@ from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.plain.session import Session
+from duoka.view import originals
 from duoka.view.batch import BatchTensor
 from duoka.view.parts import is_scripts_own
 from duoka.view.site import user_line
@@ -20,12 +21,11 @@ from duoka.view.site import user_line
 
 def install(session: Session) -> None:
     """Intercept `Tensor.register_hook`, `retain_grad`, and refuse `register_post_accumulate_grad_hook`."""
-    torchs_register = Tensor.register_hook
 
     def make_register(original: Callable[..., Any]) -> Callable[..., Any]:
         def register_hook(self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
             if not isinstance(self, BatchTensor) and (self.is_leaf or is_scripts_own(hook)):
-                return session.strategy.register_hook(self, hook, original)
+                return session.strategy.register_hook(self, hook, originals.register_hook)
             return original(self, hook)
 
         return register_hook
@@ -34,7 +34,7 @@ def install(session: Session) -> None:
         def retain_grad(self: Tensor) -> None:
             plain = not isinstance(self, BatchTensor)
             if plain and self.requires_grad and not self.is_leaf and not self.retains_grad:
-                session.strategy.register_hook(self, lambda _: None, torchs_register)
+                session.strategy.register_hook(self, lambda _: None, originals.register_hook)
             original(self)
 
         return retain_grad

@@ -24,9 +24,8 @@ from duoka.private.torch import FLAT_WEIGHTS, parameters_in, tree_map_only
 from duoka.view.batch import BatchTensor
 from duoka.view.contents import Contents
 from duoka.view.graph import graph, node_of
+from duoka.view.originals import register_hook
 from duoka.view.site import user_line
-
-_when_computed = Tensor.register_hook  # scripts on several ranks are given another one
 
 FIRST = 2.0**15  # with which a gradient of 1 still is a number in float16
 STEPS_TO_GROW = 2000
@@ -162,7 +161,7 @@ def _times(tensor: Tensor, factor: float) -> Tensor:
     if isinstance(tensor, BatchTensor):
         return BatchTensor(_times(tensor._local, factor), tensor._spec)
     same = tensor.view_as(tensor)
-    _when_computed(same, lambda gradient: _Times.apply(gradient, factor))
+    register_hook(same, lambda gradient: _Times.apply(gradient, factor))
     return same
 
 

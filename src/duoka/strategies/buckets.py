@@ -28,11 +28,10 @@ from duoka.strategies.sparse import average_sparse
 from duoka.view.collectives import Collectives
 from duoka.view.crossings import AllSum
 from duoka.view.handles import unnumbered
+from duoka.view.originals import when_accumulated
 from duoka.view.parts import is_sharded
 from duoka.view.shares import Shares
 from duoka.view.site import user_line
-
-when_accumulated = Tensor.register_post_accumulate_grad_hook  # plain scripts are refused it
 
 _EXACT = ("cpu", torch.float32)  # holds a sum of 16-bit numbers over 256 ranks
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from duoka.private.torch import copy_all_
-from duoka.strategies.buckets import BUCKET_BYTES, Bucketed, when_accumulated
+from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.strategies.compress import Compression, Unchanged
 from duoka.view.collectives import Collectives
+from duoka.view.originals import when_accumulated
 
 
 class Ddp(Bucketed):

@@ -23,8 +23,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import Refused
 from duoka.private.torch import add_all_
-from duoka.strategies.buckets import BUCKET_BYTES, Bucketed, when_accumulated
+from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.view.collectives import Collectives
+from duoka.view.originals import when_accumulated
 from duoka.view.site import user_line
 from duoka.view.tree import Subtree, start_sum
 from duoka.view.view import View, exact_view

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from duoka.view import originals
 from duoka.view.crossings import AllSum, Entered
 from duoka.view.shares import Shares
 
 _one_device = F.batch_norm  # plain scripts get another one, which comes here
-_torch_grad: Any = torch.autograd.grad  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class _WholeBatchNorm(torch.autograd.Function):
             inputs = [value for value, wants in zip(given, wanted, strict=True) if wants]
             out = _in_steps(rows, weights, biases, ctx.eps, ctx.total, own)
             weighing = list(grads[: own.count])
-            found = list(_torch_grad(out, inputs, weighing, create_graph=True, allow_unused=True))
+            found = list(originals.grad(out, inputs, weighing, create_graph=True, allow_unused=True))
             return (None, None, None, *(found.pop(0) if wants else None for wants in wanted))
         shape, dims = channels(rows[0]), all_but_channels(rows[0])
         inverse = (var + ctx.eps).rsqrt()

@@ -23,6 +23,7 @@ from duoka.view.crossings import AllSum, Entered
 from duoka.view.cut import Cut
 from duoka.view.handles import unnumbered
 from duoka.view.lent import Lent
+from duoka.view.originals import register_hook
 from duoka.view.shares import DeviceShares, ExactShares, ShareRanks, Shares
 from duoka.view.site import user_line
 from duoka.view.tally import Tally
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 KEPT = 8192  # programs, and kinds of batches
 _NEAR = 32  # nodes of a graph that are looked at
 _ENTERED = backward_of(Entered)
-_register_hook: Any = Tensor.register_hook  # scripts are given another one
 
 
 class View:
@@ -193,7 +193,7 @@ class View:
             self.own.recorder.abandon()
         size = self.ranks.world_size
         with unnumbered():
-            self._divided[rows] = _register_hook(rows, lambda grad: grad / size)
+            self._divided[rows] = register_hook(rows, lambda grad: grad / size)
 
     def all_sum(self, part: Tensor) -> Tensor:
         """The sum over ranks of every rank's `part`, with its gradient."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from duoka.private.torch import AsPlainTensors
+from duoka.view import originals
 from duoka.view.batch import BatchTensor, Rule, batches_in
 from duoka.view.rules.lookup import Function, functions, getters
 
@@ -40,7 +41,7 @@ def of_the_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def retain_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """`x.retain_grad()`: what is read later is divided then (gradients.py)."""
-    _retain_grad(args[0]._local)
+    originals.retain_grad(args[0]._local)
 
 
 def base(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -93,7 +94,6 @@ def is_tensor(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 TOGETHER: frozenset[Rule] = frozenset({of_the_whole, is_same_size, is_tensor})
 
 _data: Any = Tensor.data
-_retain_grad: Any = Tensor.retain_grad  # scripts are given another one
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions(GLOBAL), of_the_whole),
     **dict.fromkeys(getters(GLOBAL_GETTERS), of_the_whole),
@@ -101,7 +101,7 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(getters(LOCAL_GETTERS), of_the_rows),
     **dict.fromkeys(getters("data"), data),
     **dict.fromkeys(getters("_base"), base),
-    _retain_grad: retain_grad,
+    Tensor.retain_grad: retain_grad,
     _data.__set__: set_data,
     **dict.fromkeys(functions(NEW), new),
     Tensor.__deepcopy__: deepcopy,

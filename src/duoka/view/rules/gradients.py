@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
+from duoka.view import originals
 from duoka.view.batch import BatchTensor, Rule, join
 from duoka.view.crossings import AllSum
 from duoka.view.rules.lookup import Function
@@ -123,13 +124,11 @@ def grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     view = next(leaf._spec.view for leaf in (*outputs, *inputs) if isinstance(leaf, BatchTensor))
     how = dict(zip(_REST, args[3:], strict=False)) | kwargs
     weighing = _weights_of_rows(weights, outputs)
-    return whole_gradients(_torch_grad, _own(outputs), inputs, view, grad_outputs=weighing, **how)
+    return whole_gradients(_own(outputs), inputs, view, grad_outputs=weighing, **how)
 
 
-def whole_gradients(
-    original: Function, outputs: Any, inputs: list[Tensor], view: View, **how: Any
-) -> tuple[Tensor | None, ...]:
-    """`torch.autograd.grad`, whose `original` it is, of outputs without batches, for inputs that may be batches."""
+def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) -> tuple[Tensor | None, ...]:
+    """`torch.autograd.grad` of outputs without batches, for inputs that may be batches."""
     of_each = [uses(of, view) for of in inputs]
     flat = [use for parts in of_each for use in parts]
     filled = bool(how.get("materialize_grads"))
@@ -138,7 +137,7 @@ def whole_gradients(
     else:  # not all uses of one need to have led there
         unused_raises = not (filled or how.get("allow_unused"))
         how = {**how, "allow_unused": True, "materialize_grads": False}
-    found = iter(original(outputs, flat, **how))
+    found = iter(originals.grad(outputs, flat, **how))
     totals = [
         _true_gradient([next(found) for _ in parts], of, view) for of, parts in zip(inputs, of_each, strict=True)
     ]
@@ -164,9 +163,6 @@ def uses(of: Tensor, view: View) -> list[Tensor]:
     return [of] if not aliases or aliases[0] is of else [*aliases, of]
 
 
-# Plain scripts get other ones, which ask these rules.
-_torch_grad: Any = torch.autograd.grad
-_register_hook: Any = Tensor.register_hook
 _asks_for_grad: Any = Tensor.requires_grad
 _grad: Any = Tensor.grad
 
@@ -212,7 +208,7 @@ def register_hook(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
         out = hook(BatchTensor(grad / scale, batch._spec))
         return None if out is None else _rows_of(out, batch)[0] * scale
 
-    return _register_hook(batch._local, rows_hook)
+    return originals.register_hook(batch._local, rows_hook)
 
 
 TOGETHER: frozenset[Rule] = frozenset({backward, backward_of_several, grad, register_hook})
@@ -224,6 +220,6 @@ RULES: dict[Function, Rule] = {
     _grad.__set__: set_grad,
     Tensor.backward: backward,
     torch.autograd.backward: backward_of_several,
-    _register_hook: register_hook,
-    _torch_grad: grad,
+    Tensor.register_hook: register_hook,
+    torch.autograd.grad: grad,
 }

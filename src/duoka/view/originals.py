@@ -1,0 +1,39 @@
+"""Torch's own functions in whose place scripts are given others, for duoka's own calls.
+
+Under a TorchFunctionMode (`torch.set_default_device`, `with torch.device(...)`) torch looks a function up anew by its
+name, and finds what scripts are given. So these calls go past modes, or cannot find anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duoka.private.torch import WithoutTorchFunctions
+
+
+def _finding_itself(function: Any) -> Any:
+    """The same function, which finds itself under its own name. A backward pass in it is still under the modes."""
+    names = dict(function.__globals__)
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    names[function.__name__] = copy
+    return copy
+
+
+def _past_modes(function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any) -> Any:
+        with WithoutTorchFunctions():
+            return function(*args)
+
+    return called
+
+
+grad = _finding_itself(torch.autograd.grad)
+register_hook = _past_modes(Tensor.register_hook)
+retain_grad = _past_modes(Tensor.retain_grad)
+when_accumulated = _past_modes(Tensor.register_post_accumulate_grad_hook)
