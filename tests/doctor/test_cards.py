@@ -4,7 +4,7 @@ import pytest
 
 from duoka.devices import inventory, nvml
 from duoka.devices.nvml import Link
-from duoka.doctor.cards import examine, of_card, of_links
+from duoka.doctor.cards import check_card, check_links, examine
 from tests.devices.driver import play
 
 
@@ -20,18 +20,18 @@ from tests.devices.driver import play
 )
 def test_cards(recording: str, levels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, recording)
-    assert [of_card(gpu).level for gpu in inventory.read().gpus] == levels
+    assert [check_card(gpu).level for gpu in inventory.read().gpus] == levels
     assert [finding.level for finding in examine()][: len(levels)] == levels
 
 
 def test_a_hot_card(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, "one")["cards"][0]["nvmlDeviceGetTemperature"] = 91
-    assert "91°C" in of_card(inventory.read().gpus[0]).what
+    assert "91°C" in check_card(inventory.read().gpus[0]).what
 
 
 def test_links() -> None:
     links = [Link(0, 1, True, 12), Link(0, 2, False, 0), Link(1, 2, True, 0), Link(0, 3, None, 0)]
-    assert [(finding.level, finding.what) for finding in of_links(links)] == [
+    assert [(finding.level, finding.what) for finding in check_links(links)] == [
         ("ok", "12 NVLinks"),
         ("advice", "no direct access to each other's memory"),
         ("ok", "PCI, direct"),
@@ -41,4 +41,4 @@ def test_links() -> None:
 
 def test_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, "eight")
-    assert len(list(of_links(nvml.links()))) == 28
+    assert len(list(check_links(nvml.links()))) == 28

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from duoka.doctor.disk import examine, of_folder
+from duoka.doctor.disk import check_folder, examine
 
 GIB = 1 << 30
 
@@ -12,14 +12,14 @@ GIB = 1 << 30
     [(100 * GIB, True, "ok"), (GIB, True, "advice"), (GIB // 100, True, "fault"), (100 * GIB, False, "fault")],
 )
 def test_a_folder(free: int, writable: bool, level: str) -> None:
-    assert of_folder("disk", "/here", free, writable).level == level
+    assert check_folder("disk", "/here", free, writable).level == level
 
 
 def test_a_disk_on_which_no_file_can_be_made() -> None:
-    finding = of_folder("disk", "/here", 100 * GIB, writable=True, no_files=True)
+    finding = check_folder("disk", "/here", 100 * GIB, writable=True, no_files=True)
     assert (finding.level, finding.what) == (
         "fault",
-        "/here: 100.0 GiB are free, but no further file can be made (inodes)",
+        "/here: 100.0 GiB are free, but no inodes are free, so no file can be created",
     )
 
 

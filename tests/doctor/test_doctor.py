@@ -57,7 +57,7 @@ def test_a_subject_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys.modules[__name__], "fails", fails, raising=False)
     first, second = doctor.examine()
     assert first.subject == "first"
-    assert (second.level, second.what) == ("advice", "could not be looked at: ZeroDivisionError: oh")
+    assert (second.level, second.what) == ("advice", "could not be checked: ZeroDivisionError: oh")
 
 
 def test_a_subject_that_hangs_is_a_finding_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_a_subject_that_hangs_is_a_finding_and_no_hang(monkeypatch: pytest.Monke
     first, second, *others = doctor.examine()
     over.set()
     assert (first.subject, second.level, second.subject) == ("first", "fault", "odd")
-    assert second.what == "could not be looked at: no answer within 0.05 s"
+    assert second.what == "could not be checked: no answer within 0.05 s"
     assert others[0].subject == "disk here"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from duoka import libc
 from duoka.doctor import network
-from duoka.doctor.network import of_clock, of_interface, of_localhost, of_name
+from duoka.doctor.network import check_clock, check_host_name, check_interface, check_localhost
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from duoka.doctor.network import of_clock, of_interface, of_localhost, of_name
     [(["10.0.0.7"], "ok"), (["127.0.1.1"], "advice"), (["::1"], "advice"), (["127.0.0.1", "10.0.0.7"], "ok")],
 )
 def test_a_name_must_lead_to_an_address(addresses: list[str], level: str) -> None:
-    assert of_name("box", lambda name: addresses).level == level
+    assert check_host_name("box", lambda name: addresses).level == level
 
 
 def test_a_name_that_leads_nowhere_or_keeps_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,9 +29,9 @@ def test_a_name_that_leads_nowhere_or_keeps_one_waiting(monkeypatch: pytest.Monk
         over.wait(30)
         return []
 
-    monkeypatch.setattr(network, "PATIENCE", 0.05)
+    monkeypatch.setattr(network, "RESOLVE_LIMIT", 0.05)
     for resolve in (unknown, silent):
-        assert "cannot be resolved" in of_name("box", resolve).what
+        assert "cannot be resolved" in check_host_name("box", resolve).what
     over.set()
 
 
@@ -39,7 +39,7 @@ def test_a_name_that_leads_nowhere_or_keeps_one_waiting(monkeypatch: pytest.Monk
     ("addresses", "level"), [(["127.0.0.1", "::1"], "ok"), (["10.0.0.7"], "fault"), ([], "fault")]
 )
 def test_localhost_must_be_here(addresses: list[str], level: str) -> None:
-    assert of_localhost(lambda name: addresses).level == level
+    assert check_localhost(lambda name: addresses).level == level
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def test_localhost_must_be_here(addresses: list[str], level: str) -> None:
     ],
 )
 def test_a_network_device_that_is_not_there(names: str | None, well: bool) -> None:
-    findings = list(of_interface("NCCL_SOCKET_IFNAME", names, ["lo", "eth0"]))
+    findings = list(check_interface("NCCL_SOCKET_IFNAME", names, ["lo", "eth0"]))
     assert [finding.level for finding in findings] == ["fault"] * (not well)
 
 
 def test_the_clock() -> None:
     now = time.time()
-    assert of_clock(now, now - 10, True).level == "ok"
-    assert of_clock(now, now - 10, None).level == "ok"
-    assert of_clock(now, now - 10, False).level == "advice"
-    assert of_clock(0, now, True).level == "fault"
+    assert check_clock(now, now - 10, True).level == "ok"
+    assert check_clock(now, now - 10, None).level == "ok"
+    assert check_clock(now, now - 10, False).level == "advice"
+    assert check_clock(0, now, True).level == "fault"
     assert libc.clock_is_synchronised() in (True, False, None)

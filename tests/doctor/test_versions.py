@@ -9,7 +9,7 @@ import torch
 from duoka.devices import inventory
 from duoka.devices.gpu import Gpu
 from duoka.devices.inventory import Inventory
-from duoka.doctor.versions import examine, nvidia_cards, of_cuda, of_driver, of_kernels, of_torch
+from duoka.doctor.versions import check_cuda, check_driver, check_kernels, check_torch, examine, nvidia_cards
 from tests.devices.driver import play
 
 CARD = Gpu(0, "GPU-1", "H200", 1 << 37)
@@ -19,7 +19,7 @@ CARD = Gpu(0, "GPU-1", "H200", 1 << 37)
     ("version", "level"), [("2.13.0+cpu", "ok"), ("2.10.0", "ok"), ("2.9.1+cu126", "fault"), ("2.99.0", "advice")]
 )
 def test_torch(version: str, level: str) -> None:
-    assert of_torch(version).level == level
+    assert check_torch(version).level == level
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_torch(version: str, level: str) -> None:
     ],
 )
 def test_cuda_and_the_driver(built: str | None, runs: str, level: str) -> None:
-    assert of_cuda(built, Inventory((CARD,), 8, "", "550.54", runs)).level == level
+    assert check_cuda(built, Inventory((CARD,), 8, "", "550.54", runs)).level == level
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_cards_that_no_driver_answers_for(
     recording: str, cards: int, levels: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play(monkeypatch, recording)
-    findings = list(of_driver(inventory.read(), cards))
+    findings = list(check_driver(inventory.read(), cards))
     assert [finding.level for finding in findings] == levels
     assert all("on the PCI bus, and " in finding.what for finding in findings if finding.level != "ok")
 
@@ -88,7 +88,7 @@ def test_cards_on_the_bus(tmp_path: Path) -> None:
     ],
 )
 def test_torch_has_code_for_a_card(built: str, capability: str, runs: bool) -> None:
-    findings = list(of_kernels(built.split(), [replace(CARD, capability=capability)]))
+    findings = list(check_kernels(built.split(), [replace(CARD, capability=capability)]))
     assert [finding.level for finding in findings] == ["fault"] * (not runs)
 
 
@@ -105,4 +105,4 @@ def test_gloo_and_nccl_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_cuda_is_not_needed_without_a_card() -> None:
-    assert of_cuda(None, Inventory()).level == "ok"
+    assert check_cuda(None, Inventory()).level == "ok"

@@ -1,4 +1,4 @@
-"""Every kind of log. The services are stand-ins: what they are told is looked at."""
+"""Every kind of log. Fakes stand for the services and record the calls made to them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_csv_gets_wider(tmp_path: Path) -> None:
 
 
 class Told:
-    """Takes every call, and remembers it."""
+    """A fake object that accepts every call and records it."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []

@@ -1,7 +1,7 @@
-"""Whether this machine will train well: `duoka doctor`. One file for each subject, and a line here.
+"""Checks of a machine for `duoka doctor`: one module for each subject, listed in `SUBJECTS`.
 
-A subject is a function without arguments that gives findings; it never raises for what it finds. Each has a time
-limit: what hangs here is a finding, not a hang.
+A subject is a function without arguments that yields findings; a problem that it detects is a finding, not an
+exception. A subject that exceeds its time limit is reported as a finding.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib import import_module
 from duoka.doctor.finding import Finding
 from duoka.patience import within
 
-# subject -> (module, function, seconds that it may take)
+# subject -> (module, function, time limit in seconds)
 SUBJECTS = {
     "versions": ("duoka.doctor.versions", "examine", 120.0),  # importing torch from a slow disk
     "cards": ("duoka.doctor.cards", "examine", 90.0),
@@ -24,21 +24,21 @@ SUBJECTS = {
 
 
 def examine() -> Iterator[Finding]:
-    """All findings, subject by subject."""
+    """Yield all findings, subject by subject."""
     for subject, (module, function, limit) in SUBJECTS.items():
-        yield from _of_subject(subject, getattr(import_module(module), function), limit)
+        yield from _examine_subject(subject, getattr(import_module(module), function), limit)
 
 
-def _of_subject(subject: str, look: Callable[[], Iterable[Finding]], limit: float) -> list[Finding]:
-    """What is found; that it fails, or does not come back, is a finding, too."""
+def _examine_subject(subject: str, look: Callable[[], Iterable[Finding]], limit: float) -> list[Finding]:
+    """Run one subject. A failure or timeout becomes one more finding."""
     found: list[Finding] = []
     try:
         within(limit, lambda: found.extend(look()))
         return found
     except TimeoutError as error:
-        what = f"could not be looked at: {error}"
-        why, todo = "what uses it will hang as this did", "dmesg may tell what hangs"
+        what = f"could not be checked: {error}"
+        why, todo = "programs that use it will hang, too", "look in dmesg for the cause"
         return [*found, Finding("fault", subject, what, why, todo)]
     except Exception as error:
-        what = f"could not be looked at: {type(error).__name__}: {error}"
-        return [*found, Finding("advice", subject, what, "something unforeseen", "report it, with this line")]
+        what = f"could not be checked: {type(error).__name__}: {error}"
+        return [*found, Finding("advice", subject, what, "the check itself failed", "report it, with this line")]

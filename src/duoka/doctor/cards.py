@@ -1,4 +1,4 @@
-"""Each card's state, and how the cards reach each other."""
+"""The state of each GPU, and the links between GPUs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from duoka.devices.pick import user_of
 from duoka.devices.taking import marked
 from duoka.doctor.finding import Finding
 
-HOT = 85  # °C, where cards begin to slow down
+HOT = 85  # °C; GPUs lower their clock rate from about here
 
 
 def examine() -> Iterator[Finding]:
-    """All cards, and each pair of them."""
+    """Check all GPUs and each pair of them."""
     seen = inventory.read()
     with Locks() as locks:
         gpus = marked(seen, locks).gpus
     for gpu in gpus:
-        yield of_card(gpu)
-    yield from of_links(nvml.links())
+        yield check_card(gpu)
+    yield from check_links(nvml.links())
 
 
-def of_card(gpu: Gpu) -> Finding:
-    """Whether a card can be trained on now."""
+def check_card(gpu: Gpu) -> Finding:
+    """Check that a GPU can train now: no fault, not used by others, not hot."""
     subject = f"GPU {gpu.index}"
     if gpu.problem:
         return Finding("fault", subject, gpu.problem, "nothing runs on it", "look into dmesg; often a restart helps")
@@ -36,14 +36,18 @@ def of_card(gpu: Gpu) -> Finding:
         )
     if gpu.holder is not None or user_of(gpu):
         who = gpu.holder.command if gpu.holder is not None else user_of(gpu)
-        return Finding("advice", subject, f"{gpu.name}: {who}", "two on a card slow each other", "--devices free:N")
+        return Finding(
+            "advice", subject, f"{gpu.name}: {who}", "two jobs on one GPU slow each other", "--devices free:N"
+        )
     if gpu.temperature is not None and gpu.temperature >= HOT:
-        return Finding("advice", subject, f"{gpu.name}, {gpu.temperature}°C", "hot cards slow down", "see to its air")
+        return Finding(
+            "advice", subject, f"{gpu.name}, {gpu.temperature}°C", "hot GPUs slow down", "check its cooling"
+        )
     return Finding("ok", subject, f"{gpu.name}, {gpu.memory / (1 << 30):.0f} GiB, free")
 
 
-def of_links(links: Iterable[Link]) -> Iterator[Finding]:
-    """Whether each two cards read each other's memory without the processor."""
+def check_links(links: Iterable[Link]) -> Iterator[Finding]:
+    """Check that each pair of GPUs can access each other's memory directly (peer to peer)."""
     for link in links:
         subject = f"GPUs {link.first}-{link.second}"
         if link.nvlinks:

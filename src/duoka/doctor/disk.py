@@ -1,4 +1,4 @@
-"""Free disk where a run writes."""
+"""Free disk space where a run writes."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ NONE, LITTLE = GIB // 10, 10 * GIB  # bytes
 
 
 def examine() -> Iterator[Finding]:
-    """The folder one is in, and the one for temporary files, where it is another disk."""
+    """Check the working directory, and the directory for temporary files if it is on another disk."""
     seen: set[int] = set()
     for subject, folder in (("disk here", os.getcwd()), ("disk for temporary files", tempfile.gettempdir())):
         device = os.stat(folder).st_dev
         if device not in seen:
             seen.add(device)
             found = os.statvfs(folder)
-            no_files = found.f_files > 0 and found.f_favail == 0  # some file systems do not count them
-            yield of_folder(subject, folder, found.f_frsize * found.f_bavail, os.access(folder, os.W_OK), no_files)
+            no_files = found.f_files > 0 and found.f_favail == 0  # some file systems report 0 inodes in total
+            yield check_folder(subject, folder, found.f_frsize * found.f_bavail, os.access(folder, os.W_OK), no_files)
 
 
-def of_folder(subject: str, folder: str, free: int, writable: bool, no_files: bool = False) -> Finding:
-    """Whether checkpoints and logs have room. free: bytes. no_files: whether no further file can be made."""
+def check_folder(subject: str, folder: str, free: int, writable: bool, no_files: bool = False) -> Finding:
+    """Check that checkpoints and logs fit. free: bytes. no_files: the file system has no free inodes."""
     what = f"{folder}: {free / GIB:.1f} GiB are free"
     if not writable:
         return Finding("fault", subject, f"{folder} cannot be written to", "nothing can be saved", "run elsewhere")
     if no_files:
-        what = f"{folder}: {free / GIB:.1f} GiB are free, but no further file can be made (inodes)"
+        what = f"{folder}: {free / GIB:.1f} GiB are free, but no inodes are free, so no file can be created"
         return Finding("fault", subject, what, "checkpoints and logs are files", "remove small files; see df -i")
     if free < NONE:
         return Finding("fault", subject, what, "checkpoints and logs will not fit", "make room")

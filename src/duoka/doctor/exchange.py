@@ -1,6 +1,6 @@
-"""What an all-reduce between the devices takes, measured, against what their link should give.
+"""The time of an all-reduce between the devices, compared with what their link should give.
 
-Measured by processes of its own (`python -m duoka.doctor.exchange`), which can hang or die and harm nobody.
+AllReduceTimes in separate processes (`python -m duoka.doctor.exchange`), which may hang or die without harm.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from duoka.devices.taking import marked
 from duoka.doctor.finding import Finding
 from duoka.libc import die_with
 
-LIMIT = 90.0  # seconds for all of it
-LARGE = {"gloo": 16 << 20, "nccl": 256 << 20}  # bytes of the tensor that shows bandwidth
+LIMIT = 90.0  # seconds for the whole measurement
+LARGE = {"gloo": 16 << 20, "nccl": 256 << 20}  # bytes of the tensor used to measure bandwidth
 NVLINK = 25.0  # GB/s of one link in one direction
-PCI = 12.0  # GB/s that cards on PCI of the fourth generation reach well
-PART = 0.3  # of what a link should give is well enough: an all-reduce also adds
-COPIES = 50  # gloo copies and adds what goes around; it reaches well a 50th of what memory copies
+PCI = 12.0  # GB/s that GPUs on PCIe 4.0 reach easily
+PART = 0.3  # fraction of the link's rate that is good enough: an all-reduce also adds
+COPIES = 50  # gloo copies and adds; a 50th of the rate of a memory copy is good enough
 SLOW_ANSWER = 5e-3  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """An all-reduce. latency: seconds for one number. bandwidth: GB/s that pass through a device.
+class AllReduceTimes:
+    """Measurements of all-reduce.
 
-    copying: GB/s that one process copies in memory.
+    latency: seconds for one number. bandwidth: GB/s through one device. copying: GB/s of a memory copy in a process.
     """
 
     backend: str
@@ -52,7 +52,7 @@ class Measured:
 
 
 def examine() -> Iterator[Finding]:
-    """One measurement: between all GPUs that nobody uses, or between two processes on the processor."""
+    """Measure once: between all unused GPUs, or between two processes on the CPU if fewer than two are unused."""
     seen = inventory.read()
     with Locks() as locks:
         gpus = free(marked(seen, locks).gpus)
@@ -64,22 +64,22 @@ def examine() -> Iterator[Finding]:
         yield _broken(backend, f"not finished in {LIMIT:g} s")
         return
     if done.returncode != 0:
-        yield _broken(backend, (done.stderr.strip().splitlines() or ["no word"])[-1])
+        yield _broken(backend, (done.stderr.strip().splitlines() or ["no message"])[-1])
         return
-    measured = Measured(**json.loads(done.stdout.splitlines()[-1]))
+    measured = AllReduceTimes(**json.loads(done.stdout.splitlines()[-1]))
     measured_ones = {gpu.index for gpu in gpus}
     links = [link for link in nvml.links() if {link.first, link.second} <= measured_ones]
     yield judge(measured, min((link.nvlinks for link in links), default=0))
 
 
 def free(gpus: Iterable[Gpu]) -> list[Gpu]:
-    """Those between which one can measure: another's work would be slowed down, and slow down what is measured."""
+    """Select GPUs that nobody uses: work of others would distort the measurement, and be slowed by it."""
     fit = [gpu for gpu in gpus if not (gpu.problem or gpu.is_split)]
     return [gpu for gpu in fit if gpu.holder is None and not user_of(gpu)]
 
 
-def judge(measured: Measured, nvlinks: int) -> Finding:
-    """Whether an all-reduce is as fast as it should be."""
+def judge(measured: AllReduceTimes, nvlinks: int) -> Finding:
+    """Compare measured latency and bandwidth with what the link should give."""
     if measured.backend == "gloo":
         should, link = measured.copying / COPIES, f"memory copies {measured.copying:.1f} GB/s"
     else:
@@ -91,9 +91,9 @@ def judge(measured: Measured, nvlinks: int) -> Finding:
         f"{LARGE[measured.backend] >> 20} MiB; {link}, so at least {should:.2f} GB/s is expected"
     )
     if measured.bandwidth < should or measured.latency > SLOW_ANSWER:
-        todo = "end what else is running here, and look again; in containers look at the limit of cores"
+        todo = "end other programs here and try again; in a container check its CPU limit"
         if measured.backend == "nccl":
-            todo = "NCCL_DEBUG=INFO says which way it takes; look at the P2P findings above"
+            todo = "NCCL_DEBUG=INFO shows the transport in use; see the P2P findings above"
         return Finding("advice", subject, what, "gradients are exchanged at every step", todo)
     return Finding("ok", subject, what)
 
@@ -104,9 +104,7 @@ def _broken(backend: str, what: str) -> Finding:
 
 
 def measure(backend: str, cards: Sequence[int]) -> int:
-    """Fork the ranks, and wait for them; the first prints what it measured. Returns an exit code."""
-    import torch.distributed  # noqa: F401  # once for all ranks
-
+    """Fork the ranks and wait for them; rank 0 prints the measurements as JSON. Returns an exit code."""
     parent = os.getpid()
     devices = [Device("cuda", card) for card in cards] if backend == "nccl" else [Device("cpu")] * 2
     with tempfile.TemporaryDirectory() as folder:
@@ -121,7 +119,7 @@ def measure(backend: str, cards: Sequence[int]) -> int:
 
 
 def _wait(pids: list[int]) -> int:
-    """Wait for all; one that fails takes the others, who would wait for it, along."""
+    """Wait for all processes; if one fails, kill the others, which would wait for it."""
     code = 0
     for _ in pids:
         _, status = os.wait()
@@ -150,7 +148,7 @@ def _rank(backend: str, rank: int, devices: Sequence[Device], store: str) -> int
         seconds = _seconds(torch.zeros(large // 4, device=where), 5)
         if rank == 0:
             bandwidth = 2 * (ranks - 1) / ranks * large / seconds / 1e9
-            print(json.dumps(asdict(Measured(backend, ranks, latency, bandwidth, _copying()))), flush=True)
+            print(json.dumps(asdict(AllReduceTimes(backend, ranks, latency, bandwidth, _copying()))), flush=True)
         distributed.barrier()
         return 0
     except Exception as error:
@@ -159,7 +157,7 @@ def _rank(backend: str, rank: int, devices: Sequence[Device], store: str) -> int
 
 
 def _seconds(tensor: Any, rounds: int) -> float:
-    """The median time of one all-reduce of a tensor."""
+    """Return the median time of one all-reduce."""
     import torch
     from torch import distributed
 
@@ -174,7 +172,7 @@ def _seconds(tensor: Any, rounds: int) -> float:
 
 
 def _copying() -> float:
-    """GB/s of one copy in memory."""
+    """Return the rate of a memory copy in GB/s."""
     import torch
 
     source = torch.zeros(LARGE["gloo"], dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""One thing that was found."""
+"""One result of a check."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Level = Literal["ok", "advice", "fault"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found, and where it is not well, why it matters and what to do.
+    """One result of a check; if not ok, also why it matters and what to do.
 
-    level: ok; advice, where it works and could be better; fault, where something will not work.
+    level: "ok"; "advice": it works and could be better; "fault": something will not work.
     """
 
     level: Level

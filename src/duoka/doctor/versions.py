@@ -1,4 +1,4 @@
-"""torch, CUDA, the driver, NCCL and gloo, and whether they fit together."""
+"""Versions of torch, CUDA, the driver, NCCL and gloo, and whether they are compatible."""
 
 from __future__ import annotations
 
@@ -18,31 +18,35 @@ PCI = Path("/sys/bus/pci/devices")
 
 
 def examine() -> Iterator[Finding]:
-    """What is installed."""
+    """Check each version."""
     import torch
     from torch import distributed
 
     from duoka.private.torch import kinds_of_gpus
 
     yield Finding("ok", "python", f"{platform.python_version()} on {platform.platform()}")
-    yield of_torch(torch.__version__)
+    yield check_torch(torch.__version__)
     machine = inventory.read()
-    yield from of_driver(machine, len(nvidia_cards(PCI)))
-    yield of_cuda(torch.version.cuda, machine, torch.version.hip)
+    yield from check_driver(machine, len(nvidia_cards(PCI)))
+    yield check_cuda(torch.version.cuda, machine, torch.version.hip)
     if torch.version.cuda:
-        yield from of_kernels(kinds_of_gpus(), machine.gpus)
+        yield from check_kernels(kinds_of_gpus(), machine.gpus)
     if not distributed.is_available() or not distributed.is_gloo_available():
         yield Finding(
-            "fault", "gloo", "this build of torch has none", "ranks on CPUs cannot talk", "install torch from PyPI"
+            "fault",
+            "gloo",
+            "this build of torch has none",
+            "ranks on CPUs cannot communicate",
+            "install torch from PyPI",
         )
     else:
         yield Finding("ok", "gloo", "built into torch")
     if len(machine.gpus) > 1:
-        yield _of_nccl()
+        yield _check_nccl()
 
 
-def of_torch(version: str) -> Finding:
-    """Whether a version of torch is new enough."""
+def check_torch(version: str) -> Finding:
+    """Check that this version of torch is supported."""
     if numbers(version) < OLDEST_TORCH:
         wanted = ".".join(map(str, OLDEST_TORCH))
         return Finding(
@@ -55,8 +59,8 @@ def of_torch(version: str) -> Finding:
     return Finding("ok", "torch", version)
 
 
-def of_cuda(built: str | None, machine: Inventory, hip: str | None = None) -> Finding:
-    """Whether the CUDA that torch was built for runs on this driver."""
+def check_cuda(built: str | None, machine: Inventory, hip: str | None = None) -> Finding:
+    """Check that the driver runs the CUDA version that torch was built for."""
     if not machine.gpus:
         return Finding("ok", "CUDA", f"not needed: {machine.no_gpus}")
     if built is None:
@@ -74,7 +78,7 @@ def of_cuda(built: str | None, machine: Inventory, hip: str | None = None) -> Fi
 
 
 def nvidia_cards(devices: Path) -> list[str]:
-    """The NVIDIA cards on the PCI bus, whether a driver answers for them or not."""
+    """List the NVIDIA GPUs on the PCI bus, even without a driver."""
     found = []
     for device in devices.glob("*"):
         with suppress(OSError):
@@ -84,23 +88,23 @@ def nvidia_cards(devices: Path) -> list[str]:
     return sorted(found)
 
 
-def of_driver(machine: Inventory, cards: int) -> Iterator[Finding]:
-    """Whether the driver answers for the cards that are there."""
+def check_driver(machine: Inventory, cards: int) -> Iterator[Finding]:
+    """Check that the driver responds if there are GPUs."""
     if machine.gpus:
         yield Finding("ok", "driver", f"{machine.driver}, for CUDA up to {machine.cuda or '?'}")
     elif cards:
-        not_given = "Library Not Found" in machine.no_gpus  # as in a container that is not to have them
+        not_given = "Library Not Found" in machine.no_gpus  # as in a container without access to the GPUs
         what = f"{cards} NVIDIA card{'s' * (cards > 1)} on the PCI bus, and {machine.no_gpus}"
         todo = "install the driver; docker: --gpus all; after an update of the driver restart; nvidia-smi must work"
         yield Finding("advice" if not_given else "fault", "driver", what, "nothing will run on GPUs", todo)
 
 
-def of_kernels(built: Sequence[str], gpus: Iterable[Gpu]) -> Iterator[Finding]:
-    """Whether torch has code for each card: for its generation (sm_90), or older code to translate (compute_80)."""
+def check_kernels(built: Sequence[str], gpus: Iterable[Gpu]) -> Iterator[Finding]:
+    """Check that torch has code for each GPU: binary (sm_90) or translatable (compute_80)."""
     for gpu in gpus:
         if gpu.capability and not any(_runs(code, gpu.capability) for code in built):
             what = f"{gpu.name} has CUDA capability {gpu.capability}, and torch code for {' '.join(built)}"
-            todo = "install a build of torch that has it (pytorch.org), or leave the card out"
+            todo = "install a build of torch that has it (pytorch.org), or exclude the GPU"
             yield Finding("fault", f"GPU {gpu.index}", what, "every operation on it will fail", todo)
 
 
@@ -113,7 +117,7 @@ def _runs(code: str, capability: str) -> bool:
     return built <= (major, minor) and (match[1] == "compute" or built[0] == major)
 
 
-def _of_nccl() -> Finding:
+def _check_nccl() -> Finding:
     from torch import distributed
 
     if not distributed.is_nccl_available():

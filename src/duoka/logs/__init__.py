@@ -1,6 +1,6 @@
-"""Where `run.log` writes: one file for each kind, by name.
+"""Destinations of `run.log`: one module for each kind, looked up by name in `LOGS`.
 
-`LOGS` is the table. A kind may be followed by a colon and a place: "csv:out/train.csv", "wandb:my-project".
+A kind may be followed by a colon and a path or name: "csv:out/train.csv", "wandb:my-project".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from duoka.options import one_of
 
 __all__ = ["Log", "Logs", "check_logs", "check_step", "check_values", "open_logs"]
 
-# name -> (module, class, what follows the colon; "" if nothing has to)
+# name -> (module, class, an example of the full word where a path is required, else "")
 LOGS = {
     "console": ("duoka.logs.console", "Console", ""),
     "csv": ("duoka.logs.csv", "Csv", "csv:out/train.csv"),
@@ -28,16 +28,16 @@ LOGS = {
 
 
 class Logs:
-    """All logs of a run. On ranks other than 0 there is none."""
+    """All logs of a run. Empty on ranks other than 0."""
 
     def __init__(self, logs: Iterable[Log]) -> None:
         self._logs = list(logs)
 
     def write(self, step: int | None, values: dict[str, Any]) -> None:
-        """Write numbers, tensors of one element, or texts.
+        """Write one row of numbers, tensors of one element, or texts.
 
         Raises:
-            OptionError: something else is given.
+            OptionError: a value is of another type.
         """
         if not self._logs:
             return
@@ -46,7 +46,7 @@ class Logs:
             log.write(step, plain)
 
     def close(self, failed: bool) -> None:
-        """Close all of them, also where one cannot be; the first error is raised at the end."""
+        """Close all logs, even if one fails to close, then raise the first error."""
         logs, self._logs = self._logs, []
         errors = []
         for log in logs:
@@ -59,10 +59,10 @@ class Logs:
 
 
 def check_logs(names: str | Sequence[str]) -> list[tuple[str, str]]:
-    """Names, and what follows the colon.
+    """Split each word into a log's name and the text after the colon.
 
     Raises:
-        OptionError: there is no such log, or it needs a place.
+        OptionError: no log has this name, or the log needs a path and none is given.
     """
     found = []
     for word in [names] if isinstance(names, str) else names:
@@ -70,13 +70,13 @@ def check_logs(names: str | Sequence[str]) -> list[tuple[str, str]]:
         one_of("log", name, LOGS)
         example = LOGS[name][2]
         if example and not place:
-            raise OptionError("log", word, "followed by a place", f"for example: {example}")
+            raise OptionError("log", word, "followed by a path", f"for example: {example}")
         found.append((name, place))
     return found
 
 
 def open_logs(names: Iterable[tuple[str, str]]) -> Logs:
-    """Open logs, in their order. Raises OptionError where one cannot be."""
+    """Open the logs in the order given. Raises OptionError if one cannot be opened; those already open are closed."""
     opened: list[Log] = []
     try:
         for name, place in names:

@@ -1,4 +1,4 @@
-"""What a log is."""
+"""The interface of a log."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ Value = float | int | str
 
 
 class Log(ABC):
-    """Takes numbers and texts, by name. Made with the place that follows its name; opened once, always closed."""
+    """A destination for numbers and texts, by name.
+
+    Constructed with the text after the colon; `close` is always called.
+    """
 
     @abstractmethod
     def write(self, step: int | None, values: dict[str, Value]) -> None:
-        """Write one row."""
+        """Write one row. `step` is None if the script gave none."""
 
     @abstractmethod
     def close(self, failed: bool) -> None:
-        """End it. failed: the run ended by an error."""
+        """Close the log. failed: the run ended with an error."""
 
 
 def library(name: str, package: str, extra: str) -> Any:
-    """A library that is an extra of duoka's.
+    """Import an optional dependency.
 
     Raises:
         OptionError: it is not installed.

@@ -1,4 +1,4 @@
-"""`console`: one line on standard output."""
+"""`console`: one line for each row on standard output."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Console(Log):
         print(line(step, values), flush=True)
 
     def close(self, failed: bool) -> None:
-        """Nothing to do."""
+        pass
 
 
 def line(step: int | None, values: dict[str, Value]) -> str:
-    """A row in words."""
+    """Format a row as text."""
     words = ", ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()
     )

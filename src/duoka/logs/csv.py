@@ -1,4 +1,4 @@
-"""`csv:PATH`: a table with a column for every name, added to what is there."""
+"""`csv:PATH`: a CSV table with one column for each name. Rows are appended to an existing file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from duoka.logs.files import opened
 
 
 class Csv(Log):
-    """A name that comes later becomes a column of the whole table, empty above."""
+    """A CSV log. A name first logged later adds a column, which is empty in earlier rows."""
 
     def __init__(self, place: str) -> None:
         self._path = Path(place)
@@ -29,7 +29,7 @@ class Csv(Log):
         self._file.flush()
 
     def _widen(self, names: list[str]) -> None:
-        """Write the table anew with more columns, beside the old one, which it then replaces."""
+        """Rewrite the table with more columns into a new file, then rename it over the old one."""
         self._file.seek(0)
         rows = list(csv.DictReader(self._file))
         self._file.close()

@@ -1,4 +1,4 @@
-"""Log files."""
+"""Open log files."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from duoka.errors import OptionError
 
 
 def opened(place: str, mode: str) -> TextIO:
-    """A file at `place`, in a folder that is made if it is not there.
+    """Open a text file at `place`, creating its directory if necessary.
 
     Raises:
-        OptionError: it cannot be.
+        OptionError: the file cannot be opened.
     """
     try:
         Path(place).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`jsonl:PATH`: one JSON object in a line, added to what is there."""
+"""`jsonl:PATH`: one JSON object per line, appended to an existing file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from duoka.logs.files import opened
 
 
 class JsonLines(Log):
-    """Every line is whole as soon as it is written. A number that JSON does not have (nan, inf) is null."""
+    """A JSON Lines log. Each line is flushed at once. nan and inf, which JSON lacks, become null."""
 
     def __init__(self, place: str) -> None:
         self._file = opened(place, "a")
@@ -27,7 +27,3 @@ class JsonLines(Log):
 
     def close(self, failed: bool) -> None:
         self._file.close()
-
-
-def _plain(value: Value | None) -> Value | None:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

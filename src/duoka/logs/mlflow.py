@@ -6,7 +6,7 @@ from duoka.logs.base import Log, Value, library
 
 
 class Mlflow(Log):
-    """One run of MLflow. One that the script has begun itself is used, and left to it."""
+    """An MLflow run. A run that the script has started is used, and not ended."""
 
     def __init__(self, place: str) -> None:
         self._mlflow = library("mlflow", "mlflow", "mlflow")

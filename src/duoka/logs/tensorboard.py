@@ -6,7 +6,7 @@ from duoka.logs.base import Log, Value, library
 
 
 class TensorBoard(Log):
-    """Numbers become scalars, texts become texts."""
+    """A TensorBoard log: numbers become scalars, texts become texts."""
 
     def __init__(self, place: str) -> None:
         library("tensorboard", "tensorboard", "tensorboard")

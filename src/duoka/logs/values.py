@@ -1,4 +1,4 @@
-"""What can be logged."""
+"""Checks of the values given to `run.log`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ARRAYS = (Tensor, np.generic, np.ndarray)
 
 
 def check_step(step: object) -> None:
-    """See that a step is one: values are easily given in its place.
+    """Check that `step` is a whole number or None, not a value passed in its position.
 
     Raises:
-        OptionError: it is no whole number, and not left out.
+        OptionError: it is of another type.
     """
     if step is not None and not isinstance(step, (int, np.integer)):
         hint = "values are given by their names: run.log(step=3, loss=loss)"
@@ -27,10 +27,10 @@ def check_step(step: object) -> None:
 
 
 def check_values(values: dict[str, Any]) -> None:
-    """See that values can be logged, without reading any: on every rank, whichever writes.
+    """Check the types of the values, without reading a tensor's data. Every rank calls this; only rank 0 writes.
 
     Raises:
-        OptionError: one is no number, text, or tensor of one element.
+        OptionError: one is not a number, a text, or a tensor of one element.
     """
     for name, value in values.items():
         if isinstance(value, BatchTensor):
@@ -41,10 +41,10 @@ def check_values(values: dict[str, Any]) -> None:
 
 
 def number_of(name: str, value: Any) -> Value:
-    """A number or a text; a tensor of one element is one. Talks to no other rank.
+    """Convert a value to a Python number or text, without communication.
 
     Raises:
-        OptionError: it is something else.
+        OptionError: it is not a number, a text, or a tensor of one element.
     """
     check_values({name: value})
     found: Value = value.item() if isinstance(value, ARRAYS) else value

@@ -6,7 +6,7 @@ from duoka.logs.base import Log, Value, library
 
 
 class Wandb(Log):
-    """One run of Weights & Biases. One that the script has begun itself is used, and left to it."""
+    """A Weights & Biases run. A run that the script has started is used, and not finished."""
 
     def __init__(self, place: str) -> None:
         wandb = library("wandb", "wandb", "wandb")
