@@ -148,3 +148,21 @@ def test_in_inference_mode() -> None:
             assert x.sum() == 4 + sum(range(12, 20))
 
     on_ranks(2, on_rank)
+
+
+def test_a_loop_that_writes_row_by_row_gathers_once() -> None:
+    places, values = torch.randint(0, 4, (6, 4)), torch.rand(6, 4)
+    expected = torch.zeros(6, 4)
+    for i in range(6):
+        expected[i].index_add_(0, places[i], values[i])
+
+    def loop(view: View) -> tuple[int, Tensor]:
+        written, at, added = shared(view, torch.zeros(6, 4)), shared(view, places), shared(view, values)
+        for i in range(6):
+            written[i].index_add_(0, at[i], added[i])
+        begun = view.ranks.begun
+        return begun, written.full_tensor()
+
+    for begun, whole in on_ranks(2, loop):
+        assert begun == 3  # of each batch once
+        torch.testing.assert_close(whole, expected)

@@ -25,7 +25,7 @@ from duoka.view.parts import is_sharded
 from duoka.view.replay import Described, Outdated, Recorder
 from duoka.view.site import user_line
 from duoka.view.view import View
-from duoka.view.whole import compute_whole
+from duoka.view.whole import compute_whole, take_row
 
 Function = Callable[..., Any]
 
@@ -45,7 +45,7 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if view.own.count > 1 and type(first) is not Joint:
         return _called(func, args, kwargs, call)  # one of several shares
     try:
-        if func in MAY_FAIL and may_fail(func, call.batches):
+        if func in MAY_FAIL and may_fail(func, args, call.batches):
             return view.own.ranks.agreed(
                 lambda: _called(func, args, kwargs, call), lambda: compute_whole(func, args, kwargs)
             )
@@ -89,6 +89,8 @@ def _by_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view
     rule = BatchTensor.rules.get(func)
     if rule is None or kwargs.get("out") is not None:
         return compute_whole(func, args, kwargs)
+    if func is Tensor.__getitem__ and type(args[1]) is int and args[0]._spec.dim == 0 and view.own.count == 1:
+        return take_row(*args)
     leaves = tree_leaves((args, kwargs))
     if call.key is None and any(map(is_sharded, leaves)):
         raise Refused(

@@ -27,18 +27,21 @@ cholesky cholesky_inverse inverse inv solve eig eigh eigvals eigvalsh svd svdval
 matrix_rank cond tensorinv tensorsolve
 """
 
-_BY_INDEX = frozenset({*functions(_INDEXING), Tensor.__getitem__, Tensor.__setitem__})
+_BY_ITEM = (Tensor.__getitem__, Tensor.__setitem__)
+_BY_INDEX = frozenset({*functions(_INDEXING), *_BY_ITEM})
 _BY_VALUE = frozenset({F.binary_cross_entropy, F.gaussian_nll_loss})
 _BY_MATRIX = frozenset(functions(_MATRICES, (Tensor, torch, torch.linalg)))
 MAY_FAIL = _BY_INDEX | _BY_VALUE | _BY_MATRIX
 
 
-def may_fail(func: Any, batches: Sequence[BatchTensor]) -> bool:
-    """Whether a function of MAY_FAIL can raise an error for some rows of these batches."""
+def may_fail(func: Any, args: tuple[Any, ...], batches: Sequence[BatchTensor]) -> bool:
+    """Whether a function of MAY_FAIL can raise an error for some rows of these batches, which are in `args`."""
     if func in _BY_MATRIX:
         return True
     if batches[0].device.type != "cpu":
         return False
+    if func in _BY_ITEM and args[0] is batches[0]:  # what an index takes entries of is no index itself
+        batches = batches[1:]
     return func in _BY_VALUE or any(
         not batch.dtype.is_floating_point and batch.dtype != torch.bool for batch in batches
     )

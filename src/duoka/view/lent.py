@@ -6,7 +6,7 @@ written into the other when a batch is next looked at, or has been written into.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ class _Copy:
     spec: Spec
     whole: Tensor
     holders: int  # of its memory, when nobody but duoka had it
+    written_back: Callable[[], None]  # called when the rows are again what the copy is
     versions: tuple[int, int] = (0, 0)
     grad_fn: Any = None
 
@@ -58,6 +59,7 @@ class _Copy:
             with torch.no_grad():
                 self.rows.copy_(self._own())
             self.in_step()
+            self.written_back()
         elif self._is_written_unseen(looked_at):
             self.rows.data.copy_(self._own())  # nor is it seen here, as on one device
 
@@ -90,12 +92,18 @@ class Lent:
         self.copies: list[_Copy] = []
         self.unseen = False
 
-    def lend(self, rows: Tensor, spec: Spec, whole: Tensor, holders: int, out: Any) -> None:
-        """Remember `whole`, the copy of `rows`, where its memory is among what goes out."""
-        known = any(copy.whole is whole for copy in self.copies)
-        if not known and any(_has_memory_of(whole, leaf) for leaf in tree_leaves(out)):
+    def lend(
+        self, rows: Tensor, spec: Spec, whole: Tensor, holders: int, out: Any, written_back: Callable[[], None]
+    ) -> None:
+        """Remember `whole`, the copy of `rows`, where its memory is among what goes out.
+
+        written_back: called whenever what was written into the copy has been written into the rows.
+        """
+        if any(copy.whole is whole for copy in self.copies):
+            return
+        if any(_has_memory_of(whole, leaf) for leaf in ([out] if isinstance(out, Tensor) else tree_leaves(out))):
             with unseen():
-                self.copies.append(_Copy(rows.detach(), spec, whole, holders))
+                self.copies.append(_Copy(rows.detach(), spec, whole, holders, written_back))
 
     def of(self, rows: Tensor, spec: Spec) -> Tensor | None:
         """The copy of these rows that is there already: what is taken twice is the same memory."""
@@ -119,6 +127,7 @@ class Lent:
         """
         if isinstance(put_back, Tensor):
             self.copies = [copy for copy in self.copies if not same_memory(put_back, copy.whole)]
+        self.settle(rows)
         before = version(rows)
         yield
         written = version(rows) != before

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -48,6 +50,13 @@ def _compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         return out
 
 
+def take_row(batch: BatchTensor, index: int) -> Any:
+    """`batch[index]`, as `compute_whole` gives it, without looking for batches: loops over rows call it often."""
+    with batch._spec.view.gathered.timed("__getitem__"):
+        copy = _Copy(batch, keep=True)
+        return copy.handed_out(copy.whole[index])
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
     """All rows of a batch, gathered for who takes them out one by one (a loss in a loop over samples)."""
@@ -82,8 +91,8 @@ class _Copy:
             with torch.inference_mode(False), torch.set_grad_enabled(_records_gradients()):  # it must have a version
                 known = Spec.together(parts)
             if keep:
-                batch._kept = _Kept(known, _Kept.state_of(rows, known))
-        self.batch, self.whole = batch, known
+                _keep(ref(batch), known)
+        self.batch, self.whole, self._keeps = batch, known, keep
         self._version, self._holders = version(known), holders(known)
 
     def whole_is_untouched(self) -> bool:
@@ -94,7 +103,8 @@ class _Copy:
         if out is self.whole:
             return self.batch
         for share in self.batch._shares:
-            share._spec.view.lent.lend(share._rows, share._spec, self.whole, self._holders, out)
+            keep = partial(_keep, ref(self.batch), self.whole) if self._keeps else _forget
+            share._spec.view.lent.lend(share._rows, share._spec, self.whole, self._holders, out, keep)
         return out
 
     def written_back(self, name: str, out: Any) -> Any:
@@ -107,6 +117,17 @@ class _Copy:
         view = self.batch._spec.view
         view.own.each(lambda place: shares[place]._local.copy_(shares[place]._spec.own(self.whole)))
         return tree_map_only(Tensor, lambda leaf: self.batch if leaf is self.whole else leaf, out)
+
+
+def _keep(batch: ReferenceType[BatchTensor], whole: Tensor) -> None:
+    """Keep the copy for whoever takes more rows of the batch: a loop that writes row by row gathers once."""
+    found = batch()
+    if found is not None:
+        found._kept = _Kept(whole, _Kept.state_of(found._shares[0]._rows, whole))
+
+
+def _forget() -> None:
+    """Keep nothing."""
 
 
 def _name_of(func: Callable[..., Any]) -> str:
