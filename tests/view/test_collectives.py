@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -224,3 +225,24 @@ def test_a_rank_that_finds_something_out_alone_meets_nobody(nearby: bool) -> Non
         ranks.barrier()
 
     assert in_processes(2, work, nearby=nearby) == [None] * 2
+
+
+def test_ranks_agree_on_errors_and_where_they_meet_anyway_it_costs_no_message(nearby: bool) -> None:
+    def work(ranks: ProcessCollectives) -> Any:
+        came, enter = [], ranks._enter
+
+        def count(text: bytes, told: str) -> None:
+            came.append(text)
+            enter(text, told)
+
+        ranks._enter = count  # type: ignore[method-assign]
+        total, found = partial(ranks.all_reduce, torch.ones(2)), list[Any]()
+        for good in (True, ranks.rank == 0, False, ranks.rank == 1):
+            found.append(ranks.agreed(lambda: total() if good else 1 / 0, lambda: "otherwise"))  # noqa: B023
+        found[0] = found[0].tolist()
+        for good in (True, ranks.rank == 0):  # who does not meet the others asks them at the end
+            found.append(ranks.agreed(lambda: 5 if good else 1 / 0, lambda: "otherwise"))  # noqa: B023
+        return found, len(came), ranks.all_reduce(torch.ones(1)).item()
+
+    expected = [[2, 2], "otherwise", "otherwise", "otherwise", 5, "otherwise"]
+    assert all_well(in_processes(2, work, nearby=nearby)) == [(expected, 6 if nearby else 7, 2)] * 2

@@ -19,6 +19,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from duoka.keys import Key
 from duoka.view import direct
+from duoka.view.collectives import Failed
 from duoka.view.direct import MOST, Direct
 from tests.view.processes import GONE, Raised, all_well, forked
 
@@ -196,3 +197,19 @@ def test_strangers_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     strangers: list[socket.socket] = []
     monkeypatch.setattr(direct, "_listen", listen_with_strangers)
     assert meeting(3, is_none) == [False] * 3
+
+
+def test_a_rank_that_has_nothing_to_send_lets_all_know() -> None:
+    def work(ranks: Direct | None) -> list[int]:
+        assert ranks is not None
+        failed = []
+        for number in range(9):
+            found: list[Tensor] = []
+            try:
+                ranks.start(None if number % 3 == ranks.rank else torch.ones(5), found.extend, b"")()
+            except Failed:
+                failed.append(number)
+            assert len(found) == (0 if number in failed else 2)
+        return failed
+
+    assert all_well(meeting(2, work)) == [[0, 1, 3, 4, 6, 7]] * 2

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from duoka.errors import PeerLost, TimedOut
+from duoka.view.collectives import Failed
 from duoka.view.nearby import LARGE_SLOT, RING, SLOT, Nearby, give_up, is_possible, memory_size
 from tests.view.processes import all_well, forked
 
@@ -158,3 +159,22 @@ def test_nobody_waits_for_a_rank_that_failed_but_what_all_came_to_ends_well() ->
         return "told"
 
     assert all_well(forked(2, work)) == ["told", "failed"]
+
+
+def test_a_rank_that_has_nothing_to_send_lets_all_know() -> None:
+    """Also where it goes on at once and another is slow to look: several times in a row, with slots used again."""
+
+    def work(nearby: Nearby) -> list[int]:
+        failed = []
+        for number in range(3 * RING):
+            found: list[Any] = []
+            wait = nearby.start(None if number % 3 == nearby.rank else torch.ones(5), kept(found))
+            time.sleep(0.002 * nearby.rank)
+            try:
+                wait()
+            except Failed:
+                failed.append(number)
+            assert bool(found) == (number not in failed)
+        return failed
+
+    assert all_well(meeting(2, work)) == [[number for number in range(3 * RING) if number % 3 < 2]] * 2

@@ -42,18 +42,22 @@ class Exchange(Protocol):
     def takes(self, tensor: Tensor) -> bool:
         """Whether a tensor may go this way: all ranks say the same, since they are at the same place."""
 
-    def start(self, tensor: Tensor, take: Callable[[list[Tensor]], Any], text: bytes) -> Callable[[], None]:
+    def start(self, tensor: Tensor | None, take: Callable[[list[Tensor]], Any], text: bytes) -> Callable[[], None]:
         """Send `tensor`; the function returned waits for the others, and hands all ranks' (flat) to `take`.
 
-        text: what this rank came to with it, the same on all.
+        It raises Failed where any rank has sent None in place of its tensor. text: what this rank came to with it,
+        the same on all.
         """
+
+
+MAY_FAIL = "all_reduce of whether any failed"  # a collective in which the ranks learn it
 
 
 class Alone(Exception):
     """A collective was called by a rank that is finding something out by itself."""
 
 
-class _Failed(BaseException):
+class Failed(BaseException):
     """The work of some rank has raised an error. No Exception: a rule that catches these lets it pass."""
 
 
@@ -93,22 +97,22 @@ class Collectives(ABC):
         except Exception:
             if not self._agreeing:  # they have agreed that none had failed before they met
                 raise
-            with suppress(_Failed):
+            with suppress(Failed):
                 self._agree(True)
-        except _Failed:
+        except Failed:
             pass
         finally:
             self._agreeing = False
         return otherwise()
 
     def _agree(self, failed: bool) -> None:
-        """Raise _Failed if any rank has failed."""
+        """Raise Failed if any rank has failed."""
         self._agreeing = False
         begun = self.begun
         number = int(self.all_reduce(torch.tensor(int(failed), device="cpu"), ReduceOp.MAX))
         self.begun = begun  # it concerns no rows
         if number:
-            raise _Failed
+            raise Failed
 
     @abstractmethod
     def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
@@ -240,22 +244,45 @@ class ProcessCollectives(Collectives):
         take: Callable[[list[Tensor]], Any],
     ) -> Callable[[], None]:
         """Begin a collective: by the exchange, where `take` gets every rank's tensor, or by `begin(group)`."""
+        what = f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]}"
+        if self._exchange is not None and self._exchange.takes(tensor):
+            if self._agreeing and not self.alone:  # who has failed sends nothing in its place
+                self._agreeing, what = False, MAY_FAIL
+            self.begin()
+            return self._exchanging(what, tensor, take)
         self.begin()
         self._threads.begin()
-        text = self._come_to(f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]}")
-        if self._exchange is not None and self._exchange.takes(tensor):
-            finish: Callable[[], Any] = self._exchange.start(tensor, take, text)
-        else:
-            work = self._met(lambda: begin(self._group(tensor.device.type)))
-            finish = lambda: self._met(work.wait)  # noqa: E731
+        self._come_to(what)
+        work = self._met(lambda: begin(self._group(tensor.device.type)))
+        return lambda: self._leave(lambda: self._met(work.wait))
 
-        def wait() -> None:
-            since = time.monotonic_ns()
+    def _exchanging(
+        self, what: str, tensor: Tensor | None, take: Callable[[list[Tensor]], Any]
+    ) -> Callable[[], None]:
+        assert self._exchange is not None
+        self._threads.begin()
+        finish = self._exchange.start(tensor, take, self._come_to(what))
+        return lambda: self._leave(finish)
+
+    def _leave(self, finish: Callable[[], Any]) -> None:
+        """Wait for the others, and be done with a collective."""
+        since, failed = time.monotonic_ns(), None
+        try:
             finish()
-            self._threads.end()
-            self._seat.leave(time.monotonic_ns() - since)
+        except Failed as error:
+            failed = error
+        self._threads.end()
+        self._seat.leave(time.monotonic_ns() - since)
+        if failed is not None:
+            raise failed
 
-        return wait
+    def _agree(self, failed: bool) -> None:
+        if self._exchange is None or self.alone:
+            super()._agree(failed)
+        else:
+            self._agreeing = False
+            told = None if failed else torch.zeros(1, dtype=torch.uint8, device="cpu")
+            self._exchanging(MAY_FAIL, told, lambda rows: None)()
 
     def come_to(self, what: str) -> None:
         self._come_to(what)

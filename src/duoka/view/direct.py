@@ -32,6 +32,7 @@ from duoka.errors import PeerLost, RanksApart, TimedOut
 from duoka.keys import Key
 from duoka.network import address_of
 from duoka.printable import printable
+from duoka.view.collectives import Failed
 from duoka.wire import Challenge, Line, answer
 
 MOST = 1 << 18  # bytes that a rank sends for one tensor, to all others together: more is quicker around a ring
@@ -108,14 +109,16 @@ class Direct:
             and 0 < size * (self.world_size - 1) <= MOST
         )
 
-    def start(self, tensor: Tensor, take: Callable[[list[Tensor]], Any], text: bytes) -> Callable[[], None]:
+    def start(self, tensor: Tensor | None, take: Callable[[list[Tensor]], Any], text: bytes) -> Callable[[], None]:
         """Send `tensor`, as what this rank calls `text`; the function returned waits for those of the others.
 
-        It hands all ranks' tensors (flat, each in memory of its own) to `take`.
+        It hands all ranks' tensors (flat, each in memory of its own) to `take`, or raises Failed.
         """
         number = self._number = (self._number + 1) % (1 << 32)
-        own = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu")  # whatever the script's default is
-        own.copy_(tensor.detach().reshape(-1))
+        own = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the script's default is
+        if tensor is not None:
+            own = own.new_empty(tensor.numel(), dtype=tensor.dtype)
+            own.copy_(tensor.detach().reshape(-1))
         data: Any = own.view(torch.uint8).numpy().data
         head = _HEAD.pack(number, len(text), len(data)) + text
         for peer in self._peers.values():
@@ -124,14 +127,13 @@ class Direct:
 
         def wait() -> None:
             self._until(number)
-            rows = [own if peer is None else peer.taken(number, own, text, self.rank) for peer in self._in_order()]
-            take(rows)
+            came = {other: peer.taken(number, own, text, self.rank) for other, peer in self._peers.items()}
+            if tensor is None or None in came.values():
+                raise Failed
+            rows: dict[int, Any] = {**came, self.rank: own}
+            take([rows[rank] for rank in range(self.world_size)])
 
         return wait
-
-    def _in_order(self) -> list[_Peer | None]:
-        """The others by rank; None: this one."""
-        return [self._peers.get(rank) for rank in range(self.world_size)]
 
     def _look_for(self, peer: _Peer) -> None:
         if not peer.gone:
@@ -228,13 +230,15 @@ class _Peer:
         """Whether the tensor of this number has come."""
         return number in self._came
 
-    def taken(self, number: int, own: Tensor, text: bytes, rank: int) -> Tensor:
-        """The tensor of this number, like this rank's own.
+    def taken(self, number: int, own: Tensor, text: bytes, rank: int) -> Tensor | None:
+        """The tensor of this number, like this rank's own; None: the other rank sent none.
 
         Raises:
             RanksApart: the other rank came to something else with it.
         """
         theirs, data = self._came.pop(number)
+        if theirs == text and not (len(data) and own.numel()):
+            return None
         if theirs != text or len(data) != own.numel() * own.itemsize:
             sides = sorted([(rank, text), (self.rank, theirs)])
             both = [f"rank {of} came to {printable(one.decode(errors='replace'))}" for of, one in sides]

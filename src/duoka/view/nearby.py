@@ -22,12 +22,14 @@ import torch
 from torch import Tensor
 
 from duoka.errors import PeerLost, TimedOut
+from duoka.view.collectives import Failed
 
 SLOT = 1 << 20  # bytes of one tensor at most
 LARGE_SLOT = 4 * SLOT  # the same in memory that is no file of /dev/shm, which may be a small one
 RING = 4  # exchanges on their way at a time
 _LINE = 128  # bytes between two ranks' counters, so that they share no cache line
 _CAME, _LEFT = 0, 8  # places of the two counters, in 64-bit words
+_FAILED = 2  # the first of RING places, by slot: the exchange for which its rank had nothing to send
 _OVER = 1  # in the first rank's line: not 0 once a rank has failed, for whom nobody needs to wait
 _PATIENCE = (64, 4096)  # looks without a pause, then looks that yield the processor; after that it sleeps
 
@@ -68,20 +70,29 @@ class Nearby:
             and self._sent - self._left < RING
         )
 
-    def start(self, tensor: Tensor, take: Callable[[list[Tensor]], Any], text: bytes = b"") -> Callable[[], None]:
+    def start(
+        self, tensor: Tensor | None, take: Callable[[list[Tensor]], Any], text: bytes = b""
+    ) -> Callable[[], None]:
         """Send `tensor`; the function returned waits for the others and hands all ranks' tensors (flat) to `take`.
 
-        They are views of the shared memory: `take` copies what it keeps.
+        They are views of the shared memory: `take` copies what it keeps. Where any rank sent None it raises Failed.
         """
         number = self._sent = self._sent + 1
         self._until(_LEFT, number - RING)
-        size = tensor.numel() * tensor.itemsize
+        size = 0 if tensor is None else tensor.numel() * tensor.itemsize
+        failed = _FAILED + number % RING
         rows = self._slots[:, number % RING, :size].unbind()
-        rows[self.rank].view(tensor.dtype).copy_(tensor.detach().reshape(-1))
+        if tensor is None:
+            self._counters[self.rank][failed] = number
+        else:
+            rows[self.rank].view(tensor.dtype).copy_(tensor.detach().reshape(-1))
         self._counters[self.rank][_CAME] = number
 
         def wait() -> None:
             self._until(_CAME, number)
+            if tensor is None or any(counters[failed] == number for counters in self._counters):
+                self._leave(number)
+                raise Failed
             take([row.view(tensor.dtype) for row in rows])
             self._leave(number)
 
