@@ -26,6 +26,7 @@ _NAMES = tuple(f"duoka-switch-{number}" for number in range(2))
 DEVICE = "dk0"
 _TUNSETIFF, _TAP, _NO_HEADER = 0x400454CA, 0x0002, 0x1000  # <linux/if_tun.h>
 _NETWORK_NAMESPACE = 0x40000000  # <sched.h>
+_CONGESTION = "net.ipv4.tcp_congestion_control=reno"  # is to be had everywhere, and does not pace what is sent
 _LONGEST = 65536  # bytes of a packet
 
 
@@ -76,6 +77,7 @@ def _machine(number: int) -> int:
     _ip("-n", name, "address", "add", f"{ADDRESSES[number]}/24", "dev", DEVICE)
     for device in ("lo", DEVICE):
         _ip("-n", name, "link", "set", device, "up")
+    subprocess.run(on_machine(number, ["sysctl", "-q", "-w", _CONGESTION]), check=True)
     return end
 
 
@@ -91,7 +93,7 @@ def _enter(namespace: int) -> None:
 def _pass_on(ends: list[int], delay: float) -> Any:
     """Hold every packet back for `delay` seconds, for ever."""
     with suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # or it waits for whoever computes
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))  # or it waits for whoever computes
     coming: deque[tuple[float, int, bytes]] = deque()
     try:
         while True:

@@ -12,6 +12,7 @@ from types import CodeType, ModuleType
 
 from duoka.errors import ScriptError
 from duoka.options import Target
+from duoka.script.files import STANDARD_INPUT, TYPED, standard_input
 
 
 def run_target(target: Target, first_args: Sequence[str] = ()) -> None:
@@ -28,6 +29,8 @@ def run_target(target: Target, first_args: Sequence[str] = ()) -> None:
     """
     if target.is_module:
         _run_module(target.name, [*first_args, *target.args])
+    elif target.name == STANDARD_INPUT:
+        _run_typed([*first_args, *target.args])
     else:
         _run_path(target.name, [*first_args, *target.args])
 
@@ -43,6 +46,13 @@ def _run_path(name: str, args: Sequence[str]) -> None:
     _search_first(os.path.dirname(os.path.realpath(path)))
     main = _new_main(path, SourceFileLoader("__main__", path))
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+
+def _run_typed(args: Sequence[str]) -> None:
+    sys.argv[:] = [STANDARD_INPUT, *args]
+    _search_first("")
+    main = _new_main(TYPED, SourceFileLoader("__main__", TYPED))
+    exec(compile(standard_input(), TYPED, "exec", dont_inherit=True), main.__dict__)
 
 
 def _run_module(name: str, args: Sequence[str]) -> None:

@@ -121,3 +121,30 @@ def test_the_installed_command(flow: Flow, command: Command) -> None:
     done = command("run", "--devices", "cpu:2", flow.write("script.py", source), "word")
     assert (done.returncode, done.stdout) == (7, "3.0 word\n")
     assert done.stderr.startswith("duoka: 2 CPU workers ")
+
+
+TYPED = """
+import os, sys
+import torch
+print(sys.argv, __file__, repr(sys.path[0]), repr(sys.stdin.read()))
+torch.manual_seed(0)
+loss = torch.nn.Linear(2, 1)(torch.randn(8, 2)).mean()
+loss.backward()
+print(loss.item())
+sys.exit(os.path.exists(__file__))
+"""
+
+
+@pytest.mark.parametrize("options", [["--devices", "cpu:1"], ["--devices", "cpu:2"], ["--devices", "cpu:2", "-q"]])
+def test_a_script_on_standard_input(flow: Flow, options: list[str]) -> None:
+    _, number = flow.python([flow.write("script.py", TYPED)]).stdout.splitlines()
+    said = flow.run(["run", *options, "-", "--epochs", "5"], stdin=TYPED).ok().stdout
+    assert said == f"['-', '--epochs', '5'] <stdin> '' ''\n{number}\n"  # as `python -` has it
+
+
+def test_an_error_of_a_script_on_standard_input_names_its_line(flow: Flow) -> None:
+    said = flow.run(["run", "-q", "-", "--devices", "cpu:2", "--"], stdin="import torch\nraise ValueError('boom')")
+    assert said.returncode == 1
+    assert (
+        said.stderr == 'Traceback (most recent call last):\n  File "<stdin>", line 2, in <module>\nValueError: boom\n'
+    )

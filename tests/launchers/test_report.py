@@ -211,9 +211,21 @@ def test_ranks_that_do_different_things(board: Board, tell: Tell) -> None:
 def test_a_collective_that_does_not_end(board: Board, tell: Tell) -> None:
     for rank in (0, 1):
         step(board, rank, "barrier", leave=False)
-    lines = tell(worker(0, **ENDED), worker(1, **ENDED), stuck=Stuck(1, 3.0, (0, 1), (), odd={1: "is stopped"}))
+    lines = tell(worker(0, **ENDED), worker(1, **ENDED), stuck=Stuck(1, 3.0, (0, 1), ()))
     assert lines[0].startswith("duoka: barrier 1 did not end: ranks 0 and 1 wait since 3 s")
-    assert "  rank 1 is stopped" in lines
+
+
+def test_a_rank_that_is_stopped_in_a_collective_is_named_and_not_those_who_wait_for_it(
+    board: Board, tell: Tell
+) -> None:
+    for rank in (0, 1):
+        step(board, rank, "barrier", leave=False)
+    stuck = Stuck(1, 3.0, (0, 1), (), odd={1: "is stopped (SIGSTOP)"})
+    lines = tell(worker(0, **ENDED), worker(1, **ENDED), stuck=stuck)
+    assert lines[0].startswith(
+        f"duoka: rank 1 of 2 ({HOST}) in step 1 is stopped (SIGSTOP) in barrier 1; rank 0 waits since 3 s"
+    )
+    assert "  rank 1 is stopped (SIGSTOP)" in lines
 
 
 def test_what_is_raised_at_exit_is_told_where_nobody_saw_it(tell: Tell) -> None:

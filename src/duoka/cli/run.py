@@ -22,6 +22,7 @@ from duoka.devices.taking import Asked, Taken, marked, take
 from duoka.engines import slurm, torchrun
 from duoka.options import ONE_MACHINE, Machines, Options, Target
 from duoka.plan import Plan, decide, details, header
+from duoka.script.files import STANDARD_INPUT
 
 INTRODUCTION = """\
 Run a PyTorch script, unedited, on one device or many.
@@ -36,6 +37,7 @@ duoka run train.py                               all GPUs, or the CPU
 duoka run --devices 0,3 train.py --epochs 5      GPUs 0 and 3; --epochs 5 is for train.py
 duoka run train.py --devices 0,3 -- --epochs 5   the same
 duoka run --devices cpu:2 -m package.train       a module, on two CPU workers
+duoka run - < train.py                           a script from standard input
 duoka run --dry-run train.py                     what would be done, and why
 duoka run --machines 2 --machine 0 --meet node1:29500 train.py   on node1; --machine 1 on the other
 """
@@ -238,6 +240,8 @@ def _run(opts: Options, limit: float) -> int:
         libc.die_with(os.getppid())
     if opts.machines.count > 1 and environment.hashes_differ():
         environment.fix_hashes()
+        if opts.target.name == STANDARD_INPUT:
+            os.lseek(0, 0, os.SEEK_SET)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # which Python looks at in its start
     try:
         taken = _take(opts, limit)

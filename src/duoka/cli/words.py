@@ -19,6 +19,7 @@ from click import UsageError
 
 from duoka import script
 from duoka.options import Target
+from duoka.script.files import STANDARD_INPUT
 
 _TOGETHER = "--machines 2 --machine 0 --meet node1:29500"
 ELSEWHERE = (  # an option, what other launchers call it, and an example with it
@@ -46,7 +47,7 @@ def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
         click.UsageError: what stands between the script and `--` is no option, or one without its value.
     """
     before = _leading(words, options)
-    if before >= len(words) or words[before].startswith("-"):
+    if before >= len(words) or (words[before].startswith("-") and words[before] != STANDARD_INPUT):
         return words  # no script, or an option that does not exist: click says so
     target, rest = words[before], words[before + 1 :]
     may_follow = {name: value for name, value in options.items() if name.startswith("--") and name != "--help"}

@@ -133,17 +133,22 @@ def _stuck(verdict: Verdict, scene: Scene) -> list[str]:
 def _waited(stuck: Stuck, scene: Scene) -> str:
     """`rank 1 of 3 (host) has not come to all_reduce 12 at train.py:41; it is ...; ranks 0 and 2 wait since 31 s`."""
     collective = _collective(scene.board, stuck.waiting[0], stuck.number, stuck.text)
-    waiting = f"{name_ranks(list(stuck.waiting))} {'waits' if len(stuck.waiting) == 1 else 'wait'}"
+    others = [rank for rank in stuck.waiting if rank not in stuck.odd] or list(stuck.waiting)
+    waiting = f"{name_ranks(others)} {'waits' if len(others) == 1 else 'wait'}"
     since = f"{waiting} since {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
     if stuck.within:
         return _apart_unseen(stuck, collective, scene)
-    if not stuck.missing:
+    if not stuck.culprits:
         return f"{collective} did not end: {since}{_afar(stuck, scene)}"
-    missing, first = list(stuck.missing), stuck.missing[0]
+    missing, first = list(stuck.culprits), stuck.culprits[0]
     has = "has" if len(missing) == 1 else "have"
+    if first in stuck.odd:
+        state = stuck.odd[first] if len(missing) == 1 else stuck.odd[first].replace("is ", "are ", 1)
+        where = f" and {has} not come to {collective}" if stuck.missing else f" in {collective}"
+        return f"{_ranks_of(missing, scene)} ({_host()}){_step(first, scene)} {state}{where}; {since}"
     line = stacks.users_line(stuck.stacks.get(first, ""))
     asleep = ", asleep" if first in stuck.asleep else ""
-    place = f"it is in {line}{asleep}; " if line and len(missing) == 1 and first not in stuck.odd else ""
+    place = f"it is in {line}{asleep}; " if line and len(missing) == 1 else ""
     step = _step(first, scene)
     return f"{_ranks_of(missing, scene)} ({_host()}){step} {has} not come to {collective}; {place}{since}"
 

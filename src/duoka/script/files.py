@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import os
 import pkgutil
 import sys
 import warnings
@@ -12,11 +13,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 
 from duoka.errors import ScriptError
 from duoka.options import Target
 
+STANDARD_INPUT = "-"  # in place of a script's name, as for Python
+TYPED = "<stdin>"  # what Python calls the file of such a script
 MOST_FILES = 500  # the nearest first; the rest of a very large program is not looked at
 
 
@@ -40,6 +44,20 @@ class Place:
     file: Path
     base: Path
     home: Path
+
+
+@cache
+def standard_input() -> bytes:
+    """The script on standard input. To the script itself that is then at its end, as under `python -`.
+
+    It can be read there once more, from its beginning, by this command when it starts itself again.
+    """
+    source = sys.stdin.buffer.read() if sys.stdin is not None else b""
+    with os.fdopen(os.memfd_create("duoka-script"), "wb", closefd=True) as kept:
+        kept.write(source)
+        kept.flush()
+        os.dup2(kept.fileno(), 0)
+    return source
 
 
 def sources(target: Target) -> Iterator[Source]:
@@ -71,20 +89,25 @@ def find(target: Target) -> Place:
     """
     place = _module(target.name) if target.is_module else _script(target.name)
     try:
-        place.file.open("rb").close()
+        if place.file.name != TYPED:
+            place.file.open("rb").close()
     except OSError as error:
         raise ScriptError(f"{place.file} cannot be read: {error.strerror}") from None
     return place
 
 
 def _script(name: str) -> Place:
+    if name == STANDARD_INPUT:
+        here = Path.cwd().resolve()
+        return Place(here / TYPED, here, here)
     path = Path(name)
     if path.is_dir():
         raise ScriptError(f"{name!r} is a directory, and a script must be a file; to run a package write -m package")
     if not path.exists():
         raise ScriptError(f"there is no script {name!r}{_nearest_file(path)}")
     if not path.is_file():
-        raise ScriptError(f"{name!r} is a pipe or a device, and a script must be a file, to be read twice")
+        hint = "duoka run - takes one from standard input"
+        raise ScriptError(f"{name!r} is a pipe or a device, and a script must be a file, to be read twice; {hint}")
     path = path.resolve()  # Python, too, imports from where a link leads
     return Place(path, path.parent, path.parent)
 
@@ -180,7 +203,7 @@ def _parse(path: Path) -> tuple[bytes, ast.Module | None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are shown when the file is run
         try:
-            data = path.read_bytes()
+            data = standard_input() if path.name == TYPED else path.read_bytes()
             return data, ast.parse(data, str(path))
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             return data, None
