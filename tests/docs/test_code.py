@@ -125,6 +125,7 @@ def test_duoka_in_shell_scripts_is_read_too(tmp_path: Path, monkeypatch: pytest.
 PYTHON = {" ".join(words): words for _, words in SHOWN if words[0] == "python" and words[1] != "-m"}
 
 
+@pytest.mark.long  # tests/examples runs the same scripts
 @pytest.mark.parametrize("words", PYTHON.values(), ids=PYTHON)
 def test_python_lines_run(flow: Flow, words: list[str]) -> None:
     script, given = ROOT / words[1], words[2:]
@@ -138,9 +139,8 @@ def test_python_lines_run(flow: Flow, words: list[str]) -> None:
 LAUNCHED = [words for _, words in SHOWN if words[0] == "torchrun" or "torch.distributed.launch" in words]
 
 
-@pytest.mark.parametrize(
-    "words", [pytest.param(words, marks=[pytest.mark.long] if words[0] == "python" else []) for words in LAUNCHED]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("words", LAUNCHED, ids=" ".join)
 def test_torchrun_lines_run(tmp_path: Path, words: list[str]) -> None:
     script = ROOT / words[-1]
     command = [Path(sys.executable).with_name(words[0]), *words[1:-1], script, *SMALL[script.name]]

@@ -17,7 +17,9 @@ def alone(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result,
     return Flow(warm, folder).python([EXAMPLE]).ok(), folder / "digits.pt"
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)]
+)
 def test_the_example_gives_the_same(flow: Flow, alone: tuple[Result, Path], workers: int) -> None:
     expected, weights = alone
     result = flow.run(["run", "--quiet", "--devices", f"cpu:{workers}", EXAMPLE]).ok()

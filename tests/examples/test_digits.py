@@ -14,7 +14,9 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return torch.load(path, weights_only=True)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)]
+)
 def test_any_number_of_workers_prints_and_saves_the_same(flow: Flow, workers: int) -> None:
     one = flow.python([SCRIPT, "--epochs", "2", "--save", "one.pt"]).ok()
     many = flow.run(["run", "--devices", f"cpu:{workers}", SCRIPT, "--epochs", "2", "--save", "many.pt"]).ok()

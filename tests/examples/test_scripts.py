@@ -65,6 +65,19 @@ EXAMPLES = [
 ]
 
 
+SHORT = {"fashion_mnist": 2, "cifar10": 3, "crnn/train": 2, "dataparallel_2019": 3}
+RUNS = [
+    pytest.param(
+        example,
+        workers,
+        id=f"{example.name}-{workers}",
+        marks=[] if SHORT[example.name] == workers else [pytest.mark.long],
+    )
+    for example in EXAMPLES
+    for workers in (1, 2, 3)
+]
+
+
 @pytest.fixture(scope="module")
 def reference(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Example], tuple[Result, Path]]:
     """What plain python gives, once for each script, and the weights that it saves."""
@@ -81,8 +94,7 @@ def reference(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return run
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+@pytest.mark.parametrize(("example", "workers"), RUNS)
 def test_any_number_of_workers_prints_and_saves_the_same(
     flow: Flow, reference: Callable[[Example], tuple[Result, Path]], example: Example, workers: int
 ) -> None:
@@ -109,8 +121,6 @@ def test_a_script_with_its_own_ddp_is_one_on_every_launcher(flow: Flow) -> None:
     assert_same_weights(flow.folder / "one.pt", flow.folder / "same.pt")
     two = flow.run(["run", "--devices", "cpu:2", script, *options, "two.pt"]).ok()
     assert [line.rpartition(", ")[2] for line in two.stdout.splitlines()] == ["2 ranks"] * 2  # rank 0's lines alone
-    three = flow.run(["run", "--devices", "cpu:3", script, *options, "three.pt"]).ok()
-    assert "3 ranks" in three.stdout
     half = flow.run(["run", "--devices", "cpu:2", script, "--batch-size", "32", *options, "half.pt"]).ok()
     assert half.stdout != two.stdout  # the script's batch size is that of each process, and is left so
 
@@ -131,7 +141,6 @@ def test_inference_keeps_the_order(flow: Flow) -> None:
     script = ROOT / "examples/resnet_inference.py"
     options = ["--limit", "11", "--size", "32", "--batch-size", "4"]  # 4, 4 and 3
     alone = flow.python([script, *options]).ok()
-    for workers in (1, 2, 3):
-        result = flow.run(["run", "--devices", f"cpu:{workers}", script, *options]).ok()
-        assert_same_lines(alone.stdout, result.stdout)
+    result = flow.run(["run", "--devices", "cpu:3", script, *options]).ok()
+    assert_same_lines(alone.stdout, result.stdout)
     assert [line.split(":")[0] for line in alone.stdout.splitlines()] == [f"image {i}" for i in range(11)]

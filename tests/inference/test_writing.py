@@ -97,7 +97,7 @@ def fill(path: Path, left: int | None = None) -> None:
     one.close()
 
 
-@pytest.mark.parametrize("ending", [".npy", ".jsonl"])
+@pytest.mark.parametrize("ending", [".npy", pytest.param(".jsonl", marks=pytest.mark.long)])
 def test_killed_at_any_moment_nothing_is_lost_and_nothing_is_double(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
