@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from duoka.devices import Device
-from duoka.forecasting.forecast import Asked, Forecast, Side
+from duoka.forecasting.forecast import Forecast, ForecastRequest, TimedRun
 from duoka.forecasting.timing import Timing
 from duoka.options import Options, Target
 from duoka.plan import Kind, Plan
@@ -14,19 +14,19 @@ from duoka.plan import Kind, Plan
 ONE = Timing(30, 20, (0.010,) * 20, 0.0, 0.0, "", 64, 1)
 
 
-def side(count: int, device: str = "cpu", **changed: Any) -> Side:
+def run(count: int, device: str = "cpu", **changed: Any) -> TimedRun:
     """What came of so many devices. changed: of a timing with a step of 10 ms; `step`: seconds of each step."""
     if "step" in changed:
         changed["windows"] = (changed.pop("step"),) * 20
     timing = replace(ONE, **changed)
     index = None if device == "cpu" else 0
-    return Side(f"{device}:{count}", plan(tuple(Device(device, index) for _ in range(count))), timing)
+    return TimedRun(f"{device}:{count}", plan(tuple(Device(device, index) for _ in range(count))), timing)
 
 
 def plan(devices: tuple[Device, ...]) -> Plan:
-    asked = Options(Target("train.py"))
+    options = Options(Target("train.py"))
     return Plan(
-        target=asked.target,
+        target=options.target,
         kind=Kind.PLAIN,
         kind_reason="",
         kind_can_be_either=False,
@@ -43,6 +43,6 @@ def plan(devices: tuple[Device, ...]) -> Plan:
     )
 
 
-def forecast(*sides: Side, cores: int = 64) -> Forecast:
+def forecast(*runs: TimedRun, cores: int = 64) -> Forecast:
     """What was found on a machine with so many cores."""
-    return Forecast(Asked("train.py", [(one.name, one.plan) for one in sides], 30, cores, None), sides)
+    return Forecast(ForecastRequest("train.py", [(one.name, one.plan) for one in runs], 30, cores, None), runs)

@@ -31,8 +31,8 @@ def data(flow: Flow, source: str, *words: str) -> dict[str, Any]:
 def test_work_that_is_shared_out_is_faster_on_more_devices(flow: Flow) -> None:
     found = data(flow, scripts.SHARED_OUT, "--devices", "cpu:3", "--steps", "10")
     one, two, three = found["sides"]
-    assert [side["name"] for side in found["sides"]] == ["cpu:1", "cpu:2", "cpu:3"]
-    assert [(side["steps"], side["counted"], side["samples"]) for side in found["sides"]] == [(10, 7, 24)] * 3
+    assert [run["name"] for run in found["sides"]] == ["cpu:1", "cpu:2", "cpu:3"]
+    assert [(run["steps"], run["counted"], run["samples"]) for run in found["sides"]] == [(10, 7, 24)] * 3
     assert one["times_as_fast"] == one["of_the_ideal"] == 1.0
     assert two["times_as_fast"] > 1.3, found
     assert three["step"] < one["step"], found
@@ -70,12 +70,12 @@ def test_the_verdict_alone(flow: Flow) -> None:
 
 def test_without_a_loader_samples_are_not_known(flow: Flow) -> None:
     found = data(flow, scripts.NO_LOADER, "--devices", "cpu:2", "--steps", "7")
-    assert [side["samples_per_second"] for side in found["sides"]] == [None, None]
+    assert [run["samples_per_second"] for run in found["sides"]] == [None, None]
 
 
 def test_a_batch_of_fewer_samples_than_devices(flow: Flow) -> None:
     found = data(flow, scripts.SMALL_BATCH, "--devices", "cpu:3", "--steps", "7")
-    reasons = [side["reasons"] for side in found["sides"]]
+    reasons = [run["reasons"] for run in found["sides"]]
     small = "a batch of 2 over 3 devices is computed whole by each of them"
     assert [small in some for some in reasons] == [False, False, True], found
 
@@ -92,18 +92,18 @@ def test_what_is_computed_whole_is_told_with_its_line(flow: Flow) -> None:
 def test_a_script_that_uses_the_api(flow: Flow, view: str) -> None:
     source = scripts.API.replace("VIEW", repr(view))
     found = data(flow, source, "--devices", "cpu:2", "--steps", "8")
-    assert [side["samples"] for side in found["sides"]] == [24, 24], found
+    assert [run["samples"] for run in found["sides"]] == [24, 24], found
     assert found["sides"][1]["waiting"] > 0
 
 
 def test_two_optimizers_make_one_step_together(flow: Flow) -> None:
     found = data(flow, scripts.TWO_OPTIMIZERS, "--devices", "cpu:2")
-    assert [(side["steps"], side["counted"]) for side in found["sides"]] == [(9, 6)] * 2
+    assert [(run["steps"], run["counted"]) for run in found["sides"]] == [(9, 6)] * 2
 
 
 def test_a_script_that_ends_early_is_measured_as_far_as_it_goes(flow: Flow) -> None:
     found = data(flow, scripts.SHORT_ENOUGH, "--devices", "cpu:2")
-    assert [(side["steps"], side["counted"]) for side in found["sides"]] == [(8, 6)] * 2
+    assert [(run["steps"], run["counted"]) for run in found["sides"]] == [(8, 6)] * 2
 
 
 @pytest.mark.parametrize(

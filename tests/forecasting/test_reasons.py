@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from duoka.forecasting.reasons import in_words, is_short, reasons
-from tests.forecasting.made import forecast, side
+from duoka.forecasting.reasons import in_words, is_below_ideal, reasons
+from tests.forecasting.made import forecast, run
 
 
 def test_the_exchange_takes_most_of_the_step() -> None:
-    two = side(2, step=0.020, waited=0.014)
-    found = forecast(side(1), two)
+    two = run(2, step=0.020, waited=0.014)
+    found = forecast(run(1), two)
     assert reasons(found, two) == [
         "14 ms of its 20 ms are waiting for other ranks: the step is too short for the exchange, or they do not come "
         "at the same time"
@@ -16,8 +16,8 @@ def test_the_exchange_takes_most_of_the_step() -> None:
 
 
 def test_what_weighs_most_comes_first() -> None:
-    two = side(2, step=0.030, waited=0.008, whole=0.015, costliest="sort at train.py:7")
-    assert reasons(forecast(side(1), two), two) == [
+    two = run(2, step=0.030, waited=0.008, whole=0.015, costliest="sort at train.py:7")
+    assert reasons(forecast(run(1), two), two) == [
         "15 ms of its 30 ms go into what every rank computes whole, most of it sort at train.py:7",
         "8 ms of its 30 ms are waiting for other ranks: the step is too short for the exchange, or they do not come "
         "at the same time",
@@ -25,41 +25,41 @@ def test_what_weighs_most_comes_first() -> None:
 
 
 def test_what_is_left_is_what_each_rank_does_by_itself() -> None:
-    two = side(2, step=0.011, waited=0.0005)
-    (only,) = reasons(forecast(side(1), two), two)
+    two = run(2, step=0.011, waited=0.0005)
+    (only,) = reasons(forecast(run(1), two), two)
     assert only.startswith("5.5 ms more than its share of one device's step is what each rank does by itself")
 
 
 def test_cores_that_one_worker_has_already() -> None:
-    two = side(2, step=0.009, waited=0.0039, threads=4)
-    first, *_ = reasons(forecast(side(1, threads=8), two, cores=8), two)
+    two = run(2, step=0.009, waited=0.0039, threads=4)
+    first, *_ = reasons(forecast(run(1, threads=8), two, cores=8), two)
     assert first == "one worker by itself computes on 8 cores already, and 2 have 8 together"
 
 
 def test_a_batch_that_cannot_be_shared_out() -> None:
-    sixteen = side(16, "cuda", samples=8, step=0.012)
-    assert reasons(forecast(side(1, "cuda", samples=8), sixteen), sixteen) == [
+    sixteen = run(16, "cuda", samples=8, step=0.012)
+    assert reasons(forecast(run(1, "cuda", samples=8), sixteen), sixteen) == [
         "a batch of 8 over 16 devices is computed whole by each of them"
     ]
 
 
 def test_of_a_gpu_it_is_not_said_what_is_waited_for() -> None:
-    two = side(2, "cuda", step=0.020, waited=0.014)
+    two = run(2, "cuda", step=0.020, waited=0.014)
     assert two.waited is None
-    assert reasons(forecast(side(1, "cuda"), two), two) == []
+    assert reasons(forecast(run(1, "cuda"), two), two) == []
 
 
 def test_nothing_is_lost() -> None:
-    two = side(2, step=0.005, waited=0.001)
-    found = forecast(side(1), two)
+    two = run(2, step=0.005, waited=0.001)
+    found = forecast(run(1), two)
     assert reasons(found, two) == []
-    assert not is_short(found, two)
+    assert not is_below_ideal(found, two)
 
 
 def test_of_which_it_is_said_why() -> None:
-    sides = [side(1), side(2, step=0.0055), side(4, step=0.004), side(8, step=0.0041)]
-    found = forecast(*sides)
-    assert [is_short(found, one) for one in sides] == [False, False, True, True]
+    runs = [run(1), run(2, step=0.0055), run(4, step=0.004), run(8, step=0.0041)]
+    found = forecast(*runs)
+    assert [is_below_ideal(found, one) for one in runs] == [False, False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 
 from duoka.forecasting.forecast import Forecast
 from duoka.forecasting.showing import as_data, as_text, doubts, verdict
-from tests.forecasting.made import forecast, side
+from tests.forecasting.made import forecast, run
 
-PAYS = forecast(side(1), side(2, step=0.0055), side(4, step=0.004), side(8, step=0.0041))
-DOES_NOT = forecast(side(1), side(2, step=0.020, waited=0.014))
+PAYS = forecast(run(1), run(2, step=0.0055), run(4, step=0.004), run(8, step=0.0041))
+DOES_NOT = forecast(run(1), run(2, step=0.020, waited=0.014))
 
 
 @pytest.mark.parametrize(
@@ -17,9 +17,9 @@ DOES_NOT = forecast(side(1), side(2, step=0.020, waited=0.014))
     [
         (PAYS, "cpu:4 is the fastest here, 2.50 times as fast as cpu:1, 62% of the ideal"),
         (DOES_NOT, "cpu:1 is the fastest here; more devices do not make this script faster"),
-        (forecast(side(1), side(2, step=0.0097)), "cpu:1 is the fastest here; more"),
+        (forecast(run(1), run(2, step=0.0097)), "cpu:1 is the fastest here; more"),
         (
-            forecast(side(1), side(2, step=0.002)),
+            forecast(run(1), run(2, step=0.002)),
             "none to be trusted: cpu:2 was 5.00 times as fast as cpu:1, more",
         ),
     ],
@@ -39,7 +39,7 @@ def test_the_verdict(found: Forecast, said: str) -> None:
     ids=["overlap", "not alike", "none"],
 )
 def test_doubts(one: tuple[float, ...], two: tuple[float, ...], said: str) -> None:
-    found = forecast(side(1, windows=one), side(2, windows=two))
+    found = forecast(run(1, windows=one), run(2, windows=two))
     assert found.best.devices == 2
     assert said in "".join(doubts(found))
     assert list(doubts(found)) == json.loads(as_data(found))["notes"]
@@ -58,12 +58,12 @@ def test_sentences_are_there_where_more_are_not_faster() -> None:
 
 
 def test_of_a_gpu_waiting_is_not_seen() -> None:
-    text = as_text(forecast(side(1, "cuda"), side(2, "cuda", step=0.006)), "normal")
+    text = as_text(forecast(run(1, "cuda"), run(2, "cuda", step=0.006)), "normal")
     assert text.count("not seen") == 1
 
 
 def test_what_cannot_be_is_not_called_the_fastest() -> None:
-    assert json.loads(as_data(forecast(side(1), side(2, step=0.002))))["fastest"] is None
+    assert json.loads(as_data(forecast(run(1), run(2, step=0.002))))["fastest"] is None
 
 
 def test_data() -> None:

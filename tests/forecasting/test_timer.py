@@ -9,11 +9,11 @@ import torch
 from duoka.board import Board
 from duoka.forecasting.timer import Timer, samples
 from duoka.forecasting.timing import read
-from duoka.trials.accompany import Enough, Places
+from duoka.trials.observer import StepLimitReached, TrialFolders
 
 
 def timer(folder: Path, steps: int, device: str) -> Timer:
-    return Timer(Places(folder, folder / "scratch", folder / "s"), steps, 0, False, device)
+    return Timer(TrialFolders(folder, folder / "scratch", folder / "s"), steps, 0, False, device)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_device_is_waited_for_at_the_ends_of_windows_only(tmp_path: Path, monk
         watch._after(optimizer, (), {})
         watch._after(optimizer, (), {})  # another optimizer of the same step
     seat.step(30)
-    with pytest.raises(Enough):
+    with pytest.raises(StepLimitReached):
         watch._after(optimizer, (), {})
     assert waits == [2, 6, 10, 14, 18, 22, 26, 30]
     found = read(tmp_path)

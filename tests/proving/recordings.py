@@ -9,19 +9,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from duoka.proving.batches import Seen
-from duoka.proving.recording import Recording, Writer
+from duoka.proving.batches import BatchRecorder
+from duoka.proving.recording import Recording, RecordingWriter
 
 
-def recorded(folder: Path, states: Sequence[Mapping[str, Tensor]], batches: Sequence[Tensor] = ()) -> Recording:
+def record(folder: Path, states: Sequence[Mapping[str, Tensor]], batches: Sequence[Tensor] = ()) -> Recording:
     """A run with these tensors before its first step and after each; one batch for each step."""
     folder.mkdir()
-    writer = Writer(folder, len(states))
+    writer = RecordingWriter(folder, len(states))
     for step, tensors in enumerate(states):
         entries = ((name, tensor, False) for name, tensor in tensors.items())
         writer.write(step, "optimizer 0 (SGD) at train.py:1", [0.5], entries)
     writer.close()
-    seen = Seen(folder, 0, own_rows=False)
+    seen = BatchRecorder(folder, 0, own_rows=False)
     for step, batch in enumerate(batches, 1):
         seen.step = step
         seen._write("loader", batch, False)

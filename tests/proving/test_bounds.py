@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 
 from duoka.proving.bounds import OF_MOVE, TIMES, ULPS, Bound, judge, meets
-from duoka.proving.comparing import Comparison, Gap
+from duoka.proving.comparing import Gap, RunComparison
 from duoka.proving.data import DataGap
 
 EPSILON = 2.0**-23
 GAP = Gap(step=2, name="w", largest=1e-3, size=1.0, moved=0.1, epsilon=EPSILON)
 
 
-def comparison(*gaps: Gap, steps: tuple[int, int] = (3, 3), data: DataGap | None = None) -> Comparison:
-    return Comparison(gaps, steps, data, ((), ()))
+def comparison(*gaps: Gap, steps: tuple[int, int] = (3, 3), data: DataGap | None = None) -> RunComparison:
+    return RunComparison(gaps, steps, data, ((), ()))
 
 
 def gap(largest: float, step: int = 2, name: str = "w") -> Gap:
@@ -63,7 +63,7 @@ def test_not_a_number_is_beyond_any_bound() -> None:
         comparison(Gap(1, "w", math.inf, math.inf, 0.0, 0.0, "is in the first run only")),
     ],
 )
-def test_what_is_no_number_is_no_rounding(found: Comparison) -> None:
+def test_what_is_no_number_is_no_rounding(found: RunComparison) -> None:
     judged = judge(found, Bound([]))
     assert judged.verdict == "different"
     assert judged.why or judged.first

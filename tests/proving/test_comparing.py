@@ -12,12 +12,12 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
 from duoka.proving import comparing
-from duoka.proving.comparing import Comparison, compare
-from tests.proving.recordings import cut, recorded, weights
+from duoka.proving.comparing import RunComparison, compare
+from tests.proving.recordings import cut, record, weights
 
 
-def of(folder: Path, first: list[dict[str, Tensor]], second: list[dict[str, Tensor]]) -> Comparison:
-    return compare(recorded(folder / "first", first), recorded(folder / "second", second))
+def of(folder: Path, first: list[dict[str, Tensor]], second: list[dict[str, Tensor]]) -> RunComparison:
+    return compare(record(folder / "first", first), record(folder / "second", second))
 
 
 def test_the_same_bits(tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ STATES = [weights(), weights(2.0), weights(3.0)]
 
 
 def test_ranks_that_share_batches_have_the_same_data(tmp_path: Path) -> None:
-    first = recorded(tmp_path / "first", STATES, BATCHES)
-    second = cut(recorded(tmp_path / "second", STATES, BATCHES), [2, 3, 1])
+    first = record(tmp_path / "first", STATES, BATCHES)
+    second = cut(record(tmp_path / "second", STATES, BATCHES), [2, 3, 1])
     assert compare(first, second).data is None
 
 
@@ -123,8 +123,8 @@ def test_ranks_that_share_batches_have_the_same_data(tmp_path: Path) -> None:
     ids=["order", "rows", "samples", "type", "more"],
 )
 def test_other_data(tmp_path: Path, other: Tensor, kind: str, text: str) -> None:
-    first = recorded(tmp_path / "first", STATES, BATCHES)
-    second = recorded(tmp_path / "second", STATES, [BATCHES[0], other])
+    first = record(tmp_path / "first", STATES, BATCHES)
+    second = record(tmp_path / "second", STATES, [BATCHES[0], other])
     data = compare(first, second).data
     if kind == "batches":
         assert data is not None

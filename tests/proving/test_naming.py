@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from duoka.proving.naming import Names
+from duoka.proving.naming import TensorNames
 
 
 class Trainer:
@@ -19,7 +19,7 @@ class Trainer:
 
 def found(*optimizers: torch.optim.Optimizer) -> dict[str, bool]:
     """The names that were found, and whether each is a buffer's."""
-    names = Names()
+    names = TensorNames()
     for optimizer in optimizers:
         names.number(optimizer)
     return {name: is_buffer for name, _, is_buffer in names.tensors()}
@@ -57,7 +57,7 @@ def test_parameters_in_no_model_keep_their_place() -> None:
 
 
 def test_a_model_that_is_given_up_is_not_there_any_longer() -> None:
-    names = Names()
+    names = TensorNames()
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert names.number(optimizer) == 0

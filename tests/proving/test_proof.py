@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from duoka.proving.comparing import Comparison
+from duoka.proving.comparing import RunComparison
 from duoka.proving.proof import begins_alike
 
 
@@ -21,4 +21,4 @@ from duoka.proving.proof import begins_alike
 def test_a_run_whose_first_loss_is_another_shows_no_rounding(
     one: tuple[float, ...], other: tuple[float, ...], alike: bool
 ) -> None:
-    assert begins_alike(Comparison((), (2, 2), None, (one, other))) is alike
+    assert begins_alike(RunComparison((), (2, 2), None, (one, other))) is alike

@@ -60,24 +60,24 @@ def test_bits_that_are_wanted_and_not_there(flow: Flow) -> None:
 )
 def test_a_wrong_script_is_told_with_its_cause(flow: Flow, source: str, words: list[str], cause: str) -> None:
     code, found = data(flow, source, "--devices", "cpu:2", "--steps", "3", *words)
-    side = found["sides"][0]
-    assert (code, side["verdict"]) == (1, "different"), side
-    assert any(cause in text for text in side["causes"]), side["causes"]
+    run = found["sides"][0]
+    assert (code, run["verdict"]) == (1, "different"), run
+    assert any(cause in text for text in run["causes"]), run["causes"]
 
 
 def test_ranks_with_data_of_their_own(flow: Flow) -> None:
     code, found = data(flow, scripts.BY_RANK, "--devices", "cpu:2", "--steps", "2")
-    side = found["sides"][0]
-    assert (code, side["verdict"], found["first"]) == (1, "different", "one rank")
-    assert (side["first"]["step"], side["first"]["tensor"]) == (1, "model.weight")
-    assert "8 and 16 rows" in side["causes"][0], side["causes"]
+    run = found["sides"][0]
+    assert (code, run["verdict"], found["first"]) == (1, "different", "one rank")
+    assert (run["first"]["step"], run["first"]["tensor"]) == (1, "model.weight")
+    assert "8 and 16 rows" in run["causes"][0], run["causes"]
 
 
 def test_the_first_devices_are_what_the_others_are_compared_with(flow: Flow) -> None:
     words = ["--devices", "cpu:2", "--devices", "cpu:2", "--devices", "cpu:3", "--want", "rounding", "--steps", "2"]
     code, found = data(flow, scripts.RIGHT, *words)
     assert (code, found["first"]) == (0, "cpu:2")
-    assert [(side["name"], side["verdict"]) for side in found["sides"]] == [("cpu:2", "bits"), ("cpu:3", "rounding")]
+    assert [(run["name"], run["verdict"]) for run in found["sides"]] == [("cpu:2", "bits"), ("cpu:3", "rounding")]
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def test_the_first_devices_are_what_the_others_are_compared_with(flow: Flow) -> 
 )
 def test_several_optimizers_and_closures(flow: Flow, source: str, steps: int, tensors: set[str]) -> None:
     code, found = data(flow, source, "--devices", "cpu:2", "--steps", "6")
-    side = found["sides"][0]
-    assert (code, side["verdict"], side["steps"]) == (0, "rounding", steps), side
-    names = {gap["tensor"] for gap in side["gaps"]}
+    run = found["sides"][0]
+    assert (code, run["verdict"], run["steps"]) == (0, "rounding", steps), run
+    names = {gap["tensor"] for gap in run["gaps"]}
     assert names
     assert names <= tensors, names
 
@@ -212,7 +212,7 @@ def test_runs_that_are_not_of_one_shape(flow: Flow, source: str, text: str) -> N
 def test_exact_has_the_same_bits_on_any_number_of_devices(flow: Flow, source: str) -> None:
     words = ["--strategy", "exact", "--shares", "4", "--want", "bits", "--steps", "4"]
     code, found = data(flow, source, *words, "--devices", "cpu:1", "--devices", "cpu:2", "--devices", "cpu:4")
-    assert (code, [side["verdict"] for side in found["sides"]]) == (0, ["bits", "bits"]), found
+    assert (code, [run["verdict"] for run in found["sides"]]) == (0, ["bits", "bits"]), found
 
 
 def test_exact_is_python_to_rounding(flow: Flow) -> None:

@@ -52,14 +52,14 @@ FORECAST_GROUPS: Groups = (
 )
 
 
-def forecast(words: tuple[str, ...], is_module: bool, steps: int, as_json: bool, **asked: Any) -> Callable[[], int]:
+def forecast(words: tuple[str, ...], is_module: bool, steps: int, as_json: bool, **given: Any) -> Callable[[], int]:
     """Check what was asked for, and return what forecasts."""
     if not words:
         example = "a script is missing; for example: duoka forecast train.py"
         raise click.UsageError(example, click.get_current_context())
     if not FEWEST <= steps <= MOST:
         raise OptionError("--steps", steps, f"a whole number from {FEWEST} to {MOST:,}")
-    opts = asked_for(Target(words[0], words[1:], is_module), step_timeout="auto", restarts="0", **asked)
+    opts = asked_for(Target(words[0], words[1:], is_module), step_timeout="auto", restarts="0", **given)
     return partial(_forecast, opts, steps, "json" if as_json else opts.verbosity)
 
 
@@ -110,14 +110,16 @@ def _why_not(plan: Plan) -> str:
 
 
 def _run(opts: Options, plans: Sequence[Plan], steps: int, shown: str) -> int:
-    from duoka.forecasting.forecast import Asked  # only now: a plan is made without torch
+    from duoka.forecasting.forecast import ForecastRequest  # only now: a plan is made without torch
     from duoka.forecasting.forecast import forecast as start
     from duoka.forecasting.showing import as_data, as_text
 
     say = sayer(shown)
     say_plan(named(plans[-1]), plans[-1], say)
-    asked = Asked(opts.target.name, [(named(plan), plan) for plan in plans], steps, inventory.cores(), opts.log_dir)
-    found = start(asked, say)
+    request = ForecastRequest(
+        opts.target.name, [(named(plan), plan) for plan in plans], steps, inventory.cores(), opts.log_dir
+    )
+    found = start(request, say)
     click.echo(as_data(found) if shown == "json" else as_text(found, shown))
     return 0
 

@@ -15,7 +15,7 @@ from duoka.options import Options, Target, one_of
 from duoka.plan import Plan
 
 if TYPE_CHECKING:
-    from duoka.proving.proof import Asked
+    from duoka.proving.proof import ProofRequest
 
 INTRODUCTION = """\
 Show whether a script computes on some devices what it computes on another.
@@ -83,7 +83,7 @@ def prove(
     want: str,
     seed: int,
     as_json: bool,
-    **asked: Any,
+    **given: Any,
 ) -> Callable[[], int]:
     """Check what was asked for, and return what proves it."""
     if not words:
@@ -94,7 +94,7 @@ def prove(
     if not 0 <= seed < 2**63:
         raise OptionError("--seed", seed, "a whole number from 0 to 2**63 - 1")
     target = Target(words[0], words[1:], is_module)
-    opts = asked_for(target, step_timeout="auto", restarts="0", **asked)
+    opts = asked_for(target, step_timeout="auto", restarts="0", **given)
     shown = "json" if as_json else opts.verbosity
     return partial(_prove, opts, devices or ("auto",), steps, seed, want, shown)
 
@@ -102,29 +102,31 @@ def prove(
 def _prove(opts: Options, devices: Sequence[str], steps: int, seed: int, want: str, shown: str) -> int:
     plans, held = decide_and_take("prove", opts, lambda decided: [decided(words) for words in devices])
     with held:
-        return to_the_end(lambda: _run(_asked(opts, devices, plans, steps, seed, want), shown))
+        return to_the_end(lambda: _run(_request(opts, devices, plans, steps, seed, want), shown))
 
 
-def _asked(opts: Options, devices: Sequence[str], plans: Sequence[Plan], steps: int, seed: int, want: Any) -> Asked:
-    """The sides: the first is what all others are compared with."""
-    from duoka.proving.proof import Asked  # only now: a plan is made without torch
-    from duoka.proving.sides import Side, as_python
+def _request(
+    opts: Options, devices: Sequence[str], plans: Sequence[Plan], steps: int, seed: int, want: Any
+) -> ProofRequest:
+    """The runs: the first is what all others are compared with."""
+    from duoka.proving.proof import ProofRequest  # only now: a plan is made without torch
+    from duoka.proving.runs import ScriptRun, as_python
 
     names = [words if words != "auto" else named(plan) for words, plan in zip(devices, plans, strict=True)]
-    sides = [Side(name, plan) for name, plan in zip(names, plans, strict=True)]
-    if len(sides) == 1:
-        sides = [as_python(plans[0], opts.threads), *sides]
-    return Asked(sides[0], tuple(sides[1:]), steps, seed, want, opts.log_dir)
+    runs = [ScriptRun(name, plan) for name, plan in zip(names, plans, strict=True)]
+    if len(runs) == 1:
+        runs = [as_python(plans[0], opts.threads), *runs]
+    return ProofRequest(runs[0], tuple(runs[1:]), steps, seed, want, opts.log_dir)
 
 
-def _run(asked: Asked, shown: str) -> int:
+def _run(request: ProofRequest, shown: str) -> int:
     from duoka.proving.proof import prove as start
     from duoka.proving.showing import as_data, as_text
 
     say = sayer(shown)
-    for side in asked.others:
-        say_plan(side.name, side.plan, say)
-    proof = start(asked, say)
+    for run in request.others:
+        say_plan(run.name, run.plan, say)
+    proof = start(request, say)
     click.echo(as_data(proof) if shown == "json" else as_text(proof, shown))
     return 0 if proof.holds else 1
 

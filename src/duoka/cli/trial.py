@@ -86,7 +86,7 @@ def to_the_end(trials: Callable[[], int]) -> int:
     Raises:
         TrialFailed: the script failed; what it left to be read has been shown.
     """
-    from duoka.trials.stage import Stopped, TrialFailed  # only now: a plan is made without torch
+    from duoka.trials.runner import Stopped, TrialFailed  # only now: a plan is made without torch
 
     try:
         code = trials()

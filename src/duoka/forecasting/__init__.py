@@ -1,8 +1,8 @@
-"""`duoka forecast`: whether more devices make a script faster, measured on its first steps.
+"""`duoka forecast`: the time of a training step on 1, 2, 4, … devices, measured on a script's first steps.
 
-timer      in each worker, beside the script (a trial, `duoka.trials`): when steps end, and what they have cost
+timer      in each worker, beside the script (a trial, `duoka.trials`): the times at which steps end, and their costs
 timing     the files of one run, written and read; a step's time
 forecast   all runs, one after the other
-reasons    why a step on more devices does not take its part of the time
-showing    the table and the verdict, and the same as data
+reasons    why a step on more devices is slower than the ideal
+showing    the table and the verdict, and the same as JSON
 """

@@ -1,4 +1,4 @@
-"""All runs of a forecast, one after the other, and what came of them."""
+"""Run a script on each number of devices, one after the other, and compare their times."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from duoka.errors import DuokaError
 from duoka.forecasting.timer import Timer
 from duoka.forecasting.timing import LEAST, Timing, read
 from duoka.plan import Plan
-from duoka.trials.accompany import Places
-from duoka.trials.stage import NoSteps, Stage, stage
+from duoka.trials.observer import TrialFolders
+from duoka.trials.runner import NoSteps, TrialRunner, trial_runner
 
-SEED = 0  # every run begins with it, so that all do the same
-BEYOND = 1.25  # times the ideal: more than caches can explain
-ALIKE = 1.05  # times as fast: what is nearer is not called faster
+SEED = 0  # of every run, so that all compute the same
+BEYOND = 1.25  # times the ideal speed: more than caches can explain
+ALIKE = 1.05  # times as fast: numbers of devices within this factor count as equally fast
 
 
 class TooFewSteps(DuokaError):
-    """A script that ends after so few steps tells nothing of how long one takes."""
+    """The script ended after too few steps to measure one."""
 
     def __init__(self, name: str, steps: int, counted: int) -> None:
         super().__init__(
@@ -29,11 +29,11 @@ class TooFewSteps(DuokaError):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is to be run: the plan of each side, by its name, the one of one device first.
+class ForecastRequest:
+    """The plans to run, by name; the one of one device is first.
 
-    target: the script, or the module. steps: of each side.
-    cores: how many the machine has for this process. log_dir: where what the script prints is kept, or None.
+    target: the script, or the module. steps: of each run. cores: available to this process. log_dir: where to keep
+    the script's output, or None.
     """
 
     target: str
@@ -44,8 +44,8 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Side:
-    """What came of one number of devices."""
+class TimedRun:
+    """The measured run on one number of devices."""
 
     name: str
     plan: Plan
@@ -53,76 +53,76 @@ class Side:
 
     @property
     def devices(self) -> int:
-        """How many."""
+        """Number of devices."""
         return len(self.plan.devices)
 
     @property
     def waited(self) -> float | None:
-        """Seconds of a step; None where the processor does not wait itself, but has the device wait."""
+        """Seconds of a step spent waiting in collectives; None on devices that wait asynchronously (GPUs)."""
         return self.timing.waited if self.plan.devices[0].type == "cpu" else None
 
     @property
     def samples_per_second(self) -> float | None:
-        """None where the samples of a step cannot be counted."""
+        """None if the samples of a step cannot be counted."""
         samples = self.timing.samples
         return None if samples is None else samples / self.timing.step
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What was found. sides: by the number of devices, one first."""
+    """The result. runs: by the number of devices, one first."""
 
-    asked: Asked
-    sides: tuple[Side, ...]
-
-    @property
-    def one(self) -> Side:
-        """One device."""
-        return self.sides[0]
+    request: ForecastRequest
+    runs: tuple[TimedRun, ...]
 
     @property
-    def best(self) -> Side:
-        """The fastest; of those that are about as fast, the one with the fewest devices."""
-        least = min(side.timing.step for side in self.sides)
-        return next(side for side in self.sides if side.timing.step <= ALIKE * least)
+    def baseline(self) -> TimedRun:
+        """The run on one device."""
+        return self.runs[0]
+
+    @property
+    def best(self) -> TimedRun:
+        """The fastest run; of those within `ALIKE`, the one with the fewest devices."""
+        least = min(run.timing.step for run in self.runs)
+        return next(run for run in self.runs if run.timing.step <= ALIKE * least)
 
     @property
     def is_possible(self) -> bool:
-        """Whether the best is about as fast as it can be at most, so that one device was not slowed down."""
-        return self.part(self.best) <= BEYOND
+        """False if the best run is faster than the ideal allows, so one device must have been slowed down."""
+        return self.efficiency(self.best) <= BEYOND
 
-    def times(self, side: Side) -> float:
-        """How many times as fast as one device."""
-        return self.one.timing.step / side.timing.step
+    def speedup(self, run: TimedRun) -> float:
+        """Return the speedup over one device."""
+        return self.baseline.timing.step / run.timing.step
 
-    def part(self, side: Side) -> float:
-        """The part of the ideal, which is as many times as fast as there are devices."""
-        return self.times(side) / side.devices
+    def efficiency(self, run: TimedRun) -> float:
+        """Return the speedup divided by the number of devices."""
+        return self.speedup(run) / run.devices
 
 
-def forecast(asked: Asked, say: Callable[[str], None]) -> Forecast:
-    """Run all sides. say: told what is going on.
+def forecast(request: ForecastRequest, say: Callable[[str], None]) -> Forecast:
+    """Measure every plan. say: called with progress messages.
 
     Raises:
-        TrialFailed: the script failed on one of the sides.
-        NoSteps: it made no step that could be seen.
-        TooFewSteps: it made so few that none would count.
-        Stopped: a signal asked for an end. Nothing is left behind.
+        TrialFailed: the script failed in one of the runs.
+        NoSteps: it made no optimizer step.
+        TooFewSteps: it made too few steps to measure.
+        Stopped: a signal asked for an end; all files are removed.
     """
-    sides = []
-    with stage("forecast", asked.log_dir) as here:
-        for name, plan in asked.plans:
+    runs = []
+    with trial_runner("forecast", request.log_dir) as trials:
+        for name, plan in request.plans:
             say(f"running {name}")
-            sides.append(Side(name, plan, _timed(here, name, plan, asked.steps)))
-    return Forecast(asked, tuple(sides))
+            runs.append(TimedRun(name, plan, _timed(trials, name, plan, request.steps)))
+    return Forecast(request, tuple(runs))
 
 
-def _timed(here: Stage, name: str, plan: Plan, steps: int) -> Timing:
-    def timer(places: Places) -> Timer:
-        return Timer(places, steps, SEED, False, plan.devices[0].type)
+def _timed(trials: TrialRunner, name: str, plan: Plan, steps: int) -> Timing:
+    def timer(folders: TrialFolders) -> Timer:
+        return Timer(folders, steps, SEED, False, plan.devices[0].type)
 
-    with here.played(name, plan, timer) as seen:
-        timing = read(seen)
+    with trials.run(name, plan, timer) as times:
+        timing = read(times)
     if timing.steps == 0:
         raise NoSteps(name, "time")
     if timing.counted < LEAST:

@@ -1,6 +1,6 @@
-"""Beside the script, in every worker: when its steps end, and what they have cost so far.
+"""Measure a script's steps, in every worker: the times at which they end and their costs so far.
 
-A step is what the board counts as one: of the optimizer that has made most.
+The status board counts the steps: those of the optimizer that has made most.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from duoka.board import Seat
-from duoka.forecasting.timing import WINDOWS, Mark, Seen, settled, write
+from duoka.forecasting.timing import WINDOWS, Mark, RankTimes, warmup_steps, write
 from duoka.private.torch import tree_leaves
-from duoka.trials.accompany import Companion, Watch, replace_function
 from duoka.trials.loaders import watch_loaders
+from duoka.trials.observer import StepWatcher, TrialObserver, replace_function
 from duoka.view.tally import Tally
 
 
 @dataclass(frozen=True)
-class Timer(Companion):
-    """Times the steps of one run. device: the type of what it runs on."""
+class Timer(TrialObserver):
+    """A trial observer that times the steps of one run. device: type of the devices, such as "cpu" or "cuda"."""
 
     device: str
 
     @property
     def window(self) -> int:
-        """How many steps are timed together: a device that works on its own is not waited for at each."""
-        return 1 if self.device == "cpu" else max(1, (self.steps - settled(self.steps)) // WINDOWS)
+        """Number of steps timed together: an asynchronous device is synchronized once per window only."""
+        return 1 if self.device == "cpu" else max(1, (self.steps - warmup_steps(self.steps)) // WINDOWS)
 
-    def watch(self, seat: Seat) -> _Watch:
-        return _Watch(self, seat)
+    def watch(self, seat: Seat) -> _TimingWatcher:
+        return _TimingWatcher(self, seat)
 
 
-class _Watch(Watch):
-    """What one rank has seen so far. samples: None once they cannot be counted."""
+class _TimingWatcher(StepWatcher):
+    """Measurements of one rank. samples: None once they cannot be counted."""
 
     def __init__(self, timer: Timer, seat: Seat) -> None:
-        super().__init__(timer.places.seen, seat.rank)
+        super().__init__(timer.folders.seen, seat.rank)
         self._timer, self._seat = timer, seat
-        self._offset = settled(timer.steps) % timer.window  # so that a window begins with the first step that counts
+        self._offset = warmup_steps(timer.steps) % timer.window  # a window begins with the first counted step
         self._marks: list[Mark] = []
         self._samples: int | None = 0
         self._own_samples = False
-        self._tally = Tally()  # until there is one
+        self._tally = Tally()  # replaced as soon as the view creates one
 
     def install(self) -> None:
-        """Look at batches, at what is computed whole, and at steps."""
+        """Observe batches, work computed whole on every rank, and optimizer steps."""
         watch_loaders(self._count)
         replace_function(Tally, "begin", self._make_begin)
         register_optimizer_step_post_hook(self._after)
 
     def close(self) -> None:
         costliest = next((f"{name} at {line}" for name, line in self._tally.shares()), "")
-        seen = Seen(self._marks, self._own_samples, costliest, torch.get_num_threads())
-        write(self._timer.places.seen, self._seat.rank, seen)
+        times = RankTimes(self._marks, self._own_samples, costliest, torch.get_num_threads())
+        write(self._timer.folders.seen, self._seat.rank, times)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._seat.steps == self.steps:  # another optimizer of the same step
@@ -90,9 +90,9 @@ class _Watch(Watch):
 
 
 def samples(batch: Any, limit: int | None) -> int | None:
-    """How many samples are in a loader's batch: what all its tensors agree on; None where that cannot be told.
+    """Count the samples in a loader's batch: the common first dimension of its tensors, or None if they differ.
 
-    limit: the loader's batch size, if it has one.
+    limit: the loader's batch size, or None.
     """
     sizes = {leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()}
     if len(sizes) != 1:

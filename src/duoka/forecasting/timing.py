@@ -1,7 +1,7 @@
-"""What a run's steps have cost: written by its ranks, one file each, read by whoever compares.
+"""Costs of a run's steps: each rank writes a file, the command process reads them.
 
-The first steps, in which things are learned and allocated, do not count. Medians are taken of what is left: an
-evaluation, or another look at what was learned, falls into a few steps only.
+The first steps warm up and do not count. The result is the median of the others, so that an evaluation in a few
+steps does not change it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import NamedTuple
 
-from duoka.trials.accompany import end_of, opened
+from duoka.trials.observer import end_of, opened
 
-SETTLING = 10  # steps that do not count; of a shorter run, a third
-LEAST = 5  # steps that have to be left
-WINDOWS = 5  # of a device that works on its own, which waits for it at the end of each
+WARMUP = 10  # steps that do not count; of a shorter run, a third
+LEAST = 5  # counted steps that are needed
+WINDOWS = 5  # number of windows on an asynchronous device, which is synchronized at the end of each
 
 
 class Mark(NamedTuple):
-    """The end of a window of steps, as one rank sees it: sums since the start.
+    """The end of a window of steps on one rank; values are sums since the start.
 
-    seconds: by its clock. waited: seconds in collectives. whole: seconds in what every rank computes whole.
-    samples: taken from loaders; None where they cannot be counted.
+    seconds: by its clock. waited: seconds in collectives. whole: seconds of work that every rank computes whole.
+    samples: taken from loaders; None if they cannot be counted.
     """
 
     step: int
@@ -35,10 +35,11 @@ class Mark(NamedTuple):
     samples: int | None
 
 
-class Seen(NamedTuple):
-    """What one rank wrote. own_samples: it counted its own rows only. costliest: of what is computed whole.
+class RankTimes(NamedTuple):
+    """The contents of one rank's file.
 
-    threads: of its processor, for one operation.
+    own_samples: it counted its own rows only. costliest: the line with the most work that every rank computes whole.
+    threads: CPU threads of one operation.
     """
 
     marks: Sequence[Mark]
@@ -49,10 +50,12 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Timing:
-    """One run. All times are seconds of one step.
+    """Times of one run, in seconds per step.
 
-    steps: made. counted: of these. windows: of each window of steps, on the first rank. waited: for other ranks, the
-    mean over ranks. whole: in what every rank computes whole, and costliest: most of it. samples: of all ranks.
+    steps: made. counted: of these. windows: time per step of each window, on rank 0. waited: in collectives, the mean
+    over ranks. whole: of work that every rank computes whole; costliest: its most expensive line. samples: per step,
+    of
+    all ranks, or None. threads: CPU threads of one operation.
     """
 
     steps: int
@@ -66,75 +69,75 @@ class Timing:
 
     @property
     def step(self) -> float:
-        """The median."""
+        """Median time per step."""
         return median(self.windows)
 
     @property
     def middle(self) -> tuple[float, float]:
-        """Within this is the middle half of all windows."""
+        """The first and third quartile of the windows' times."""
         if len(self.windows) < 2:
             return self.step, self.step
         low, _, high = quantiles(self.windows, n=4, method="inclusive")
         return low, high
 
 
-def settled(steps: int) -> int:
-    """How many of so many steps do not count."""
-    return min(SETTLING, steps // 3)
+def warmup_steps(steps: int) -> int:
+    """Return how many of these steps do not count."""
+    return min(WARMUP, steps // 3)
 
 
 def rank_file(folder: Path, rank: int) -> Path:
-    """Where one rank writes."""
+    """Return the path of a rank's file."""
     return folder / f"rank-{rank}.json"
 
 
-def write(folder: Path, rank: int, seen: Seen) -> None:
-    """Write what one rank saw."""
+def write(folder: Path, rank: int, times: RankTimes) -> None:
+    """Write the measurements of one rank."""
     with opened(rank_file(folder, rank)) as file:
-        file.write(json.dumps(seen))
+        file.write(json.dumps(times))
 
 
 def read(folder: Path) -> Timing:
-    """What came of a run that ended well."""
+    """Read the files of a run that succeeded."""
     end, ranks = end_of(folder), list(_ranks(folder))
     steps = end.steps if end is not None else 0
     first = ranks[0]
-    windows = _per_step(first, settled(steps), lambda mark: mark.seconds)
-    waited = [_median(_per_step(seen, settled(steps), lambda mark: mark.waited)) for seen in ranks]
+    windows = _per_step(first, warmup_steps(steps), lambda mark: mark.seconds)
+    waited = [_median(_per_step(times, warmup_steps(steps), lambda mark: mark.waited)) for times in ranks]
     return Timing(
         steps=steps,
-        counted=sum(after.step - before.step for before, after in _windows(first, settled(steps))),
+        counted=sum(after.step - before.step for before, after in _windows(first, warmup_steps(steps))),
         windows=tuple(windows),
         waited=fmean(waited),
-        whole=_median(_per_step(first, settled(steps), lambda mark: mark.whole)),
+        whole=_median(_per_step(first, warmup_steps(steps), lambda mark: mark.whole)),
         costliest=first.costliest,
-        samples=_samples(ranks, settled(steps)),
+        samples=_samples(ranks, warmup_steps(steps)),
         threads=first.threads,
     )
 
 
-def _ranks(folder: Path) -> Iterator[Seen]:
+def _ranks(folder: Path) -> Iterator[RankTimes]:
     rank = 0
     while (path := rank_file(folder, rank)).exists():
         marks, *others = json.loads(path.read_text())
-        yield Seen([Mark(*mark) for mark in marks], *others)
+        yield RankTimes([Mark(*mark) for mark in marks], *others)
         rank += 1
 
 
-def _windows(seen: Seen, skipped: int) -> Iterator[tuple[Mark, Mark]]:
-    return ((before, after) for before, after in pairwise(seen.marks) if before.step >= skipped)
+def _windows(times: RankTimes, skipped: int) -> Iterator[tuple[Mark, Mark]]:
+    return ((before, after) for before, after in pairwise(times.marks) if before.step >= skipped)
 
 
-def _per_step(seen: Seen, skipped: int, value: Callable[[Mark], float]) -> list[float]:
-    return [(value(after) - value(before)) / (after.step - before.step) for before, after in _windows(seen, skipped)]
+def _per_step(times: RankTimes, skipped: int, value: Callable[[Mark], float]) -> list[float]:
+    return [(value(after) - value(before)) / (after.step - before.step) for before, after in _windows(times, skipped)]
 
 
-def _samples(ranks: Sequence[Seen], skipped: int) -> int | None:
-    """How many samples a step takes; None where that cannot be told."""
+def _samples(ranks: Sequence[RankTimes], skipped: int) -> int | None:
+    """Return the samples per step, or None if they cannot be counted."""
     counting = ranks if ranks[0].own_samples else ranks[:1]
-    if any(mark.samples is None for seen in counting for mark in seen.marks):
+    if any(mark.samples is None for times in counting for mark in times.marks):
         return None
-    found = sum(_median(_per_step(seen, skipped, lambda mark: float(mark.samples or 0))) for seen in counting)
+    found = sum(_median(_per_step(times, skipped, lambda mark: float(mark.samples or 0))) for times in counting)
     return round(found) or None
 
 

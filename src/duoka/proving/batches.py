@@ -1,7 +1,7 @@
-"""What a script is given to train on, as digests of rows: of a batch that ranks share, each writes its own.
+"""Record the training batches of a script as digests of rows. Each rank writes its own rows.
 
-So no rank has to ask another, and the rows of all ranks together are those of one device. Looked at are the batches
-of loaders, where the script takes them, and the arguments of its models, for scripts that have no loader.
+So no communication is needed, and the rows of all ranks together are those of one device. Recorded are the batches of
+loaders, as the script takes them, and for scripts without a loader the arguments of its models.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from duoka.private.torch import keystr, tree_flatten_with_path
 from duoka.proving.recording import batches_file
-from duoka.trials.accompany import opened, replace_function
 from duoka.trials.loaders import watch_loaders
+from duoka.trials.observer import opened, replace_function
 from duoka.view.batch import BatchTensor
 from duoka.view.site import user_line
 
@@ -27,8 +27,11 @@ WIDTH = 16  # characters of a row's digest
 _VALUES = (str, bytes, int, float, complex, bool, type(None))
 
 
-class Seen:
-    """Writes down the batches of one rank. own_rows: a plain tensor is this rank's own, not the same on all."""
+class BatchRecorder:
+    """Writes the batches of one rank.
+
+    own_rows: a plain tensor holds this rank's own rows, not the same on all ranks.
+    """
 
     def __init__(self, folder: Path, rank: int, own_rows: bool) -> None:
         self._file = opened(folder / batches_file(rank))
@@ -37,12 +40,11 @@ class Seen:
         self.step = 1
 
     def install(self) -> None:
-        """Look at what loaders give, and at what models are given."""
+        """Observe the batches of loaders and the arguments of models."""
         watch_loaders(lambda loader, batch, is_local: self._write("loader", batch, self._own_rows or is_local))
         replace_function(nn.Module, "__call__", self._make_call)
 
     def close(self) -> None:
-        """Write out what there is."""
         self._file.close()
 
     def _make_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,7 +67,7 @@ class Seen:
             if isinstance(leaf, np.ndarray) and leaf.dtype != object:
                 leaf = torch.from_numpy(np.ascontiguousarray(leaf)) if leaf.dtype.kind in "biufc" else leaf.tobytes()
             if isinstance(leaf, Tensor):
-                if source == "loader" or not leaf.requires_grad:  # what was computed by the model is no data
+                if source == "loader" or not leaf.requires_grad:  # a tensor computed by the model is not data
                     leaves.append({"at": keystr(path), **_rows(leaf, own)})
             else:
                 known = leaf if isinstance(leaf, _VALUES) else type(leaf).__name__
@@ -77,7 +79,7 @@ class Seen:
 
 @torch.no_grad()
 def _rows(tensor: Tensor, own: bool) -> dict[str, Any]:
-    """A tensor's type and shape of a row, who has its rows, and the digests of those that are here."""
+    """Return a tensor's type, the shape of a row, which ranks hold its rows, and the digests of the local rows."""
     shared = isinstance(tensor, BatchTensor) and tensor._spec.dim == 0 and tensor._spec.outer == 1
     local = tensor.to_local() if isinstance(tensor, BatchTensor) else tensor
     kind = "cut" if shared else "own" if own or isinstance(tensor, BatchTensor) else "whole"

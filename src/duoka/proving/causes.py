@@ -1,6 +1,6 @@
-"""Why two runs part: found by running again with one thing changed, and told where that cannot be.
+"""Find causes of a difference, by running again with one thing changed, or from the recordings.
 
-Each cause is a sentence for a person. What was tried and shown comes first.
+Each cause is a sentence for the user; causes confirmed by a run come first.
 """
 
 from __future__ import annotations
@@ -11,40 +11,43 @@ from typing import Any
 
 from duoka.plan import Kind, Plan
 from duoka.proving.bounds import Bound, Verdict, judge
-from duoka.proving.comparing import Comparison, Gap
-from duoka.proving.sides import Side
+from duoka.proving.comparing import Gap, RunComparison
+from duoka.proving.runs import ScriptRun
 
-# An option that gives other numbers: where a plan has it, its value, the value that does not, and what it does.
+# Options that change numbers: name, the value that does, the value that does not, and its effect.
 OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("batch_norm", "local", "whole", "BatchNorm takes the statistics of each share of the batch"),
     ("randomness", "worker", "whole", "each rank draws its own random numbers inside of models"),
     ("loading", "shared", "auto", "random augmentation is seeded by sample, not drawn from the one stream"),
 )
 
-Compare = Callable[[Side], Comparison]  # runs a side, and compares it with the first run
+Compare = Callable[[ScriptRun], RunComparison]  # runs the script, and compares it with the first run
 
 
 @dataclass(frozen=True, slots=True)
-class Unsteady:
-    """What the first run is to itself, run again. text: why it has not the same bits; empty where it has."""
+class RepeatResult:
+    """The first run compared with its repetition.
+
+    text: the reason of a difference; empty if the bits are the same.
+    """
 
     verdict: Verdict
     text: str
 
 
-def of_difference(side: Side, found: Comparison, bound: Bound, again: Compare) -> Iterator[str]:
-    """Why a side is not what the first run is, beyond rounding; the first run is steady."""
-    tried = list(_by_option(side, bound, again))
+def of_difference(run: ScriptRun, found: RunComparison, bound: Bound, compare_run: Compare) -> Iterator[str]:
+    """Yield causes of a difference beyond rounding. The first run must be repeatable."""
+    tried = list(_by_option(run, bound, compare_run))
     yield from tried
     if tried:
         return
-    if side.plan.world_size > 1 and not _alike(found, again(side.again())):
-        yield f"{side.name} gives other numbers each time it is run: its ranks depend on time or on chance"
-    yield from _by_data(side, found)
+    if run.plan.world_size > 1 and not _alike(found, compare_run(run.repeated())):
+        yield f"{run.name} gives other numbers each time it is run: its ranks depend on time or on chance"
+    yield from _by_data(run, found)
 
 
 def amplification(gap: Gap) -> str:
-    """What rounding alone does to this script, where that is much. gap: of a reference run."""
+    """Describe how far the script amplifies rounding. gap: of a reference run."""
     return (
         f"rounding is amplified: in a reference run, which nothing else parts from the first, {gap.name} is "
         f"{gap.largest:.1e} apart after step {gap.step}, which is {_percent(gap.largest, gap.moved)} of what it has "
@@ -56,13 +59,13 @@ def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f} %" if whole else "all"
 
 
-def of_itself(first: Side, comparison: Comparison) -> Unsteady:
-    """What parts two runs of the very same."""
-    text = "" if comparison.same_bits else _unsteady(first, comparison)
-    return Unsteady(judge(comparison, Bound([])).verdict, text)
+def of_itself(first: ScriptRun, comparison: RunComparison) -> RepeatResult:
+    """Explain the difference between two runs of the same plan."""
+    text = "" if comparison.same_bits else _repeat_difference(first, comparison)
+    return RepeatResult(judge(comparison, Bound([])).verdict, text)
 
 
-def _unsteady(first: Side, comparison: Comparison) -> str:
+def _repeat_difference(first: ScriptRun, comparison: RunComparison) -> str:
     data, gap, name = comparison.data, _first_gap(comparison), first.name
     if gap is not None and gap.step == 0 and not gap.is_buffer:
         return (
@@ -83,49 +86,49 @@ def _unsteady(first: Side, comparison: Comparison) -> str:
     )
 
 
-def _first_gap(comparison: Comparison) -> Gap | None:
-    """The first gap; of those before the first step a parameter's, which no forward pass has changed."""
+def _first_gap(comparison: RunComparison) -> Gap | None:
+    """Return the first gap; before step 1 prefer a parameter, which no forward pass has changed."""
     found = comparison.gaps
     return next((gap for gap in found if gap.step == 0 and not gap.is_buffer), found[0] if found else None)
 
 
-def _by_option(side: Side, bound: Bound, again: Compare) -> Iterator[str]:
-    """The options without which the verdict is a better one: each by itself, and if that is not enough, all."""
-    asked = [option for option in OPTIONS if getattr(side.plan, option[0]) == option[1]]
-    if side.plan.kind is Kind.DISTRIBUTED or side.plan.world_size == 1:
+def _by_option(run: ScriptRun, bound: Bound, compare_run: Compare) -> Iterator[str]:
+    """Yield the option that causes the difference: each alone, and if that does not suffice, all together."""
+    in_use = [option for option in OPTIONS if getattr(run.plan, option[0]) == option[1]]
+    if run.plan.kind is Kind.DISTRIBUTED or run.plan.world_size == 1:
         return
-    for name, value, neutral, effect in asked:
+    for name, value, neutral, effect in in_use:
         changed: dict[str, Any] = {name: neutral}
-        if _verdict(side, changed, bound, again) != "different":
+        if _verdict(run, changed, bound, compare_run) != "different":
             yield f"{_flag(name)} {value}: {effect}; with {_flag(name)} {neutral} nothing but rounding is left"
             return
-    if len(asked) > 1:
-        all_changed = {name: neutral for name, _, neutral, _ in asked}
-        if _verdict(side, all_changed, bound, again) != "different":
-            flags = [f"{_flag(name)} {value}" for name, value, _, _ in asked]
+    if len(in_use) > 1:
+        all_changed = {name: neutral for name, _, neutral, _ in in_use}
+        if _verdict(run, all_changed, bound, compare_run) != "different":
+            flags = [f"{_flag(name)} {value}" for name, value, _, _ in in_use]
             yield f"{' and '.join(flags)}, together: without them nothing but rounding is left"
 
 
-def _verdict(side: Side, changed: dict[str, Any], bound: Bound, again: Compare) -> Verdict:
-    plan: Plan = replace(side.plan, **changed)
+def _verdict(run: ScriptRun, changed: dict[str, Any], bound: Bound, compare_run: Compare) -> Verdict:
+    plan: Plan = replace(run.plan, **changed)
     flags = " ".join(f"{_flag(name)} {value}" for name, value in changed.items())
-    return judge(again(Side(f"{side.name} {flags}", plan)), bound).verdict
+    return judge(compare_run(ScriptRun(f"{run.name} {flags}", plan)), bound).verdict
 
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _alike(one: Comparison, other: Comparison) -> bool:
-    """Whether two runs of a side are equally far from the first run, in every place."""
+def _alike(one: RunComparison, other: RunComparison) -> bool:
+    """Return True if two runs differ from the first run by the same amounts."""
     return one.gaps == other.gaps and one.steps == other.steps
 
 
-def _by_data(side: Side, found: Comparison) -> Iterator[str]:
+def _by_data(run: ScriptRun, found: RunComparison) -> Iterator[str]:
     data = found.data
     first = _first_gap(found)
     if data is not None and (first is None or data.step <= max(first.step, 1)):
-        if side.plan.kind is Kind.DISTRIBUTED:
+        if run.plan.kind is Kind.DISTRIBUTED:
             yield (
                 f"the script makes the batches of its ranks itself, and they are not those of one rank: {data.text} "
                 f"in step {data.step}"

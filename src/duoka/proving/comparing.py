@@ -1,4 +1,4 @@
-"""Two recordings, step by step and tensor by tensor. One tensor is in memory at a time, a piece of it at once."""
+"""Compare two recordings step by step and tensor by tensor, holding one piece of a tensor in memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from duoka.proving.data import DataGap, compare_data
-from duoka.proving.recording import Entry, Recording
+from duoka.proving.recording import Recording, TensorEntry
 
-PIECE = 1 << 22  # numbers
+PIECE = 1 << 22  # numbers in a piece
 
 # The distance from 1 to the next number.
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7} | {
@@ -26,11 +26,13 @@ EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloa
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """How far one tensor is apart after one step.
+    """The difference of one tensor after one step.
 
-    largest: between two of its numbers; infinite where one is no number. size: its largest number, of either run.
-    moved: how far the step before which it began has taken it, in the first run. epsilon: of its type; 0 for whole
-    numbers. problem: why it cannot be compared, in words. is_buffer: it is no parameter.
+    largest: between two of its numbers; infinite if one is not finite. size: its largest number in either run. moved:
+    the
+    distance it moved from its start, in the first run. epsilon: of its type; 0 for whole numbers. problem: the reason
+    why
+    it cannot be compared. is_buffer: it is not a parameter.
     """
 
     step: int
@@ -44,13 +46,13 @@ class Gap:
 
     @property
     def relative(self) -> float:
-        """To the largest number of the tensor."""
+        """The difference divided by the tensor's largest number."""
         return self.largest / self.size if self.size and self.largest < math.inf else self.largest
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two runs. gaps: where they part, step by step, in the order of the tensors. steps: of each run."""
+class RunComparison:
+    """The comparison of two runs. gaps: in the order of steps and tensors. steps: of each run."""
 
     gaps: tuple[Gap, ...]
     steps: tuple[int, int]
@@ -59,7 +61,7 @@ class Comparison:
 
     @property
     def same_bits(self) -> bool:
-        """Whether all that was recorded is the same, to the last bit."""
+        """True if everything recorded has the same bits."""
         return not self.gaps and self.steps[0] == self.steps[1] and (self.data is None or not self.data.counts)
 
     @cached_property
@@ -68,12 +70,12 @@ class Comparison:
         return {(gap.step, gap.name): gap for gap in self.gaps}
 
 
-def compare(first: Recording, second: Recording) -> Comparison:
-    """How far two runs are apart."""
+def compare(first: Recording, second: Recording) -> RunComparison:
+    """Compare two recorded runs."""
     gaps = tuple(gap for gap in _gaps(first, second))
     losses = tuple(state.losses[-1] if state.losses else math.nan for state in first.states[1:])
     others = tuple(state.losses[-1] if state.losses else math.nan for state in second.states[1:])
-    return Comparison(gaps, (first.steps, second.steps), compare_data(first, second), (losses, others))
+    return RunComparison(gaps, (first.steps, second.steps), compare_data(first, second), (losses, others))
 
 
 def _gaps(first: Recording, second: Recording) -> Iterator[Gap]:
@@ -101,8 +103,10 @@ def _problem(step: int, name: str, problem: str) -> Gap:
     return Gap(step, name, math.inf, math.inf, 0.0, 0.0, problem)
 
 
-def _gap(step: int, one: tuple[Recording, Entry], other: tuple[Recording, Entry], start: Entry | None) -> Gap | None:
-    """The gap of two tensors whose bytes are not the same; None where only the bits of not-a-number are not."""
+def _gap(
+    step: int, one: tuple[Recording, TensorEntry], other: tuple[Recording, TensorEntry], start: TensorEntry | None
+) -> Gap | None:
+    """Compare two tensors whose bytes differ; None if only the bits of NaNs differ."""
     entry = one[1]
     flat, theirs = (recording.read(it).reshape(-1) for recording, it in (one, other))
     begun = one[0].read(start).reshape(-1) if start is not None and start.shape == entry.shape else None
@@ -128,12 +132,12 @@ def _wide(piece: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _bits(piece: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """As many rows of bytes as there are numbers."""
+    """View an array as rows of bytes, one for each number."""
     return np.ascontiguousarray(piece).view(np.uint8).reshape(piece.size, -1)
 
 
 def _largest(piece: np.ndarray[Any, Any]) -> float:
-    """The largest number that is one."""
+    """Return the largest finite magnitude."""
     found = np.abs(piece)
     found = found[np.isfinite(found)]
     return float(found.max()) if found.size else 0.0

@@ -1,4 +1,4 @@
-"""What two runs were given to train on: row by row, whoever has read the rows."""
+"""Compare the training batches of two runs row by row, independent of which rank has read a row."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ Kind = Literal["batches", "rows", "order", "samples", "values", "ranks"]
 
 @dataclass(frozen=True, slots=True)
 class DataGap:
-    """The first step for which two runs were given other data. kind: in what they part; text: the same in words.
+    """The first step with other training data. kind: of the difference; text: the same in words.
 
-    counts: whether it is data for sure. Floating-point arguments of a model may have been computed, and then they
-    part by rounding.
+    counts: False for floating-point arguments of a model, which may have been computed and differ by rounding.
     """
 
     step: int
@@ -30,7 +29,7 @@ class DataGap:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """One tensor of a batch: its rows, of all ranks, in their order if they have one. apart: the ranks disagree."""
+    """One tensor of a batch, with the rows of all ranks. ordered: their order is known. apart: the ranks disagree."""
 
     at: str
     dtype: str
@@ -48,7 +47,7 @@ class _Batch:
 
 
 def compare_data(first: Recording, second: Recording) -> DataGap | None:
-    """Where two runs part in what they were given, in the steps that both have made; None if they do not."""
+    """Compare the batches of the steps that both runs have made; None if they are the same."""
     sources, ours = _by_step(first)
     others, theirs = _by_step(second)
     if sources != others:
@@ -61,7 +60,7 @@ def compare_data(first: Recording, second: Recording) -> DataGap | None:
 
 
 def _by_step(recording: Recording) -> tuple[str, dict[int, list[_Batch]]]:
-    """A run's batches for each step, and what they are: of loaders, or else arguments of models."""
+    """Group a run's batches by step. Also returns their source: "loader", or else "model" for arguments of models."""
     ranks = list(recording.batches())
     lines = [line for rank in ranks for line in rank]
     source = "loader" if any(line["source"] == "loader" for line in lines) else "model"
@@ -73,7 +72,7 @@ def _by_step(recording: Recording) -> tuple[str, dict[int, list[_Batch]]]:
 
 
 def _merged(ranks: Sequence[dict[str, Any]]) -> _Batch:
-    """One batch, as all ranks together have it."""
+    """Merge the rows of all ranks into one batch."""
     columns = zip(*(line["leaves"] for line in ranks), strict=False)
     return _Batch(ranks[0]["line"], tuple(_leaf(column) for column in columns), ranks[0]["values"])
 
@@ -113,7 +112,7 @@ def _gap(step: int, ours: list[_Batch], theirs: list[_Batch], is_loader: bool) -
 
 
 def _leaf_gap(one: _Leaf, other: _Leaf) -> tuple[Kind, str] | None:
-    """In what two tensors of a batch part."""
+    """Compare one tensor of two batches."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return "rows", f"rows of {list(one.shape)} {one.dtype} and {list(other.shape)} {other.dtype}"
     if len(one.rows) != len(other.rows):

@@ -1,7 +1,7 @@
-"""Names for what is trained, as the script itself calls it: `model.fc1.weight`.
+"""TensorNames of the trained tensors, as in the script: `model.fc1.weight`.
 
-Models are found where they live, on Python's heap, so that it does not matter how they were made (copied, loaded,
-taken from a library). A parameter that is in no model is named by its place in its optimizer.
+Models are found on Python's heap, so that it does not matter how they were made (copied, loaded, taken from a
+library). A parameter of no model is named by its position in its optimizer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from duoka.private.torch import TENSORS_AND_CHILDREN, children_in
 from duoka.view.site import is_users
 
 
-class Names:
+class TensorNames:
     """The trained tensors of a script, by name."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Names:
         self._optimizers: list[ref[Optimizer]] = []
 
     def number(self, optimizer: Optimizer) -> int:
-        """An optimizer's number, from 0, in the order in which they made their first step."""
+        """Return an optimizer's number, from 0, in the order of their first steps."""
         for number, known in enumerate(self._optimizers):
             if known() is optimizer:
                 return number
@@ -38,10 +38,7 @@ class Names:
         return len(self._optimizers) - 1
 
     def tensors(self) -> Iterator[tuple[str, Tensor, bool]]:
-        """All parameters and buffers of models that are trained, then the parameters that are in none.
-
-        With each, whether it is a buffer.
-        """
+        """Yield name, tensor, and True for a buffer: all tensors of trained models, then parameters of no model."""
         taken: Counter[str] = Counter()
         seen: set[int] = set()
         for root, known in self._models:
@@ -59,14 +56,14 @@ class Names:
                     yield f"optimizer {number} {place}", parameter, False
 
     def _look(self, optimizer: Optimizer) -> None:
-        """Find the models that this optimizer, and those that are there beside it, train."""
+        """Find the models whose parameters this optimizer, or another one that exists, updates."""
         self._optimizers.append(ref(optimizer))
-        gc.collect()  # a model in a dead cycle is none
-        modules, optimizers = _living()
+        gc.collect()  # removes dead models in reference cycles
+        modules, optimizers = _live_objects()
         trained = {id(one) for it in (optimizer, *optimizers) for _, one in _parameters_of(it)}
         known = {id(model()) for _, model in self._models}
-        new = [it for it in _outermost(modules) if id(it) not in known and _holds(it, trained)]
-        found = _called(new)
+        new = [it for it in _outermost(modules) if id(it) not in known and _trains(it, trained)]
+        found = _script_names(new)
         names = Counter(name for name, _ in self._models)
         for model in sorted(new, key=lambda it: found.get(id(it), "")):
             name = found.get(id(model)) or type(model).__name__
@@ -74,11 +71,11 @@ class Names:
             self._models.append((name if names[name] == 1 else f"{name}#{names[name]}", ref(model)))
 
 
-def _living() -> tuple[list[nn.Module], list[Optimizer]]:
+def _live_objects() -> tuple[list[nn.Module], list[Optimizer]]:
     modules: list[nn.Module] = []
     optimizers: list[Optimizer] = []
     for it in gc.get_objects():
-        kind = type(it)  # its own __class__ may be a lie, and asking for it may do something
+        kind = type(it)  # an object's own __class__ may be overridden
         if issubclass(kind, nn.Module):
             modules.append(it)
         elif issubclass(kind, Optimizer):
@@ -91,7 +88,7 @@ def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
     return [it for it in modules if id(it) not in inner]
 
 
-def _holds(model: nn.Module, trained: set[int]) -> bool:
+def _trains(model: nn.Module, trained: set[int]) -> bool:
     return TENSORS_AND_CHILDREN[-1] in model.__dict__ and any(
         id(parameter) in trained for parameter in model.parameters()
     )
@@ -109,25 +106,25 @@ def _parameters_of(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
 
 
 def _plain(name: str) -> str:
-    """Without what DataParallel, torch.compile and their like put into it."""
+    """Remove the names of wrappers such as DataParallel and torch.compile."""
     *path, last = name.split(".")
     return ".".join([*(part for part in path if part not in WRAPPERS), last])
 
 
-def _called(models: Iterable[nn.Module]) -> dict[int, str]:
-    """What the script calls these models, where it has a name for them, by id."""
+def _script_names(models: Iterable[nn.Module]) -> dict[int, str]:
+    """Return the script's variable names for these models, by id."""
     wanted = {id(it) for it in models}
     found: dict[int, str] = {}
     for variables in _namespaces():
         for name, value in list(variables.items()):
-            for called, it in _under(name, value):
+            for called, it in _items_of(name, value):
                 if id(it) in wanted and not name.startswith("__"):
                     found.setdefault(id(it), called)
     return found
 
 
 def _namespaces() -> Iterator[Mapping[str, Any]]:
-    """Variables of the script: of the functions that run now, the innermost first, and of its modules."""
+    """Yield the script's variables: of running functions, the innermost first, then of its main module."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code.co_filename):
@@ -136,8 +133,8 @@ def _namespaces() -> Iterator[Mapping[str, Any]]:
     yield vars(sys.modules["__main__"])
 
 
-def _under(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A value, what is in it if it is a list or a dict, and its attributes if it is an object of the script's own."""
+def _items_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a value, the items of a list or dict, and the attributes of an object of the script's own class."""
     yield name, value
     if type(value) in (list, tuple):
         yield from ((f"{name}[{place}]", it) for place, it in enumerate(value))

@@ -1,10 +1,10 @@
-"""Weights moved by one unit in the last place when they are first used: what rounding alone does to a script.
+"""Move weights by one unit in the last place when they are first used, to measure how a script amplifies rounding.
 
-Sums in another order differ in the last place, and so do these runs: what grows out of it in some steps is what
-any other order may grow into. Up or down is drawn for each number, from a stream that is nobody else's.
+Another order of addition changes the last place, too, so such a run bounds what rounding may do. Directions are drawn
+from a separate random stream.
 
-The last place is that of the type in which a model computes (autocast, TF32): a smaller move would be rounded away.
-Of so coarse a type only some weights are moved, as an order of addition changes only some results.
+The last place is that of the type in which a model computes (autocast, TF32): a smaller change would be rounded away.
+For such coarse types only some weights are moved, as another order of addition changes only some results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-FINE = 2.0**-20  # types whose last place is no larger have all their weights moved
+FINE = 2.0**-20  # types with a smaller unit in the last place have all weights moved
 SOME = 1 / 16  # of the weights, of all other types
 TF32 = 2.0**-10
 
@@ -26,10 +26,10 @@ class Nudge:
 
     def __init__(self, seed: int) -> None:
         self._draw = np.random.default_rng(seed)
-        self._moved: dict[int, Tensor] = {}  # by id, and alive, so that no other gets that id
+        self._moved: dict[int, Tensor] = {}  # by id; kept alive, so that no other tensor gets the id
 
     def install(self) -> None:
-        """Move a model's parameters when it is first called."""
+        """Hook module calls, to move a model's parameters at its first call."""
         nn.Module.__call__ = self._make(nn.Module.__call__)  # type: ignore[method-assign]
 
     def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,7 +42,7 @@ class Nudge:
 
     @torch.no_grad()
     def move(self, tensors: Iterable[Tensor]) -> None:
-        """Move those that were not moved yet. Zero stays zero."""
+        """Move the tensors that were not moved yet. Zero stays zero."""
         for tensor in tensors:
             if id(tensor) in self._moved or not tensor.is_floating_point():
                 continue
@@ -56,7 +56,7 @@ class Nudge:
 
 
 def _unit(tensor: Tensor) -> float:
-    """The last place of 1 in the type in which this parameter is computed with now."""
+    """Return the unit in the last place of 1, in the type in which this parameter is used now."""
     device, unit = tensor.device.type, torch.finfo(tensor.dtype).eps
     if torch.is_autocast_enabled(device):
         unit = max(unit, torch.finfo(torch.get_autocast_dtype(device)).eps)

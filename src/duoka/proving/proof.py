@@ -1,67 +1,66 @@
-"""All runs of a proof, one after the other, and what came of them."""
+"""Make all runs of a proof, one after the other, and compare them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from duoka.proving import causes
-from duoka.proving.bounds import Bound, Judged, Verdict, judge, meets, worse
-from duoka.proving.causes import Unsteady
-from duoka.proving.comparing import Comparison, compare
+from duoka.proving.bounds import Bound, Judgement, Verdict, judge, meets, worse
+from duoka.proving.causes import RepeatResult
+from duoka.proving.comparing import RunComparison, compare
 from duoka.proving.recording import Recording
-from duoka.proving.sides import Side, Studio
-from duoka.trials.stage import NoSteps, TrialFailed, stage
+from duoka.proving.runs import RunRecorder, ScriptRun
+from duoka.trials.runner import NoSteps, TrialFailed, trial_runner
 
-SAME_LOSS = 0.01  # of the first step's loss, which nothing has amplified: rounding parts it by less
-REFERENCES = 2  # runs that only rounding parts from the first
+SAME_LOSS = 0.01  # of the first step's loss: rounding changes it by less
+REFERENCES = 2  # runs that differ from the first by rounding only
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is to be proved: that each of `others` computes what `first` does, for so many steps.
+class ProofRequest:
+    """The proof to make: each of `others` must compute what `first` does, for `steps` steps.
 
-    references: the first run with nothing but rounding changed; what they do bounds what rounding may do.
+    want: the worst verdict that is accepted.
     """
 
-    first: Side
-    others: tuple[Side, ...]
+    first: ScriptRun
+    others: tuple[ScriptRun, ...]
     steps: int
     seed: int
     want: Verdict
     log_dir: Path | None
 
     @property
-    def references(self) -> tuple[Side, ...]:
-        """Whatever gives rounding errors as another order of addition does may stand here."""
+    def references(self) -> tuple[ScriptRun, ...]:
+        """The first run with rounding changed; their differences bound what rounding may do."""
         return tuple(self.first.nudged(number) for number in range(REFERENCES))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one side."""
+    """The result of one run."""
 
-    side: Side
-    comparison: Comparison
-    judged: Judged
+    run: ScriptRun
+    comparison: RunComparison
+    judged: Judgement
     causes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What was found. bound: None where all had the same bits, and nobody asked what rounding may do."""
+    """The result. bound: None if all runs had the same bits."""
 
-    asked: Asked
+    request: ProofRequest
     steps: int
     outcomes: tuple[Outcome, ...]
     bound: Bound | None
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all sides'."""
+        """The worst verdict."""
         found: Verdict = "bits"
         for outcome in self.outcomes:
             found = worse(found, outcome.judged.verdict)
@@ -69,93 +68,95 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether every side is what was wanted."""
-        return all(meets(outcome.judged, self.asked.want) for outcome in self.outcomes)
+        """True if every run is as good as wanted."""
+        return all(meets(outcome.judged, self.request.want) for outcome in self.outcomes)
 
 
-def prove(asked: Asked, say: Callable[[str], None]) -> Proof:
-    """Run all that has to be run. say: told what is going on.
+def prove(request: ProofRequest, say: Callable[[str], None]) -> Proof:
+    """Make all runs that are needed. say: called with progress messages.
 
     Raises:
-        TrialFailed: the script failed on one of the sides.
-        NoSteps: it made no step that could be seen.
-        Stopped: a signal asked for an end. Nothing is left behind.
+        TrialFailed: the script failed in one of the runs.
+        NoSteps: it made no optimizer step.
+        Stopped: a signal asked for an end; all files are removed.
     """
-    with stage("prove", asked.log_dir) as here:
-        studio = Studio(here, asked.steps, asked.seed)
-        with _told(asked.first, say), studio.recorded(asked.first) as first:
-            pass_on = _Pass(studio, first, say)
-            return _compare_all(asked, pass_on)
+    with trial_runner("prove", request.log_dir) as trials:
+        recorder = RunRecorder(trials, request.steps, request.seed)
+        say(f"running {request.first.name}")
+        with recorder.record(request.first) as first:
+            return _compare_all(request, _Comparer(recorder, first, say))
 
 
-class _Pass:
-    """Runs sides and compares them with the first run."""
+class _Comparer:
+    """Makes runs and compares them with the first run."""
 
-    def __init__(self, studio: Studio, first: Recording, say: Callable[[str], None]) -> None:
-        self._studio, self.first, self._say = studio, first, say
+    def __init__(self, recorder: RunRecorder, first: Recording, say: Callable[[str], None]) -> None:
+        self._recorder, self.first, self._say = recorder, first, say
 
-    def __call__(self, side: Side) -> Comparison:
-        with _told(side, self._say), self._studio.recorded(side) as recording:
+    def __call__(self, run: ScriptRun) -> RunComparison:
+        self._say(f"running {run.name}")
+        with self._recorder.record(run) as recording:
             comparison = compare(self.first, recording)
-            self._studio.stage.check()
+            self._recorder.trials.check()
             return comparison
 
 
-@contextmanager
-def _told(side: Side, say: Callable[[str], None]) -> Iterator[None]:
-    say(f"running {side.name}")
-    yield
-
-
-def _compare_all(asked: Asked, again: _Pass) -> Proof:
-    _check_steps(asked.first, again.first)
-    compared = [(side, again(side)) for side in asked.others]
+def _compare_all(request: ProofRequest, compare_run: _Comparer) -> Proof:
+    _check_steps(request.first, compare_run.first)
+    compared = [(run, compare_run(run)) for run in request.others]
     if all(comparison.same_bits for _, comparison in compared):
-        same = [Outcome(side, found, judge(found, Bound([])), ()) for side, found in compared]
-        return Proof(asked, again.first.steps, tuple(same), None)
-    unsteady, bound = causes.of_itself(asked.first, again(asked.first.again())), Bound([])
-    if unsteady.verdict != "different":  # what chance does would be taken for what rounding does
-        bound = Bound([*(again(side) for side in asked.references), *_in_two_parts(asked, again)])
-    outcomes = [_outcome(asked, side, found, bound, unsteady, again) for side, found in compared]
-    return Proof(asked, again.first.steps, tuple(outcomes), bound)
+        same = [Outcome(run, found, judge(found, Bound([])), ()) for run, found in compared]
+        return Proof(request, compare_run.first.steps, tuple(same), None)
+    repeat, bound = causes.of_itself(request.first, compare_run(request.first.repeated())), Bound([])
+    if repeat.verdict != "different":  # otherwise randomness would count as rounding
+        bound = Bound([*(compare_run(run) for run in request.references), *_in_two_parts(request, compare_run)])
+    outcomes = [_outcome(request, run, found, bound, repeat, compare_run) for run, found in compared]
+    return Proof(request, compare_run.first.steps, tuple(outcomes), bound)
 
 
-def _in_two_parts(asked: Asked, again: _Pass) -> list[Comparison]:
-    """The first run with its batch added up in another order, if it can be cut into parts.
+def _in_two_parts(request: ProofRequest, compare_run: _Comparer) -> list[RunComparison]:
+    """Run the first plan with the batch added up in another order, if `exact` can run it.
 
-    With other data (`exact` seeds augmentation by sample) or other steps it would show more than rounding; and where
-    its first loss is another, which duoka has computed in parts, it would excuse what it should find.
+    Ignored if it differs in data (`exact` seeds augmentation by sample), in steps or in its first loss: it would then
+    show, and so excuse, more than rounding.
     """
     try:
-        found = again(asked.first.in_two_parts())
+        found = compare_run(request.first.in_two_parts())
     except TrialFailed:
         return []
     same = found.data is None and found.steps[0] == found.steps[1]
     return [found] if same and begins_alike(found) else []
 
 
-def begins_alike(found: Comparison) -> bool:
-    """Whether two runs of the same script have the same loss in their first step, up to rounding."""
+def begins_alike(found: RunComparison) -> bool:
+    """Return True if two runs have the same loss in their first step, up to rounding."""
     one, other = (losses[0] if losses else math.nan for losses in found.losses)
     return not abs(one - other) > SAME_LOSS * max(abs(one), abs(other))
 
 
-def _outcome(asked: Asked, side: Side, found: Comparison, bound: Bound, unsteady: Unsteady, again: _Pass) -> Outcome:
+def _outcome(
+    request: ProofRequest,
+    run: ScriptRun,
+    found: RunComparison,
+    bound: Bound,
+    repeat: RepeatResult,
+    compare_run: _Comparer,
+) -> Outcome:
     judged = judge(found, bound)
     why: list[str] = []
     if judged.verdict == "bits":
-        return Outcome(side, found, judged, ())
-    if unsteady.text:
-        why.append(unsteady.text)
-    if judged.verdict == "different" and unsteady.verdict != "different":
-        why += causes.of_difference(side, found, bound, again)
-    elif not meets(judged, asked.want) and not unsteady.text:
+        return Outcome(run, found, judged, ())
+    if repeat.text:
+        why.append(repeat.text)
+    if judged.verdict == "different" and repeat.verdict != "different":
+        why += causes.of_difference(run, found, bound, compare_run)
+    elif not meets(judged, request.want) and not repeat.text:
         why.append("sums over the batch are added in another order on other devices, or by another number of threads")
     if judged.verdict == "different" and not why and bound.amplified is not None:
         why.append(causes.amplification(bound.amplified))
-    return Outcome(side, found, judged, tuple(why))
+    return Outcome(run, found, judged, tuple(why))
 
 
-def _check_steps(side: Side, recording: Recording) -> None:
+def _check_steps(run: ScriptRun, recording: Recording) -> None:
     if recording.steps == 0:
-        raise NoSteps(side.name, "compare")
+        raise NoSteps(run.name, "compare")

@@ -1,8 +1,8 @@
-"""The files of one recorded run: written by its ranks, read by whoever compares.
+"""The files of one recorded run: written by its ranks, read by the command process.
 
     steps.jsonl          one line for each state: before the first step, and after each
-    tensors.bin          the bytes of all tensors; of one that has not changed, once
-    batches-RANK.jsonl   one line for each batch that this rank was given
+    tensors.bin          the bytes of all tensors; an unchanged tensor is not written again
+    batches-RANK.jsonl   one line for each batch of this rank
 
 Read without torch: types that numpy does not have are written as float32, which holds them exactly.
 """
@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from duoka.errors import RunError
-from duoka.trials.accompany import opened
+from duoka.trials.observer import opened
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,10 +32,10 @@ _AS_NUMPY = {"bool", "uint8", "int8", "int16", "int32", "int64", "float32", "flo
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """Where a tensor of a state is. dtype: as torch calls it; stored: as numpy reads it. digest: of its bytes.
+class TensorEntry:
+    """A tensor of a state, stored in `tensors.bin`. dtype: torch's name; stored: numpy's name. digest: of its bytes.
 
-    is_buffer: it is no parameter: a forward pass may have changed it before the first step.
+    is_buffer: it is not a parameter; a forward pass may have changed it before the first step.
     """
 
     name: str
@@ -48,24 +48,24 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class State:
-    """What one step left behind; step 0 is the state before the first.
+class StepState:
+    """The state after one step; step 0 is the state before the first.
 
-    by: the optimizer that made the step, in words. losses: those of the backward passes since the step before.
+    by: the optimizer and line that made the step. losses: of the backward passes since the step before.
     """
 
     step: int
     by: str
     losses: tuple[float, ...]
-    tensors: dict[str, Entry]
+    tensors: dict[str, TensorEntry]
 
 
-class Writer:
-    """Writes the states of a run, on rank 0. steps: how many are meant to come; a disk too small is seen early."""
+class RecordingWriter:
+    """Writes the states of a run, on rank 0. steps: expected number, to check the disk's space early."""
 
     def __init__(self, folder: Path, steps: int) -> None:
         self._folder, self._steps = folder, steps
-        self._last: dict[str, Entry] = {}
+        self._last: dict[str, TensorEntry] = {}
         self._size = 0
         self._index = opened(folder / STEPS)
         self._data = opened(folder / TENSORS, "wb")
@@ -74,7 +74,7 @@ class Writer:
         """Write a state.
 
         Raises:
-            RunError: the disk has not the space that the whole recording will take.
+            RunError: the disk has too little space for the whole recording.
         """
         entries = {name: self._entry(name, tensor, is_buffer) for name, tensor, is_buffer in tensors}
         self._data.flush()
@@ -85,14 +85,14 @@ class Writer:
         if step == 0:
             self._check_space()
 
-    def _entry(self, name: str, tensor: Tensor, is_buffer: bool) -> Entry:
+    def _entry(self, name: str, tensor: Tensor, is_buffer: bool) -> TensorEntry:
         dtype = str(tensor.dtype).removeprefix("torch.")
         array = _as_array(tensor)
         digest = hashlib.blake2b(array.data, digest_size=16).hexdigest()
         before = self._last.get(name)
         if before is not None and (before.digest, before.shape, before.dtype) == (digest, array.shape, dtype):
             return before
-        entry = Entry(name, dtype, array.dtype.name, array.shape, self._size, digest, is_buffer)
+        entry = TensorEntry(name, dtype, array.dtype.name, array.shape, self._size, digest, is_buffer)
         self._data.write(array.data if array.size else b"")
         self._size += array.nbytes
         return entry
@@ -106,13 +106,12 @@ class Writer:
             )
 
     def close(self) -> None:
-        """All states are written."""
         self._index.close()
         self._data.close()
 
 
 def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A tensor's values, in a type that numpy knows, in one piece."""
+    """Convert a tensor to a contiguous numpy array, in a type that numpy has."""
     import torch
 
     tensor = tensor.detach()
@@ -125,30 +124,30 @@ def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(tensor.cpu().resolve_conj().resolve_neg().numpy()).reshape(tuple(tensor.shape))
 
 
-def _as_list(entry: Entry) -> list[Any]:
+def _as_list(entry: TensorEntry) -> list[Any]:
     return list(astuple(entry))
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One recorded run, read from its folder."""
+    """A recorded run, read from its folder."""
 
     folder: Path
     _open: list[IO[bytes]] = field(default_factory=list, repr=False)
 
     @cached_property
-    def states(self) -> list[State]:
-        """Its states, from the one before the first step on."""
+    def states(self) -> list[StepState]:
+        """The states, beginning with the one before the first step."""
         path = self.folder / STEPS
         return [_state(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
     @property
     def steps(self) -> int:
-        """How many steps were made."""
+        """Number of steps made."""
         return max(len(self.states) - 1, 0)
 
-    def read(self, entry: Entry) -> np.ndarray[Any, Any]:
-        """A tensor's values, as they lie in the file."""
+    def read(self, entry: TensorEntry) -> np.ndarray[Any, Any]:
+        """Return a tensor's values, mapped from the file."""
         dtype = np.dtype(entry.stored)
         count = math.prod(entry.shape)
         if count == 0:
@@ -158,7 +157,7 @@ class Recording:
         return np.asarray(data).reshape(entry.shape)
 
     def batches(self) -> Iterator[list[dict[str, Any]]]:
-        """What was written of batches, one list for each rank, in the order of ranks."""
+        """Yield the recorded batches of each rank, in the order of ranks."""
         rank = 0
         while (path := self.folder / batches_file(rank)).exists():
             yield [json.loads(line) for line in path.read_text().splitlines()]
@@ -166,10 +165,10 @@ class Recording:
 
 
 def batches_file(rank: int) -> str:
-    """The name of the file with the batches of one rank."""
+    """Return the name of the file with the batches of a rank."""
     return f"batches-{rank}.jsonl"
 
 
-def _state(line: dict[str, Any]) -> State:
-    entries = [replace(Entry(*values), shape=tuple(values[3])) for values in line["tensors"]]
-    return State(line["step"], line["by"], tuple(line["losses"]), {entry.name: entry for entry in entries})
+def _state(line: dict[str, Any]) -> StepState:
+    entries = [replace(TensorEntry(*values), shape=tuple(values[3])) for values in line["tensors"]]
+    return StepState(line["step"], line["by"], tuple(line["losses"]), {entry.name: entry for entry in entries})

@@ -1,4 +1,4 @@
-"""What a proof found: a table and sentences for a person, or data."""
+"""Format a proof: a table and sentences for the user, or JSON."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 from rich.table import Table
 
-from duoka.proving.bounds import OF_MOVE, TIMES, ULPS, Judged
+from duoka.proving.bounds import OF_MOVE, TIMES, ULPS, Judgement
 from duoka.proving.causes import amplification
 from duoka.proving.comparing import Gap
 from duoka.proving.proof import REFERENCES, Outcome, Proof
-from duoka.trials.drawn import drawn
+from duoka.trials.tables import render_table
 
 WORDS = {"bits": "identical bits", "rounding": "equal to rounding", "different": "different"}
 
 
 def as_text(proof: Proof, verbosity: str) -> str:
-    """All that is to be said, or with `quiet` the last line alone."""
+    """Format the whole result; with `quiet`, only the verdict."""
     last = _verdict(proof)
     if verbosity == "quiet":
         return last
-    parts = [drawn(_table(proof))]
+    parts = [render_table(_table(proof))]
     if verbosity == "verbose":
-        parts += [drawn(_steps(proof, outcome)) for outcome in proof.outcomes]
+        parts += [render_table(_steps(proof, outcome)) for outcome in proof.outcomes]
     parts += [line for outcome in proof.outcomes for line in _sentences(proof, outcome)]
     if proof.bound is not None:
         amplified = proof.bound.amplified
@@ -33,7 +33,7 @@ def as_text(proof: Proof, verbosity: str) -> str:
 
 
 def _table(proof: Proof) -> Table:
-    title = f"compared with {proof.asked.first.name}, {_steps_of(proof.steps)}, seed {proof.asked.seed}"
+    title = f"compared with {proof.request.first.name}, {_steps_of(proof.steps)}, seed {proof.request.seed}"
     table = Table(title=title, title_justify="left")
     table.add_column("", overflow="fold")
     for name in ("verdict", "steps", "largest", "relative", "at step: in", "bits part at step: in", "data"):
@@ -42,7 +42,7 @@ def _table(proof: Proof) -> Table:
         judged, comparison = outcome.judged, outcome.comparison
         worst = judged.worst
         table.add_row(
-            outcome.side.name,
+            outcome.run.name,
             WORDS[judged.verdict],
             str(comparison.steps[1]),
             _number(worst.largest) if worst else "0",
@@ -55,8 +55,8 @@ def _table(proof: Proof) -> Table:
 
 
 def _steps(proof: Proof, outcome: Outcome) -> Table:
-    """One line for each step of one side: the tensor that is furthest apart, and what rounding may make of it."""
-    table = Table(title=f"{outcome.side.name}, step by step", title_justify="left")
+    """Format one line per step: the tensor with the largest gap, and its limit."""
+    table = Table(title=f"{outcome.run.name}, step by step", title_justify="left")
     for name in ("step", "largest", "relative", "in", "may be", "loss", "loss there"):
         table.add_column(name, overflow="fold")
     losses, others = outcome.comparison.losses
@@ -77,12 +77,12 @@ def _steps(proof: Proof, outcome: Outcome) -> Table:
 
 
 def _sentences(proof: Proof, outcome: Outcome) -> list[str]:
-    judged, name = outcome.judged, outcome.side.name
+    judged, name = outcome.judged, outcome.run.name
     if judged.verdict == "different":
         lines = [f"{name}: different, and here is the first place: {_first(judged)}"]
     else:
         lines = [f"{name}: {WORDS[judged.verdict]}"]
-    if outcome.side.plan.world_size == 1 and outcome.side.plan.strategy == "single" and judged.verdict == "bits":
+    if outcome.run.plan.world_size == 1 and outcome.run.plan.strategy == "single" and judged.verdict == "bits":
         lines.append("  note: this is one device; --devices cpu:2, for example, asks for more")
     lines += [f"  cause: {cause}" for cause in outcome.causes]
     if judged.verdict == "different" and not outcome.causes:
@@ -90,7 +90,7 @@ def _sentences(proof: Proof, outcome: Outcome) -> list[str]:
     return lines
 
 
-def _first(judged: Judged) -> str:
+def _first(judged: Judgement) -> str:
     first = judged.first
     if first is None:
         return judged.why
@@ -106,12 +106,12 @@ def _rounding(proof: Proof) -> str:
     return (
         f"rounding: at most {ULPS} units in the last place of a tensor's largest number, {OF_MOVE:g} of how far the "
         f"steps have moved it, or {TIMES} times what moving all weights by one unit in the last place ({REFERENCES} "
-        f"runs), or adding up the batch in another order on one device, does to {proof.asked.first.name}"
+        f"runs), or adding up the batch in another order on one device, does to {proof.request.first.name}"
     )
 
 
 def _verdict(proof: Proof) -> str:
-    wanted = WORDS[proof.asked.want]
+    wanted = WORDS[proof.request.want]
     holds = f"as wanted ({wanted})" if proof.holds else f"wanted was: {wanted}"
     return f"verdict: {WORDS[proof.verdict]}, {holds}"
 
@@ -129,28 +129,28 @@ def _steps_of(count: int) -> str:
 
 
 def as_data(proof: Proof) -> str:
-    """The same as JSON; what is infinite or no number is null."""
-    sides = [_side(proof, outcome) for outcome in proof.outcomes]
+    """Return the proof as JSON; infinite values and NaN are null."""
+    runs = [_run_data(proof, outcome) for outcome in proof.outcomes]
     data = {
-        "first": proof.asked.first.name,
+        "first": proof.request.first.name,
         "steps": proof.steps,
-        "seed": proof.asked.seed,
-        "want": proof.asked.want,
+        "seed": proof.request.seed,
+        "want": proof.request.want,
         "verdict": proof.verdict,
         "holds": proof.holds,
         "rounding": {"units_in_the_last_place": ULPS, "of_movement": OF_MOVE, "times_reference": TIMES},
         "amplified": _gap(proof.bound.amplified, proof) if proof.bound else None,
-        "sides": sides,
+        "sides": runs,
     }
     return json.dumps(data, indent=2, allow_nan=False)
 
 
-def _side(proof: Proof, outcome: Outcome) -> dict[str, Any]:
+def _run_data(proof: Proof, outcome: Outcome) -> dict[str, Any]:
     judged, comparison = outcome.judged, outcome.comparison
     data = comparison.data
     return {
-        "name": outcome.side.name,
-        "devices": [str(device) for device in outcome.side.plan.devices],
+        "name": outcome.run.name,
+        "devices": [str(device) for device in outcome.run.plan.devices],
         "verdict": judged.verdict,
         "steps": comparison.steps[1],
         "largest": _gap(judged.worst, proof),

@@ -1,12 +1,12 @@
-"""The first steps of a script, run to learn something about it; nothing that it writes stays.
+"""Trials: the first steps of a script, run to measure something; files that it writes are removed.
 
 In each worker, beside the script:
-    accompany    what is done to the script: it is seeded, looked at, and ended after so many steps
-    loaders      the batches that it takes from its loaders
-    scratch      what it writes goes to a folder that is removed
-    redirecting  the functions by which it writes, made to write there
+    observer     seeds the script, watches it, and ends it after a number of steps
+    loaders      observes the batches that the script takes from its loaders
+    scratch      maps written files to a scratch folder that is removed
+    redirecting  replaces the functions of Python that write files
 
 In the command process:
-    stage        runs trials, one after the other, as `duoka run` would
-    drawn        a table as text
+    runner       runs trials one after the other, as `duoka run` would
+    tables       formats a table as text
 """

@@ -1,4 +1,4 @@
-"""The batches that a script takes from its loaders, on their way to it."""
+"""Observe the batches that a script takes from its loaders."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from duoka.trials.accompany import replace_function
+from duoka.trials.observer import replace_function
 
 Look = Callable[[Any, Any, bool], None]
 
 
 def watch_loaders(look: Look) -> None:
-    """Let `look` see every batch of every loader, here where the script takes it.
+    """Call `look` with every batch of every loader, as the script takes it.
 
-    look: given the loader, the batch, and whether the script asked for this rank's rows only (`view="local"`).
+    look: called with the loader, the batch, and whether the script asked for this rank's rows only (`view="local"`).
     """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def __iter__(loader: Any) -> Any:
             batches = original(loader)
             if str(sys._getframe(1).f_globals.get("__name__")).startswith("duoka."):
-                return batches  # of a loader of duoka's own, which hands them on
+                return batches  # of one of duoka's own loaders, which observes it there
             is_local = getattr(loader, "_view", "") == "local"
             return _Watched(batches, lambda batch: look(loader, batch, is_local))
 
@@ -36,7 +36,7 @@ def watch_loaders(look: Look) -> None:
 
 
 class _Watched:
-    """A loader's iterator, of which every batch is looked at on its way to the script."""
+    """An iterator of a loader that calls `look` with every batch."""
 
     def __init__(self, batches: Any, look: Callable[[Any], None]) -> None:
         self._batches, self._look = iter(batches), look
@@ -53,6 +53,6 @@ class _Watched:
         return len(self._batches)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_batches":  # while it is copied or unpickled there is none yet
+        if name == "_batches":  # not set yet while copied or unpickled
             raise AttributeError(name)
         return getattr(self._batches, name)

@@ -1,6 +1,6 @@
-"""The functions by which Python programs write, made to write into a scratch folder; what they read, they find.
+"""Redirect file writes of Python functions to a scratch folder; reads find the redirected files.
 
-Not seen is what other programs write, and libraries that open files in C, but for those in `_OPENED`.
+Writes of other programs, and of libraries that open files in C, are not redirected, except those in `_OPENED`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _READ = "stat lstat access readlink"
 _CHANGED = "truncate chmod chown utime"
 _NEW = "mkfifo mknod"
 
-# Functions that open files past `open`: module, function, place of the file among the arguments, its name there,
-# and what is done with it.
+# Functions that open files in C: module, function, index and name of the path argument, and the method of `Scratch`
+# that maps the path.
 _OPENED = (
     ("torch", "load", 0, "f", "seen"),
     ("torch", "save", 1, "f", "new"),
     ("torch.jit", "load", 0, "f", "seen"),
     ("torch.jit", "save", 1, "f", "new"),
     ("numpy", "savetxt", 0, "fname", "new"),
-    ("numpy.lib._datasource", "open", 0, "path", "seen"),  # of loadtxt and genfromtxt
+    ("numpy.lib._datasource", "open", 0, "path", "seen"),  # used by loadtxt and genfromtxt
     ("sqlite3", "connect", 0, "database", "changed"),
     ("safetensors.torch", "serialize_file", 1, "filename", "new"),
     ("safetensors.torch", "safe_open", 0, "filename", "seen"),
@@ -44,7 +44,7 @@ Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def redirect(scratch: Scratch) -> None:
-    """From now on, in this process and in those that it forks."""
+    """Redirect writes in this process and in those that it forks."""
     tempfile.tempdir = scratch.temporary
     _replace(io, "open", lambda original: _open(scratch, original))
     builtins.open = io.open
@@ -79,7 +79,7 @@ def _replace(space: Any, name: str, make: Make) -> None:
 
 
 def _placed(at: int, key: str, choose: Callable[[Any], Any]) -> Make:
-    """Makes of a function one that finds the file of an argument in its place."""
+    """Return a decorator that maps a path argument by `choose`."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def placed(*args: Any, **kwargs: Any) -> Any:
@@ -219,5 +219,5 @@ def _rmtree(scratch: Scratch, original: Callable[..., Any]) -> Callable[..., Any
 
 
 def _error(number: int, path: Any) -> OSError:
-    """As the system says it, of the path that the script gave."""
+    """Return the system's error for the path that the script gave."""
     return OSError(number, os.strerror(number), os.fsdecode(path))

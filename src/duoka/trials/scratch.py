@@ -1,10 +1,9 @@
-"""A folder in which a script's files lie that it has written, while its own folders stay as they are.
+"""A scratch folder for the files that a script writes; its own folders stay unchanged.
 
-A file is looked for in the scratch folder first, under its whole path, and then in its own place: what the script
-reads is what it would find. What it has removed is marked. All of that is on the disk, so that ranks and loader
-workers see the same.
+A read looks in the scratch folder first, under the absolute path, then at the original path. Removed files are
+marked. All state is on the disk, so ranks and loader workers share it.
 
-Looks at files below what `redirecting` replaces: it calls the system itself.
+This module is below `redirecting`, so it calls `posix` functions directly.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _CHUNK = 1 << 22
 
 
 class Scratch:
-    """The scratch folder of one run. Paths are what the script gave; places are where a file is really."""
+    """The scratch folder of one run. A path is the script's; a place is the same path inside the scratch folder."""
 
     def __init__(self, root: Path) -> None:
         self.files, self._gone, self.temporary = str(root / "files"), str(root / "gone"), str(root / "tmp")
@@ -34,31 +33,31 @@ class Scratch:
             make_folders(folder)
 
     def own(self, place: str) -> str:
-        """The path that a place in the scratch folder stands for."""
+        """Return the original path of a place in the scratch folder."""
         return place[len(self.files) :]
 
     def place(self, path: Any) -> str | None:
-        """A path's place in the scratch folder; None for what is no path, or stays where it is."""
+        """Return a path's place in the scratch folder; None if it is not a path, or is not redirected."""
         if not isinstance(path, (str, bytes, os.PathLike)) or path in ("", b"", ":memory:"):
             return None
         whole = os.path.abspath(os.fsdecode(path))
         return None if os.path.join(whole, "").startswith(self._kept) else self.files + whole
 
     def seen(self, path: Any) -> Any:
-        """Where to read it."""
+        """Return the path to read from."""
         place = self.place(path)
         return place if place is not None and (exists(place) or self.is_gone(place)) else path
 
     def folder(self, path: Any) -> Any:
-        """Where to work in it: in its own place, if there is one, from where both are seen."""
+        """Return the folder to change into: the original one if it exists, since reads there see both."""
         place = self.place(path)
         return path if place is None or (is_folder(path) and not self.is_gone(place)) else self.seen(path)
 
     def new(self, path: Any) -> Any:
-        """Where to write it, when nothing of what is there is needed.
+        """Return the path to create a file at, without the old contents.
 
         Raises:
-            FileNotFoundError: the folder that it is to be in is not there.
+            FileNotFoundError: the folder does not exist.
         """
         place = self.place(path)
         if place is None:
@@ -70,7 +69,7 @@ class Scratch:
         return place
 
     def changed(self, path: Any) -> Any:
-        """Where to change it: a copy of what is there, if there is anything."""
+        """Return the path to modify a file at, after copying the original there if it exists."""
         place = self.place(path)
         if place is None:
             return path
@@ -83,7 +82,7 @@ class Scratch:
         return place
 
     def copied(self, path: Any) -> Any:
-        """Where a file is, or a folder with all that is in it, once it has been copied."""
+        """Return the path of a scratch copy of a file, or of a folder with its contents."""
         place = self.place(path)
         if place is None or self.is_gone(place) or not is_folder(self.own(place)):
             return self.changed(path)
@@ -93,30 +92,30 @@ class Scratch:
         return place
 
     def is_gone(self, place: str) -> bool:
-        """Whether the script has removed what a place stands for, or a folder above it."""
+        """Return True if the script has removed the original of this place, or a folder above it."""
         if not self.any_gone():
             return False
         parts = self.own(place).strip("/").split("/")
         return any(exists("/".join([self._gone, *parts[:depth], _GONE])) for depth in range(1, len(parts) + 1))
 
     def any_gone(self) -> bool:
-        """Whether the script has removed anything that was there before it."""
+        """Return True if the script has removed any original file."""
         self._any_gone = self._any_gone or exists(f"{self._gone}/{_GONE}")
         return self._any_gone
 
     def remove(self, place: str) -> None:
-        """Let what is in its own place not be seen any longer."""
+        """Mark the original of this place as removed."""
         folder = self._gone + self.own(place)
         make_folders(folder)
         for at in (self._gone, folder):
             posix.close(posix.open(f"{at}/{_GONE}", os.O_WRONLY | os.O_CREAT, 0o600))
 
 
-# The system's own functions, whatever `os` has been made to do.
+# The system's own functions, not the replaced ones of `os`.
 
 
 def exists(path: Any) -> bool:
-    """Whether there is something of that name."""
+    """Return True if the path exists, also as a dangling link."""
     try:
         posix.lstat(path)
     except (OSError, ValueError):
@@ -125,7 +124,7 @@ def exists(path: Any) -> bool:
 
 
 def is_folder(path: Any) -> bool:
-    """Whether it is a folder, or a link to one."""
+    """Return True for a folder or a link to one."""
     try:
         return stat.S_ISDIR(posix.stat(path).st_mode)
     except (OSError, ValueError):
@@ -133,15 +132,15 @@ def is_folder(path: Any) -> bool:
 
 
 def make_folders(path: str) -> None:
-    """Make a folder and those above it."""
+    """Create a folder and its parents."""
     if not is_folder(path):
         make_folders(os.path.dirname(path))
-        with suppress(FileExistsError):  # another rank was quicker
+        with suppress(FileExistsError):  # another rank has created it
             posix.mkdir(path)
 
 
 def _copy(source: str, target: str) -> None:
-    """Copy a file; a link stays a link."""
+    """Copy a file; a dangling link stays a link."""
     if stat.S_ISLNK(posix.lstat(source).st_mode) and not exists(os.path.realpath(source)):
         posix.symlink(posix.readlink(source), target)
         return

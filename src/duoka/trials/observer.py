@@ -1,6 +1,6 @@
-"""Beside the script, in every worker: it is seeded, what it writes goes to a scratch folder, and it is ended in time.
+"""Seed a script, redirect the files it writes to a scratch folder, and end it after a number of steps.
 
-What is looked at meanwhile is each command's own (`Watch`).
+Each command (forecast, prove) subclasses `StepWatcher` for what it records.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ TO_LEAVE = 10.0  # seconds for threads and atexit functions of a script that was
 How = Literal["enough", "ended", "failed"]
 
 
-class Enough(BaseException):
-    """All steps that are wanted were made. No `except Exception` of a script's catches it."""
+class StepLimitReached(BaseException):
+    """Ends the script after the wanted number of steps. A BaseException, so that no `except Exception` catches it."""
 
 
 @dataclass(frozen=True)
-class Places:
+class TrialFolders:
     """The folders of one trial.
 
-    seen: for what is seen of the script. scratch: for what it writes itself. sockets: where multiprocessing keeps
-    its own, whose paths must be short.
+    seen: for the recorded files. scratch: for files that the script writes. sockets: for multiprocessing's sockets,
+    whose paths must be short.
     """
 
     seen: Path
@@ -53,15 +53,18 @@ class Places:
 
 
 @dataclass(frozen=True)
-class End:
-    """How a trial ended. how: `enough`: it was ended after all steps that were wanted; `ended`: by itself, well."""
+class TrialEnd:
+    """End of a trial.
+
+    how: "enough" if ended after the wanted steps, "ended" if the script ended without error before.
+    """
 
     steps: int
     how: How
 
 
-class Watch(ABC):
-    """What one rank sees of its script. steps: made so far; what counts as one is said by who counts them."""
+class StepWatcher(ABC):
+    """Records the steps of a script on one rank. steps: counted by the subclass."""
 
     def __init__(self, seen: Path, rank: int) -> None:
         self._folder, self._is_first = seen, rank == 0
@@ -69,25 +72,25 @@ class Watch(ABC):
 
     @abstractmethod
     def install(self) -> None:
-        """Begin to look."""
+        """Install the hooks."""
 
     @abstractmethod
     def close(self) -> None:
-        """Write out what was seen."""
+        """Write the record."""
 
     def enough(self) -> NoReturn:
-        """End the script, which has made all steps that are wanted.
+        """End the script, which has made the wanted number of steps.
 
         Raises:
-            Enough: always, the first time; a script that catches even that is ended at its next step.
+            StepLimitReached: on the first call; a script that catches it exits at its next step.
         """
         if self.over:
             os._exit(0)
         self.end("enough")
-        raise Enough
+        raise StepLimitReached
 
     def end(self, how: How) -> None:
-        """The script has come to an end, of which the first one counts."""
+        """Write the record once; rank 0 also writes how the trial ended."""
         if not self.over:
             self.over = True
             self.close()
@@ -97,41 +100,41 @@ class Watch(ABC):
 
 
 @dataclass(frozen=True)
-class Companion(ABC):
-    """Accompanies the first steps of a script (`duoka.worker.Observer`). A worker is forked with it.
+class TrialObserver(ABC):
+    """Observes the first steps of a script (a `duoka.worker.Observer`). A worker is forked with it.
 
-    steps: after how many the script is ended. seed: of all generators, which the script may seed again.
-    own_rows: ranks are the script's own, and so are their batches.
+    steps: after which the script is ended. seed: of all generators; the script may seed them again. own_rows: the
+    script calls torch.distributed itself, and each rank makes its own batches.
     """
 
-    places: Places
+    folders: TrialFolders
     steps: int
     seed: int
     own_rows: bool
 
     @abstractmethod
-    def watch(self, seat: Seat) -> Watch:
-        """What looks at the script on the rank that sits there."""
+    def watch(self, seat: Seat) -> StepWatcher:
+        """Create the recorder for the rank of this slot."""
 
     def begin(self, rank: int) -> None:
-        """What the script writes from now on goes to the scratch folder."""
+        """Redirect writes of this process to the scratch folder."""
         environment.keep_trackers_quiet()
-        put_sockets_into(str(self.places.sockets))
-        redirect(Scratch(self.places.scratch))
+        put_sockets_into(str(self.folders.sockets))
+        redirect(Scratch(self.folders.scratch))
 
     @contextmanager
     def around(self, seat: Seat) -> Iterator[None]:
-        """Look at what the script does within, and end it when it has made enough steps."""
+        """Observe the script while the context is open, and end it after the wanted steps."""
         self._seed(seat.rank)
         watch = self.watch(seat)
         watch.install()
         try:
             yield
-        except Enough:
+        except StepLimitReached:
             _thread.start_new_thread(_leave_at_last, ())
         except BaseException as error:
             if not isinstance(error, SystemExit) or error.code not in (None, 0):
-                with suppress(OSError):  # a full disk must not hide what went wrong
+                with suppress(OSError):  # a full disk must not hide the script's error
                     watch.end("failed")
                 raise
         watch.end("ended")
@@ -152,16 +155,16 @@ def _leave_at_last() -> None:
 
 
 def opened(path: Path, mode: str = "w") -> IO[Any]:
-    """A new file, opened past all that has been made of `open` for the script, on this rank alone."""
+    """Open a new file with the system's own `open`, past the redirection, on this rank alone."""
     return open(posix.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), mode)
 
 
-def end_of(seen: Path) -> End | None:
-    """How a trial ended; None where its first rank did not come to say so."""
+def end_of(seen: Path) -> TrialEnd | None:
+    """Read how a trial ended; None if rank 0 wrote nothing."""
     path = seen / END
-    return End(**json.loads(path.read_text())) if path.exists() else None
+    return TrialEnd(**json.loads(path.read_text())) if path.exists() else None
 
 
 def replace_function(space: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put what `make` makes of a function in its place, in this process."""
+    """Replace a function of a module or class with `make(function)`, in this process."""
     setattr(space, name, make(getattr(space, name)))

@@ -1,4 +1,4 @@
-"""Where trials are run, one after the other: a folder that is removed, workers as those of `duoka run`."""
+"""Run trials one after the other, with workers like those of `duoka run`, in a folder that is removed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from duoka.launchers.processes import is_alive
 from duoka.launchers.signals import Signals
 from duoka.launchers.verdict import Verdict
 from duoka.plan import Plan
-from duoka.trials.accompany import Companion, Places, end_of
+from duoka.trials.observer import TrialFolders, TrialObserver, end_of
 
 LOG_LINES = 12
 
 
 class Stopped(Exception):
-    """A signal asked for an end. code: the exit code that says so."""
+    """A signal asked for an end. code: the exit code to return."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -32,7 +32,7 @@ class Stopped(Exception):
 
 
 class TrialFailed(RunError):
-    """A run came to no end of which anything could be learned. report: all that it left to be read."""
+    """A trial failed. report: the output of the script and its error, for the user."""
 
     def __init__(self, name: str, what: str, report: str) -> None:
         self.report = report
@@ -40,7 +40,7 @@ class TrialFailed(RunError):
 
 
 class NoSteps(DuokaError):
-    """A script that makes no step of an optimizer has nothing to be looked at."""
+    """The script made no step of an optimizer."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(
@@ -50,19 +50,19 @@ class NoSteps(DuokaError):
 
 
 @contextmanager
-def stage(command: str, log_dir: Path | None) -> Iterator[Stage]:
-    """A stage of this process; nothing of it is left at the end.
+def trial_runner(command: str, log_dir: Path | None) -> Iterator[TrialRunner]:
+    """Create a trial runner of this process; its folder is removed at the end.
 
     Raises:
-        RunError: its folder cannot be made.
+        RunError: the folder cannot be created.
     """
     with Signals() as signals, _folder(f"duoka-{command}-") as folder:
-        yield Stage(folder, signals, log_dir)
+        yield TrialRunner(folder, signals, log_dir)
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Runs trials. log_dir: where what the script prints is kept, or None."""
+class TrialRunner:
+    """Runs trials. log_dir: where to keep the script's output, or None."""
 
     folder: Path
     signals: Signals
@@ -70,59 +70,55 @@ class Stage:
 
     @property
     def sockets(self) -> Path:
-        """A folder with a short name: the path of a socket has 107 characters."""
+        """A folder with a short name: the path of a socket is limited to 107 characters."""
         folder = self.folder / "s"
         folder.mkdir(exist_ok=True)
         return folder
 
     @contextmanager
-    def played(self, name: str, plan: Plan, make: Callable[[Places], Companion]) -> Iterator[Path]:
-        """Run the first steps of a plan's script; the folder with what was seen, which is removed at the end.
+    def run(self, name: str, plan: Plan, make: Callable[[TrialFolders], TrialObserver]) -> Iterator[Path]:
+        """Run the first steps of a plan's script; yields the folder with the record, which is removed at the end.
 
-        name: what the trial is called. make: makes what accompanies the script.
+        name: of the trial, for messages. make: creates the observer of the script.
 
         Raises:
-            TrialFailed: the script ended badly before it had made all steps.
-            ScriptError: it cannot be run at all.
-            Stopped: somebody asked for an end.
+            TrialFailed: the script failed before it had made all steps.
+            ScriptError: the script cannot be run.
+            Stopped: a signal asked for an end.
         """
         home = Path(tempfile.mkdtemp(dir=self.folder))
-        places = Places(home / "seen", home / "scratch", self.sockets)
-        places.seen.mkdir()
+        folders = TrialFolders(home / "seen", home / "scratch", self.sockets)
+        folders.seen.mkdir()
         try:
-            self._play(name, plan, make(places))
-            yield places.seen
+            self._run(name, plan, make(folders))
+            yield folders.seen
         finally:
             shutil.rmtree(home, ignore_errors=True)
 
-    def _play(self, name: str, plan: Plan, companion: Companion) -> None:
+    def _run(self, name: str, plan: Plan, observer: TrialObserver) -> None:
         plan = replace(plan, step_timeout=plan.timeout, restarts=0)
         logs = None if self.log_dir is None else self.log_dir / name.replace("/", "-").replace(" ", "-")
         outputs = Outputs(logs, range(plan.world_size))
         told: list[str] = []
         try:
-            import_once(replace(plan, threads=None))  # a trial's threads are its own
-            run = Run(plan, secrets.token_hex(8), outputs, self.signals, told.append, None, companion, companion.seed)
+            import_once(replace(plan, threads=None))  # a trial has its own setting of threads
+            run = Run(plan, secrets.token_hex(8), outputs, self.signals, told.append, None, observer, observer.seed)
             verdict = attempt(run, 0)
             self.check()
-            _check(name, companion.places.seen, verdict, "".join(told), outputs)
+            _check(name, observer.folders.seen, verdict, "".join(told), outputs)
         finally:
             outputs.close()
-            shutil.rmtree(companion.places.scratch, ignore_errors=True)
+            shutil.rmtree(observer.folders.scratch, ignore_errors=True)
 
     def check(self) -> None:
-        """See whether somebody asked for an end.
-
-        Raises:
-            Stopped: so it is.
-        """
+        """Raise Stopped if a signal asked for an end."""
         self.signals.read()
         if self.signals.stops:
             raise Stopped(128 + self.signals.stops[0])
 
 
 def _check(name: str, seen: Path, verdict: Verdict, told: str, outputs: Outputs) -> None:
-    """See that the trial came to a good end."""
+    """Raise an error if the trial failed."""
     end = end_of(seen)
     if end is not None and end.how != "failed" and (end.how == "enough" or verdict.code == 0):
         return
@@ -137,7 +133,7 @@ def _check(name: str, seen: Path, verdict: Verdict, told: str, outputs: Outputs)
 
 @contextmanager
 def _folder(prefix: str) -> Iterator[Path]:
-    """A folder that is removed at the end; what earlier commands have left that were killed, is removed now."""
+    """Create a folder and remove it at the end; also remove those of killed commands."""
     home = Path(tempfile.gettempdir())
     for left in home.glob(f"{prefix}*"):
         pid = left.name.removeprefix(prefix).partition("-")[0]

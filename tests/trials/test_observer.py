@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from duoka.board import Board, Seat
-from duoka.trials.accompany import Companion, End, Places, Watch, end_of
+from duoka.trials.observer import StepWatcher, TrialEnd, TrialFolders, TrialObserver, end_of
 from tests.view.processes import GONE, Raised, forked
 
 
-class Counting(Watch):
+class Counting(StepWatcher):
     """Steps are what it is told."""
 
     def install(self) -> None:
@@ -31,16 +31,16 @@ class Counting(Watch):
 
 
 @dataclass(frozen=True)
-class Counter(Companion):
+class Counter(TrialObserver):
     def watch(self, seat: Seat) -> Counting:
-        found = Counting(self.places.seen, seat.rank)
+        found = Counting(self.folders.seen, seat.rank)
         object.__setattr__(self, "made", found)  # for the script, which is here
         return found
 
 
 def lived(folder: Path, script: Callable[[Counting], object], rank: int = 0) -> object:
     """What a script comes to that is accompanied for three steps, in a process of its own."""
-    counter = Counter(Places(folder, folder, folder), 3, 7, own_rows=False)
+    counter = Counter(TrialFolders(folder, folder, folder), 3, 7, own_rows=False)
 
     def life(_: int) -> str:
         with counter.around(Board.create(rank + 1).seat(rank)):
@@ -80,18 +80,20 @@ def forbids_all_but_exceptions(watch: Counting) -> None:
 @pytest.mark.parametrize(
     ("script", "end", "came_to"),
     [
-        (lambda watch: watch.step(), End(1, "ended"), "went on"),
-        (lambda watch: None, End(0, "ended"), "went on"),
-        (exits(None), End(1, "ended"), "went on"),
-        (exits(0), End(1, "ended"), "went on"),
-        (exits("a message"), End(1, "failed"), Raised("SystemExit", "a message")),
-        (raises, End(1, "failed"), Raised("ValueError", "wrong")),
-        (forbids_all_but_exceptions, End(3, "enough"), "went on"),
-        (goes_on_whatever_happens, End(3, "enough"), GONE),
+        (lambda watch: watch.step(), TrialEnd(1, "ended"), "went on"),
+        (lambda watch: None, TrialEnd(0, "ended"), "went on"),
+        (exits(None), TrialEnd(1, "ended"), "went on"),
+        (exits(0), TrialEnd(1, "ended"), "went on"),
+        (exits("a message"), TrialEnd(1, "failed"), Raised("SystemExit", "a message")),
+        (raises, TrialEnd(1, "failed"), Raised("ValueError", "wrong")),
+        (forbids_all_but_exceptions, TrialEnd(3, "enough"), "went on"),
+        (goes_on_whatever_happens, TrialEnd(3, "enough"), GONE),
     ],
     ids=["ends", "does nothing", "exits", "exits with 0", "exits badly", "raises", "enough", "goes on"],
 )
-def test_how_a_script_ends(tmp_path: Path, script: Callable[[Counting], object], end: End, came_to: object) -> None:
+def test_how_a_script_ends(
+    tmp_path: Path, script: Callable[[Counting], object], end: TrialEnd, came_to: object
+) -> None:
     assert lived(tmp_path, script) == came_to
     assert end_of(tmp_path) == end
     assert (tmp_path / "closed").read_text() == "x"

@@ -1,4 +1,4 @@
-"""A table as text."""
+"""Format a rich table as text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-WIDTH = 240  # the most, of a table that is not for a terminal
+WIDTH = 240  # columns, if standard output is not a terminal
 
 
-def drawn(table: Table) -> str:
-    """A table as text; on a terminal as wide as that is."""
+def render_table(table: Table) -> str:
+    """Format a table as text, as wide as the terminal if there is one."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
     console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False)
     console.print(table)

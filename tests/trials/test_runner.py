@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from duoka.errors import RunError
-from duoka.trials.stage import Stopped, stage
+from duoka.trials.runner import Stopped, trial_runner
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_nothing_is_left_of_a_stage(home: Path) -> None:
-    with stage("prove", None) as one:
+    with trial_runner("prove", None) as one:
         (one.folder / "seen").write_text("much")
         assert one.sockets.is_dir()
     assert list(home.iterdir()) == []
@@ -32,19 +32,19 @@ def test_what_a_killed_command_left_is_removed_and_a_living_one_s_is_not(home: P
     left, used, other = (home / f"duoka-prove-{end}" for end in ends)
     for folder in (left, used, other):
         folder.mkdir()
-    with stage("prove", None):
+    with trial_runner("prove", None):
         assert (left.exists(), used.exists(), other.exists()) == (False, True, True)
 
 
 def test_a_folder_that_cannot_be_made(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "file").write_text("")
     monkeypatch.setattr(tempfile, "tempdir", str(home / "file"))
-    with pytest.raises(RunError, match="cannot be made: Not a directory"), stage("prove", None):
+    with pytest.raises(RunError, match="cannot be made: Not a directory"), trial_runner("prove", None):
         pass
 
 
 def test_a_signal_ends_what_is_on_it() -> None:
-    with stage("prove", None) as one:
+    with trial_runner("prove", None) as one:
         one.check()
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Stopped) as stopped:
