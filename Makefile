@@ -13,7 +13,7 @@ VENV := .venv$(if $(TORCH),-$(TORCH)-$(notdir $(PYTHON))$(if $(LOWEST),-lowest))
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 PINNED = -c constraints.txt -e '.[dev,docs,examples]'
-CHOSEN = torch==$(TORCH) $(if $(LOWEST),-c $(VENV)/lowest.txt) -e '.[dev,examples]'
+CHOSEN = torch==$(TORCH) $(if $(LOWEST),-c $(VENV)/lowest.txt) -e '.[dev,docs,examples]'
 
 .PHONY: help demo test test-versions test-long bench picture docs lint clean
 

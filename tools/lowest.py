@@ -1,7 +1,7 @@
 """Print the lowest versions that pyproject.toml allows, as constraints for pip.
 
 python tools/lowest.py > build/lowest.txt
-pip install -c build/lowest.txt -e '.[dev,examples]'
+pip install -c build/lowest.txt -e '.[dev,docs,examples]'
 """
 
 from __future__ import annotations

@@ -105,13 +105,17 @@ def _parse(args: Sequence[str] | None) -> Callable[[], int] | int:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         more = f"\nduoka: see `{context.command_path} --help`" if context else ""
-        return _fail(_plainly(error.format_message()) + more, 2)
+        return _fail(_plainly(error) + more, 2)
     except click.Abort:
         return 130
 
 
-def _plainly(message: str) -> str:
+def _plainly(error: click.ClickException) -> str:
     """Click's message in the words of our own: no capital, no full stop."""
+    if isinstance(error, click.NoSuchOption):  # click's words change with its version
+        near = " or ".join(map(repr, sorted(error.possibilities or ())))
+        return f"no such option {error.option_name!r}" + (f". Did you mean {near}?" if near else "")
+    message = error.format_message()
     return message[:1].lower() + message[1:].rstrip(".")
 
 
