@@ -35,7 +35,7 @@ def average_sparse(parameters: Sequence[Tensor | None], ranks: Collectives) -> N
 
 
 def _number(grad: Tensor | None) -> int:
-    return 0 if grad is None else grad._nnz() if grad.is_sparse else _DENSE
+    return 0 if grad is None else len(grad.values()) if grad.is_sparse else _DENSE
 
 
 def _mean(parameter: Tensor, grad: Tensor | None, entries: list[int], ranks: Collectives) -> Tensor:
@@ -43,7 +43,8 @@ def _mean(parameter: Tensor, grad: Tensor | None, entries: list[int], ranks: Col
     rows = parameter.new_zeros((max(entries), *parameter.shape[1:]))
     places = torch.zeros(max(entries), dtype=torch.long, device=parameter.device)
     if grad is not None:
-        places[: grad._nnz()], rows[: grad._nnz()] = grad.indices()[0], grad.values()
+        count = len(grad.values())
+        places[:count], rows[:count] = grad.indices()[0], grad.values()
     all_places, all_rows = ranks.all_gather(places), ranks.all_gather(rows)
     chosen = torch.cat([all_places[rank, :number] for rank, number in enumerate(entries)])
     values = torch.cat([all_rows[rank, :number] for rank, number in enumerate(entries)])
