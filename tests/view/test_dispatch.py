@@ -69,7 +69,7 @@ def test_what_a_rule_does_not_fit_is_computed_whole() -> None:
 def test_errors_name_the_shapes_of_the_whole_batch(repeated: bool) -> None:
     def on_rank(view: View) -> None:
         x = shared(view, whole())
-        for _ in range(1 + repeated):
+        for _ in range(1 + 2 * repeated):
             x @ whole(4, 3)
             with pytest.raises(RuntimeError, match=r"mat1 and mat2 shapes cannot be multiplied \(6x4 and 5x3\)"):
                 x @ whole(5, 3)
@@ -110,7 +110,7 @@ def test_an_error_of_some_rows_is_every_rank_s(
         view = one
         if shares:
             view = exact_view(one.ranks, shares, lambda leaf: None, lambda _, leaf: leaf, lambda leaf: False, print)
-        if again:
+        for _ in range(2 * again):
             work(BatchTensor.of(good, view))
         with pytest.raises(expected.type) as found:
             work(BatchTensor.of(bad, view))

@@ -15,11 +15,30 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from duoka.view.batch import BatchTensor
+from duoka.view.recent import Recent
 from duoka.view.replay import Described
 from duoka.view.view import View
 from tests.view.ranks import ThreadRanks, in_turns, on_ranks, shared, whole_of
 from tests.view.rules.operations import cases, difference
 from tests.view.rules.test_against_torch import REDUCED, SHARED, WHOLE, _inputs, _values
+
+
+class _Always(Recent):
+    def __missing__(self, key: Any) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _recorded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are recorded the first time, not only when they come a second time."""
+    make = View.__init__
+
+    def made(view: View, *args: Any, **kwargs: Any) -> None:
+        make(view, *args, **kwargs)
+        view.once = _Always(2)
+
+    monkeypatch.setattr(View, "__init__", made)
+
 
 OPERATIONS = SHARED | REDUCED | WHOLE
 
@@ -385,6 +404,18 @@ def test_few_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         return max(len(view.programs), len(view.metas))
 
     assert max(on_ranks(2, on_rank)) <= 3
+
+
+def test_a_call_is_recorded_when_it_comes_a_second_time() -> None:
+    def on_rank(view: View) -> list[int]:
+        view.once = Recent(8)
+        x, found = shared(view, normal(6, 4)), []
+        for _ in range(3):
+            torch.testing.assert_close(whole_of(x * 2), normal(6, 4) * 2)
+            found.append(len(view.programs))
+        return found
+
+    assert on_ranks(2, on_rank) == [[0, 1, 1]] * 2
 
 
 def test_a_call_that_meets_other_ranks_is_not_replayed() -> None:

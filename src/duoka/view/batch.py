@@ -112,7 +112,7 @@ class Meta:
             AssertionError: the size of its batch dimension is not the share.
         """
         key = spec, local.shape, local.dtype, order
-        known = spec.view.metas.get(key)
+        known: Meta | None = spec.view.metas[key]
         if known is None:
             shape = list(local.shape)
             if shape[spec.dim] != spec.local_size:
@@ -123,7 +123,7 @@ class Meta:
             watch = spec.view.watch
             size = torch.Size(shape) if watch is None else watch.size(shape, spec.dim)
             known = Meta(spec, size, local.dtype, local.shape, order)
-            spec.view.remember(key, known)
+            spec.view.metas.keep(key, known)
         return known
 
 

@@ -116,10 +116,11 @@ class Compiled:
         if any(isinstance(leaf, Tensor) and not isinstance(leaf, BatchTensor) for leaf in outputs):
             return "it gives a tensor that is not of rows"
         view.programs.clear()
+        view.once.clear()
         gc.collect()  # programs are held by what they hold
         known = Counter(id(leaf._meta) for leaf in (*inputs, *outputs) if isinstance(leaf, BatchTensor))
         # Besides each batch there hold a meta: the table, the list, this loop, and the call.
-        kept = any(sys.getrefcount(meta) > 4 + known[id(meta)] for meta in list(view.metas.values()))
+        kept = any(sys.getrefcount(meta) > 4 + known[id(meta)] for meta in view.metas.everything())
         if self._on_any(kept):
             return "it keeps something of the batch"
         return ""

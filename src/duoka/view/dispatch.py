@@ -1,8 +1,9 @@
 """A torch function called with batch tensors: look up its rule, or compute it whole on every rank.
 
-The first call of its kind runs the rule; where that only called torch on local tensors, later ones run the recorded
-program (replay.py). Either way a result is what one device would compute, whatever the values are: a rule keeps rows
-apart, meets the other ranks, or the function is computed whole. So nothing is ever assumed of a module.
+The first call of its kind runs the rule, the second records what that does; where it only called torch on local
+tensors, later ones run the recorded program (replay.py). Either way a result is what one device would compute,
+whatever the values are: a rule keeps rows apart, meets the other ranks, or the function is computed whole. So
+nothing is ever assumed of a module.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from duoka.view.failing import MAY_FAIL, may_fail
 from duoka.view.layout import name_backward, with_order
 from duoka.view.parts import is_sharded
 from duoka.view.replay import Described, Outdated, Recorder
+from duoka.view.rules.lookup import dtype_of, ndim_of
 from duoka.view.site import user_line
 from duoka.view.view import View
 from duoka.view.whole import compute_whole, take_row
@@ -61,7 +63,7 @@ def _called(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call:
         return _of_shares(func, args, kwargs)
     view = first._meta.spec.view
     if call.key is not None and not view.lent.copies:
-        program = view.programs.get(call.key)
+        program = view.programs[call.key]
         if program is not None:
             inputs = call.inputs
             for place in call.plain:
@@ -98,7 +100,7 @@ def _by_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view
             "together in calls of the block itself, not of its methods or parts; call the block"
         )
     try:
-        out = _ruled(rule, func, *_entered(leaves, args, kwargs, view), view, call.key is not None)
+        out = _ruled(rule, func, *_entered(leaves, args, kwargs, view), view, call.key)
     except Exception as error:
         if has_sparse((args, kwargs)):  # rules cut what is dense
             return compute_whole(func, args, kwargs)
@@ -106,9 +108,10 @@ def _by_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view
     if out is NotImplemented:
         return compute_whole(func, args, kwargs)
     if type(out) is Tensor and out.requires_grad:
-        if call.key not in view.backward_names:
-            view.backward_names[call.key] = name_backward(out, func, args, kwargs)
-        out.__dict__["backward_name"] = view.backward_names[call.key]
+        kind = func, tuple(kwargs), *map(_kind, leaves)
+        if kind not in view.backward_names:
+            view.backward_names[kind] = name_backward(out, func, args, kwargs)
+        out.__dict__["backward_name"] = view.backward_names[kind]
     return out
 
 
@@ -133,14 +136,21 @@ def _in_words(error: Exception, func: Function, args: Any, kwargs: Any, view: Vi
     return of_the_whole(error, view, again)
 
 
-def _ruled(
-    rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, has_key: bool
-) -> Any:
-    """What the rule gives, recorded where it may be."""
-    may_be_kept = has_key and rule not in BatchTensor.unrecorded and not view.lent.copies
+def _ruled(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, key: Any) -> Any:
+    """What the rule gives; recorded, where it may be, when the key comes a second time: lengths may come once."""
+    may_be_kept = key is not None and rule not in BatchTensor.unrecorded and not view.lent.copies
     if may_be_kept and func is not _L1_LOSS:  # which does not tell a recorder its weight
-        return _recorded(rule, func, args, kwargs, view)
+        if view.once[key]:
+            return _recorded(rule, func, args, kwargs, view)
+        view.once.keep(key, True)
     return with_order(rule(func, args, kwargs), func, args, kwargs)
+
+
+def _kind(value: Any) -> Any:
+    """What of an argument may decide by which function torch goes back."""
+    if isinstance(value, Tensor):
+        return dtype_of(value), ndim_of(value)
+    return value if isinstance(value, (str, bool)) else type(value)
 
 
 def _recorded(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View) -> Any:
@@ -160,7 +170,7 @@ def _recorded(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[st
     if out is not NotImplemented and call.key is not None and view.met == met:
         program = recorder.program(out, call.batches)
         if program is not None:
-            view.keep_program(call.key, program)
+            view.programs.keep(call.key, program)
     return out
 
 

@@ -1,7 +1,7 @@
 """Remember what a rule did: the torch calls that it made on local tensors, to make them again without the rule.
 
 A rule decides by the function, the specs, shapes and types of its arguments, and its non-tensor arguments; never by
-the values in a tensor. These make up a *key*. The first call of a key runs the rule under a `Recorder`; if all that
+the values in a tensor. These make up a *key*. The second call of a key runs the rule under a `Recorder`; if all that
 the rule did was to call torch on its arguments' local tensors, the calls are compiled into a *program* that later
 calls of the same key run instead. Whatever else a rule does (a collective, a draw, a read) is not recorded, and the
 rule runs each time.

@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from duoka.private.torch import tree_leaves
+from duoka.view.recent import KEPT, Recent
 
 _TRUSTED = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _AS_SIZES = frozenset(
@@ -88,11 +89,11 @@ class SizeWatch(TorchFunctionMode):
 @contextmanager
 def watched(view: Any) -> Iterator[SizeWatch]:
     """Within, batches have sizes that remember what they are; nothing that is learned of them is kept."""
-    before = view.metas, view.programs
-    view.metas, view.programs, view.watch = {}, {}, SizeWatch()
+    before = view.metas, view.programs, view.once
+    view.metas, view.programs, view.once, view.watch = Recent(KEPT), Recent(KEPT), Recent(KEPT), SizeWatch()
     try:
         with view.watch:
             yield view.watch
     finally:
-        view.metas, view.programs = before
+        view.metas, view.programs, view.once = before
         view.watch = None

@@ -24,17 +24,15 @@ from duoka.view.cut import Cut
 from duoka.view.handles import unnumbered
 from duoka.view.lent import Lent
 from duoka.view.originals import register_hook
+from duoka.view.recent import KEPT, Recent
 from duoka.view.shares import DeviceShares, ExactShares, ShareRanks, Shares
 from duoka.view.site import user_line
 from duoka.view.tally import Tally
 
 if TYPE_CHECKING:
-    from duoka.view.batch import Meta
     from duoka.view.draws import OwnStream
-    from duoka.view.replay import Program
     from duoka.view.sizes import SizeWatch
 
-KEPT = 8192  # programs, and kinds of batches
 _NEAR = 32  # nodes of a graph that are looked at
 _ENTERED = backward_of(Entered)
 
@@ -70,9 +68,10 @@ class View:
         self.drawn = 0
         self.own_stream: OwnStream | None = None
         self.lent = Lent()
-        self.metas: dict[Any, Meta] = {}  # (spec, local shape, type) -> what is known of such a batch
-        self.programs: dict[Any, Program] = {}  # what rules did, by key (replay.py)
-        self.backward_names: dict[Any, str] = {}  # what torch calls that of a loss, by key
+        self.metas = Recent(KEPT)  # (spec, local shape, type, order) -> Meta: what is known of such a batch
+        self.programs = Recent(KEPT)  # key -> Program: what rules did (replay.py)
+        self.once = Recent(KEPT)  # keys of calls that have come once -> True
+        self.backward_names: dict[Any, str] = {}  # what torch calls that of a loss, by the kinds of its arguments
         self._known: dict[int, ReferenceType[Tensor]] = {}  # leaves that were adopted, by identity
         self._divided: WeakIdKeyDictionary = WeakIdKeyDictionary()  # rows whose gradients are divided on arrival
         self.refusal: Refused | None = None
@@ -111,19 +110,6 @@ class View:
     def shares(self, n: int) -> bool:
         """Whether a batch of n samples is shared out: a smaller one than ranks stays whole on each."""
         return n >= self.ranks.world_size
-
-    def remember(self, key: Any, meta: Meta) -> None:
-        """Keep what is known of a kind of batch."""
-        if len(self.metas) >= KEPT:  # of lengths that come once
-            self.metas.clear()
-        self.metas[key] = meta
-
-    def keep_program(self, key: Any, program: Program) -> None:
-        """Keep what a rule did for calls of this key."""
-        if len(self.programs) >= KEPT:
-            self.programs.clear()
-            self.backward_names.clear()
-        self.programs[key] = program
 
     def enter(self, tensor: Tensor) -> Tensor:
         """What stands for a replicated tensor where it meets rows.
