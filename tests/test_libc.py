@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import socket
 import threading
 from pathlib import Path
 
-from duoka.libc import begin_writeback, raise_in_thread
+from duoka.libc import begin_writeback, names_from_files, raise_in_thread
 from tests.flows.flow import Flow
 from tests.flows.group import until
 
@@ -128,3 +129,9 @@ def test_writeback_is_a_hint_that_changes_nothing(tmp_path: Path) -> None:
         begin_writeback(file.fileno(), 0, 3)
         begin_writeback(-1, 0, 3)
     assert (tmp_path / "x").read_bytes() == b"abc"
+
+
+def test_names_come_from_files_for_a_while() -> None:
+    with names_from_files():
+        assert socket.gethostbyname("localhost") == "127.0.0.1"
+    assert socket.gethostbyname("localhost") == "127.0.0.1"

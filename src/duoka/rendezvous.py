@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -12,14 +13,31 @@ from typing import Any
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from duoka.environment import Place
+from duoka.libc import names_from_files
 from duoka.private.torch import all_groups, rendezvous_handlers
+
+
+def tcp_store(host: str, port: int, **how: Any) -> TCPStore:
+    """torch's store at this place, without a question to a name server whose answer nobody needs.
+
+    torch asks for the names of all addresses, to show them: where no name server answers, that takes 6 s each time,
+    and whoever has the store's server in its process is asked for those of all others (`names_from_files`).
+    """
+    try:
+        addresses = {found[4][0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except OSError:
+        addresses = set()
+    if len(addresses) != 1:  # torch tries all, or says that there is none
+        return TCPStore(host, port, **how)
+    with names_from_files():
+        return TCPStore(str(addresses.pop()), port, **how)
 
 
 def reach_store(place: Place, timeout: float) -> Store:
     """The part of the launcher's store that belongs to this attempt; it waits `timeout` seconds for a key."""
     store: Store
     if place.file is None:
-        store = TCPStore(place.host, place.port, is_master=False, timeout=timedelta(seconds=timeout))
+        store = tcp_store(place.host, place.port, is_master=False, timeout=timedelta(seconds=timeout))
     else:
         store = FileStore(f"/proc/self/fd/{place.file}", place.world_size)
         store.set_timeout(timedelta(seconds=timeout))

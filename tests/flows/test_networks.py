@@ -22,7 +22,7 @@ pytestmark = [
 
 NAMES = [f"duoka-{os.getpid()}-{number}" for number in range(2)]
 DEVICES = [f"dk{number}x{os.getpid() % 10**6}" for number in range(2)]
-AS_HOST = 'hostname $0; exec "$@" 2> $0.txt'
+AS_HOST = 'mount --bind resolv.conf /etc/resolv.conf; hostname $0; exec "$@" 2> $0.txt'
 MEET = "10.213.77.1:29500"
 
 
@@ -76,6 +76,7 @@ def start(network: None, tmp_path: Path) -> Callable[[str], list[subprocess.Pope
 
     def start(source: str) -> list[subprocess.Popen[str]]:
         (tmp_path / "train.py").write_text(source)
+        (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\n")
         command = f"duoka run -q --devices cpu:1 --machines 2 --meet {MEET} --machine"
         words = [sys.executable, "-m", *command.split()]
         return [
@@ -87,6 +88,7 @@ def start(network: None, tmp_path: Path) -> Callable[[str], list[subprocess.Pope
                     name,
                     "unshare",
                     "--uts",
+                    "--mount",
                     "sh",
                     "-c",
                     AS_HOST,
@@ -117,6 +119,31 @@ def test_gloo_takes_the_network_that_leads_to_the_other_machine(
     env = surroundings({"PYTHONHASHSEED": "0"})
     expected = subprocess.run(alone, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert said == [expected.stdout, ""]
+
+
+SILENT = """
+import socket
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("127.0.0.1", 53))
+print("ready", flush=True)
+while True:
+    print(server.recv(512), flush=True)
+"""
+
+
+def test_no_name_server_is_asked(start: Callable[[str], list[subprocess.Popen[str]]], tmp_path: Path) -> None:
+    """One that does not answer would delay each start by some seconds, again and again."""
+    words = [["ip", "netns", "exec", name, sys.executable, "-c", SILENT] for name in NAMES]
+    servers = [subprocess.Popen(one, stdout=subprocess.PIPE, text=True) for one in words]
+    try:
+        assert [server.stdout and server.stdout.readline() for server in servers] == ["ready\n"] * 2
+        for one in start(PLAIN):
+            one.communicate()
+            assert one.returncode == 0, [path.read_text() for path in tmp_path.glob("*.txt")]
+    finally:
+        for server in servers:
+            server.kill()
+    assert [server.communicate()[0] for server in servers] == ["", ""]
 
 
 def test_a_machine_whose_network_goes_is_lost(

@@ -46,6 +46,7 @@ from duoka.launchers.stuck import (
     waiting_in_vain,
 )
 from duoka.launchers.verdict import Verdict, agreed, is_consequence, is_gloos, judge
+from duoka.libc import names_from_files
 from duoka.plan import Kind, Machines, Plan
 from duoka.worker import Attempt, Observer, Unobserved
 
@@ -332,7 +333,7 @@ def _store(machines: Machines, file: int | None) -> Iterator[int]:
     On one machine it is open to that alone. Where there are several, it is on machine 0: elsewhere the port is 0, and
     so it is where the workers meet in a file.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from duoka.rendezvous import tcp_store
 
     if machines.number > 0 or file is not None:
         yield 0
@@ -340,7 +341,7 @@ def _store(machines: Machines, file: int | None) -> Iterator[int]:
     host = environment.LOOPBACK if machines.count == 1 else machines.host
     listener = open_to(host, 0)
     port = listener.getsockname()[1]
-    store = TCPStore(
+    store = tcp_store(
         host,
         port,
         is_master=True,
@@ -349,6 +350,7 @@ def _store(machines: Machines, file: int | None) -> Iterator[int]:
         master_listen_fd=listener.detach(),
     )
     try:
-        yield port
+        with names_from_files():
+            yield port
     finally:
         del store

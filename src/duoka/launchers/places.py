@@ -113,10 +113,10 @@ def _own_address(machines: Machines) -> str:
 
 
 def _store(machines: Machines, seconds: float) -> Store:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from duoka.rendezvous import tcp_store
 
     limit = timedelta(seconds=max(1.0, seconds))
-    return TCPStore(machines.host, machines.port, is_master=False, timeout=limit)
+    return tcp_store(machines.host, machines.port, is_master=False, timeout=limit)
 
 
 def _name(machines: Machines) -> str:

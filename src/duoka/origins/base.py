@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
+from duoka import rendezvous
 from duoka.errors import OptionError, TimedOut
 from duoka.origins.meeting import Meeting, meet
 
@@ -52,7 +53,7 @@ def tcp_store(rank: int, address: str, port: int, timeout: float, is_master: boo
         OptionError: the port is taken.
     """
     try:
-        return TCPStore(
+        return rendezvous.tcp_store(
             address,
             port,
             is_master=is_master,
