@@ -10,10 +10,10 @@ import torch
 
 from duoka import environment
 from duoka.devices import Choice, Device, allowed_gpus, choose
+from duoka.devices.allocation import AllocationRequest, allocate
 from duoka.devices.inventory import Inventory
-from duoka.devices.locks import Held
+from duoka.devices.locks import HeldLocks
 from duoka.devices.spec import parse
-from duoka.devices.taking import Asked, take
 from duoka.errors import DeviceError
 from duoka.options import waiting
 
@@ -26,12 +26,14 @@ class Picked(tuple[torch.device, ...]):
     """
 
     why: tuple[str, ...]
-    _held: Held
+    _held: HeldLocks
 
-    def __new__(cls, devices: Iterable[torch.device], why: tuple[str, ...] = (), held: Held | None = None) -> Picked:
+    def __new__(
+        cls, devices: Iterable[torch.device], why: tuple[str, ...] = (), held: HeldLocks | None = None
+    ) -> Picked:
         """Keep `held` together with the devices."""
         picked = super().__new__(cls, devices)
-        picked.why, picked._held = why, held or Held()
+        picked.why, picked._held = why, held or HeldLocks()
         return picked
 
     def release(self) -> None:
@@ -61,17 +63,17 @@ def devices(request: str = "auto", *, wait: str | float = 0) -> Picked:
         DevicesBusy: others use them now, and the time to wait is over.
         OptionError: `request` or `wait` is not in the grammar.
     """
-    asked = Asked(parse(request), environment.visible_cards(), _command())
+    asked = AllocationRequest(parse(request), environment.visible_cards(), _command())
 
     def decide(found: Inventory) -> tuple[Choice, list[torch.device]]:
         choice = choose(asked.request, found, asked.visible)
         return choice, [_as_torch_names(device, found, asked.visible) for device in choice.devices]
 
-    taken = take(asked, decide, lambda decided: decided[0].devices, waiting(wait), _say)
-    choice, names = taken.decided
+    allocation = allocate(asked, decide, lambda decided: decided[0].devices, waiting(wait), _say)
+    choice, names = allocation.decided
     if any(device.part is not None for device in choice.devices):
         environment.show_cards(choice.devices)
-    return Picked(names, choice.notes + taken.notes, taken.held)
+    return Picked(names, choice.notes + allocation.notes, allocation.locks)
 
 
 def _as_torch_names(device: Device, inventory: Inventory, visible: str | None) -> torch.device:

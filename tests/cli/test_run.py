@@ -105,13 +105,13 @@ def test_picked_cards_are_held_shown_and_not_picked_again(
     play(monkeypatch, "eight")
     monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path / "locks")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    first = run._take(Options(Target("train.py"), devices="free:2"), 0)
+    first = run._allocate(Options(Target("train.py"), devices="free:2"), 0)
     assert [device.index for device in first.decided.devices] == [1, 3]
     assert main(["run", "--dry-run", "--devices", "free:2", "train.py"]) == 0
     assert "device      rank 1: GPU 6 (" in capsys.readouterr().out
     assert main(["gpus"]) == 0
     assert f"duoka run train.py (pid {os.getpid()})" in capsys.readouterr().out.splitlines()[3]
-    shared = run._take(Options(Target("train.py"), devices="3,4"), 0)
+    shared = run._allocate(Options(Target("train.py"), devices="3,4"), 0)
     assert shared.notes == (f"GPU 3 is also used by duoka run train.py (pid {os.getpid()})",)
     assert main(["run", "--devices", "4,", "--wait=0.01", "train.py"]) == 2
     assert "--devices cuda:4: GPU 4: duoka run train.py (pid " in capsys.readouterr().err
@@ -119,11 +119,11 @@ def test_picked_cards_are_held_shown_and_not_picked_again(
     said = capsys.readouterr().err
     assert said.startswith("duoka: waiting for devices: GPU 0: pid 4194301; GPU 1: duoka run train.py (pid ")
     assert "duoka: error: --devices free:3: 2 GPUs are to be had now" in said
-    shared.held.release()
-    first.held.release()
-    again = run._take(Options(Target("train.py"), devices="free:1"), 0)
+    shared.locks.release()
+    first.locks.release()
+    again = run._allocate(Options(Target("train.py"), devices="free:1"), 0)
     assert [device.index for device in again.decided.devices] == [1]
-    again.held.release()
+    again.locks.release()
 
 
 def test_a_part_of_a_card(
@@ -135,12 +135,12 @@ def test_a_part_of_a_card(
     for devices in ("free:1", "MIG-2222"):
         assert main(["run", "--dry-run", "--devices", devices, "train.py"]) == 0
         assert "device      rank 0: GPU 0:2 (NVIDIA A100-SXM4-40GB MIG 1g.5gb)" in capsys.readouterr().out
-    taken = run._take(Options(Target("train.py"), devices="MIG-2222"), 0)
+    allocation = run._allocate(Options(Target("train.py"), devices="MIG-2222"), 0)
     assert main(["gpus"]) == 0
     assert f"duoka run train.py (pid {os.getpid()})" in capsys.readouterr().out.splitlines()[4]
     assert main(["run", "--devices", "free:1", "train.py"]) == 2
     assert f"GPU 0:2: duoka run train.py (pid {os.getpid()}) has it" in capsys.readouterr().err
-    taken.held.release()
+    allocation.locks.release()
 
 
 @pytest.mark.parametrize(

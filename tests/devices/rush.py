@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from duoka.devices import choose, locks, waiting
+from duoka.devices.allocation import AllocationRequest, allocate
 from duoka.devices.spec import parse
-from duoka.devices.taking import Asked, take
 from duoka.errors import DeviceError
 from tests.devices.driver import play
 
@@ -50,9 +50,9 @@ def main(recording: str, folder: str, wait: float, requests: list[str]) -> None:
 
 def one(index: int, request: str, wait: float, behind: int) -> None:
     signal.alarm(60)
-    asked = Asked(parse(request), None, f"run {index}")
+    asked = AllocationRequest(parse(request), None, f"run {index}")
     try:
-        taken = take(
+        allocation = allocate(
             asked,
             lambda found: choose(asked.request, found, None).devices,
             lambda devices: devices,
@@ -62,8 +62,8 @@ def one(index: int, request: str, wait: float, behind: int) -> None:
     except DeviceError as error:
         say(index, f"refused {error}")
         return
-    with taken.held:
-        say(index, " ".join(map(str, ["has", *taken.decided])))
+    with allocation.locks:
+        say(index, " ".join(map(str, ["has", *allocation.decided])))
         select.select([behind], [], [])
         os.read(behind, 1)
 

@@ -110,7 +110,7 @@ def test_a_folder_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: py
 
 
 def test_a_stopped_process_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(locks_module, "MUTEX_LIMIT", 0.05)
     with Locks(tmp_path), Locks(tmp_path) as second:
         assert "is it stopped?" in second.problem
     with Locks(tmp_path) as third:

@@ -111,7 +111,7 @@ def test_a_driver_that_hangs_costs_the_time_limit(function: str, monkeypatch: py
     recording = play(monkeypatch, "eight") | {"hangs": function}
     driver = put(monkeypatch, recording)
     assert driver is not None
-    monkeypatch.setattr(nvml, "PATIENCE", 0.05)
+    monkeypatch.setattr(nvml, "TIME_LIMIT", 0.05)
     answer = nvml.ask()
     assert answer.gpus == ()
     assert "has not answered for 0.05 s" in answer.why_none

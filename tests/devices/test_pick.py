@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duoka.devices import choose
-from duoka.devices.gpu import Gpu, Holder, Process
+from duoka.devices.gpu import Gpu, GpuProcess, Holder
 from duoka.devices.inventory import Inventory
 from duoka.devices.inventory import read as read_inventory
 from duoka.devices.pick import user_of
@@ -26,9 +26,9 @@ def picked(text: str, *gpus: Gpu, visible: str | None = None) -> list[int | None
     return [device.index for device in choose(parse(text), Inventory(gpus, 16, ""), visible).devices]
 
 
-BOB = Process(7, "compute", 9 * GIB, "bob", "python x.py")
+BOB = GpuProcess(7, "compute", 9 * GIB, "bob", "python x.py")
 COMPUTING = {"processes": (BOB,), "used": 10 * GIB, "utilisation": 90}
-DRAWING = {"processes": (Process(8, "graphics", 20 << 20, "ann", "Xorg"),)}
+DRAWING = {"processes": (GpuProcess(8, "graphics", 20 << 20, "ann", "Xorg"),)}
 TAKEN = {"holder": Holder(9, "duoka run a.py", 0.0)}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from duoka.devices import inventory, table
-from duoka.devices.gpu import Gpu, Holder, Process
+from duoka.devices.gpu import Gpu, GpuProcess, Holder
 from duoka.devices.machine import Machine
 from tests.devices.driver import play
 
@@ -55,7 +55,7 @@ def test_parts_trouble_and_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_and_long_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, "one")
     found = inventory.read()
-    process = Process(12, "compute", 3 << 30, "bob", "python " + "x" * 100)
+    process = GpuProcess(12, "compute", 3 << 30, "bob", "python " + "x" * 100)
     gpu = replace(found.gpus[0], processes=(process,), holder=Holder(11, "duoka run train.py", 0.0))
     used = replace(found, gpus=(gpu,))
     (line,) = table.lines(used, HERE)[2:]
@@ -80,7 +80,7 @@ def test_every_field_of_the_json_is_in_the_docs() -> None:
         .partition("### As data")[2]
         .partition("## Pick")[0]
     )
-    names = {field.name for kind in (Gpu, Process, Holder, Machine, inventory.Inventory) for field in fields(kind)}
+    names = {field.name for kind in (Gpu, GpuProcess, Holder, Machine, inventory.Inventory) for field in fields(kind)}
     assert {name for name in names if f"`{name}`" not in page} == set()
 
 

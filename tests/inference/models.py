@@ -45,9 +45,9 @@ class Failing(Double):
 class Mortal(Double):
     """Its device dies on the first batch that a certain number of threads come with."""
 
-    def __init__(self, deaths: int) -> None:
+    def __init__(self, failures: int) -> None:
         super().__init__()
-        self.state = Mortality(deaths)
+        self.state = Mortality(failures)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.state.live()
@@ -57,8 +57,8 @@ class Mortal(Double):
 class Mortality:
     """Shared by all copies of a model."""
 
-    def __init__(self, deaths: int) -> None:
-        self.left, self.lock = deaths, threading.Lock()
+    def __init__(self, failures: int) -> None:
+        self.left, self.lock = failures, threading.Lock()
 
     def __deepcopy__(self, memo: object) -> Mortality:
         return self

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from duoka.errors import OptionError
-from duoka.inference.loading import check_kind, model_named, named, open_data
+from duoka.inference.loading import check_kind, import_name, model_named, open_data
 
 THIS = "tests.inference.test_loading"
 LINEAR = nn.Linear(2, 1)
@@ -54,7 +54,7 @@ def test_a_module_that_fails_fails_as_itself(tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "needs_more.py").write_text("import no_such_library")
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        named("MODEL", "needs_more:x")
+        import_name("MODEL", "needs_more:x")
 
 
 def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:

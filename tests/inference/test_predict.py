@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import duoka
 from duoka.errors import AskedError, BatchFailed, OptionError, RunError, TimedOut
-from duoka.inference import crew
+from duoka.inference import pool
 from duoka.inference import predict as predicting
 from duoka.inference.predict import WINDOW
 from duoka.inference.replica import replicate
@@ -239,7 +239,7 @@ def test_a_batch_that_kills_devices_is_not_given_to_all_of_them() -> None:
 
 
 def test_a_device_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "TO_LEAVE", 0.1)
+    monkeypatch.setattr(pool, "STOP_LIMIT", 0.1)
     over = threading.Event()
 
     def hangs(x: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ from tests.inference.models import Double, Failing
 
 
 class Job:
-    """Ranks that are threads; what goes from one to the other goes through pickle, as between processes."""
+    """Ranks as threads, which exchange pickled values as processes do."""
 
     def __init__(self, size: int) -> None:
         self.parts: list[bytes] = [b""] * size

@@ -13,8 +13,8 @@ from functools import partial
 import click
 
 from duoka.devices import inventory, machine, table
+from duoka.devices.allocation import with_holders
 from duoka.devices.locks import Locks
-from duoka.devices.taking import marked
 from duoka.errors import DeviceError
 
 STEP = 1.0  # seconds between two looks
@@ -41,7 +41,7 @@ def gpus(watch: bool, as_json: bool, processes: bool) -> Callable[[], int] | int
 def _look() -> inventory.Inventory:
     seen = inventory.read()
     with Locks() as locks:
-        return marked(seen, locks)
+        return with_holders(seen, locks)
 
 
 def _lines(processes: bool) -> list[str]:

@@ -51,7 +51,7 @@ def _predict(
     wait: str | None,
 ) -> int:
     from duoka.checkpoint.loading import load_weights
-    from duoka.inference.loading import check_kind, model_named, named, open_data
+    from duoka.inference.loading import check_kind, import_name, model_named, open_data
     from duoka.inference.predict import predict as start
     from duoka.inference.writing import writer
     from duoka.picking import devices as pick_devices
@@ -61,7 +61,7 @@ def _predict(
         raise OptionError("--batch-size", batch_size, "a whole number from 1")
     if weights is not None and not weights.exists():
         raise OptionError("--weights", str(weights), "a file that is there")
-    items = open_data(data, None if read is None else named("--read", read))
+    items = open_data(data, None if read is None else import_name("--read", read))
     made_of = {"weights": _stamp(weights), "data": _stamp(data)}
     output = writer(out, len(items), {"model": model, "read": read, "precision": precision, **made_of}, resume)
     net = model_named(model)

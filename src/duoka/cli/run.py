@@ -16,9 +16,9 @@ import click
 from duoka import engines, environment, libc, options
 from duoka.cli.words import arrange, check_habits, check_times, with_values
 from duoka.devices import inventory
+from duoka.devices.allocation import Allocation, AllocationRequest, allocate, with_holders
 from duoka.devices.locks import Locks
 from duoka.devices.spec import parse
-from duoka.devices.taking import Asked, Taken, marked, take
 from duoka.engines import slurm, torchrun
 from duoka.options import ONE_MACHINE, Machines, Options, Target
 from duoka.plan import Plan, decide, details, header
@@ -244,12 +244,12 @@ def _run(opts: Options, limit: float) -> int:
             os.lseek(0, 0, os.SEEK_SET)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # which Python looks at in its start
     try:
-        taken = _take(opts, limit)
+        allocation = _allocate(opts, limit)
     except KeyboardInterrupt:
         _say("interrupted while waiting for devices")
         return 130
-    plan = replace(taken.decided, notes=(*taken.decided.notes, *taken.notes, *_idle(opts.machines)))
-    with taken.held:
+    plan = replace(allocation.decided, notes=(*allocation.decided.notes, *allocation.notes, *_idle(opts.machines)))
+    with allocation.locks:
         _show(plan)
         return _launch(plan)
 
@@ -263,19 +263,19 @@ def _idle(machines: Machines) -> tuple[str, ...]:
     return (f"Slurm has allocated {others}, which {'is' if idle == 1 else 'are'} left idle: {slurm.HOW} uses all",)
 
 
-def _take(opts: Options, wait: float) -> Taken[Plan]:
+def _allocate(opts: Options, wait: float) -> Allocation[Plan]:
     """Decide, and take the devices."""
     visible, threads = environment.visible_cards(), environment.threads()
     command = f"duoka run {'-m ' * opts.target.is_module}{opts.target.name}"
-    asked = Asked(parse(opts.devices), visible, command)
-    return take(asked, lambda found: decide(opts, found, visible, threads), lambda plan: plan.devices, wait, _say)
+    asked = AllocationRequest(parse(opts.devices), visible, command)
+    return allocate(asked, lambda found: decide(opts, found, visible, threads), lambda plan: plan.devices, wait, _say)
 
 
 def _decide(opts: Options) -> Plan:
     """Decide, and take nothing."""
     seen = inventory.read()
     with Locks() as locks:
-        return decide(opts, marked(seen, locks), environment.visible_cards(), environment.threads())
+        return decide(opts, with_holders(seen, locks), environment.visible_cards(), environment.threads())
 
 
 def asked_for(

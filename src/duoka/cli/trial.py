@@ -14,8 +14,8 @@ import click
 from duoka import engines, environment
 from duoka.cli.run import GROUPS, Groups
 from duoka.devices import inventory
-from duoka.devices.locks import Held, Locks
-from duoka.devices.taking import marked
+from duoka.devices.allocation import with_holders
+from duoka.devices.locks import HeldLocks, Locks
 from duoka.options import Options
 from duoka.plan import Plan, decide, header
 
@@ -40,7 +40,7 @@ def shown_options(verbose: str, quiet: str) -> Groups:
 
 def decide_and_take(
     command: str, opts: Options, choose: Callable[[Callable[[str], Plan]], list[Plan]]
-) -> tuple[list[Plan], Held]:
+) -> tuple[list[Plan], HeldLocks]:
     """Decide all plans, and take the cards of all of them for as long as the command takes.
 
     choose: given what makes a plan of the words for its devices, makes all of them.
@@ -49,10 +49,10 @@ def decide_and_take(
     visible, threads = environment.visible_cards(), environment.threads()
     seen = inventory.read()  # a driver that is slow keeps nobody else waiting
     with Locks() as locks:
-        known = marked(seen, locks)
+        known = with_holders(seen, locks)
         plans = choose(lambda devices: decide(replace(opts, devices=devices), known, visible, threads))
         uuids = sorted({device.uuid for plan in plans for device in plan.devices if device.uuid})
-        held = locks.hold(uuids, f"duoka {command} {opts.target.name}")[0] if uuids else Held()
+        held = locks.hold(uuids, f"duoka {command} {opts.target.name}")[0] if uuids else HeldLocks()
     return plans, held
 
 

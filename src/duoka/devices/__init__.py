@@ -1,16 +1,17 @@
-"""What this machine has, what is asked for, and which devices that makes.
+"""The devices of this machine, and the choice of devices for a request.
 
 spec.py         the grammar of --devices
-gpu.py          one GPU and who uses it, as found at one moment
-nvml.py, amd.py, processes.py    the probes: what the drivers and the kernel answer
-cgroup.py       what a container or a scheduler lets this process have
-locks.py        one lock for each card, so that two runs never take the same
-inventory.py    the snapshot: what this machine has, at one moment
-table.py        the view: a snapshot in words
-choose()        the devices, one for each worker
-pick.py         which cards are free, and which are the best
-waiting.py      who waits for cards, in the order in which they came
-taking.py       all of it in one step: looking, choosing, keeping others away
+gpu.py          one GPU and its users, at one moment
+nvml.py, amd.py, processes.py    queries of the drivers and the kernel
+cgroup.py       limits of a container or a scheduler
+locks.py        a file lock for each GPU, so that two runs never take the same, and a queue
+inventory.py    all devices of this machine, at one moment
+machine.py      its processor and memory
+table.py        an inventory as text
+choose()        the devices for a request, one for each worker
+pick.py         the free GPUs, and the order of preference
+waiting.py      waits until devices are free
+allocation.py   reads the inventory, chooses, and locks, in one step
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ __all__ = ["Choice", "Device", "allowed_gpus", "choose"]
 class Device:
     """One device of this machine.
 
-    index: physical, in PCI bus order; None for a CPU worker. uuid: of a GPU, or of its part.
-    part: which part, of a GPU that is split (MIG); else None.
+    index: physical, in PCI bus order; None for a CPU worker. uuid: of a GPU, or of a part of one. part: number of the
+    part, of a GPU that is split (MIG); else None.
     """
 
     type: str  # cpu, cuda, mps, xpu
@@ -46,35 +47,35 @@ class Device:
     part: int | None = None
 
     def __str__(self) -> str:
-        """As people call it: `GPU 3`, `GPU 3:0` (a part), `CPU`, `xpu 0`."""
+        """The name shown to users: `GPU 3`, `GPU 3:0` (a part), `CPU`, `xpu 0`."""
         word = {"cuda": "GPU", "cpu": "CPU"}.get(self.type, self.type)
         return word if self.index is None else f"{word} {self.number}"
 
     @property
     def number(self) -> str:
-        """As `duoka gpus` shows it: `3`, and `3:0` for a part; empty for a CPU worker."""
+        """The number as in `duoka gpus`: `3`, and `3:0` for a part; empty for a CPU worker."""
         return "" if self.index is None else str(self.index) if self.part is None else f"{self.index}:{self.part}"
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The devices chosen, in the order of the ranks, and what is to be told about them."""
+    """The chosen devices in the order of ranks, and notes for the user."""
 
     devices: tuple[Device, ...]
     notes: tuple[str, ...] = ()
 
 
 def choose(request: Request, inventory: Inventory, visible: str | None) -> Choice:
-    """Pick the devices for a request.
+    """Choose the devices for a request.
 
     Args:
-        request: what is asked for.
-        inventory: what the machine has.
+        request: the parsed `--devices`.
+        inventory: of this machine.
         visible: CUDA_VISIBLE_DEVICES as it is set, or None. Only GPUs that it names are chosen, in its order.
 
     Raises:
-        DeviceError: a device is not there or is hidden, or there are not as many.
-        DevicesBusy: there are as many as are to be picked, and others use them.
+        DeviceError: a device does not exist or is hidden, or there are too few.
+        DevicesBusy: there are enough devices, but others use them.
     """
     if request.type == "cpu":
         return Choice(_cpus(request.count))
@@ -84,7 +85,7 @@ def choose(request: Request, inventory: Inventory, visible: str | None) -> Choic
     if request.type == "auto" and not allowed:
         amd = (f"there are AMD GPUs ({len(inventory.amd)}), which duoka cannot use yet",) * bool(inventory.amd)
         return Choice(_cpus(request.count), notes + amd)
-    gpus, why = _chosen(request, allowed, inventory, visible)
+    gpus, why = _gpus_for(request, allowed, inventory, visible)
     notes += why
     if visible is not None:
         mapping = ", ".join(f"cuda:{place} = GPU {gpu.number}" for place, gpu in enumerate(gpus))
@@ -111,10 +112,10 @@ def _other(request: Request, count: int) -> tuple[Device, ...]:
     return (Device(request.type, index),)
 
 
-def _chosen(
+def _gpus_for(
     request: Request, allowed: tuple[Gpu, ...], inventory: Inventory, visible: str | None
 ) -> tuple[list[Gpu], tuple[str, ...]]:
-    """The GPUs asked for, out of those that may be used, and why these where they were picked."""
+    """Return the requested GPUs among the allowed ones, and notes on why they were picked."""
     if not allowed:
         why = f"{_setting(visible)} hides all GPUs" if inventory.gpus else inventory.no_gpus
         raise DeviceError(f"--devices {request}: {why}; use auto or cpu")
@@ -122,33 +123,33 @@ def _chosen(
         gpus, why = pick(request, [gpu for gpu in units(allowed) if not gpu.problem])
         return gpus, (why,)
     if request.indices or request.uuids:
-        return _named_ones(request, allowed, visible), ()
+        return _gpus_named(request, allowed, visible), ()
     whole = [gpu for gpu in allowed if not (gpu.problem or gpu.is_split)]
     parts = [part for part in units(allowed) if part.card is not None and not part.problem]
-    left_out = tuple(f"GPU {gpu.number} is left out: {why}" for gpu in allowed if (why := _unfit(gpu)))
+    left_out = tuple(f"GPU {gpu.number} is left out: {why}" for gpu in allowed if (why := _why_unusable(gpu)))
     if not whole and parts and request.count in (None, 1):
         rest = " of several; --devices free:1 takes one that nobody uses" if len(parts) > 1 else ""
         return parts[:1], (f"GPU {parts[0].number} is a part (MIG){rest}",)
     if (request.count is not None and request.count > len(whole)) or not whole:
         asked = "GPUs are" if request.count is None else f"{request.count} GPUs are"
         ill = f"; {'; '.join(left_out)}" if left_out else ""
-        raise DeviceError(f"--devices {request}: {asked} asked for; {_may(allowed, visible)}{ill}")
+        raise DeviceError(f"--devices {request}: {asked} asked for; {_allowed_text(allowed, visible)}{ill}")
     return whole[: request.count], left_out
 
 
-def _unfit(gpu: Gpu) -> str:
-    """Why a card is not taken unless it is named; empty if it is."""
+def _why_unusable(gpu: Gpu) -> str:
+    """Return why a GPU is not taken unless named; empty if it is usable."""
     return gpu.problem or ("it is split into parts (MIG), which work one at a time" if gpu.is_split else "")
 
 
-def _named_ones(request: Request, allowed: tuple[Gpu, ...], visible: str | None) -> list[Gpu]:
-    """The GPUs of a list of numbers or of UUIDs."""
+def _gpus_named(request: Request, allowed: tuple[Gpu, ...], visible: str | None) -> list[Gpu]:
+    """Return the GPUs of a list of numbers or UUIDs."""
     gpus: list[Gpu] = []
     for name in request.indices or request.uuids:
         called = f"GPU {name}" if isinstance(name, int) else name
-        found = [gpu for gpu in dict.fromkeys((*allowed, *units(allowed))) if _is(gpu, name)]
+        found = [gpu for gpu in dict.fromkeys((*allowed, *units(allowed))) if _matches(gpu, name)]
         if not found:
-            raise DeviceError(f"--devices {request}: {called} cannot be used; {_may(allowed, visible)}")
+            raise DeviceError(f"--devices {request}: {called} cannot be used; {_allowed_text(allowed, visible)}")
         if len(found) > 1 or found[0] in gpus:
             raise DeviceError(f"--devices {request}: {called} does not name one GPU; write more of its UUID")
         if found[0].problem:
@@ -160,21 +161,21 @@ def _named_ones(request: Request, allowed: tuple[Gpu, ...], visible: str | None)
     return gpus
 
 
-def _is(gpu: Gpu, name: int | str) -> bool:
-    """Whether a card or a part is named so: by the number of a card, or the beginning of a UUID."""
+def _matches(gpu: Gpu, name: int | str) -> bool:
+    """Match a GPU or part: by the number of a GPU, or the beginning of a UUID."""
     return gpu.uuid.startswith(name) if isinstance(name, str) else gpu.card is None and gpu.index == name
 
 
-def _may(allowed: tuple[Gpu, ...], visible: str | None) -> str:
+def _allowed_text(allowed: tuple[Gpu, ...], visible: str | None) -> str:
     may = f"{_setting(visible)} allows" if visible is not None else "this machine has"
     numbers = _listed(gpu.number for gpu in sorted(allowed, key=lambda gpu: gpu.place))
     return f"{may} {numbers} (numbers as in nvidia-smi)"
 
 
 def allowed_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """The GPUs and parts of GPUs that CUDA_VISIBLE_DEVICES leaves, in its order, and a note on what it names in vain.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES allows, in its order, and a note on an entry that names none.
 
-    As in CUDA, the first entry that is no GPU of this machine ends the list.
+    As in CUDA, the first entry that names no GPU of this machine ends the list.
     """
     if visible is None or not gpus:
         return gpus, ()
@@ -194,7 +195,7 @@ def _end_of_list(entry: str, visible: str, some: bool) -> tuple[str, ...]:
 
 
 def _named(entry: str, gpus: tuple[Gpu, ...]) -> Gpu | None:
-    """What an entry of CUDA_VISIBLE_DEVICES names: by number, or by the beginning of a UUID."""
+    """Return the GPU or part that an entry of CUDA_VISIBLE_DEVICES names: a number, or the beginning of a UUID."""
     if entry.startswith(("GPU-", "MIG-")):
         found = [gpu for card in gpus for gpu in (card, *card.parts) if gpu.uuid.startswith(entry)]
     else:
@@ -211,11 +212,11 @@ def _listed(numbers: Iterable[str]) -> str:
     return f"GPU {words[0]}" if len(words) == 1 else f"GPUs {', '.join(words[:-1])} and {words[-1]}"
 
 
-class _Picks(ModuleType):
-    """Lets `duoka.devices("free:2")` pick devices, although `duoka.devices` is this package, too."""
+class _CallableModule(ModuleType):
+    """Makes this package callable: `duoka.devices("free:2")` picks devices."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return import_module("duoka.picking").devices(*args, **kwargs)
 
 
-sys.modules[__name__].__class__ = _Picks
+sys.modules[__name__].__class__ = _CallableModule

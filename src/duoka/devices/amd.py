@@ -1,6 +1,6 @@
-"""What amdsmi answers, which comes with ROCm: AMD cards are shown where it is there.
+"""Query AMD GPUs through amdsmi, which comes with ROCm.
 
-Written from its documentation and tested against a stand-in; not tried on a card.
+Written from its documentation and tested with a fake library; not tested on a GPU.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Any
 from duoka.devices.gpu import Gpu
 from duoka.patience import within
 
-DRIVER = Path("/dev/kfd")  # there where the AMD driver is
+DRIVER = Path("/dev/kfd")  # exists if the AMD driver is loaded
 NO_LIBRARY = "there is an AMD GPU (/dev/kfd), and the package amdsmi, which comes with ROCm, is missing"
 MIB = 1 << 20
-PATIENCE = 30.0  # seconds
+TIME_LIMIT = 30.0  # seconds
 
 
 def ask() -> tuple[tuple[Gpu, ...], str]:
-    """The AMD cards; and where the driver is there without an answer, why. Both empty elsewhere."""
+    """Return the AMD GPUs, or the reason why the driver could not be queried. Both are empty without a driver."""
     if not DRIVER.exists():
         return (), ""
     try:
-        return within(PATIENCE, _answer)
+        return within(TIME_LIMIT, _answer)
     except TimeoutError:
-        return (), f"the AMD driver has not answered for {PATIENCE:g} s; dmesg may tell why"
+        return (), f"the AMD driver has not answered for {TIME_LIMIT:g} s; dmesg may tell why"
 
 
 def _answer() -> tuple[tuple[Gpu, ...], str]:
     try:
-        import amdsmi  # type: ignore[import-not-found]  # it comes with ROCm, not from the package index
-    except (ImportError, KeyError, OSError):  # it looks for its library while it is imported
+        import amdsmi  # it comes with ROCm, not from PyPI
+    except (ImportError, KeyError, OSError):  # it loads its library when imported
         return (), NO_LIBRARY
     try:
         amdsmi.amdsmi_init()
@@ -72,5 +72,5 @@ def _gpu(smi: Any, handle: Any, index: int) -> Gpu:
 
 
 def _whole(answer: Any) -> int | None:
-    """A number, where the library does not say "N/A"."""
+    """Return a number; None for the library's "N/A"."""
     return answer if isinstance(answer, int) else None

@@ -1,6 +1,6 @@
-"""What the kernel lets the groups that this process is in have: a container's limits, or those of a job of Slurm's.
+"""Limits that the kernel's control groups set: of a container, or of a Slurm job.
 
-A process is in a group, that in another, and so on; the tightest limit counts. Knows cgroup v2 and v1.
+Groups are nested; the tightest limit counts. Supports cgroup v2 and v1.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ OWN = Path("/proc/self/cgroup")
 
 
 def cores(root: Path = ROOT, own: Path = OWN) -> float:
-    """How many cores, or infinite where there is no limit."""
+    """Return the number of cores allowed; infinite without a limit."""
     return min((_quota(folder) for folder in _groups("cpu", root, own)), default=math.inf)
 
 
 def memory(root: Path = ROOT, own: Path = OWN) -> tuple[int | None, int]:
-    """The limit of memory, and what is used of it, in bytes; None where there is none."""
+    """Return the memory limit and the memory in use, in bytes; the limit is None if there is none."""
     limits = [limit for folder in _groups("memory", root, own) if (limit := _memory(folder)) is not None]
     return min(limits, default=(None, 0))
 
 
 def _groups(controller: str, root: Path, own: Path) -> list[Path]:
-    """The folders of the group that this process is in, and of those around it."""
+    """Return the folders of this process's group and of its parents."""
     is_first_version = (root / controller).is_dir()
     base = root / controller if is_first_version else root
     place = Path()
@@ -34,7 +34,7 @@ def _groups(controller: str, root: Path, own: Path) -> list[Path]:
             _, controllers, path = line.split(":", 2)
             if controller in controllers.split(",") if is_first_version else not controllers:
                 place = Path(path.lstrip("/"))
-    if ".." in place.parts or not (base / place).is_dir():  # a container sees its own group as the outermost
+    if ".." in place.parts or not (base / place).is_dir():  # a container sees its own group as the root
         place = Path()
     return [base / place, *(base / around for around in place.parents)]
 
@@ -51,7 +51,7 @@ def _quota(folder: Path) -> float:
 
 
 def _memory(folder: Path) -> tuple[int, int] | None:
-    """Limit and use. Files that the kernel keeps in memory and can drop are no use."""
+    """Return limit and use in bytes; page cache that the kernel can drop does not count as use."""
     for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         with suppress(OSError, ValueError):
             sizes = int((folder / limit).read_text()), int((folder / used).read_text())
@@ -61,6 +61,6 @@ def _memory(folder: Path) -> tuple[int, int] | None:
 
 def _droppable(folder: Path) -> int:
     with suppress(OSError, ValueError):
-        told = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
-        return int(told.get("total_inactive_file", told.get("inactive_file", "0")))
+        content = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
+        return int(content.get("total_inactive_file", content.get("inactive_file", "0")))
     return 0

@@ -1,4 +1,4 @@
-"""One GPU and who uses it, as somebody found them at one moment. A figure that the driver does not tell is None."""
+"""A GPU and its users, at one moment. Values that the driver does not report are None."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """A process that uses a GPU. memory: bytes on that GPU. user, command: empty where they cannot be seen."""
+class GpuProcess:
+    """A process that uses a GPU. memory: bytes on that GPU. user, command: empty if not visible."""
 
     pid: int
     kind: Literal["compute", "graphics"]
@@ -19,7 +19,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The process of duoka that has taken a GPU, or waits for it. since: in seconds since 1970."""
+    """The duoka process that has locked a GPU, or waits for it. since: seconds since 1970."""
 
     pid: int
     command: str
@@ -28,16 +28,18 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU, or one part of a GPU that is split (MIG).
+    """A GPU, or a part of a GPU that is split (MIG).
 
-    index: its number in PCI bus order, which is nvidia-smi's; of a part, its number within its GPU.
-    card: of a part, the number of its GPU. capability: of CUDA, such as 9.0; empty where the driver does not tell.
-    memory, used: bytes. utilisation: percent. temperature: °C. power, power_limit: watts.
-    processes: None where the driver does not tell; a container often sees none of those outside of it.
-    parts: what a GPU is split into; one that is split is used through its parts only.
-    holder: the run of duoka, of the same user, that it belongs to.
-    awaited: the one that waits for it and came before whoever is looking.
-    problem: what the driver says is wrong with it; such a GPU is shown and not used.
+    index: number in PCI bus order, as in nvidia-smi; of a part, its number within its GPU. card: of a part, the
+    number of
+    its GPU. capability: CUDA compute capability such as 9.0; empty if unknown. memory, used: bytes. utilisation:
+    percent.
+    temperature: °C. power, power_limit: watts. processes: None if the driver does not report them; a container often
+    sees
+    none of those outside. parts: of a split GPU, which is used through its parts only. holder: the duoka run of the
+    same
+    user that has locked it. awaited: the duoka run that queues for it, ahead of the reader. problem: a fault that the
+    driver reports; such a GPU is shown and not used.
     """
 
     index: int
@@ -49,7 +51,7 @@ class Gpu:
     temperature: int | None = None
     power: float | None = None
     power_limit: float | None = None
-    processes: tuple[Process, ...] | None = None
+    processes: tuple[GpuProcess, ...] | None = None
     is_split: bool = False
     parts: tuple[Gpu, ...] = ()
     holder: Holder | None = None
@@ -60,15 +62,15 @@ class Gpu:
 
     @property
     def number(self) -> str:
-        """As `duoka gpus` shows it: 3, and 3:0 for a part."""
+        """The number as in `duoka gpus`: 3, and 3:0 for a part."""
         return str(self.index) if self.card is None else f"{self.card}:{self.index}"
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where it stands among all, to sort by."""
+        """Sort key: parts follow their GPU."""
         return (self.index, -1) if self.card is None else (self.card, self.index)
 
     @property
     def free_memory(self) -> int:
-        """Bytes that are free, as far as the driver tells."""
+        """Free bytes, as far as the driver reports them."""
         return self.memory - (self.used or 0)

@@ -1,6 +1,6 @@
-"""What this machine has, at one moment: its GPUs and who uses them, and its processor cores.
+"""The devices of this machine at one moment: GPUs, their users, and CPU cores.
 
-Does not import torch, and does not start CUDA: the workers do that, each on its own card.
+Does not import torch and does not start CUDA: each worker does that on its own GPU.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["Gpu", "Inventory", "cores", "count_of", "read", "units"]
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What a machine has.
+    """The devices of a machine.
 
-    gpus: in PCI bus order. cores: how many this process may use. no_gpus: why there are no GPUs, in words.
-    driver, cuda: the version of the NVIDIA driver, and the newest CUDA that it runs.
-    amd: AMD cards, which are shown and not yet chosen.
+    gpus: in PCI bus order. cores: available to this process. no_gpus: reason why there are no GPUs. driver, cuda:
+    version
+    of the NVIDIA driver, and the newest CUDA version that it runs. amd: AMD GPUs, which are shown and not chosen yet.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -33,17 +33,20 @@ class Inventory:
     amd: tuple[Gpu, ...] = ()
 
     def units(self) -> list[Gpu]:
-        """What a worker can be given: whole cards, and in place of those that are split their parts."""
+        """The devices that a worker can use: whole GPUs, and the parts of split ones."""
         return units(self.gpus)
 
 
 def units(gpus: Iterable[Gpu]) -> list[Gpu]:
-    """Whole cards as they are, and in place of those that are split their parts."""
+    """Return whole GPUs, and the parts of split ones."""
     return [unit for gpu in gpus for unit in (gpu.parts if gpu.is_split else (gpu,))]
 
 
 def read() -> Inventory:
-    """Look at this machine. Takes milliseconds for each GPU. Who of duoka holds them, `taking.marked` adds."""
+    """Query this machine; milliseconds for each GPU.
+
+    `allocation.with_holders` adds the runs that have locked them.
+    """
     found = nvml.ask()
     others, why_not = amd.ask()
     no_gpus = "; ".join(filter(None, (found.why_none, why_not)))
@@ -51,13 +54,13 @@ def read() -> Inventory:
 
 
 def cores() -> int:
-    """How many processor cores this process may use: by its affinity and by its container's quota."""
+    """Return the number of cores this process may use, by CPU affinity and the container's quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(allowed, cgroup.cores())))
 
 
 def count_of(kind: str) -> int:
-    """How many devices of type `mps` or `xpu` torch can use here. Imports torch: ask only when asked to."""
+    """Return the number of devices of type `mps` or `xpu`. Imports torch."""
     import torch
 
     if kind == "mps":

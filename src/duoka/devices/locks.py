@@ -1,10 +1,9 @@
-"""One lock for each card, so that two runs never take the same: `~run/duoka/GPU-….lock`, with its holder's name.
+"""File locks on GPUs, so that two runs never take the same: `~run/duoka/GPU-….lock`, with the name of the holder.
 
-Those who wait for cards have a place in a queue in the same way: `~run/duoka/7.waits`, locked as long as they wait.
+Runs that wait for GPUs form a queue: each holds a lock on a file `~run/duoka/7.waits`.
 
-The kernel frees a lock when the last process that holds it is gone, in whatever way: the command process and
-the workers that were forked from it. Locks are for the processes of one user on one machine; what others do is
-seen by what computes on a card.
+The kernel releases a lock when the last process that holds it ends: the command process and the workers forked from
+it. Locks are for the processes of one user on one machine; other users are detected by their processes on a GPU.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from typing import Any
 
 from duoka.devices.gpu import Holder
 
-PATIENCE = 10.0  # seconds
+MUTEX_LIMIT = 10.0  # seconds
 UNKNOWN = Holder(0, "another program", 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A process of duoka that waits for cards. number: who has a smaller one came before.
+class QueueEntry:
+    """A duoka process in the queue for GPUs; those with smaller numbers are served first.
 
-    request: in the words of `--devices`. visible: its CUDA_VISIBLE_DEVICES.
+    request: its `--devices`. visible: its CUDA_VISIBLE_DEVICES.
     """
 
     number: int
@@ -39,18 +38,18 @@ class Waiting:
     visible: str | None
 
 
-class Held:
-    """Locks that this process, and what it forks, holds until `release` or until they are gone."""
+class HeldLocks:
+    """Locks held by this process and those it forks, until `release` or until all end."""
 
     def __init__(self, files: Iterable[int] = ()) -> None:
         self._files = list(files)
 
     def release(self) -> None:
-        """Let go of all of them. Also when asked twice."""
+        """Release all locks. Further calls do nothing."""
         while self._files:
             os.close(self._files.pop())
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> HeldLocks:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,10 +57,11 @@ class Held:
 
 
 class Locks:
-    """The locks, looked at and taken by one process at a time: `with Locks() as locks: ...`.
+    """The locks of this user: `with Locks() as locks: ...`.
 
-    Whoever is inside keeps all others waiting, so that what was seen still holds when a lock is taken.
-    problem: why locks cannot be kept here; then nobody holds any, and none is taken. Empty where they can.
+    A mutex excludes other processes inside, so that what was read still holds when a lock is taken. problem: reason
+    why
+    locks cannot be used here; then no GPU has a holder, and no lock is taken. Empty if they can.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -77,7 +77,7 @@ class Locks:
                 self.problem = "it belongs to another user"
             elif not _wait_for(self._mutex):
                 self.problem = (
-                    f"another process of duoka has been looking at the cards for {PATIENCE:g} s; is it stopped?"
+                    f"another process of duoka has been looking at the cards for {MUTEX_LIMIT:g} s; is it stopped?"
                 )
         except OSError as error:
             self.problem = error.strerror or str(error)
@@ -91,60 +91,62 @@ class Locks:
             self._mutex = -1
 
     def holder(self, uuid: str) -> Holder | None:
-        """Who holds the lock of a card; None if nobody does."""
+        """Return the holder of a GPU's lock, or None."""
         return None if self.problem else _as_holder(_read_locked(self._path(uuid)))
 
-    def hold(self, uuids: Iterable[str], command: str) -> tuple[Held, dict[str, Holder]]:
-        """Take the locks of these cards.
+    def hold(self, uuids: Iterable[str], command: str) -> tuple[HeldLocks, dict[str, Holder]]:
+        """Lock these GPUs.
 
-        Returns what is held now, and who holds those that are not to be had.
+        Returns the locks why_unavailable, and the holders of the GPUs that are locked by others.
         """
         files: list[int] = []
         others: dict[str, Holder] = {}
         for uuid in () if self.problem else uuids:
-            file = _take(self._path(uuid), asdict(Holder(os.getpid(), command, time.time())))
+            file = _create_locked(self._path(uuid), asdict(Holder(os.getpid(), command, time.time())))
             if file is None:
                 others[uuid] = self.holder(uuid) or UNKNOWN
             else:
                 files.append(file)
-        return Held(files), others
+        return HeldLocks(files), others
 
-    def queue(self) -> list[Waiting]:
-        """Those who wait, in the order in which they came. What others left behind who wait no more is removed."""
+    def queue(self) -> list[QueueEntry]:
+        """Return the queue in order, and remove the files of processes that no longer wait."""
         found = []
         for path in [] if self.problem else self.folder.glob("*.waits"):
-            told = _read_locked(path)
-            if told is None:
+            content = _read_locked(path)
+            if content is None:
                 path.unlink(missing_ok=True)
-            elif path.stem.isdecimal() and isinstance(told.get("request"), str):
-                holder = _as_holder(told.get("holder")) or UNKNOWN
-                found.append(Waiting(int(path.stem), holder, told["request"], told.get("visible")))
+            elif path.stem.isdecimal() and isinstance(content.get("request"), str):
+                holder = _as_holder(content.get("holder")) or UNKNOWN
+                found.append(QueueEntry(int(path.stem), holder, content["request"], content.get("visible")))
         return sorted(found, key=lambda waiting: waiting.number)
 
-    def join(self, request: str, visible: str | None, command: str) -> tuple[int, Held]:
-        """Take the last place in the queue: its number, and what keeps it."""
+    def join(self, request: str, visible: str | None, command: str) -> tuple[int, HeldLocks]:
+        """Append this process to the queue; returns its number, and the lock that keeps its place."""
         number = max((waiting.number for waiting in self.queue()), default=0) + 1
         holder = asdict(Holder(os.getpid(), command, time.time()))
-        file = _take(self.folder / f"{number}.waits", {"holder": holder, "request": request, "visible": visible})
-        return number, Held([] if file is None else [file])
+        file = _create_locked(
+            self.folder / f"{number}.waits", {"holder": holder, "request": request, "visible": visible}
+        )
+        return number, HeldLocks([] if file is None else [file])
 
     def _path(self, uuid: str) -> Path:
         return self.folder / f"{uuid.replace('/', '-')}.lock"
 
 
-def _take(path: Path, told: dict[str, Any]) -> int | None:
-    """A file, locked, with this in it; None if another process has it locked."""
+def _create_locked(path: Path, content: dict[str, Any]) -> int | None:
+    """Create and lock a file with this content; None if another process has locked it."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if not _lock(file):
         os.close(file)
         return None
     os.ftruncate(file, 0)
-    os.pwrite(file, json.dumps(told).encode(), 0)
+    os.pwrite(file, json.dumps(content).encode(), 0)
     return file
 
 
 def _read_locked(path: Path) -> dict[str, Any] | None:
-    """What is in a file that a process has locked, empty if it is nothing of ours; None if none has."""
+    """Read a file that a process has locked: its content, {} if not ours, None if not locked."""
     try:
         file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -153,23 +155,23 @@ def _read_locked(path: Path) -> dict[str, Any] | None:
         if _lock(file):
             return None
         with suppress(ValueError):
-            told = json.loads(os.pread(file, 1 << 16, 0))
-            return told if isinstance(told, dict) else {}
+            content = json.loads(os.pread(file, 1 << 16, 0))
+            return content if isinstance(content, dict) else {}
         return {}
     finally:
         os.close(file)
 
 
-def _as_holder(told: Any) -> Holder | None:
-    if told is None:
+def _as_holder(content: Any) -> Holder | None:
+    if content is None:
         return None
     with suppress(TypeError):
-        return Holder(**told)
+        return Holder(**content)
     return UNKNOWN
 
 
 def _lock(file: int) -> bool:
-    """Take a lock; whether it was free."""
+    """Try to lock a file; returns True on success."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -178,8 +180,8 @@ def _lock(file: int) -> bool:
 
 
 def _wait_for(mutex: int) -> bool:
-    """Wait until it is one's turn, which others have for the time of one look; whether it came."""
-    deadline = time.monotonic() + PATIENCE
+    """Wait for the mutex; returns False after `MUTEX_LIMIT` seconds."""
+    deadline = time.monotonic() + MUTEX_LIMIT
     while not _lock(mutex):
         if time.monotonic() > deadline:
             return False
@@ -188,9 +190,9 @@ def _wait_for(mutex: int) -> bool:
 
 
 def _folder_of_this_user() -> Path:
-    """Where a login session keeps what lives as long as processes do; elsewhere a folder of one's own in /tmp.
+    """Return the user's runtime directory, or a directory in /tmp.
 
-    XDG_RUNTIME_DIR is not asked: a job of cron has none, and must find the locks of the user's sessions.
+    XDG_RUNTIME_DIR is not read: a cron job has none, but must find the locks of the user's sessions.
     """
     uid = os.getuid()
     session = Path(f"/run/user/{uid}")

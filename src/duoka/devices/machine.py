@@ -1,4 +1,4 @@
-"""The machine that the devices are in: its processor and its memory, as the kernel tells them."""
+"""The processor and memory of this machine, as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duoka.devices.inventory import cores
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One machine. cores: how many this process may use. load: over 1, 5 and 15 minutes. memory, used: bytes."""
+    """A machine. cores: available to this process. load: over 1, 5 and 15 minutes. memory, used: bytes."""
 
     host: str
     processor: str
@@ -24,7 +24,7 @@ class Machine:
 
 
 def read() -> Machine:
-    """Look at this machine. A container's limit of memory counts as the machine's memory."""
+    """Query this machine. A container's memory limit counts as the machine's memory."""
     facts = _meminfo()
     total, used = facts.get("MemTotal", 0), facts.get("MemTotal", 0) - facts.get("MemAvailable", 0)
     limit, inside = cgroup.memory()
@@ -34,7 +34,7 @@ def read() -> Machine:
 
 
 def _meminfo() -> dict[str, int]:
-    """/proc/meminfo in bytes; empty where there is none."""
+    """Read /proc/meminfo in bytes; empty if there is none."""
     with suppress(OSError), open("/proc/meminfo") as file:
         return {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in file)}
     return {}

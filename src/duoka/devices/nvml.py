@@ -1,7 +1,7 @@
-"""What the NVIDIA driver answers. The only file that asks it, through nvidia-ml-py.
+"""Query NVIDIA GPUs through nvidia-ml-py. No other module does.
 
-A driver that is old, a card that fails in the middle, a container that may not ask: each costs the answer that
-it cannot give, and nothing else. A driver that never comes back costs the time limit.
+A query that an old driver, a failing GPU or a container does not answer leaves only its own value unknown. A driver
+that does not return costs the time limit.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
-from duoka.devices.gpu import Gpu, Process
+from duoka.devices.gpu import Gpu, GpuProcess
 from duoka.devices.processes import describe
 from duoka.patience import within
 
-PATIENCE = 30.0  # seconds; a driver that nobody keeps awake takes one or two to wake each card
+TIME_LIMIT = 30.0  # seconds; a driver without persistence mode takes one or two to wake each GPU
 NO_LIBRARY = "GPUs are found through the package nvidia-ml-py, which is missing"
-NVLINKS = 18  # the most that a card has
+NVLINKS = 18  # maximum of one GPU
 ESSENTIAL = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo")
 UNANSWERED = (
     "NVMLError_NotSupported",
@@ -26,13 +26,13 @@ UNANSWERED = (
     "NVMLError_NoPermission",
     "NVMLError_InvalidArgument",
     "NVMLError_NotFound",
-    "NVMLLibraryMismatchError",  # the driver is older than nvidia-ml-py; it is no NVMLError
+    "NVMLLibraryMismatchError",  # the driver is older than nvidia-ml-py; not a subclass of NVMLError
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the driver says of this machine. why_none: why there are no GPUs; empty where there are some."""
+class DriverReport:
+    """The state of this machine. why_none: reason why there are no GPUs; empty if there are some."""
 
     gpus: tuple[Gpu, ...] = ()
     why_none: str = ""
@@ -42,7 +42,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How two GPUs reach each other. nvlinks: how many are up. direct: whether one reads the other's memory."""
+    """The connection of two GPUs. nvlinks: number that are up. direct: one can access the other's memory."""
 
     first: int
     second: int
@@ -51,8 +51,8 @@ class Link:
 
 
 @dataclass(slots=True)
-class _Questions:
-    """Asks one card. What it cannot answer is None; what is wrong with the card itself is kept in `problem`."""
+class _Queries:
+    """Queries one GPU. Unsupported queries return None; a fault of the GPU itself is stored in `problem`."""
 
     nvml: Any
     problem: str = field(default="")
@@ -66,44 +66,44 @@ class _Questions:
         except tuple(getattr(self.nvml, kind) for kind in UNANSWERED if hasattr(self.nvml, kind)):
             pass
         except self.nvml.NVMLError as error:
-            if name in ESSENTIAL:  # a card whose fan or meter is broken computes all the same
+            if name in ESSENTIAL:  # a broken fan or sensor does not prevent computing
                 self.problem = self.problem or str(error)
         return None
 
 
-def ask() -> Answer:
-    """Ask for all cards and who uses them. Takes milliseconds for each card, and does not start CUDA."""
+def ask() -> DriverReport:
+    """Query all GPUs and their users. Takes milliseconds for each GPU, and does not start CUDA."""
     try:
         import pynvml
     except ImportError:
-        return Answer(why_none=NO_LIBRARY)
+        return DriverReport(why_none=NO_LIBRARY)
     try:
-        return within(PATIENCE, lambda: _answer(pynvml))
+        return within(TIME_LIMIT, lambda: _answer(pynvml))
     except TimeoutError:
-        return Answer(why_none=f"the NVIDIA driver has not answered for {PATIENCE:g} s; dmesg may tell why")
+        return DriverReport(why_none=f"the NVIDIA driver has not answered for {TIME_LIMIT:g} s; dmesg may tell why")
 
 
-def _answer(pynvml: Any) -> Answer:
+def _answer(pynvml: Any) -> DriverReport:
     try:
         with _driver(pynvml):
             gpus = tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
-            system = _Questions(pynvml)
+            system = _Queries(pynvml)
             driver = _text(system.ask("nvmlSystemGetDriverVersion"))
             cuda = system.ask("nvmlSystemGetCudaDriverVersion_v2") or system.ask("nvmlSystemGetCudaDriverVersion")
             why_none = "" if gpus else "the NVIDIA driver sees no GPU"
-            return Answer(gpus, why_none, driver, f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "")
+            return DriverReport(gpus, why_none, driver, f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "")
     except _NoDriver as error:
-        return Answer(why_none=f"no NVIDIA driver answers here ({error})")
+        return DriverReport(why_none=f"no NVIDIA driver answers here ({error})")
     except pynvml.NVMLError as error:
-        return Answer(why_none=f"the NVIDIA driver reports an error ({error})")
+        return DriverReport(why_none=f"the NVIDIA driver reports an error ({error})")
 
 
 def links() -> list[Link]:
-    """How each two of the cards reach each other; empty without a driver. Cards that fail are left out."""
+    """Return the connection of each pair of GPUs; empty without a driver. GPUs that fail are left out."""
     try:
         import pynvml
 
-        return within(PATIENCE, lambda: _links(pynvml))
+        return within(TIME_LIMIT, lambda: _links(pynvml))
     except (ImportError, TimeoutError, _NoDriver):
         return []
     except pynvml.NVMLError:
@@ -112,14 +112,14 @@ def links() -> list[Link]:
 
 def _links(nvml: Any) -> list[Link]:
     with _driver(nvml):
-        ask = _Questions(nvml).ask
+        ask = _Queries(nvml).ask
         handles = {index: ask("nvmlDeviceGetHandleByIndex", index) for index in range(nvml.nvmlDeviceGetCount())}
         there = {index: handle for index, handle in handles.items() if handle is not None}
         return [_link(nvml, there, first, second) for first, second in combinations(there, 2)]
 
 
 class _NoDriver(Exception):
-    """The driver did not come up."""
+    """The driver could not be initialized."""
 
 
 @contextmanager
@@ -135,20 +135,20 @@ def _driver(nvml: Any) -> Iterator[None]:
 
 
 def _gpu(nvml: Any, index: int) -> Gpu:
-    questions = _Questions(nvml)
-    handle = questions.ask("nvmlDeviceGetHandleByIndex", index)
+    queries = _Queries(nvml)
+    handle = queries.ask("nvmlDeviceGetHandleByIndex", index)
     if handle is None:
-        return Gpu(index, "", "GPU", 0, problem=questions.problem or "the driver does not let this user see it")
-    mode = questions.ask("nvmlDeviceGetMigMode", handle)
-    card = _one(questions, handle, index)
+        return Gpu(index, "", "GPU", 0, problem=queries.problem or "the driver does not let this user see it")
+    mode = queries.ask("nvmlDeviceGetMigMode", handle)
+    card = _one(queries, handle, index)
     if not (mode and mode[0]):
         return card
-    return replace(card, is_split=True, parts=tuple(_parts(questions, handle, index)))
+    return replace(card, is_split=True, parts=tuple(_parts(queries, handle, index)))
 
 
-def _one(questions: _Questions, handle: Any, index: int) -> Gpu:
-    ask, nvml = questions.ask, questions.nvml
-    memory = ask("nvmlDeviceGetMemoryInfo", handle)  # none of its own where it shares the processor's
+def _one(queries: _Queries, handle: Any, index: int) -> Gpu:
+    ask, nvml = queries.ask, queries.nvml
+    memory = ask("nvmlDeviceGetMemoryInfo", handle)  # not supported on GPUs that share the CPU's memory
     busy = ask("nvmlDeviceGetUtilizationRates", handle)
     power, limit = ask("nvmlDeviceGetPowerUsage", handle), ask("nvmlDeviceGetEnforcedPowerLimit", handle)
     return Gpu(
@@ -162,8 +162,8 @@ def _one(questions: _Questions, handle: Any, index: int) -> Gpu:
         power=None if power is None else power / 1000,
         power_limit=None if limit is None else limit / 1000,
         capability=_capability(ask("nvmlDeviceGetCudaComputeCapability", handle)),
-        processes=_processes(questions, handle),
-        problem=questions.problem,
+        processes=_processes(queries, handle),
+        problem=queries.problem,
     )
 
 
@@ -171,46 +171,46 @@ def _capability(answer: tuple[int, int] | None) -> str:
     return f"{answer[0]}.{answer[1]}" if answer else ""
 
 
-def _parts(questions: _Questions, handle: Any, card: int) -> Iterator[Gpu]:
-    """The parts of a card that is split; places without one answer that there is nothing."""
-    places = range(questions.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
+def _parts(queries: _Queries, handle: Any, card: int) -> Iterator[Gpu]:
+    """Yield the parts of a split GPU; an unused slot answers NotFound."""
+    places = range(queries.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
     for place in places:
-        part = questions.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
+        part = queries.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
         if part is not None:
-            own = _Questions(questions.nvml)
+            own = _Queries(queries.nvml)
             found = replace(_one(own, part, place), card=card)
             number = own.ask("nvmlDeviceGetGpuInstanceId", part)
-            if found.processes is None and number is not None:  # some drivers answer for whole cards only
-                found = replace(found, processes=_processes(questions, handle, number))
+            if found.processes is None and number is not None:  # some drivers report processes of whole GPUs only
+                found = replace(found, processes=_processes(queries, handle, number))
             yield found
 
 
-def _processes(questions: _Questions, handle: Any, part: int | None = None) -> tuple[Process, ...] | None:
-    """Who uses a card; of a card that is split, only those in one part, if it is given."""
-    compute = _running(questions, "Compute", handle)
-    graphics = _running(questions, "Graphics", handle) or []
+def _processes(queries: _Queries, handle: Any, part: int | None = None) -> tuple[GpuProcess, ...] | None:
+    """Return the processes on a GPU, or only those in one part of it."""
+    compute = _running(queries, "Compute", handle)
+    graphics = _running(queries, "Graphics", handle) or []
     if compute is None:
         return None
     seen = {one.pid for one in compute}
     found = [(one, "compute") for one in compute] + [(one, "graphics") for one in graphics if one.pid not in seen]
     return tuple(
-        Process(one.pid, kind, one.usedGpuMemory, *describe(one.pid))  # type: ignore[arg-type]  # one of two words
+        GpuProcess(one.pid, kind, one.usedGpuMemory, *describe(one.pid))  # one of two words
         for one, kind in found
         if part is None or one.gpuInstanceId == part
     )
 
 
-def _running(questions: _Questions, kind: str, handle: Any) -> list[Any] | None:
-    """The newest form of the question that both the driver and nvidia-ml-py know."""
+def _running(queries: _Queries, kind: str, handle: Any) -> list[Any] | None:
+    """Call the newest version of the query that both the driver and nvidia-ml-py support."""
     for version in ("_v3", "_v2", ""):
-        found: list[Any] | None = questions.ask(f"nvmlDeviceGet{kind}RunningProcesses{version}", handle)
+        found: list[Any] | None = queries.ask(f"nvmlDeviceGet{kind}RunningProcesses{version}", handle)
         if found is not None:
             return found
     return None
 
 
 def _link(nvml: Any, handles: Mapping[int, Any], first: int, second: int) -> Link:
-    ask = _Questions(nvml).ask
+    ask = _Queries(nvml).ask
     status = ask("nvmlDeviceGetP2PStatus", handles[first], handles[second], nvml.NVML_P2P_CAPS_INDEX_READ)
     direct = None if status is None else status == nvml.NVML_P2P_STATUS_OK
     ends = [

@@ -1,4 +1,4 @@
-"""Which cards are free, and which are the best: pure, from what was seen at one moment."""
+"""Find free GPUs and order them by preference; pure functions of an inventory."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from duoka.devices.gpu import Gpu
 from duoka.devices.spec import ONE_PART, Request
 from duoka.errors import DeviceError, DevicesBusy
 
-IDLE_MEMORY = 1 << 30  # what a driver and a desktop keep on a card that nobody computes on, in bytes
-IDLE_SHARE = 0.02  # or this part of it, where that is more: a driver keeps more on a larger one
+IDLE_MEMORY = 1 << 30  # bytes that a driver and a desktop use on an idle GPU
+IDLE_SHARE = 0.02  # or this fraction, if that is more: a driver uses more on a larger GPU
 IDLE_UTILISATION = 5  # percent
 
 
 def pick(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Gpu], str]:
-    """The cards for a request like `free:2` out of those that may be used, and why these.
+    """Pick the GPUs for a request like `free:2` among the allowed ones, and say why.
 
     Raises:
-        DeviceError: this machine will never have as many.
+        DeviceError: this machine does not have as many.
         DevicesBusy: they are in use now.
     """
     assert request.pick is not None
     assert request.count is not None
-    able = fit_for(request, gpus)
+    able = large_enough(request, gpus)
     if len(able) < request.count:
         raise DeviceError(
             f"--devices {request}: {_count(request.count, 'is', 'are')} asked for; {_able(request, gpus)}"
         )
-    reasons = {gpu: taken(gpu, request) for gpu in able}
-    found = the_best([gpu for gpu in able if not reasons[gpu]])[: request.count]
+    reasons = {gpu: why_unavailable(gpu, request) for gpu in able}
+    found = by_preference([gpu for gpu in able if not reasons[gpu]])[: request.count]
     others = "; ".join(f"GPU {gpu.number}: {reason}" for gpu, reason in reasons.items() if reason)
     if len(found) < request.count:
         raise DevicesBusy(f"--devices {request}: {_count(len(found), 'is', 'are')} to be had now; {others}", others)
@@ -37,18 +37,18 @@ def pick(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Gpu], str]:
     return found, f"--devices {request} picked {chosen}{f'; not {others}' if others else ''}"
 
 
-def fit_for(request: Request, gpus: Iterable[Gpu]) -> list[Gpu]:
-    """Those that are large enough; parts of cards (MIG) only where one is asked for."""
+def large_enough(request: Request, gpus: Iterable[Gpu]) -> list[Gpu]:
+    """Select GPUs with enough memory; parts (MIG) only if one device is requested."""
     return [gpu for gpu in gpus if gpu.memory >= request.memory and (request.count == 1 or gpu.card is None)]
 
 
-def the_best(gpus: Iterable[Gpu]) -> list[Gpu]:
-    """Sorted: those with the least work first, then those with the most free memory."""
+def by_preference(gpus: Iterable[Gpu]) -> list[Gpu]:
+    """Sort by least work, then most free memory."""
     return sorted(gpus, key=_work)
 
 
-def taken(gpu: Gpu, request: Request) -> str:
-    """Why a card is not for this request now; empty if it is."""
+def why_unavailable(gpu: Gpu, request: Request) -> str:
+    """Return why a GPU is not available for this request now; empty if it is."""
     if gpu.holder is not None:
         return f"{gpu.holder.command} (pid {gpu.holder.pid}) has it"
     if gpu.awaited is not None:
@@ -61,9 +61,9 @@ def taken(gpu: Gpu, request: Request) -> str:
 
 
 def user_of(gpu: Gpu) -> str:
-    """Who computes on a card, in words; empty if it is free.
+    """Describe who uses a GPU; empty if it is free.
 
-    In a container the driver may name nobody: then memory and utilisation tell.
+    In a container the driver may not report processes; then memory and utilisation decide.
     """
     if computing := list(_computing(gpu)):
         return ", ".join(computing)

@@ -1,4 +1,4 @@
-"""Who a process is, as the kernel tells it."""
+"""The user and command of a process, as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONGEST = 1 << 17  # characters of a command
 
 
 def describe(pid: int) -> tuple[str, str]:
-    """The user and the command line of a process; empty where it cannot be seen, as from inside a container."""
+    """Return user and command line of a process; empty if not visible, as from inside a container."""
     with suppress(OSError):
         owner = os.stat(f"/proc/{pid}").st_uid
         with open(f"/proc/{pid}/cmdline", "rb") as file:

@@ -1,4 +1,4 @@
-"""The grammar of `--devices`: what was typed becomes a `Request`.
+"""Parse `--devices` to a `Request`.
 
 auto        all GPUs; without any, one CPU worker
 2           a count: of GPUs if there are any, else of CPU workers
@@ -34,12 +34,12 @@ UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Which devices are asked for: a count of some type, or numbers or UUIDs of some type, or all of it.
+    """The requested devices: a count, numbers or UUIDs of one type, or all of it.
 
     type: `auto` means GPUs if there are any, else the CPU.
-    count: how many, or None where numbers or all are asked for. Always given for the CPU.
-    indices: physical numbers in the order asked for, or none. uuids: their UUIDs, or the beginnings of them.
-    pick: by what `count` GPUs are picked; None takes the first. memory: bytes that must be free on each.
+    count: number of devices; None with numbers, UUIDs or all. Always set for the CPU.
+    indices: physical numbers in the order requested. uuids: UUIDs or their beginnings.
+    pick: rule by which `count` GPUs are picked; None takes the first. memory: bytes that must be free on each.
     """
 
     type: Type
@@ -50,7 +50,7 @@ class Request:
     memory: int = 0
 
     def __str__(self) -> str:
-        """The request as it is typed."""
+        """The request in the syntax of `--devices`."""
         if self.pick:
             return f"{self.pick}:{self.count}{f',mem>={_size(self.memory)}' if self.memory else ''}"
         if self.uuids:
@@ -64,10 +64,10 @@ class Request:
 
 
 def parse(text: str) -> Request:
-    """Read what was typed for `--devices`.
+    """Parse `--devices`.
 
     Raises:
-        OptionError: it is not in the grammar, or asks for no worker, too many, or one device twice.
+        OptionError: the text is not in the grammar, or asks for no worker, too many, or one device twice.
     """
     word = re.sub(r"\s*([,:-])\s*", r"\1", text.strip().lower())
     if word.startswith(("gpu-", "mig-")):
@@ -76,7 +76,7 @@ def parse(text: str) -> Request:
         raise _wrong(text, advice)
     kind, colon, rest = word.partition(":")
     if kind in ("free", "best"):
-        return _picked(text, kind, rest)  # type: ignore[arg-type]  # narrowed by the test
+        return _picked(text, kind, rest)  # narrowed by the test
     if kind in ("auto", "cuda", "mps", "xpu") and not colon:
         return Request(kind)  # type: ignore[arg-type]  # narrowed by the test
     if kind == "cpu":
@@ -93,7 +93,7 @@ def parse(text: str) -> Request:
 
 
 def _picked(text: str, pick: Pick, rest: str) -> Request:
-    """`2`, or `2,mem>=10G`, after `free:` or `best:`."""
+    """Parse `2`, or `2,mem>=10G`, after `free:` or `best:`."""
     count, *conditions = rest.split(",")
     if re.fullmatch(r"[0-9]+", count) is None:
         raise _wrong(text, f"write how many, for example {pick}:1")
@@ -108,7 +108,7 @@ def _picked(text: str, pick: Pick, rest: str) -> Request:
 
 
 def _uuids(text: str, word: str) -> tuple[str, ...]:
-    """The UUIDs of `GPU-3c1a6d0e,GPU-8932f937` or of `MIG-5a2f0b1c`, as the driver spells them."""
+    """Parse `GPU-3c1a6d0e,GPU-8932f937` or `MIG-5a2f0b1c` to UUIDs in the driver's spelling."""
     items = word.split(",")
     for item in items:
         if re.fullmatch(r"(gpu-|mig-|mig-gpu-)[0-9a-f][0-9a-f/-]*", item) is None:
@@ -122,7 +122,7 @@ def _uuids(text: str, word: str) -> tuple[str, ...]:
 
 
 def _size(memory: int) -> str:
-    """Bytes in the largest unit that divides them: `10G`."""
+    """Format bytes in the largest unit that divides them: `10G`."""
     units = [(unit, size) for unit, size in UNITS.items() if memory % size == 0]
     unit, size = units[-1]
     return f"{memory // size}{unit.upper()}"
@@ -140,7 +140,7 @@ def _count(text: str, digits: str) -> int:
 
 
 def _numbers(text: str, listed: str) -> tuple[int, ...]:
-    """The numbers of `0,3`, `0-3`, `0-1,4` or `1,`."""
+    """Parse `0,3`, `0-3`, `0-1,4` or `1,`."""
     items = listed.removesuffix(",").split(",")
     numbers = [number for item in items for number in _item(text, item)]
     twice = sorted({number for number in numbers if numbers.count(number) > 1})

@@ -1,4 +1,4 @@
-"""A snapshot in words: what `duoka gpus` shows."""
+"""Format an inventory as the text of `duoka gpus`."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from duoka.devices.gpu import Gpu, Process
+from duoka.devices.gpu import Gpu, GpuProcess
 from duoka.devices.inventory import Inventory
 from duoka.devices.machine import Machine
 from duoka.devices.pick import user_of
 
 GIB = 1 << 30
 HEAD = ("GPU", "name", "UUID", "memory GiB", "util", "temp", "power W", "who")
-LONGEST_COMMAND = 60  # characters of a command in one line of the table
+LONGEST_COMMAND = 60  # characters of a command in a line of the table
 
 
 def lines(inventory: Inventory, machine: Machine, processes: bool = False) -> list[str]:
-    """One line for each card, and with `processes` one for each process below it. Without a GPU, the CPU.
+    """Return one line for each GPU, and with `processes` one for each process; without a GPU, the CPU.
 
-    A card that is split (MIG) has a line for each part, numbered 0:1.
+    A split GPU (MIG) has a line for each part, numbered 0:1.
     """
     cards = (*inventory.gpus, *inventory.amd)
     if not cards:
         return [f"{machine.host}: no GPU ({inventory.no_gpus})", _processor(machine)]
-    told = {"driver": inventory.driver, "CUDA": inventory.cuda}
-    versions = [f"{what} {version}" for what, version in told.items() if version]
+    known = {"driver": inventory.driver, "CUDA": inventory.cuda}
+    versions = [f"{what} {version}" for what, version in known.items() if version]
     rows: list[tuple[str, ...] | str] = [HEAD]
     for card in cards:
         rows += _card(card, processes)
@@ -33,7 +33,7 @@ def lines(inventory: Inventory, machine: Machine, processes: bool = False) -> li
 
 
 def as_json(inventory: Inventory, machine: Machine) -> dict[str, Any]:
-    """The snapshot as plain data: bytes, percent, °C and watts; null where the driver does not tell."""
+    """Return the inventory as plain data: bytes, percent, °C and watts; None if unknown."""
     return {"machine": asdict(machine), **asdict(inventory)}
 
 
@@ -74,7 +74,7 @@ def _who(card: Gpu, processes: bool) -> str:
     return "; ".join(words) or ("" if card.processes else user_of(card) or "free")
 
 
-def _process(process: Process, whole: bool = False) -> str:
+def _process(process: GpuProcess, whole: bool = False) -> str:
     command = process.command or "(not to be seen from here)"
     if not whole and len(command) > LONGEST_COMMAND:
         command = command[: LONGEST_COMMAND - 1] + "…"
@@ -83,7 +83,7 @@ def _process(process: Process, whole: bool = False) -> str:
     return f"{process.user or '?'}: {command} (pid {process.pid}{memory}{kind})"
 
 
-def _ordered(processes: Iterable[Process]) -> list[Process]:
+def _ordered(processes: Iterable[GpuProcess]) -> list[GpuProcess]:
     return sorted(processes, key=lambda process: (process.kind, -(process.memory or 0), process.pid))
 
 
@@ -95,7 +95,7 @@ def _processor(machine: Machine) -> str:
 
 
 def _aligned(rows: Sequence[tuple[str, ...] | str]) -> list[str]:
-    """Columns as wide as what is in them; a row that is one text stays as it is."""
+    """Pad columns to equal width; a row that is a string stays as it is."""
     columns = zip(*(row for row in rows if not isinstance(row, str)), strict=True)
     widths = [max(map(len, column)) for column in columns]
 

@@ -1,4 +1,4 @@
-"""Queueing until devices are free."""
+"""Wait until devices are free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from duoka.errors import DevicesBusy
 
 T = TypeVar("T")
 
-STEP = 2.0  # seconds between two looks
+STEP = 2.0  # seconds between two attempts
 
 
 def until_free(
@@ -20,27 +20,27 @@ def until_free(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> T:
-    """What `take` returns as soon as it raises DevicesBusy no more.
+    """Call `take` until it does not raise DevicesBusy, and return its result.
 
     Args:
-        take: looks at the devices, and takes them.
-        limit: how long to wait, in seconds; 0 does not wait.
-        say: told for whom one waits, whenever that changes.
-        sleep: waits between two looks.
-        clock: seconds that only go forward.
+        take: reads the inventory and locks devices.
+        limit: seconds to wait; 0 does not wait.
+        say: called with the users of the devices, whenever these change.
+        sleep: waits between two attempts.
+        clock: monotonic seconds.
 
     Raises:
         DevicesBusy: the time is over.
     """
     deadline = clock() + limit
-    told = ""
+    users = ""
     while True:
         try:
             return take()
         except DevicesBusy as busy:
-            if limit > 0 and busy.users != told:
-                told = busy.users
-                say(f"waiting for devices: {told}")
+            if limit > 0 and busy.users != users:
+                users = busy.users
+                say(f"waiting for devices: {users}")
             left = deadline - clock()
             if left <= 0:
                 raise

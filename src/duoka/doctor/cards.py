@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from duoka.devices import inventory, nvml
+from duoka.devices.allocation import with_holders
 from duoka.devices.gpu import Gpu
 from duoka.devices.locks import Locks
 from duoka.devices.nvml import Link
 from duoka.devices.pick import user_of
-from duoka.devices.taking import marked
 from duoka.doctor.finding import Finding
 
 HOT = 85  # °C; GPUs lower their clock rate from about here
@@ -19,7 +19,7 @@ def examine() -> Iterator[Finding]:
     """Check all GPUs and each pair of them."""
     seen = inventory.read()
     with Locks() as locks:
-        gpus = marked(seen, locks).gpus
+        gpus = with_holders(seen, locks).gpus
     for gpu in gpus:
         yield check_card(gpu)
     yield from check_links(nvml.links())

@@ -21,10 +21,10 @@ from typing import Any
 
 from duoka import environment
 from duoka.devices import Device, inventory, nvml
+from duoka.devices.allocation import with_holders
 from duoka.devices.gpu import Gpu
 from duoka.devices.locks import Locks
 from duoka.devices.pick import user_of
-from duoka.devices.taking import marked
 from duoka.doctor.finding import Finding
 from duoka.libc import die_with
 
@@ -55,7 +55,7 @@ def examine() -> Iterator[Finding]:
     """Measure once: between all unused GPUs, or between two processes on the CPU if fewer than two are unused."""
     seen = inventory.read()
     with Locks() as locks:
-        gpus = free(marked(seen, locks).gpus)
+        gpus = free(with_holders(seen, locks).gpus)
     backend = "nccl" if len(gpus) > 1 else "gloo"
     words = [sys.executable, "-m", "duoka.doctor.exchange", backend, *(gpu.number for gpu in gpus)]
     try:

@@ -1,4 +1,4 @@
-"""How a model is called with a batch: decided once, from what its forward takes."""
+"""Map a batch to the arguments of a model's `forward`, by its signature."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 class Calling:
     """Calls a model with a batch.
 
-    A dict is given by name, where forward takes its names. Of a tuple or list, forward gets as many as it needs:
-    what a dataset has beyond, as labels, is left out. `inputs`, a function from a batch to what the model gets,
-    decides otherwise.
+    A dict becomes keyword arguments if forward takes these names. Of a tuple or list, forward gets as many items as
+    it
+    needs, so labels after the inputs are dropped. `inputs`, a function from a batch to the arguments, overrides this.
     """
 
     def __init__(self, model: nn.Module, inputs: Callable[[Any], Any] | None = None) -> None:
@@ -26,10 +26,10 @@ class Calling:
         self.needed, self.most, self.names = _signature(model)
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
-        """What the model gives for a batch.
+        """Return the model's output for a batch.
 
         Raises:
-            AskedError: it cannot be told what of the batch the model is to get.
+            AskedError: the number of items in the batch does not match `forward`.
         """
         if self.inputs is not None:
             return _given(model, self.inputs(batch))
@@ -41,7 +41,7 @@ class Calling:
         return model(batch)
 
     def _parts(self, batch: Any) -> int:
-        """How many parts of a tuple the model gets."""
+        """Return how many items of a tuple the model gets."""
         if len(batch) == self.needed or self.most is None:
             return len(batch)
         if len(batch) > self.needed == self.most:
@@ -60,7 +60,7 @@ def _given(model: nn.Module, chosen: Any) -> Any:
 
 
 def _signature(model: nn.Module) -> tuple[int, int | None, set[str] | None]:
-    """How many positional arguments forward needs and takes, and its names; None where that is open."""
+    """Return the required and maximum number of positional arguments, and the names; None if unlimited."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What `duoka predict` is given by name: a model, and data."""
+"""Load the model and the data named on the command line of `duoka predict`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MODEL = "a torch.nn.Module, or a function without arguments that returns one"
 FILES = f"a .npy file, or a folder of .npy, .pt or image files ({', '.join(IMAGES)})"
 
 
-def named(option: str, name: str) -> Any:
-    """What `package.module:name` is; modules beside the caller are found, as by `python -m`.
+def import_name(option: str, name: str) -> Any:
+    """Import `package.module:name`; the working directory is on the path, as with `python -m`.
 
     Raises:
-        OptionError: there is no such thing.
+        OptionError: the module or name does not exist.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
@@ -48,12 +48,12 @@ def named(option: str, name: str) -> Any:
 
 
 def model_named(name: str) -> nn.Module:
-    """The model that `module:name` is, or gives when it is called without arguments.
+    """Return the model at `module:name`, calling it if it is a function without arguments.
 
     Raises:
-        OptionError: it is or gives no model.
+        OptionError: it is not a model and returns none.
     """
-    found = named("MODEL", name)
+    found = import_name("MODEL", name)
     if not isinstance(found, nn.Module) and callable(found) and _needs_arguments(found):
         raise OptionError("MODEL", name, MODEL, "this one needs arguments: write one around it that gives them")
     model = found if isinstance(found, nn.Module) else found() if callable(found) else None
@@ -67,13 +67,13 @@ def _needs_arguments(function: Callable[..., Any]) -> bool:
         inspect.signature(function).bind()
     except TypeError:
         return True
-    except ValueError:  # some built-in functions tell nothing
+    except ValueError:  # some built-in functions have no signature
         return False
     return False
 
 
 class Files(Sequence[Any]):
-    """The items of a folder's files, in the order of their names, read when they are asked for."""
+    """The items in a folder's files, in the order of their names, read on access."""
 
     def __init__(self, paths: Sequence[Path], read: Callable[[Path], Any]) -> None:
         self.paths, self._read = paths, read
@@ -86,10 +86,10 @@ class Files(Sequence[Any]):
 
 
 def open_data(path: Path, read: Callable[[Path], Any] | None = None) -> Any:
-    """The rows of a .npy file, which is not read into memory, or the files of a folder as items.
+    """Open a .npy file as a memory map of rows, or a folder as a sequence of items.
 
     Raises:
-        OptionError: it is neither, or has nothing in it.
+        OptionError: it is neither, or is empty.
     """
     if path.is_dir():
         paths = sorted(one for one in path.iterdir() if one.is_file() and not one.name.startswith("."))
@@ -113,10 +113,10 @@ def open_data(path: Path, read: Callable[[Path], Any] | None = None) -> Any:
 
 
 def check_kind(data: Any, path: Path, model: nn.Module) -> None:
-    """See that an array of floats is of the kind that the model computes in: numpy's are double, torch's are not.
+    """Check that an array is not float64 (numpy's default) for a model of float32 (torch's default).
 
     Raises:
-        OptionError: it has not.
+        OptionError: it is.
     """
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     if isinstance(data, numpy.ndarray) and data.dtype == numpy.float64 and torch.float32 in kinds:
@@ -125,10 +125,10 @@ def check_kind(data: Any, path: Path, model: nn.Module) -> None:
 
 
 def read_file(path: Path) -> Any:
-    """One item: an array, what torch.save wrote, or an image as floats from 0 to 1 of shape [3, height, width].
+    """Read one item: an array, a torch.save file, or an image as floats in 0 to 1 of shape [3, height, width].
 
     Raises:
-        OptionError: it is none of these, or the library that reads images is missing.
+        OptionError: the format is unknown, or Pillow is missing.
     """
     suffix = path.suffix.lower()
     if suffix == ".npy":
@@ -136,7 +136,7 @@ def read_file(path: Path) -> Any:
     if suffix == ".pt":
         return torch.load(path, map_location="cpu", weights_only=True)
     try:
-        from PIL import Image  # type: ignore[import-not-found,unused-ignore]  # not a dependency
+        from PIL import Image  # not a dependency
     except ImportError:
         raise OptionError("--data", str(path), "without images, as Pillow is missing", "pip install pillow") from None
     with Image.open(path) as image:

@@ -1,4 +1,4 @@
-"""`duoka.predict`: a model's outputs for all items of some data, computed by every device, in their order."""
+"""`duoka.predict`: a model's outputs for all items of a data set, computed on every device, in order."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from duoka.devices.inventory import cores
 from duoka.errors import AskedError, BatchFailed, OptionError
 from duoka.inference import rows
 from duoka.inference.calling import Calling
-from duoka.inference.crew import Alone, Crew, Result, Threads
+from duoka.inference.pool import InlinePool, Pool, Result, ThreadPool
 from duoka.inference.replica import Replica, replicate
-from duoka.inference.sharing import Ranks, shared
+from duoka.inference.sharing import JobRanks, gather_outputs
 from duoka.inference.sources import Batch, batches
 from duoka.options import one_of
 from duoka.picking import Picked
@@ -29,7 +29,7 @@ from duoka.view.parts import holds_shards
 
 OnError = Literal["raise", "collect"]
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-WINDOW = 4  # batches for each device that are read and not yet handed out
+WINDOW = 4  # batches for each device that are read and not yet yielded
 
 
 def predict(
@@ -43,39 +43,39 @@ def predict(
     outputs: Literal["cpu", "device"] = "cpu",
     on_error: OnError = "raise",
     timeout: float = 600.0,
-    ranks: Ranks | Literal["run"] | None = "run",
+    ranks: JobRanks | Literal["run"] | None = "run",
 ) -> Predictions:
-    """Compute a model's outputs over every device, in the order of the data: one for each item.
+    """Compute a model's outputs on every device; yields one output for each item, in the order of the data.
 
-    A device that is faster takes more batches. Some batches are read ahead, as many as a small window holds,
-    whatever the length of the data. The model is put into eval and inference mode for each batch and is as before
-    between them; its weights are copied once to each device. Outputs were made in inference mode: `clone()` one
-    to compute gradients with it.
+    A faster device computes more batches. A bounded number of batches is read ahead, whatever the length of the data.
+    The
+    model is put into eval and inference mode for each batch and restored after it; its weights are copied once to
+    each
+    device. Outputs are inference tensors: `clone()` one to compute gradients with it.
 
     Args:
-        model: stays where it is.
-        data: a dataset, a DataLoader, an iterable or generator of items, a tensor or array or dict of tensors by
-            rows.
-        devices: in the words of `--devices`, or a list of torch devices.
-        batch_size: items that go through the model together; None where each item of `data` is a batch already.
-            A DataLoader brings its own.
-        inputs: from a batch to what the model gets: a tuple is given as arguments, a dict by name. Without it a
-            dict is given by name, and of a tuple as many parts as forward takes.
-        precision: fp32 leaves the model as it is; bf16 and fp16 compute under autocast.
-        outputs: cpu brings them there; device leaves each where it was computed.
-        on_error: raise ends it at the first batch that fails; collect hands out a BatchFailed for each of its
-            items.
-        timeout: seconds without any result after which a device is taken to hang.
-        ranks: those of a job, which share the batches out; all of them call this with the same data, and take as
-            many outputs. Every one of them has all outputs. "run": those of the run that this process has open;
-            its device is what "auto" then means. None: this process computes all of it.
+        model: not modified or moved.
+        data: a dataset, a DataLoader, an iterable or generator of items, or a tensor, array or dict of tensors whose
+            first dimension is the items.
+        devices: in the syntax of `--devices`, or a list of torch devices.
+        batch_size: items per batch; None if each item of `data` is a batch already. Ignored for a DataLoader.
+        inputs: maps a batch to the model's arguments: a tuple is passed as positional arguments, a dict by name. By
+            default a dict is passed by name, and of a tuple as many items as forward takes.
+        precision: fp32 runs the model as it is; bf16 and fp16 run it under autocast.
+        outputs: "cpu" copies outputs to the CPU; "device" leaves each on its device.
+        on_error: "raise" stops at the first batch that fails; "collect" yields a BatchFailed for each of its items.
+        timeout: seconds without any result after which a device counts as hung.
+        ranks: the ranks of a job, which divide the batches; all call this with the same data, consume as many
+            outputs,
+            and get all outputs. "run": the ranks of this process's open run, whose device is then the default. None:
+            this process computes everything.
 
     Raises:
-        BatchFailed: a batch could not be computed or read, and which.
-        DeviceError: a device is not there.
-        OptionError: an argument has a value that it does not take.
-        RunError: the last device died.
-        TimedOut: nothing was finished in `timeout` seconds.
+        BatchFailed: a batch could not be read or computed.
+        DeviceError: a device does not exist.
+        OptionError: an argument has an invalid value.
+        RunError: the last device failed.
+        TimedOut: no batch was finished in `timeout` seconds.
     """
     if not isinstance(model, nn.Module):
         raise OptionError("model", type(model).__name__, "a torch.nn.Module")
@@ -97,42 +97,42 @@ def predict(
     picked = pick_devices(devices) if isinstance(devices, str) else Picked(torch.device(device) for device in devices)
     calling = Calling(model, inputs)
 
-    def crew() -> Crew:
-        return _crew(model, picked, calling, PRECISIONS[precision], outputs == "device", timeout)
+    def pool() -> Pool:
+        return _pool(model, picked, calling, PRECISIONS[precision], outputs == "device", timeout)
 
-    return Predictions(source, crew, WINDOW * len(picked), on_error, picked.release, ranks)
+    return Predictions(source, pool, WINDOW * len(picked), on_error, picked.release, ranks)
 
 
 class Predictions(Iterator[Any]):
-    """Outputs as they are asked for, one for each item, in order. Work begins with the first.
+    """An iterator of outputs, one for each item, in order. Work begins with the first `next`.
 
-    failures: the batches that failed, where they are collected.
+    failures: the batches that failed, with on_error="collect".
     """
 
     def __init__(
         self,
         source: Iterator[Batch],
-        crew: Callable[[], Crew],
+        pool: Callable[[], Pool],
         window: int,
         on_error: OnError,
         release: Callable[[], None],
-        ranks: Ranks | None,
+        ranks: JobRanks | None,
     ) -> None:
         self.failures: list[BatchFailed] = []
         handle = partial(_failed, self.failures if on_error == "collect" else None)
-        mine = _in_order(source, crew, window, handle, release)
-        self._outputs = chain.from_iterable(mine if ranks is None else shared(mine, ranks))
-        self._end = weakref.finalize(self, mine.close)  # also at the end of the program
+        mine = _in_order(source, pool, window, handle, release)
+        self._outputs = chain.from_iterable(mine if ranks is None else gather_outputs(mine, ranks))
+        self._end = weakref.finalize(self, mine.close)  # also at interpreter exit
 
     def __next__(self) -> Any:
         return next(self._outputs)
 
     def stack(self) -> Any:
-        """All that is left, as one structure: tensors stacked along a new first dimension.
+        """Stack all remaining outputs along a new first dimension.
 
         Raises:
             BatchFailed: a batch failed and was collected.
-            OptionError: there is nothing to stack, or outputs differ in shape.
+            OptionError: there are no outputs, or they differ in shape.
         """
         outputs = list(self)
         failed = next((output for output in outputs if isinstance(output, BatchFailed)), None)
@@ -143,30 +143,30 @@ class Predictions(Iterator[Any]):
         return rows.stack(outputs)
 
     def close(self) -> None:
-        """End the work."""
+        """Stop the work."""
         self._end()
 
 
 def _in_order(
     source: Iterator[Batch],
-    make_crew: Callable[[], Crew],
+    make_pool: Callable[[], Pool],
     window: int,
     failed: Callable[[Result], list[Any]],
     release: Callable[[], None],
 ) -> Generator[list[Any], None, None]:
-    """Keep the crew at work, and hand its outputs out, batch by batch, in their order; errors, too, in their turn.
+    """Keep the pool busy, and yield outputs and errors batch by batch in order.
 
-    failed: what is handed out for a batch that failed, if anything is. release: called at the end.
+    failed: returns the outputs of a batch that failed, or raises. release: called at the end.
     """
     finished: dict[int, Result] = {}
     given = handed_out = 0
     more = True
     with ExitStack() as ending:
         ending.callback(release)
-        crew = make_crew()
-        ending.callback(crew.close)
+        pool = make_pool()
+        ending.callback(pool.close)
         while True:
-            while more and given - handed_out < window and crew.has_room():
+            while more and given - handed_out < window and pool.has_room():
                 batch = next(source, None)
                 if batch is None:
                     more = False
@@ -175,22 +175,22 @@ def _in_order(
                 if batch.error is not None:
                     finished[batch.number] = Result(batch, "the data", error=batch.error)
                 else:
-                    crew.give(batch)
+                    pool.submit(batch)
             if handed_out in finished:
                 result = finished.pop(handed_out)
                 yield result.outputs if result.error is None else failed(result)
                 handed_out += 1
             elif handed_out < given:
-                result = crew.take()
+                result = pool.next_result()
                 finished[result.batch.number] = result
             else:
                 return
 
 
 def _failed(collected: list[BatchFailed] | None, result: Result) -> list[Any]:
-    """What stands in the places of a batch's items where failures are collected; elsewhere it is raised."""
+    """Return a BatchFailed for each item of the batch if failures are collected, else raise it."""
     assert result.error is not None
-    if isinstance(result.error, AskedError):  # no batch could go through
+    if isinstance(result.error, AskedError):  # an error in the call, which every batch would raise
         raise result.error
     failure = BatchFailed(result.batch.indices, result.device, traces.headline(result.error))
     if collected is None:
@@ -200,20 +200,20 @@ def _failed(collected: list[BatchFailed] | None, result: Result) -> list[Any]:
     return [failure] * len(result.batch.indices)
 
 
-def _crew(
+def _pool(
     model: nn.Module,
     devices: Sequence[torch.device],
     calling: Calling,
     precision: torch.dtype | None,
     keep: bool,
     timeout: float,
-) -> Crew:
+) -> Pool:
     here = {parameter.device for parameter in model.parameters()} <= {torch.device("cpu")}
     if len(devices) == 1 and devices[0].type == "cpu" and here:
-        return Alone(Replica(model, devices[0], calling, precision, keep))
+        return InlinePool(Replica(model, devices[0], calling, precision, keep))
     alone = len(devices) == 1
     replicas = [
         Replica(replicate(model, device, share_buffers=alone), device, calling, precision, keep) for device in devices
     ]
     cpus = sum(device.type == "cpu" for device in devices)
-    return Threads(replicas, timeout, max(1, cores() // cpus) if cpus > 1 else None)
+    return ThreadPool(replicas, timeout, max(1, cores() // cpus) if cpus > 1 else None)

@@ -1,4 +1,4 @@
-"""One device's copy of a model, and how it computes a batch."""
+"""One device's copy of a model."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from duoka.private.texts import CUDA_FAULT, NO_MEMORY, says
 
 
 class Replica:
-    """A model on one device. Computes batches in eval and inference mode, and leaves no trace of either.
+    """A model on one device. Computes batches in eval and inference mode, and restores the modes.
 
-    precision: of what autocast covers; None leaves the model as it is. keep: outputs stay on the device.
+    precision: type of autocast; None for none. keep: leave outputs on the device.
     """
 
     def __init__(
@@ -29,10 +29,10 @@ class Replica:
     ) -> None:
         self.model, self.device, self.calling = model, device, calling
         self.precision, self.keep = precision, keep
-        self.most: int | None = None  # rows that fit into memory at once, once it has run out
+        self.most: int | None = None  # rows that fit into memory at once, after it has run out
 
     def compute(self, batch: Batch) -> list[Any]:
-        """The output for each item of a batch; where memory runs out, by halves, and by halves from then on."""
+        """Return the output for each item. When memory runs out, halve the batch, this and later ones."""
         if batch.rows is None:
             return self._outputs(batch.content, None)
         done: list[Any] = []
@@ -46,24 +46,24 @@ class Replica:
                 if not is_out_of_memory(error) or stop - start == 1:
                     raise
             self.most = (stop - start + 1) // 2
-            self._tidy()  # out here, where the error and with it the frames that hold memory are gone
+            self._tidy()  # outside `except`, so that the error's frames do not hold memory
         return done
 
     def _outputs(self, content: Any, count: int | None) -> list[Any]:
-        with torch.inference_mode(), evaluating(self.model), self._autocast(), self._at_home():
-            output = self.calling(self.model, rows.each_leaf(self._bring, content))
+        with torch.inference_mode(), evaluating(self.model), self._autocast(), self._current_device():
+            output = self.calling(self.model, rows.each_leaf(self._to_device, content))
             if not self.keep:
                 output = rows.each_leaf(_to_cpu, output)
             return rows.split(output, count)
 
-    def _bring(self, leaf: Any) -> Any:
+    def _to_device(self, leaf: Any) -> Any:
         return leaf.to(self.device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.precision is None else torch.autocast(self.device.type, self.precision)
 
-    def _at_home(self) -> AbstractContextManager[Any]:
-        """Kernels that are not torch's own run on the current device, whatever their arguments are on."""
+    def _current_device(self) -> AbstractContextManager[Any]:
+        """Make this GPU current: kernels of extensions run there, whatever device their arguments are on."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _tidy(self) -> None:
@@ -73,12 +73,12 @@ class Replica:
 
 
 def replicate(model: nn.Module, device: torch.device, share_buffers: bool) -> nn.Module:
-    """A copy of a model on `device`. Parameters that are there already are shared, not copied.
+    """Copy a model to `device`. Parameters that are there already are shared.
 
     Args:
-        model: stays as it is.
-        device: where the copy is to be.
-        share_buffers: whether the copy may use the same buffers; not where several compute at a time.
+        model: not modified.
+        device: of the copy.
+        share_buffers: the copy may share buffers; False if several copies compute at the same time.
 
     Raises:
         AskedError: the model cannot be copied.
@@ -100,7 +100,7 @@ def replicate(model: nn.Module, device: torch.device, share_buffers: bool) -> nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode within; afterwards each module is in the mode that it was in."""
+    """Set eval mode; afterwards restore each module's mode."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -112,7 +112,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether a device computes nothing more after this error, in this process."""
+    """Return True if the device cannot compute any more in this process after this error."""
     if is_out_of_memory(error):
         return False
     told = isinstance(error, RuntimeError) and says(error, CUDA_FAULT)
@@ -120,7 +120,7 @@ def is_fatal(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a smaller batch may do what this one could not."""
+    """Return True if a smaller batch may succeed."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or says(error, *NO_MEMORY)
 
 

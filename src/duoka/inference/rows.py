@@ -1,4 +1,4 @@
-"""Batches and outputs of any structure, by rows: dicts, tuples and lists of tensors, strings and numbers."""
+"""Rows of batches and outputs of any structure: dicts, tuples and lists of tensors, strings and numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SINGLE = (str, bytes, int, float, complex, bool, type(None))
 
 
 def count(batch: Any) -> int | None:
-    """How many rows a batch has: those of its first tensor or list. None if there is none."""
+    """Return the number of rows of a batch, by its first tensor or list; None if it has none."""
     if isinstance(batch, torch.Tensor):
         return batch.size(0) if batch.dim() else None
     if isinstance(batch, Mapping):
@@ -24,7 +24,7 @@ def count(batch: Any) -> int | None:
 
 
 def cut(batch: Any, start: int, stop: int, rows: int) -> Any:
-    """The rows from `start` to `stop` of a batch of `rows`. What has another number of rows stays whole."""
+    """Slice a batch of `rows` rows. Leaves with another number of rows stay whole."""
 
     def part(leaf: Any) -> Any:
         has_rows = isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.size(0) == rows
@@ -34,7 +34,7 @@ def cut(batch: Any, start: int, stop: int, rows: int) -> Any:
 
 
 def each_leaf(function: Callable[[Any], Any], batch: Any) -> Any:
-    """The same structure with `function` of each tensor, list of single values, and single value."""
+    """Map `function` over each tensor, list of single values, and single value, keeping the structure."""
     if isinstance(batch, Mapping):
         return {key: each_leaf(function, value) for key, value in batch.items()}
     if isinstance(batch, (tuple, list)) and not _is_leaf(batch):
@@ -43,14 +43,14 @@ def each_leaf(function: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def split(output: Any, rows: int | None) -> list[Any]:
-    """The output for each row, in the structure that the model gave. A row is a view of its batch.
+    """Split an output into one for each row, in the same structure. Rows are views of the batch.
 
     Args:
-        output: what a model gave.
-        rows: how many it must have; None takes what there are.
+        output: of a model.
+        rows: required number of rows; None takes the number found.
 
     Raises:
-        AskedError: it does not have one row for each item.
+        AskedError: the output does not have one row for each item.
     """
     found = count(output) if rows is None else rows
     if found is None:
@@ -59,7 +59,7 @@ def split(output: Any, rows: int | None) -> list[Any]:
 
 
 def stack(outputs: Sequence[Any]) -> Any:
-    """All outputs as one structure: tensors and numbers stacked along a new first dimension, the rest in lists.
+    """Stack outputs into one structure: tensors along a new first dimension, other values in lists.
 
     Raises:
         AskedError: tensors differ in shape.
@@ -94,7 +94,7 @@ def _rows(output: Any, rows: int) -> list[Any]:
 
 
 def _is_leaf(values: Sequence[Any]) -> bool:
-    """Whether this is one single value for each row, as default_collate leaves strings. No tuple of numbers is."""
+    """Return True for a list of one value per row, as default_collate returns strings."""
     kinds = SINGLE if isinstance(values, list) else (str, bytes)
     return bool(values) and all(isinstance(value, kinds) for value in values)
 

@@ -1,4 +1,4 @@
-"""Predictions of a job: each rank computes every so manieth batch, and every rank has all outputs, in order."""
+"""Divide the batches of a job among its ranks; each rank gets all outputs, in order."""
 
 from __future__ import annotations
 
@@ -12,40 +12,36 @@ import torch
 from duoka.errors import DuokaError
 
 
-class Ranks(Protocol):
-    """The ranks of a job, as one of them sees them."""
+class JobRanks(Protocol):
+    """The ranks of a job, from the view of one."""
 
     @property
-    def rank(self) -> int:
-        """Which one this is."""
-        ...
+    def rank(self) -> int: ...
 
     @property
-    def world_size(self) -> int:
-        """How many there are."""
-        ...
+    def world_size(self) -> int: ...
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's `value`, which pickle must know, in the order of ranks. All ranks call it."""
+        """Return every rank's `value`, which must be picklable, in the order of ranks. A collective call."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What a rank has of a round: the outputs of a batch, None after its last; or why it has none."""
+class RankOutputs:
+    """One rank's contribution to a round: the outputs of a batch, None after its last; or its error."""
 
     outputs: list[Any] | None = None
     error: DuokaError | None = None
 
 
-def shared(mine: Iterator[list[Any]], ranks: Ranks) -> Iterator[list[Any]]:
-    """The outputs of all batches, from those of every rank's own ones, round by round.
+def gather_outputs(mine: Iterator[list[Any]], ranks: JobRanks) -> Iterator[list[Any]]:
+    """Yield the outputs of all batches, gathered round by round.
 
     Raises:
-        DuokaError: what a rank raised, on every rank, so that none waits for it.
+        DuokaError: an error of any rank, raised on every rank so that none waits for it.
     """
     while True:
-        parts = [_unpacked(data) for data in ranks.gather_objects(_packed(_next_part(mine)))]
+        parts = [_deserialized(data) for data in ranks.gather_objects(_serialized(_next_outputs(mine)))]
         for part in parts:
             if part.error is not None:
                 raise part.error
@@ -54,19 +50,19 @@ def shared(mine: Iterator[list[Any]], ranks: Ranks) -> Iterator[list[Any]]:
         yield from (part.outputs for part in parts if part.outputs is not None)
 
 
-def _next_part(mine: Iterator[list[Any]]) -> Part:
+def _next_outputs(mine: Iterator[list[Any]]) -> RankOutputs:
     try:
-        return Part(next(mine, None))
+        return RankOutputs(next(mine, None))
     except DuokaError as error:
-        return Part(error=error)
+        return RankOutputs(error=error)
 
 
-def _packed(part: Part) -> bytes:
-    """By torch: pickle would write the whole batch for each of its rows, as these are views of it."""
+def _serialized(part: RankOutputs) -> bytes:
+    """Serialize by torch.save: pickle would write the whole batch for each row, as rows are views of it."""
     file = io.BytesIO()
     torch.save(part, file)
     return file.getvalue()
 
 
-def _unpacked(data: bytes) -> Part:
-    return torch.load(io.BytesIO(data), weights_only=False)  # type: ignore[no-any-return]  # of this very program
+def _deserialized(data: bytes) -> RankOutputs:
+    return torch.load(io.BytesIO(data), weights_only=False)  # sent by this program

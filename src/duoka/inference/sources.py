@@ -1,4 +1,4 @@
-"""Where batches come from: one after the other, numbered, and never read before there is room for them."""
+"""Read batches in order, numbered, and only when there is room for them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from duoka.inference import rows
 KINDS = "a dataset, a DataLoader, an iterable, a tensor, an array, or a dict of tensors"
 
 
-@dataclass(slots=True, eq=False)  # one batch is another's equal only if it is the same
+@dataclass(slots=True, eq=False)  # batches are compared by identity
 class Batch:
-    """Some items that go through the model together.
+    """Items that go through the model together.
 
-    indices: their places in the data. rows: how many, or None where their structure does not tell.
-    error: what reading them raised. deaths: how many devices died computing it.
+    indices: positions in the data. rows: number of rows, or None if unknown. error: raised while reading.
+    device_failures: number of devices that failed on it.
     """
 
     number: int
@@ -31,26 +31,26 @@ class Batch:
     content: Any
     rows: int | None = None
     error: Exception | None = None
-    deaths: int = 0
+    device_failures: int = 0
 
 
-Share = tuple[int, int]  # a rank, and how many there are: it has every so manieth batch
+Share = tuple[int, int]  # rank, world size: the share is batches rank, rank + world size, ...
 
 
 def batches(data: Any, size: Any, share: Share = (0, 1)) -> Iterator[Batch]:
     """Read `data` in batches.
 
     Args:
-        data: rows of a tensor or an array, items of a dataset or an iterable, batches of a DataLoader.
-        size: items in a batch; None where each item is a batch already. A DataLoader brings its own.
-        share: which of the batches; they are numbered among themselves, and `indices` are those in all of `data`.
+        data: rows of a tensor or array, items of a dataset or iterable, or batches of a DataLoader.
+        size: items in a batch; None if each item is a batch already. Ignored for a DataLoader.
+        share: the batches to read; they are numbered consecutively, while `indices` refer to all of `data`.
 
     Raises:
-        OptionError: `data` or `size` is none of these.
+        OptionError: `data` or `size` is of another type.
     """
     if size is not None and (not isinstance(size, int) or size < 1):
         raise OptionError("batch_size", size, "a whole number from 1, or None where items are batches already")
-    if isinstance(data, Loader):  # of a run: here, too, batches are whole
+    if isinstance(data, Loader):  # of a run: its batches are whole here
         data = data.data_loader
     if isinstance(data, DataLoader):
         return _numbered(iter(data), share)
@@ -72,16 +72,16 @@ def batches(data: Any, size: Any, share: Share = (0, 1)) -> Iterator[Batch]:
 
 
 def _of_rows(read: Callable[[int, int], Any], total: int, size: int | None, share: Share) -> Iterator[Batch]:
-    for number, indices in _shared_out(total, size or total or 1, share):
+    for number, indices in _batch_ranges(total, size or total or 1, share):
         yield Batch(number, indices, read(indices.start, indices.stop), len(indices))
 
 
 def _of_items(data: Any, size: int | None, share: Share) -> Iterator[Batch]:
-    """Items by their place, so that one that cannot be read costs only its own batch."""
+    """Read items by index, so that an unreadable one fails only its own batch."""
     if size is None:
         yield from _numbered((data[index] for index in range(len(data))), share)
         return
-    for number, indices in _shared_out(len(data), size, share):
+    for number, indices in _batch_ranges(len(data), size, share):
         batch = Batch(number, indices, None, len(indices))
         try:
             batch.content = default_collate([data[index] for index in indices])
@@ -90,8 +90,8 @@ def _of_items(data: Any, size: int | None, share: Share) -> Iterator[Batch]:
         yield batch
 
 
-def _shared_out(total: int, size: int, share: Share) -> Iterator[tuple[int, range]]:
-    """The items of each batch of a share, without reading the others."""
+def _batch_ranges(total: int, size: int, share: Share) -> Iterator[tuple[int, range]]:
+    """Yield number and items of each batch of a share, without reading the others."""
     rank, world_size = share
     for number, start in enumerate(range(rank * size, total, world_size * size)):
         yield number, range(start, min(start + size, total))
@@ -103,7 +103,7 @@ def _collated(items: Iterator[Any], size: int) -> Iterator[Any]:
 
 
 def _numbered(contents: Iterator[Any], share: Share) -> Iterator[Batch]:
-    """Batches as they come. One whose rows cannot be counted stands for one item."""
+    """Number batches as they come. A batch whose rows cannot be counted counts as one item."""
     rank, world_size = share
     start = 0
     for place, given in enumerate(contents):
@@ -116,12 +116,12 @@ def _numbered(contents: Iterator[Any], share: Share) -> Iterator[Batch]:
 
 
 def _whole(leaf: Any) -> Any:
-    """All of a tensor that is spread over ranks, such as a batch tensor."""
+    """Gather a tensor that is sharded over ranks, such as a batch tensor."""
     return leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf
 
 
 def _of_one_rank(leaf: Any) -> Any:
-    """A tensor as it is; ranks that read ahead by themselves cannot meet to put a batch together."""
+    """Return the leaf; refuse a batch tensor, since ranks that read ahead independently cannot gather it."""
     if hasattr(leaf, "full_tensor"):
         hint = "hand in the data set, or what run.loader gave; or say ranks=None"
         raise OptionError("data", "an iterable of batch tensors", "used without ranks that share the work", hint)

@@ -1,6 +1,6 @@
-"""Predictions in a file that is there only when it is whole: until then it is `NAME.part`, which can be gone on with.
+"""Write predictions to `NAME.part`, which is renamed when complete and can be resumed.
 
-What is finished is noted in `NAME.part.json`, always after the outputs themselves are written.
+`NAME.part.json` records the progress, always after the outputs themselves are written.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import torch
 
 from duoka.errors import OptionError, RunError
 
-BETWEEN_NOTES = 1.0  # seconds
+BETWEEN_NOTES = 1.0  # seconds between two records of the progress
 
 
 class Writer(ABC):
-    """Writes outputs of items 0, 1, 2, … of `total`. done: how many are written.
+    """Writes outputs of items 0, 1, 2, … of `total`. done: number written.
 
-    facts: what must be the same to go on: the model, its weights, the data.
+    facts: values that must be unchanged to resume: the model, its weights, the data.
 
     Raises:
-        OptionError: the file is there already, or what is there was made of something else.
+        OptionError: the file exists already, or the unfinished part was made with other facts.
     """
 
     def __init__(self, path: Path, total: int, facts: Mapping[str, Any], resume: bool) -> None:
@@ -39,13 +39,13 @@ class Writer(ABC):
         if path.exists():
             raise OptionError("--out", str(path), "a file that is not there yet; remove it, or choose another name")
         if self.note.exists() and self.part.exists():
-            self._go_on(json.loads(self.note.read_text()), resume)
+            self._resume(json.loads(self.note.read_text()), resume)
         elif not path.absolute().parent.is_dir():
             raise OptionError("--out", str(path), "a file in a folder that is there")
         elif not os.access(path.absolute().parent, os.W_OK):
             raise OptionError("--out", str(path), "a file in a folder that can be written to")
 
-    def _go_on(self, noted: Mapping[str, Any], resume: bool) -> None:
+    def _resume(self, noted: Mapping[str, Any], resume: bool) -> None:
         done = noted.get("done", 0)
         if not resume:
             hint = f"{done:,} of {noted['facts']['total']:,} are in {self.part}: go on with --resume, or remove both"
@@ -73,7 +73,7 @@ class Writer(ABC):
             self.save()
 
     def save(self) -> None:
-        """Make sure that what is written survives, and note how much that is."""
+        """Flush the outputs to the disk, and record the progress."""
         where = self._flush()
         beside = Path(f"{self.note}.new")
         with beside.open("w") as file:
@@ -84,12 +84,12 @@ class Writer(ABC):
         self._noted = time.monotonic()
 
     def keep(self) -> None:
-        """Leave what is written for another run to go on with."""
+        """Keep the unfinished file, to be resumed."""
         if self.done:
             self.save()
 
     def finish(self) -> None:
-        """Give the file its name. All items are written."""
+        """Rename the complete file to its final name."""
         self.save()
         self.close()
         os.replace(self.part, self.path)
@@ -97,19 +97,19 @@ class Writer(ABC):
 
     @abstractmethod
     def _reopen(self, noted: Mapping[str, Any]) -> None:
-        """Open what is there."""
+        """Open the unfinished file."""
 
     @abstractmethod
     def _append(self, outputs: Sequence[Any]) -> None:
-        """Write outputs after those that are written."""
+        """Append outputs."""
 
     @abstractmethod
     def _flush(self) -> dict[str, Any]:
-        """Write all out; what must be noted to reopen it."""
+        """Flush to the disk; returns values that `_reopen` needs."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the file. Also when asked twice."""
+        """Close the file. Further calls do nothing."""
 
 
 class NpyWriter(Writer):
@@ -132,7 +132,7 @@ class NpyWriter(Writer):
             self._rows[place] = row
 
     def _begin(self, row: Any) -> Any:
-        """The whole file, with all the room that it needs: a disk that is full later would kill without a word."""
+        """Create the file at full size: with a memory map, a disk full later would kill the process by SIGBUS."""
         shape = (self.total, *row.shape)
         rows = numpy.lib.format.open_memmap(self.part, mode="w+", dtype=row.dtype, shape=shape)
         with self.part.open("r+b") as file, suppress(AttributeError):  # not on every system
@@ -178,10 +178,10 @@ WRITERS: dict[str, type[Writer]] = {".jsonl": JsonlWriter, ".npy": NpyWriter}
 
 
 def writer(path: Path, total: int, facts: Mapping[str, Any], resume: bool) -> Writer:
-    """What writes to `path`, by the ending of its name.
+    """Create the writer for `path`, by its suffix.
 
     Raises:
-        OptionError: no format has this ending, or the file cannot be begun or gone on with.
+        OptionError: the suffix is unknown, or the file cannot be created or resumed.
     """
     if path.suffix not in WRITERS:
         raise OptionError("--out", str(path), f"a name that ends in {' or '.join(WRITERS)}")

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from duoka import engines, environment
+from duoka.devices.allocation import Allocation, AllocationRequest, allocate
 from duoka.devices.inventory import Inventory
 from duoka.devices.spec import parse
-from duoka.devices.taking import Asked, Taken, take
 from duoka.errors import DeviceError, OptionError, RanksApart, RunError, TimedOut, WorkerFailed
 from duoka.launchers.local import Run, attempt
 from duoka.launchers.output import Outputs
@@ -79,21 +79,21 @@ def launch(
         step_timeout=step_timeout,
         log_dir=None if log_dir is None else Path(log_dir),
     )
-    taken = _take(options, waiting(wait))
-    plan = replace(taken.decided, notes=(*taken.decided.notes, *taken.notes))
-    with taken.held:
+    allocation = _allocate(options, waiting(wait))
+    plan = replace(allocation.decided, notes=(*allocation.decided.notes, *allocation.notes))
+    with allocation.locks:
         return _start(plan, partial(function, *args, **kwargs))
 
 
-def _take(options: Options, limit: float) -> Taken[Plan]:
+def _allocate(options: Options, limit: float) -> Allocation[Plan]:
     """Decide, and take the devices: no other run of duoka picks them meanwhile."""
     visible, threads = environment.visible_cards(), environment.threads()
-    asked = Asked(parse(options.devices), visible, f"duoka.launch({options.target.name})")
+    asked = AllocationRequest(parse(options.devices), visible, f"duoka.launch({options.target.name})")
 
     def decide(found: Inventory) -> Plan:
         return decide_function(options.target.name, options, found, visible, threads)
 
-    return take(asked, decide, lambda plan: plan.devices, limit, _say)
+    return allocate(asked, decide, lambda plan: plan.devices, limit, _say)
 
 
 def _say(text: str) -> None:

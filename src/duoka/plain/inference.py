@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from duoka.inference.crew import Alone
+from duoka.inference.pool import InlinePool
 from duoka.plain.session import Session
 
 
@@ -13,10 +13,10 @@ def install(session: Session) -> None:
     """Keep its batches, which look like cut ones, whole. In threads of its own nothing is cut in any case."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def take(self: Alone) -> Any:
+        def next_result(self: InlinePool) -> Any:
             with session.calls.computed_whole():
                 return original(self)
 
-        return take
+        return next_result
 
-    session.patches.replace(Alone, "take", make)
+    session.patches.replace(InlinePool, "next_result", make)

@@ -1,4 +1,4 @@
-"""Taking devices in one step for all processes of a user: looking, choosing, keeping others away, queueing."""
+"""Allocate devices in one step for all processes of a user: read the inventory, choose, lock, queue."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 from duoka.devices import Device, allowed_gpus, choose, inventory
 from duoka.devices.gpu import Gpu
 from duoka.devices.inventory import Inventory
-from duoka.devices.locks import Held, Locks, Waiting
-from duoka.devices.pick import fit_for, taken, the_best
+from duoka.devices.locks import HeldLocks, Locks, QueueEntry
+from duoka.devices.pick import by_preference, large_enough, why_unavailable
 from duoka.devices.spec import Request, parse
 from duoka.devices.waiting import until_free
 from duoka.errors import AskedError, DeviceError, DevicesBusy
@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is asked for, and by whom. visible: CUDA_VISIBLE_DEVICES as it is set, or None."""
+class AllocationRequest:
+    """A request, and the command that makes it. visible: CUDA_VISIBLE_DEVICES as it is set, or None."""
 
     request: Request
     visible: str | None
@@ -29,46 +29,46 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken(Generic[T]):
-    """What was decided, and the locks of its cards. notes: who else uses them, or why they cannot be locked."""
+class Allocation(Generic[T]):
+    """A decision, and the locks on its GPUs. notes: other users of them, or why they cannot be locked."""
 
     decided: T
-    held: Held
+    locks: HeldLocks
     notes: tuple[str, ...] = ()
 
 
-def take(
-    asked: Asked,
+def allocate(
+    asked: AllocationRequest,
     decide: Callable[[Inventory], T],
     devices: Callable[[T], Sequence[Device]],
     wait: float,
     say: Callable[[str], None],
-) -> Taken[T]:
-    """Decide by what this machine has, and take the cards before another run of duoka can.
+) -> Allocation[T]:
+    """Decide from the inventory of this machine, and lock the GPUs before another run can.
 
     Args:
-        asked: by this the others in the queue know what is waited for.
-        decide: given what the machine has and who has it. Called again after each look.
-        devices: of what was decided.
+        asked: shown to others in the queue.
+        decide: called with the inventory, including holders; called again after each wait.
+        devices: returns the devices of a decision.
         wait: seconds to queue until they are free; 0 does not wait.
-        say: told for whom one waits, whenever that changes.
+        say: called with the users of the devices, whenever these change.
 
     Raises:
-        DevicesBusy: others use them now, and the time to wait is over.
-        DeviceError: cards are to be picked where locks cannot be kept; and what `decide` raises.
+        DevicesBusy: others use the devices, and the time to wait is over.
+        DeviceError: GPUs are to be picked but locks cannot be used; or raised by `decide`.
     """
     place: int | None = None  # in the queue
 
-    def look() -> Taken[T]:
+    def look() -> Allocation[T]:
         nonlocal place
         seen = inventory.read()
         with Locks() as locks:
-            known = marked(seen, locks, place)
+            known = with_holders(seen, locks, place)
             try:
                 decided = decide(known)
                 names = [device.uuid for device in devices(decided) if device.uuid]
                 if wait > 0:
-                    _must_be_free([gpu for gpu in known.units() if gpu.uuid in names], asked.request)
+                    _check_free([gpu for gpu in known.units() if gpu.uuid in names], asked.request)
             except DevicesBusy:
                 if wait > 0 and place is None and not locks.problem:
                     place, ticket = locks.join(str(asked.request), asked.visible, asked.command)
@@ -82,14 +82,14 @@ def take(
             for device in devices(decided)
             if device.uuid in others
         ]
-        return Taken(decided, held, (*also, *([locks.problem] if names and locks.problem else [])))
+        return Allocation(decided, held, (*also, *([locks.problem] if names and locks.problem else [])))
 
     with ExitStack() as waiting:
         return until_free(look, wait, say)
 
 
-def marked(seen: Inventory, locks: Locks, place: int | None = None) -> Inventory:
-    """The same with each card's holder, and with who waits for it: of those who came before `place` in the queue."""
+def with_holders(seen: Inventory, locks: Locks, place: int | None = None) -> Inventory:
+    """Add to each GPU its holder, and the queued process that it is reserved for, of those ahead of `place`."""
 
     def held(gpu: Gpu) -> Gpu:
         return replace(gpu, holder=locks.holder(gpu.uuid), parts=tuple(map(held, gpu.parts)))
@@ -97,13 +97,13 @@ def marked(seen: Inventory, locks: Locks, place: int | None = None) -> Inventory
     known = replace(seen, gpus=tuple(map(held, seen.gpus)))
     for waiting in locks.queue():
         if place is None or waiting.number < place:
-            known = _kept_for(waiting, known)
+            known = _reserve_for(waiting, known)
     return known
 
 
-def _kept_for(waiting: Waiting, known: Inventory) -> Inventory:
-    """Mark what somebody who waits would take: as many as are wanted of those that are free, and not one more."""
-    names = {gpu.uuid for gpu in _wanted(waiting, known)}
+def _reserve_for(waiting: QueueEntry, known: Inventory) -> Inventory:
+    """Reserve the GPUs that a queued process would get: as many of the free ones as it requests."""
+    names = {gpu.uuid for gpu in _would_get(waiting, known)}
 
     def kept(gpu: Gpu) -> Gpu:
         awaited = waiting.holder if gpu.uuid in names else gpu.awaited
@@ -112,24 +112,24 @@ def _kept_for(waiting: Waiting, known: Inventory) -> Inventory:
     return replace(known, gpus=tuple(map(kept, known.gpus)))
 
 
-def _wanted(waiting: Waiting, known: Inventory) -> list[Gpu]:
+def _would_get(waiting: QueueEntry, known: Inventory) -> list[Gpu]:
     try:
         request = parse(waiting.request)
         if not request.pick:
             named = {device.uuid for device in choose(request, known, waiting.visible).devices}
-            return [gpu for gpu in known.units() if gpu.uuid in named and not taken(gpu, request)]
+            return [gpu for gpu in known.units() if gpu.uuid in named and not why_unavailable(gpu, request)]
         allowed, _ = allowed_gpus(known.gpus, waiting.visible)
         may = {gpu.uuid for card in allowed for gpu in (card, *card.parts)}
-    except AskedError:  # of another version of duoka, or its cards are gone: it will find that itself
+    except AskedError:  # of another version of duoka, or its GPUs are gone: it will fail by itself
         return []
-    able = fit_for(request, [gpu for gpu in known.units() if gpu.uuid in may and not gpu.problem])
-    if request.count is None or len(able) < request.count:  # it waits in vain
+    able = large_enough(request, [gpu for gpu in known.units() if gpu.uuid in may and not gpu.problem])
+    if request.count is None or len(able) < request.count:  # it cannot succeed
         return []
-    return the_best(gpu for gpu in able if not taken(gpu, request))[: request.count]
+    return by_preference(gpu for gpu in able if not why_unavailable(gpu, request))[: request.count]
 
 
-def _must_be_free(gpus: Sequence[Gpu], request: Request) -> None:
-    """Whoever waits wants cards to be free, also those that were named."""
-    users = "; ".join(f"GPU {gpu.number}: {why}" for gpu in gpus if (why := taken(gpu, request)))
+def _check_free(gpus: Sequence[Gpu], request: Request) -> None:
+    """Raise DevicesBusy if one is in use: a queued process waits also for GPUs that it named."""
+    users = "; ".join(f"GPU {gpu.number}: {why}" for gpu in gpus if (why := why_unavailable(gpu, request)))
     if users:
         raise DevicesBusy(f"--devices {request}: {users}", users)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from duoka.devices import Choice, choose, inventory, locks
+from duoka.devices.allocation import Allocation, AllocationRequest, allocate, with_holders
 from duoka.devices.locks import Locks
 from duoka.devices.spec import parse
-from duoka.devices.taking import Asked, Taken, marked, take
 from duoka.errors import DeviceError, DevicesBusy
 from tests.devices.driver import play
 
@@ -46,7 +46,7 @@ class Rush:
 
     def last(self, word: str) -> dict[int, str]:
         """What those said last who said `word` last, without it."""
-        return {index: texts[-1][len(word) + 1 :] for index, texts in self.said.items() if _is(texts, word)}
+        return {index: texts[-1][len(word) + 1 :] for index, texts in self.said.items() if _starts_with(texts, word)}
 
     def let_go(self, index: int) -> None:
         """Have one end, and give back what it has."""
@@ -57,7 +57,7 @@ class Rush:
         self.process.communicate()
 
 
-def _is(texts: list[str], word: str) -> bool:
+def _starts_with(texts: list[str], word: str) -> bool:
     return bool(texts) and texts[-1].startswith(word)
 
 
@@ -134,7 +134,7 @@ def test_first_come_first_served_and_one_that_wants_many_does_not_starve(
     play(monkeypatch, "eight")
     monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path)
     with pytest.raises(DevicesBusy, match=rf"run 0 \(pid {many.pids[0]}\) waits for it and came before"):
-        _take("free:1")
+        _allocate("free:1")
     holders.let_go(3)
     many.until(lambda: len(many.last("has")) == 1)
     assert not one.last("has")
@@ -142,9 +142,9 @@ def test_first_come_first_served_and_one_that_wants_many_does_not_starve(
     one.until(lambda: len(one.last("has")) == 1)
 
 
-def _take(text: str, wait: float = 0, say: Callable[[str], None] = lambda text: None) -> Taken[Choice]:
-    asked = Asked(parse(text), None, "mine")
-    return take(asked, lambda found: choose(asked.request, found, None), lambda it: it.devices, wait, say)
+def _allocate(text: str, wait: float = 0, say: Callable[[str], None] = lambda text: None) -> Allocation[Choice]:
+    asked = AllocationRequest(parse(text), None, "mine")
+    return allocate(asked, lambda found: choose(asked.request, found, None), lambda it: it.devices, wait, say)
 
 
 @pytest.fixture
@@ -154,17 +154,17 @@ def eight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "locks"
 
 
-def _numbers(taken: Taken[Choice]) -> list[int | None]:
-    return [device.index for device in taken.decided.devices]
+def _numbers(allocation: Allocation[Choice]) -> list[int | None]:
+    return [device.index for device in allocation.decided.devices]
 
 
 def test_who_waits_keeps_no_more_than_it_wants_and_can_use(eight: Path) -> None:
     with Locks() as here:
         _, place = here.join("free:1,mem>=79G", "4,6,9", "other")
-    with _take("free:4").held as held:
+    with _allocate("free:4").locks as held:
         assert held is not None
         with Locks() as here:
-            known = marked(inventory.read(), here)
+            known = with_holders(inventory.read(), here)
         assert [gpu.index for gpu in known.gpus if gpu.awaited is not None] == [4]
         assert known.gpus[4].awaited is not None
         assert known.gpus[4].awaited.command == "other"
@@ -175,25 +175,25 @@ def test_who_wants_several_is_kept_no_part_of_a_card(eight: Path, monkeypatch: p
     play(monkeypatch, "mig")
     with Locks() as here:
         places = [here.join(request, None, "other")[1] for request in ("free:2", "best:1,mem>=9G")]
-    taken = _take("free:1")
-    assert [device.number for device in taken.decided.devices] == ["0:2"]
+    allocation = _allocate("free:1")
+    assert [device.number for device in allocation.decided.devices] == ["0:2"]
     with pytest.raises(DevicesBusy, match=r"GPU 0:0: other \(pid [0-9]+\) waits for it and came before"):
-        _take("best:1")
-    for held in (*places, taken.held):
+        _allocate("best:1")
+    for held in (*places, allocation.locks):
         held.release()
 
 
 def test_named_cards_are_waited_for_too(eight: Path) -> None:
-    first = _take("3,4")
+    first = _allocate("3,4")
     assert _numbers(first) == [3, 4]
-    again = _take("4,")  # named, and nobody waits: shared, and told
+    again = _allocate("4,")  # named, and nobody waits: shared, and noted
     assert again.notes[0].startswith("GPU 4 is also used by mine (pid ")
     for text in ("4,", "GPU-44c05a1b", "0,", "auto"):
         with pytest.raises(DevicesBusy, match=r"GPU [04]: "):
-            _take(text, wait=0.01)
-    first.held.release()
-    again.held.release()
-    assert _numbers(_take("4,", wait=0.01)) == [4]
+            _allocate(text, wait=0.01)
+    first.locks.release()
+    again.locks.release()
+    assert _numbers(_allocate("4,", wait=0.01)) == [4]
 
 
 def test_what_others_put_into_the_queue_harms_nobody(eight: Path) -> None:
@@ -207,7 +207,7 @@ def test_what_others_put_into_the_queue_harms_nobody(eight: Path) -> None:
         with Locks() as here:
             held.append(here.join("free:1", None, "odd")[1])
         (eight / f"{number}.waits").write_text(text)
-    assert len(_take("free:4").decided.devices) == 4
+    assert len(_allocate("free:4").decided.devices) == 4
     for one in held:
         one.release()
     with Locks() as here:
@@ -221,14 +221,14 @@ def test_nothing_is_picked_where_locks_cannot_be_kept(tmp_path: Path, monkeypatc
     monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path / "file" / "below")
     for text in ("free:1", "best:1"):
         with pytest.raises(DeviceError, match="Not a directory; name cards by their numbers instead"):
-            _take(text)
-    assert "Not a directory" in _take("3,").notes[0]
-    assert _take("cpu:2").notes == ()
+            _allocate(text)
+    assert "Not a directory" in _allocate("3,").notes[0]
+    assert _allocate("cpu:2").notes == ()
 
 
 def test_cards_that_disappear_while_one_waits(eight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recording = play(monkeypatch, "eight")
-    first = _take("free:5")
+    first = _allocate("free:5")
     said: list[str] = []
 
     def say(text: str) -> None:
@@ -237,7 +237,7 @@ def test_cards_that_disappear_while_one_waits(eight: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("duoka.devices.waiting.STEP", 0.01)
     with pytest.raises(DeviceError, match="5 GPUs are asked for; 2 GPUs can be used here") as error:
-        _take("free:5", 30, say)
+        _allocate("free:5", 30, say)
     assert not isinstance(error.value, DevicesBusy)
     assert len(said) == 1
-    first.held.release()
+    first.locks.release()

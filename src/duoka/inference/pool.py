@@ -1,7 +1,8 @@
-"""The devices at work: a thread for each, fed whenever it has room.
+"""Pools of devices that compute batches: one thread for each device, kept busy.
 
-Threads, for GPUs and for CPUs: torch lets go of the interpreter while it computes. A fork of a program that has
-computed can hang in the libraries below torch, and new processes would each import torch and copy the model.
+ThreadPool are used for GPUs and CPUs: torch releases the GIL while it computes. A fork of a program that has computed
+can
+hang in the libraries that torch uses, and new processes would each import torch and copy the model.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from duoka.inference.replica import Replica, is_fatal
 from duoka.inference.sources import Batch
 from duoka.libc import raise_in_thread
 
-AT_HAND = 2  # batches that a device has: one to compute, and the next
-TO_LEAVE = 2.0  # seconds that threads have to come back from the operation that they are in
-STEP = 0.1  # seconds that they have by themselves, and between two calls to leave
+QUEUED = 2  # batches queued on a device: one in computation, and the next
+STOP_LIMIT = 2.0  # seconds for threads to return from their current operation
+STEP = 0.1  # seconds before threads are interrupted, and between interrupts
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a batch on a device: outputs, one for each item, or an error."""
+    """The result of a batch: one output for each item, or an error."""
 
     batch: Batch
     device: str
@@ -37,53 +38,54 @@ class Result:
     error: BaseException | None = None
 
 
-class Crew(Protocol):
-    """What computes batches, whichever comes first."""
+class Pool(Protocol):
+    """Computes batches in any order."""
 
     def has_room(self) -> bool:
-        """Whether a batch can be given now."""
+        """Return True if a batch can be submitted now."""
         ...
 
-    def give(self, batch: Batch) -> None:
-        """Have a batch computed."""
+    def submit(self, batch: Batch) -> None:
+        """Queue a batch."""
         ...
 
-    def take(self) -> Result:
-        """The next result; waits for it."""
+    def next_result(self) -> Result:
+        """Return the next result, waiting for it."""
         ...
 
     def close(self) -> None:
-        """End all work, without waiting for what is under way."""
+        """Stop all work, without waiting for batches under way."""
         ...
 
 
-class Alone:
-    """One device, in the thread that asks: nothing is read ahead."""
+class InlinePool:
+    """One device, in the caller's thread: batches are computed on demand."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._given: Batch | None = None
+        self._batch: Batch | None = None
 
     def has_room(self) -> bool:
-        return self._given is None
+        return self._batch is None
 
-    def give(self, batch: Batch) -> None:
-        self._given = batch
+    def submit(self, batch: Batch) -> None:
+        self._batch = batch
 
-    def take(self) -> Result:
-        assert self._given is not None
-        batch, self._given = self._given, None
+    def next_result(self) -> Result:
+        assert self._batch is not None
+        batch, self._batch = self._batch, None
         return _computed(self._replica, batch)
 
     def close(self) -> None:
-        self._given = None
+        self._batch = None
 
 
-class Threads:
+class ThreadPool:
     """Several devices, or one that computes while the next batch is read.
 
-    timeout: seconds without any result after which a device is taken to hang. threads: of each, where they are
-    CPUs; None leaves that to torch.
+    timeout: seconds without any result after which a device counts as hung. threads: CPU threads of each device, if
+    they
+    are CPUs; None for torch's default.
     """
 
     def __init__(self, replicas: Sequence[Replica], timeout: float, threads: int | None) -> None:
@@ -91,34 +93,34 @@ class Threads:
         self._timeout = timeout
         self._threads_before = torch.get_num_threads() if threads is not None else None
         self._workers = [_Worker(replica, self._outbox, threads) for replica in replicas]
-        self._again: deque[Batch] = deque()
+        self._to_resubmit: deque[Batch] = deque()
         for worker in self._workers:
             worker.start()
 
     def has_room(self) -> bool:
         return any(worker.has_room() for worker in self._workers)
 
-    def give(self, batch: Batch) -> None:
-        min(self._workers, key=lambda worker: len(worker.batches)).give(batch)
+    def submit(self, batch: Batch) -> None:
+        min(self._workers, key=lambda worker: len(worker.batches)).submit(batch)
 
-    def take(self) -> Result:
-        """The next result. What a device that died had is given to the others.
+    def next_result(self) -> Result:
+        """Return the next result. Batches of a device that failed are submitted to the others.
 
         Raises:
             RunError: no device is left.
-            TimedOut: none gave anything in time.
+            TimedOut: no batch was finished in time.
         """
         while True:
             worker, result = self._next()
             worker.batches.remove(result.batch)
             if result.error is None or not is_fatal(result.error):
-                self._pass_on()
+                self._resubmit()
                 return result
-            self._bury(worker, result)
-            if result.batch.deaths > 1:  # it is the batch that kills
+            self._remove_worker(worker, result)
+            if result.batch.device_failures > 1:  # the batch itself makes devices fail
                 return result
-            self._again.append(result.batch)
-            self._pass_on()
+            self._to_resubmit.append(result.batch)
+            self._resubmit()
 
     def _next(self) -> tuple[_Worker, Result]:
         try:
@@ -128,31 +130,31 @@ class Threads:
             had = ", ".join(f"{one.replica.device} computes the batch that begins with {one.item}" for one in busy)
             raise TimedOut(f"no batch was finished in {self._timeout:g} s; {had}") from None
 
-    def _bury(self, worker: _Worker, result: Result) -> None:
-        result.batch.deaths += 1
+    def _remove_worker(self, worker: _Worker, result: Result) -> None:
+        result.batch.device_failures += 1
         self._workers.remove(worker)
-        self._again.extend(worker.batches)
+        self._to_resubmit.extend(worker.batches)
         if not self._workers:
             raise RunError(f"no device is left: {result.device} was the last, and failed with: {result.error}")
 
-    def _pass_on(self) -> None:
-        while self._again and self.has_room():
-            self.give(self._again.popleft())
+    def _resubmit(self) -> None:
+        while self._to_resubmit and self.has_room():
+            self.submit(self._to_resubmit.popleft())
 
     def close(self) -> None:
         for worker in self._workers:
-            worker.leave()
-        deadline = time.monotonic() + TO_LEAVE
+            worker.stop()
+        deadline = time.monotonic() + STOP_LIMIT
         while (
             self._any_left(STEP) and time.monotonic() < deadline
-        ):  # python must not end while one is inside of torch
+        ):  # Python must not exit while a thread is inside torch
             for worker in self._workers:
-                worker.interrupt()  # again and again: there are places where python drops an exception
+                worker.interrupt()  # repeated, since Python may drop an asynchronous exception
         if self._threads_before is not None:
-            torch.set_num_threads(self._threads_before)  # a worker's own setting also counts for new threads
+            torch.set_num_threads(self._threads_before)  # a worker's setting also applies to new threads
 
     def _any_left(self, seconds: float) -> bool:
-        """Give the threads some time to end; whether one has not."""
+        """Join the threads for some time; returns True if one is still alive."""
         deadline = time.monotonic() + seconds
         for worker in self._workers:
             worker.join(max(0.0, deadline - time.monotonic()))
@@ -160,7 +162,7 @@ class Threads:
 
 
 class _Worker(threading.Thread):
-    """The thread of one device. batches: those that it has and has given no result for."""
+    """The thread of one device. batches: submitted and without a result."""
 
     def __init__(
         self, replica: Replica, outbox: queue.SimpleQueue[tuple[_Worker, Result]], threads: int | None
@@ -170,43 +172,43 @@ class _Worker(threading.Thread):
         self.batches: list[Batch] = []
         self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._outbox, self._threads = outbox, threads
-        self._leaving = False
+        self._stopping = False
 
     @property
     def item(self) -> str:
-        """The first item of what it computes."""
+        """The first item of the current batch, for messages."""
         return f"item {self.batches[0].indices.start:,}"
 
     def has_room(self) -> bool:
-        return len(self.batches) < AT_HAND
+        return len(self.batches) < QUEUED
 
-    def give(self, batch: Batch) -> None:
+    def submit(self, batch: Batch) -> None:
         self.batches.append(batch)
         self._inbox.put(batch)
 
-    def leave(self) -> None:
-        """Have it end after the batch under way."""
-        self._leaving = True
+    def stop(self) -> None:
+        """Let the thread end after the current batch."""
+        self._stopping = True
         self._inbox.put(None)
 
     def interrupt(self) -> None:
-        """Have it end as soon as it is back from the operation of torch that it is in."""
+        """Raise an exception in the thread, as soon as it returns from torch."""
         if self.is_alive() and self.ident is not None:
-            raise_in_thread(self.ident, _Leave)
+            raise_in_thread(self.ident, _StopThread)
 
     def run(self) -> None:
-        with suppress(_Leave):
+        with suppress(_StopThread):
             if self._threads is not None:
                 torch.set_num_threads(self._threads)
-            while (batch := self._inbox.get()) is not None and not self._leaving:
+            while (batch := self._inbox.get()) is not None and not self._stopping:
                 result = _computed(self.replica, batch)
                 self._outbox.put((self, result))
                 if result.error is not None and is_fatal(result.error):
                     return
 
 
-class _Leave(SystemExit):
-    """Raised in a thread that is to end."""
+class _StopThread(SystemExit):
+    """Raised in a thread to stop it."""
 
 
 def _computed(replica: Replica, batch: Batch) -> Result:
