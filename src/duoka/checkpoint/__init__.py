@@ -1,20 +1,20 @@
-"""Weights from anywhere, and checkpoints that cannot be lost.
+"""Weights of every format, and checkpoints that survive a crash.
 
-checkpoint.py  what a training loop holds in its hand
-preemption.py  being asked to end
+checkpoint.py  `Checkpoint`: saves and restores a training run
+preemption.py  signals that ask a run to end
 writing.py     a checkpoint in memory, and the thread that writes it
-reading.py     its files, each read once, while their digests are computed
-states.py      what is kept, by kind
+reading.py     the files of a checkpoint, read once while their digests are computed
+states.py      the saved states, by kind
 values.py      numbers, strings, dicts and tensors as JSON and safetensors
-manifest.py    what a checkpoint's directory says of itself
-ranks.py       how several ranks agree
-lock.py        one run alone writes into a directory
+manifest.py    `manifest.json`, the table of contents of a checkpoint
+ranks.py       collectives of the ranks that save together
+lock.py        a file lock: one run writes into a directory
 
-loading.py, saving.py, comparing.py    load_weights; save_weights; show, diff and convert
+loading.py, saving.py, comparing.py    load_weights; save_weights; show, compare and convert files
 shards.py      weights in several files and an index
-names.py       which tensors of a file are which of the model; mismatch.py: what does not fit, as a table
-formats/       what files of weights there are, one file per format, and a table of them
-contents.py    what is in a file; stored.py: a tensor of it, known before its data are read
+names.py       matches the tensors of a file and a model; mismatch.py: a table of those that do not match
+formats/       the file formats of weights, one module each
+contents.py    the contents of a file; stored.py: a tensor in it, whose data are read on demand
 image.py       tensors as the bytes of a safetensors file
-disk.py        writing so that a crash leaves the old or the new, never half
+disk.py        crash-safe writes: atomic rename and fsync
 """

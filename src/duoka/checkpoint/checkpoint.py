@@ -1,4 +1,4 @@
-"""`Checkpoint`: what a training loop holds in its hand, to save and to go on."""
+"""`Checkpoint`: saves a training run, and restores it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from duoka.errors import CheckpointDamaged, CheckpointError, OptionError
 from duoka.process import this_process
 
 RANDOM = "random"
-LOOK = 0.2  # seconds between two looks of several ranks at whether one was asked to end
+LOOK = 0.2  # seconds between two checks of several ranks for a signal to end
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a restored run goes on. step: steps done. epoch: epochs finished, so also the number of the next."""
+    """The position of a restored run. step: steps done. epoch: epochs finished, and the index of the next."""
 
     step: int
     epoch: int
@@ -43,7 +43,7 @@ class Position:
 
 
 class Checkpoint:
-    """Saves all that is needed to go on, and restores it.
+    """Saves all state needed to continue training, and restores it.
 
         saved = Checkpoint("out/run", {"model": model, "optimizer": optimizer, "loader": loader}, every_steps=1000)
         for epoch in saved.epochs(10):
@@ -51,26 +51,28 @@ class Checkpoint:
                 ...
                 saved.step()
 
-    Each save is a directory `step-00001200` with safetensors, JSON and a manifest of their SHA-256. It is written
-    by a thread; the loop waits only for the copy to memory, and for the save before if that is still going on.
-    What goes wrong there is raised by the next `step`, `save` or `wait`, on every rank.
+    Each save is a directory `step-00001200` with safetensors, JSON and a manifest of their SHA-256. A thread writes
+    it;
+    the training loop waits only for the copy to memory, and for the previous save if it is still running. Errors of
+    the
+    thread are raised by the next `step`, `save` or `wait`, on every rank.
 
-    At SIGTERM or SIGUSR1 all ranks save at the same step, and `step` raises `Preempted`: exit code 75. That holds
-    within `epochs`; for a loop of another kind, within `with saved:`, which also waits for the last save.
+    After SIGTERM or SIGUSR1 all ranks save at the same step, and `step` raises `Preempted` (exit code 75). This holds
+    within `epochs`; for other loops, within `with saved:`, which also waits for the last save.
 
     Args:
-        directory: where to; made if it is not there. One run at a time can write into it.
-        states: what to save by name: models, optimizers, anything with `state_dict()` and `load_state_dict()`;
-            tensors, lists, dicts and sets, which are changed in place; numbers and strings, which `values` has.
-            Random streams are saved always. What has `register_step_hook` is given what `step` does.
-        ranks: who saves together; those of torch.distributed if it is not given.
-        every_steps, every_epochs, every_seconds: when `step` and `epochs` save; None for never.
-        keep: how many to keep, the newest; None for all.
-        best: "max" or "min": also keep the one with the best `metric`.
+        directory: of all saves; created if missing. One run at a time can write into it.
+        states: the states to save, by name: models, optimizers, anything with `state_dict()` and `load_state_dict()`;
+            tensors, lists, dicts and sets, which are restored in place; numbers and strings, which are in `values`.
+            Random generators are always saved. A state with `register_step_hook` calls `step` itself.
+        ranks: the ranks that save together; by default those of torch.distributed.
+        every_steps, every_epochs, every_seconds: intervals at which `step` and `epochs` save; None for never.
+        keep: number of newest checkpoints to keep; None for all.
+        best: "max" or "min": also keep the checkpoint with the best `metric`.
 
     Attributes:
-        values: the numbers and strings among the states. Change them here.
-        metric: of the model as it is; set it, and the next save has it.
+        values: the numbers and strings among the states. Assign new values here.
+        metric: of the current model; stored by the next save.
         step_number, epoch: steps done, epochs finished.
     """
 
@@ -111,14 +113,15 @@ class Checkpoint:
     # The loop.
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of the epochs still to come, up to `count`, after restoring the newest checkpoint.
+        """Restore the newest checkpoint, then yield the indices of the remaining epochs, up to `count`.
 
-        Saves where an epoch ends and `every_epochs` says so, and after the last. An epoch in which nobody called
-        `step` counts as one step.
+        Saves at the end of an epoch as `every_epochs` says, and after the last. An epoch without a call of `step`
+        counts as
+        one step.
 
         Raises:
             CheckpointError: as `restore` and `save`.
-            Preempted: this run was asked to end, and has saved.
+            Preempted: a signal asked this run to end, and it has saved.
         """
         self._preemption.listen()
         try:
@@ -137,13 +140,13 @@ class Checkpoint:
             self._preemption.stop_listening()
 
     def step(self) -> None:
-        """Say that a step is done: everything now is as it is to be saved. Saves if that is due.
+        """Mark the end of a training step, and save if due.
 
-        Does nothing where a loader among the states says it by itself.
+        Does nothing if a loader among the states calls it itself.
 
         Raises:
-            CheckpointError: the save before, in the background, has failed.
-            Preempted: this run was asked to end, and has saved.
+            CheckpointError: the previous save, in the background, has failed.
+            Preempted: a signal asked this run to end, and it has saved.
         """
         if not self._hooked:
             self._step()
@@ -156,7 +159,7 @@ class Checkpoint:
             self._at_boundary(due)
 
     def _at_boundary(self, due: bool) -> None:
-        """All ranks agree on what happens here."""
+        """Let all ranks agree whether to save or to end."""
         seconds = self._every[2]
         late = seconds is not None and time.monotonic() - self._saved_at >= seconds
         asked, late = self._any(self._preemption.asked, late and self._ranks.rank == 0)
@@ -168,7 +171,7 @@ class Checkpoint:
             self.save()
 
     def _any(self, *flags: bool) -> list[bool]:
-        """For each flag, whether it is set on any rank; raises what has gone wrong in the background, on all."""
+        """Return for each flag if it is set on any rank. Raises an error of the background thread on every rank."""
         failure = self._background.look()
         if self._ranks.world_size > 1:
             mine = [failure is not None, *flags, self._steps_to_next_look()]
@@ -184,12 +187,12 @@ class Checkpoint:
                 raise failure
             return list(flags)
         finally:
-            failure = None  # its own frames must not keep it alive
+            failure = None  # break the reference cycle of the error and this frame
 
     def _steps_to_next_look(self) -> int:
-        """Ranks that step fast need not agree at every step; several times a second is enough.
+        """Return the steps until ranks check for signals again; several times a second is enough.
 
-        At most twice as many as the last time: the first steps may have been faster than those to come.
+        At most twice the previous number: the first steps may have been faster than later ones.
         """
         now, steps = time.monotonic(), self.step_number - self._looked_at[0]
         pause = LOOK * steps / max(now - self._looked_at[1], 1e-6)
@@ -199,15 +202,16 @@ class Checkpoint:
     # Saving.
 
     def save(self, metric: float | None = None) -> None:
-        """Save now, as the state is. All ranks must call this.
+        """Save now. All ranks must call this.
 
         Args:
-            metric: of the model as it is; `self.metric` if it is not given.
+            metric: of the current model; by default `self.metric`.
 
         Raises:
             CheckpointBusy: another run is writing into the directory.
-            CheckpointError: something cannot be saved; the directory holds checkpoints that were not restored; or
-                the save before has failed. What was saved before is as it was.
+            CheckpointError: a state cannot be saved; the directory holds checkpoints that were not restored; or the
+                previous
+                save has failed. Earlier checkpoints are unchanged.
         """
         self.wait()
         metric = self.metric if metric is None else metric
@@ -221,7 +225,7 @@ class Checkpoint:
         self._saved_at = time.monotonic()
 
     def _open(self) -> None:
-        """Rank 0, before it first writes."""
+        """On rank 0, before the first write: lock the directory."""
         self._hold()
         if not self._restored and (there := manifest.directories(self.directory)):
             raise CheckpointError(
@@ -230,10 +234,10 @@ class Checkpoint:
             )
 
     def _begin(self, taken: Mapping[str, Any], metric: float | None) -> None:
-        """Rank 0: copy to memory, and let a thread write."""
+        """On rank 0: copy to memory, and start the thread that writes."""
         snapshot = Snapshot(taken, self._images)
         about = Manifest(self.step_number, self.epoch, {}, {}, _made(self._ranks.world_size), metric)
-        self._restored = True  # what is in the directory from now on is of this run
+        self._restored = True  # from now on the directory holds checkpoints of this run
 
         def work() -> None:
             write(self.directory, snapshot, about)
@@ -243,16 +247,16 @@ class Checkpoint:
         self._background.start(work)
 
     def wait(self) -> None:
-        """Wait until all is on the disk. All ranks must call this; raises CheckpointError where it failed."""
+        """Wait until the last save is on the disk. All ranks must call this. Raises CheckpointError if it failed."""
         self._background.finish()
         self._any()
 
     def best(self) -> Path | None:
-        """The directory with the best metric, for `load_weights`; None where none has one."""
+        """Return the directory with the best metric, or None."""
         return find_best(manifest.directories(self.directory), self._best or "max")
 
     def _hold(self) -> None:
-        """Rank 0: be the only one who writes here."""
+        """On rank 0: lock the directory for writing, and remove partial files."""
         if self._lock is not None:
             return
         if self.directory.exists() and not self.directory.is_dir():
@@ -265,9 +269,9 @@ class Checkpoint:
             raise CheckpointError(f"{self.directory} cannot be written: {error}") from error
 
     def close(self, wait: bool = True) -> None:
-        """Wait until all is on the disk, and let others write into the directory.
+        """Wait for the last save, and release the lock on the directory.
 
-        wait: for the other ranks, too, which all have to call this then; what went wrong is raised on every rank.
+        wait: also wait for the other ranks, which must all call this; errors are then raised on every rank.
         """
         try:
             if wait:
@@ -284,18 +288,19 @@ class Checkpoint:
     # Going on.
 
     def restore(self) -> Position | None:
-        """Restore the newest checkpoint that is sound, and say where to go on; None where there is none.
+        """Restore the newest intact checkpoint; returns its position, or None if there is none.
 
-        Every file is compared with its SHA-256. A damaged checkpoint is warned of, set aside under its name with
-        `.damaged` added, and the one before it is restored.
+        Every file is compared with its SHA-256. A damaged checkpoint is renamed to end in `.damaged`, with a warning,
+        and the
+        one before it is restored.
 
         Raises:
             CheckpointBusy: another run is writing into the directory.
-            CheckpointError: all are damaged; or what was saved does not fit what is here.
+            CheckpointError: all are damaged; or the saved states do not match the present ones.
             WeightsMismatch: a model has other tensors.
         """
         self._background.finish()
-        readings: list[Reading] = []  # on rank 0, which has found it
+        readings: list[Reading] = []  # filled on rank 0 only
         found = on_first(self._ranks, lambda: self._find(readings))
         self._restored = True
         if found is None:
@@ -310,7 +315,7 @@ class Checkpoint:
         return Position(about.step, about.epoch, directory)
 
     def _find(self, readings: list[Reading]) -> tuple[Path, Manifest] | None:
-        """Rank 0: the newest that is sound. What was read of it is added to `readings`."""
+        """On rank 0: return the newest intact checkpoint. Its open files are appended to `readings`."""
         self._hold()
         damaged: dict[Path, str] = {}
         for directory in reversed(manifest.directories(self.directory)):
@@ -342,7 +347,7 @@ class Checkpoint:
             warnings.warn(f"not restored from {directory}: {', '.join(sorted(there - here))}", stacklevel=5)
         try:
             trees = reading.trees()
-            for name in sorted(here, key=lambda name: name == RANDOM):  # last: restoring may itself draw
+            for name in sorted(here, key=lambda name: name == RANDOM):  # last: restoring may draw random numbers
                 self._load_one(name, reading, about.states[name], trees)
         except OSError as error:
             raise CheckpointError(f"{directory} cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""`duoka weights`: what is in files of weights, without a model."""
+"""Show, compare and convert files of weights, without a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def show(path: str | Path, key: str | None = None, objects: Objects = "refuse") -> str:
-    """What is in a file: names, shapes, types and sizes. The tensors' data are not read."""
+    """Return the contents of a file as text: names, shapes, types and sizes, without reading the tensors' data."""
     contents = formats.read(path, objects)
     tensors = contents.tensors() if key is None else _group(contents, key)[1]
     total = sum(tensor.nbytes for tensor in tensors.values())
@@ -44,7 +44,7 @@ def show(path: str | Path, key: str | None = None, objects: Objects = "refuse") 
 
 
 def _values(tree: Any, at: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """What is not a tensor, with its path; long lists and deep dicts are cut."""
+    """Yield the path and text of values that are not tensors, without long lists and deep dicts."""
     if isinstance(tree, Stored):
         return
     if isinstance(tree, (Mapping, list)) and tree and depth < 4:
@@ -71,7 +71,7 @@ def _size(count: float) -> str:
 
 
 def _group(contents: Contents, key: str | None) -> tuple[str, dict[str, Stored]]:
-    """The weights of a file, and their place in it."""
+    """Return the path and the tensors of the weights in a file."""
     found = names.groups(contents.tree)
     at = names.choose(found, None, key, contents.path)
     return at, found[at]
@@ -79,7 +79,7 @@ def _group(contents: Contents, key: str | None) -> tuple[str, dict[str, Stored]]
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one tensor in two files. largest: between two of its numbers; relative: to the largest number itself."""
+    """The difference of one tensor in two files. largest: absolute; relative: to the tensor's largest number."""
 
     name: str
     largest: float
@@ -90,7 +90,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two files have in common. other: shapes or types that differ, in words, by name."""
+    """The comparison of two files. other: differing shapes or types, as text by name."""
 
     same: tuple[str, ...]
     different: tuple[Difference, ...]
@@ -100,7 +100,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether both hold the same tensors with the same values."""
+        """True if both files hold the same tensors with the same values."""
         return not (self.different or self.other or self.only_first or self.only_second)
 
     def __str__(self) -> str:
@@ -118,7 +118,7 @@ class Comparison:
 
 
 def compare(first: str | Path, second: str | Path, key: str | None = None, objects: Objects = "refuse") -> Comparison:
-    """Which tensors of two files differ, and by how much, whatever wrappers put into their names."""
+    """Compare the tensors of two files, ignoring what wrappers add to names."""
     one, other = (_group(formats.read(path, objects), key)[1] for path in (first, second))
     pairs = names.match(one, other)
     same, different, unlike = [], [], {}
@@ -172,9 +172,9 @@ def convert(
     objects: Objects = "refuse",
     max_shard_size: int | str | None = None,
 ) -> str:
-    """Write the weights of one file to another, whose name says in which format; returns what was done.
+    """Convert a file of weights to the format of the target's suffix; returns a report.
 
-    Names lose what wrappers put into them. A target that ends in "/" becomes a DCP directory; one of more than
+    Wrappers' parts of names are removed. A target that ends in "/" becomes a DCP directory; one of more than
     `max_shard_size` bytes becomes several files and an index.
     """
     from duoka.checkpoint.saving import PICKLES, plain_state, write_weights
@@ -210,5 +210,5 @@ def _write_dcp(tensors: dict[str, Tensor], target: Path) -> None:
     if target.exists():
         raise WeightsError(f"{target} exists already; name a directory that does not")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is one process
+        warnings.simplefilter("ignore")  # a warning that there is one process
         disk.replace(target, lambda beside: partial(save, no_dist=True)(tensors, checkpoint_id=str(beside)))

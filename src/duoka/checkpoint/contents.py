@@ -1,4 +1,4 @@
-"""What is in a file of weights."""
+"""The contents of a file of weights."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from duoka.checkpoint.stored import Stored
 
 @dataclass(frozen=True)
 class Contents:
-    """What is in a file, or in the files of a directory, whose tensors are not read yet.
+    """The contents of a file or directory, whose tensors are not read yet.
 
-    format: in words. tree: dicts, lists and plain values as they were saved; a tensor in it is a `Stored`.
-    metadata: what the file says about itself. notes: what is worth telling about how it was read.
-    check: finds damage that reading would not; raises WeightsError or CheckpointError.
+    format: name of the format. tree: dicts, lists and values as saved, with tensors as `Stored`. metadata: of the
+    file.
+    notes: remarks for the user about the reading. check: finds damage that reading does not; raises WeightsError or
+    CheckpointError.
     """
 
     path: Path
@@ -27,7 +28,7 @@ class Contents:
     check: Callable[[], None] = lambda: None
 
     def tensors(self) -> dict[str, Stored]:
-        """All tensors, by their path in the tree, joined by dots."""
+        """Return all tensors by their path in the tree, joined by dots."""
         return dict(_leaves(self.tree))
 
 

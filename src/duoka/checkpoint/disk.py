@@ -1,7 +1,7 @@
-"""Writing so that a crash, at whatever moment, leaves the old or the new and never half of it.
+"""Crash-safe writes: after a crash a file is either the old or the new one.
 
-Beside its place, synced, then renamed; then the directory is synced. All that changes the disk is in this file,
-through `os.open`, `os.write`, `os.fsync`, `os.rename` and the like, which the tests let fail one call at a time.
+Write a partial file, fsync it, rename it, fsync the directory. All changes of the disk are made here, through
+`os.open`, `os.write`, `os.fsync`, `os.rename` and the like, which the tests make fail one call at a time.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 
 from duoka import libc
 
-PARTIAL = ".partial"  # the ending of what is not complete, or about to be removed
+PARTIAL = ".partial"  # suffix of files that are incomplete or about to be removed
 PIECE = 16 << 20  # bytes written at once
 
 Data = bytes | memoryview
 
 
 def write(path: Path, parts: Iterable[Data]) -> None:
-    """Write a new file, and see it safely on the disk."""
+    """Write a new file and fsync it."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         at = 0
@@ -30,7 +30,9 @@ def write(path: Path, parts: Iterable[Data]) -> None:
             rest = memoryview(part)
             while len(rest):
                 count = os.write(fd, rest[:PIECE])
-                libc.begin_writeback(fd, at, count)  # the disk works while the next piece is copied to the kernel
+                libc.begin_writeback(
+                    fd, at, count
+                )  # start writing to the disk while the next piece is copied to the kernel
                 at, rest = at + count, rest[count:]
         os.fsync(fd)
     finally:
@@ -38,7 +40,7 @@ def write(path: Path, parts: Iterable[Data]) -> None:
 
 
 def replace(path: Path, write_to: Callable[[Path], None]) -> None:
-    """Let `write_to` make a file beside `path`, then put it there in one go. A link stays a link."""
+    """Let `write_to` create a partial file, then rename it to `path`. Symbolic links are followed."""
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = partial(path)
@@ -53,12 +55,12 @@ def replace(path: Path, write_to: Callable[[Path], None]) -> None:
 
 
 def partial(path: Path) -> Path:
-    """A name beside `path` that nobody else uses, and that tells what it is."""
+    """Return an unused name for a partial file in the same directory."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 
 def sync(path: Path) -> None:
-    """See a file, that somebody else has written, safely on the disk."""
+    """fsync a file."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -67,19 +69,19 @@ def sync(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """See the names in a directory safely on the disk."""
+    """fsync a directory, so that renames in it are durable."""
     sync(path)
 
 
 def remove(directory: Path) -> None:
-    """Remove a directory such that a crash does not leave half of it under its name."""
+    """Remove a directory atomically: rename it, then delete it."""
     beside = partial(directory)
     os.rename(directory, beside)
     shutil.rmtree(beside, ignore_errors=True)
 
 
 def sweep(directory: Path) -> None:
-    """Remove what earlier runs left that died while they wrote. Only for who alone writes there."""
+    """Remove partial files of earlier runs that crashed. The caller must hold the directory's lock."""
     for entry in directory.iterdir():
         if entry.name.startswith(".") and entry.name.endswith(PARTIAL):
             if entry.is_dir():

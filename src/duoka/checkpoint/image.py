@@ -1,4 +1,4 @@
-"""Tensors as a safetensors file: its header, and its data in memory."""
+"""Tensors as the bytes of a safetensors file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from duoka.checkpoint.formats.safetensors import WIDENED
 from duoka.checkpoint.stored import DTYPES, bytes_of, is_plain_memory
 from duoka.errors import WeightsError
 
-LARGE = 64 << 20  # bytes from which on several threads copy
+LARGE = 64 << 20  # bytes from which several threads copy
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor is in a file. header: all bytes before the data. places: the first byte of each, in order."""
+    """Positions of tensors in a file.
+
+    header: all bytes before the data. places: offset of each tensor in the data.
+    """
 
     header: bytes
     places: Mapping[str, int]
@@ -31,7 +34,7 @@ class Layout:
 
 
 def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Layout:
-    """The order that the safetensors library has: large elements first, so that all are aligned, then by name.
+    """Compute the layout in the order of the safetensors library: large elements first, for alignment, then by name.
 
     Raises:
         WeightsError: a tensor is sparse, quantised or on the meta device, and so has no plain data.
@@ -67,7 +70,7 @@ def _code(name: str, tensor: Tensor) -> tuple[str, int]:
 
 
 def straight(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[Data]:
-    """The bytes of the file, straight from the tensors' memory where that is possible."""
+    """Yield the bytes of the file, without a copy if the tensors' memory allows."""
     yield layout.header
     for name in layout.places:
         tensor = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -76,10 +79,9 @@ def straight(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[Data]:
 
 
 class Image:
-    """A copy of tensors in memory, laid out as the file that it will be: the loop goes on once it is made.
+    """A copy of tensors in memory, in the layout of the file, so that training can go on while it is written.
 
-    The memory is asked for in large pages where the system has them; touching it for the first time, which is
-    most of the cost of a copy, then takes a fraction of the time.
+    The memory uses huge pages if available: page faults are most of the cost of a copy.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -90,7 +92,7 @@ class Image:
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
 
     def take(self, tensors: Mapping[str, Tensor], layout: Layout) -> None:
-        """Copy the tensors, from whatever devices; their layout is no larger than the one that this was made for."""
+        """Copy tensors from any devices. Their layout must be no larger than the original one."""
         self.layout = layout
         plain = {name: tensors[name] for name in layout.places if is_plain_memory(tensors[name])}
         threads = min(4, torch.get_num_threads()) if layout.size > LARGE else 1
@@ -100,7 +102,7 @@ class Image:
                 if tensor.numel() and name not in plain:
                     own = self._bytes[at : at + tensor.numel() * tensor.element_size()]
                     own.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-            # Faster than copy_, whose threads wait for each other at each tensor.
+            # Faster than copy_, whose threads synchronize after each tensor.
             places = [layout.places[name] for name in plain]
             list((pool.map if threads > 1 else map)(self._move, places, plain.values()))
 
@@ -108,5 +110,5 @@ class Image:
         ctypes.memmove(self._bytes.data_ptr() + at, tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
     def parts(self) -> tuple[Data, ...]:
-        """The bytes of the file."""
+        """Return the bytes of the file."""
         return self.layout.header, self._bytes.numpy().data[: self.layout.size]

@@ -1,4 +1,4 @@
-"""`load_weights`: the tensors of any file into a model, wherever either of them is."""
+"""`load_weights`: load the tensors of a file of any format into a model."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from duoka.private.torch import loads_in_its_own_way
 
 @dataclass(frozen=True)
 class Loaded:
-    """What `load_weights` did. `print` it to read it.
+    """The result of `load_weights`; print it for a report.
 
-    loaded: names of the model's tensors that have new values. missing: of those that the file does not have.
-    unexpected: names in the file that the model does not have. wrong: names whose shapes differ, with the model's
-    shape and the file's. skipped: names that were not wanted. notes: what was done to make names, places and
-    types fit.
+    loaded: names of the model's tensors with new values. missing: those that the file does not have. unexpected:
+    names in
+    the file that the model does not have. wrong: names with differing shapes: the model's and the file's. skipped:
+    names
+    excluded by `only` or `skip`. notes: changes made to match names, devices and types.
     """
 
     path: Path
@@ -56,31 +57,32 @@ def load_weights(
     skip: str | Sequence[str] = (),
     objects: Objects = "refuse",
 ) -> Loaded:
-    """Load weights into `model`, on whatever device it is, from whatever file.
+    """Load weights into `model` on its present device.
 
-    Reads what `torch.save` wrote (`.pth`, `.pt`, `.bin`, `.ckpt`), safetensors, sharded files with an index,
-    DCP directories and duoka's checkpoints. Finds the weights wherever they are in the file, and takes no
-    notice of what DataParallel, DistributedDataParallel, FSDP, `torch.compile` or Lightning put into names, in
-    the file or in the model. No code in a file is run.
+    Reads files of `torch.save` (`.pth`, `.pt`, `.bin`, `.ckpt`), safetensors, sharded files with an index, DCP
+    directories and duoka's checkpoints. Finds the weights inside the file, and ignores what DataParallel,
+    DistributedDataParallel, FSDP, `torch.compile` or Lightning add to names, in the file and in the model. No code in
+    a
+    file is run.
 
     Args:
-        model: the model; it is left as it was if an error is raised.
+        model: the model; unchanged if an error is raised.
         path: a file or a directory.
-        strict: whether all tensors of the model, and no others, must be in the file. False loads what fits.
-        key: where in the file the weights are, such as "ema" or "state_dict.generator".
-        rename: regular expressions and what to put in their place, in the file's names: {"^encoder": "backbone"}.
-        only: names, modules or globs of the model, such as "backbone" or "*.bias": nothing else is loaded.
-        skip: the same: these keep the values that they have. A model with another head: skip="head".
-        objects: "inert" also reads pickles that hold objects of unknown classes, such as whole modules, with
-            stand-ins for those, which run no code; "refuse" refuses them.
+        strict: if True, the file must hold all tensors of the model and no others; if False, load those that match.
+        key: path of the weights inside the file, such as "ema" or "state_dict.generator".
+        rename: regular expressions and their replacements for the file's names: {"^encoder": "backbone"}.
+        only: names, modules or globs of the model to load, such as "backbone" or "*.bias".
+        skip: names, modules or globs that keep their values. For a model with another head: skip="head".
+        objects: "refuse" rejects pickles with objects of unknown classes, such as whole modules; "inert" reads them
+            with stand-ins that run no code.
 
     Returns:
-        What was loaded, and what was done to make it fit; `print` it to read it.
+        A report of what was loaded; print it to read it.
 
     Raises:
-        WeightsMismatch: names or shapes do not fit; the message is a table of them.
+        WeightsMismatch: names or shapes do not match; the message is a table of them.
         UnsafePickle: the file is a pickle that would run code.
-        WeightsError: the file cannot be read, is damaged, or holds several sets of weights that fit.
+        WeightsError: the file cannot be read, is damaged, or holds several sets of weights that match.
     """
     contents = formats.read(path, objects)
     state = model.state_dict()
@@ -121,9 +123,9 @@ def _several(patterns: str | Sequence[str]) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Pairing:
-    """How the tensors of a model and of a file belong together.
+    """The match of a model's tensors and a file's.
 
-    targets: the model's. group: the file's, by its own names. sources: what each of the model's names is loaded from.
+    targets: the model's. group: the file's, by its own names. sources: the file's tensor for each name of the model.
     pairs: the file's name for each of these.
     """
 
@@ -139,7 +141,7 @@ class Pairing:
 def _pair(
     targets: Mapping[str, Tensor], group: Mapping[str, Stored], only: Sequence[str], skip: Sequence[str]
 ) -> Pairing:
-    """Find each tensor of the model in the file, and what does not fit."""
+    """Match the model's tensors with the file's."""
     pairs = names.match(targets, group)
     wanted = set(names.chosen(targets, only, skip))
     missing: dict[str, Shape] = {}
@@ -159,7 +161,7 @@ def _pair(
     ignored = set(names.extras(unused)) | (set(unused) - set(names.chosen(unused, only, skip)))
     counters = [name for name in missing if name.endswith("num_batches_tracked")]
     notes += [f"left out: {name}" for name in names.extras(unused)]
-    if counters:  # torch 0.4 began to write them; torch, too, takes files without
+    if counters:  # torch 0.4 began to write them; torch also accepts files without
         notes.append(f"{len(counters)} counts of batches (num_batches_tracked) are not in the file and stay")
     for name in (*_tied(targets, missing, sources), *counters):
         del missing[name]
@@ -170,7 +172,7 @@ def _pair(
 
 
 def _misfit(target: Tensor, source: Stored) -> tuple[str, str] | None:
-    """Why a tensor cannot be copied to its target: both shapes, or both types."""
+    """Return both shapes, or both types, if a tensor cannot be copied to its target; else None."""
     single = source.numel == target.numel() == 1 and max(target.dim(), len(source.shape)) <= 1
     if tuple(target.shape) != source.shape and not single:
         return str(tuple(target.shape)), str(source.shape)
@@ -184,7 +186,7 @@ def _misfit(target: Tensor, source: Stored) -> tuple[str, str] | None:
 
 
 def _tied(targets: Mapping[str, Tensor], missing: Mapping[str, Shape], sources: Mapping[str, Stored]) -> list[str]:
-    """Missing names of tensors that are loaded under another name."""
+    """Return missing names whose tensor is loaded under another name."""
     if not missing:
         return []
     loaded = {_memory(targets[name]) for name in sources if targets[name].numel() and not targets[name].is_meta}
@@ -213,7 +215,7 @@ def _check(mismatch: Mismatch, path: Path, model: nn.Module, group: Mapping[str,
 
 
 def _hint(mismatch: Mismatch) -> str:
-    """What to write to load it all the same."""
+    """Suggest arguments that would load the file."""
     for name in mismatch.missing:
         ends = [other for other in mismatch.unexpected if other.endswith("." + name)]
         if len(ends) == 1 and len(mismatch.missing) > 1:
@@ -223,11 +225,11 @@ def _hint(mismatch: Mismatch) -> str:
     return f"{head}strict=False loads what fits; rename={{…}} gives other names"
 
 
-# Giving the model its values.
+# Copying values into the model.
 
 
 def _loads_by_itself(model: nn.Module) -> bool:
-    """Whether loading means more to some module than copying: its own method, hooks, or state beside tensors."""
+    """Return True if a module overrides loading: by a method, hooks, or extra state."""
     return type(model).load_state_dict is not nn.Module.load_state_dict or any(map(_is_special, model.modules()))
 
 
@@ -240,7 +242,7 @@ def _is_special(module: nn.Module) -> bool:
 
 
 def _fill(model: nn.Module, pairing: Pairing, path: Path, strict: bool) -> Mismatch:
-    """Give the model its values, and return what does not fit."""
+    """Copy the values into the model; returns the remaining mismatch."""
     targets = pairing.targets
     on_meta = any(targets[name].is_meta for name in pairing.sources)
     try:
@@ -258,7 +260,7 @@ def _fill(model: nn.Module, pairing: Pairing, path: Path, strict: bool) -> Misma
 
 
 def _load_state(model: nn.Module, pairing: Pairing, path: Path, strict: bool, assign: bool) -> Mismatch:
-    """Through `load_state_dict`, which then also sees the names that only the model's own code understands."""
+    """Load by `load_state_dict`, so that the model's own code handles names that only it knows."""
     targets, group = pairing.targets, pairing.group
     state: dict[str, Any] = {name: part_of(it.read(), targets[name]) for name, it in pairing.sources.items()}
     state |= {name: group[name].read() for name in pairing.mismatch.unexpected}

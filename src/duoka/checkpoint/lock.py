@@ -1,4 +1,4 @@
-"""One run writes into a directory. The kernel frees the lock when its process ends, however it ends."""
+"""A file lock on a checkpoint directory. The kernel releases it when the process ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = ".lock"
 
 
 class Lock:
-    """Held from its making until `release`, its garbage collection, or the end of the process."""
+    """A lock held until `release`, garbage collection, or the end of the process."""
 
     def __init__(self, directory: Path) -> None:
         fd = _open(directory / NAME)
@@ -32,20 +32,20 @@ class Lock:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         self._close = weakref.finalize(self, os.close, fd)
-        # A child that outlives this process (a loader's worker) must not hold on to the lock.
+        # A child process that outlives this one (a loader's worker) must not keep the lock.
         mine = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _let_go(mine()))
 
     def release(self) -> None:
-        """Let others write."""
+        """Release the lock."""
         self._close()
 
 
 def _open(path: Path) -> int:
-    """The file itself, and no other that somebody has put a link to in its place.
+    """Open the lock file, refusing links and files of others.
 
     Raises:
-        CheckpointError: it is none of ours.
+        CheckpointError: it is not a regular file of this user.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -54,7 +54,7 @@ def _open(path: Path) -> int:
             raise _not_ours(path) from None
         raise
     found = os.fstat(fd)
-    ours = found.st_uid in (os.getuid(), path.parent.stat().st_uid)  # a file server may give both to another user
+    ours = found.st_uid in (os.getuid(), path.parent.stat().st_uid)  # a file server may assign both to another user
     if not (stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and ours):
         os.close(fd)
         raise _not_ours(path)

@@ -1,16 +1,16 @@
-"""What a checkpoint's directory says of itself: `manifest.json`, written last, and read first.
+"""`manifest.json`, the table of contents of a checkpoint: written last, and read first.
 
     {
       "format": 1,
       "step": 1200, "epoch": 3,            steps done, epochs finished
-      "metric": 0.93,                      null where none was given
+      "metric": 0.93,                      or null
       "states": {"model": {"kind": "model", "files": ["model.safetensors"]}, …},
       "files": {"model.safetensors": {"size": …, "sha256": "…"}, …},
       "made": {"duoka": …, "torch": …, "python": …, "world_size": 2, "time": …},
-      "sha256": "…"                        of this text as it would be with "" in this place
+      "sha256": "…"                        of this text with "" as the value
     }
 
-The text has exactly one form, so a manifest in which anything was changed, be it a space, is found out.
+The text has exactly one form, so any change of a manifest is detected.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from duoka.errors import CheckpointDamaged, CheckpointError
 
 FORMAT = 1
 NAME = "manifest.json"
-TREES = "states.json"  # what is not a tensor, of all states that have it
-LARGEST = 64 << 20  # bytes that are read of one
+TREES = "states.json"  # the parts of all states that are not tensors
+LARGEST = 64 << 20  # maximum bytes read of a manifest
 _DIRECTORY = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 _PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One file. size: bytes."""
+    """A file of the checkpoint. size: bytes."""
 
     size: int
     sha256: str
@@ -46,7 +46,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class State:
-    """One thing that was saved. kind: model, optimizer, object, tensor or value."""
+    """A saved state. kind: model, optimizer, object, tensor, container or value."""
 
     kind: str
     files: tuple[str, ...]
@@ -54,7 +54,7 @@ class State:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Of one checkpoint. made: versions and the like, for people."""
+    """The manifest of one checkpoint. made: versions and time, for information."""
 
     step: int
     epoch: int
@@ -64,7 +64,7 @@ class Manifest:
     metric: float | None = None
 
     def text(self) -> bytes:
-        """The manifest's file."""
+        """Return the contents of the file."""
         return _text({"format": FORMAT, **asdict(self)})
 
 
@@ -76,7 +76,7 @@ def _text(content: Mapping[str, Any]) -> bytes:
 
 
 def read(directory: Path) -> Manifest:
-    """The manifest of a checkpoint; raises CheckpointDamaged where there is none, or not the one that was written."""
+    """Read a checkpoint's manifest. Raises CheckpointDamaged if it is missing or changed."""
     path = directory / NAME
     try:
         with open(path, "rb") as file:
@@ -106,7 +106,7 @@ def _manifest(content: Mapping[str, Any]) -> Manifest:
 
 
 def check(directory: Path, manifest: Manifest, names: tuple[str, ...] | None = None) -> None:
-    """Compare files with the manifest, all or those named; raises CheckpointDamaged that names the wrong ones."""
+    """Compare files with the manifest, all or those named. Raises CheckpointDamaged with the names of wrong ones."""
     wanted = manifest.files if names is None else {name: manifest.files[name] for name in names}
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         found = (pool.map if len(wanted) > 1 else map)(lambda name: _fault(directory / name, wanted[name]), wanted)
@@ -116,7 +116,7 @@ def check(directory: Path, manifest: Manifest, names: tuple[str, ...] | None = N
 
 
 def _fault(path: Path, entry: Entry) -> str:
-    """What is wrong with a file; "" for nothing."""
+    """Return a description of the damage of a file, or ""."""
     try:
         size = path.stat().st_size
         if size != entry.size:
@@ -138,12 +138,12 @@ def _digest(path: Path) -> str:
 
 
 def directory_name(step: int, again: int = 0) -> str:
-    """The name of a step's directory; again: how often there is one of this step already."""
+    """Return the directory name of a step. again: number of existing directories of this step."""
     return f"step-{step:08}" + (f".{again}" if again else "")
 
 
 def directories(root: Path) -> list[Path]:
-    """All directories of steps, complete or damaged, the oldest first."""
+    """Return the directories of all steps, also damaged ones, the oldest first."""
     found = []
     for entry in root.iterdir() if root.is_dir() else ():
         name = _DIRECTORY.fullmatch(entry.name)
@@ -153,5 +153,5 @@ def directories(root: Path) -> list[Path]:
 
 
 def is_number(value: object) -> bool:
-    """Whether this can be a metric."""
+    """Return True for a number that can be a metric."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)

@@ -1,4 +1,4 @@
-"""What does not fit between a file and a model, as one table."""
+"""Differences between the tensors of a file and of a model, as a table."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Mismatch:
-    """missing: in the model, not in the file. unexpected: the other way round. Each has a shape.
+    """Tensors that do not match, with shapes. missing: not in the file. unexpected: not in the model.
 
-    wrong: the model's shape and the file's, or types that cannot be turned into each other, in words.
+    wrong: the model's shape and the file's, or types that cannot be converted.
     """
 
     missing: Mapping[str, Shape] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Mismatch:
         return bool(self.missing or self.unexpected or self.wrong)
 
     def table(self) -> str:
-        """Aligned rows: what is wrong, the name, the shape, and the name that may have been meant."""
+        """Return aligned rows: the kind, the name, the shape, and the closest name in the file."""
         near = _nearest(self.missing, self.unexpected)
         rows = [
             ("wrong shape", name, f"{ours} in the model", f"{theirs} in the file")
@@ -58,7 +58,7 @@ def _first(rows: Sequence[tuple[str, str, str, str]], kind: str) -> list[tuple[s
 
 
 def _nearest(missing: Mapping[str, Shape], unexpected: Mapping[str, Shape]) -> dict[str, str]:
-    """For the missing names that are shown, the unexpected one that is likest, those of the same shape first."""
+    """Return for each missing name shown the most similar unexpected one, preferring the same shape."""
     near = dict.fromkeys(missing, "")
     for name in list(missing)[:LONGEST]:
         alike = [other for other, shape in unexpected.items() if shape == missing[name]] or list(unexpected)

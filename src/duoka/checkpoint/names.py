@@ -1,4 +1,4 @@
-"""Which tensors of a file are which of a model, whatever was wrapped around either when it was saved."""
+"""Match the names of tensors in a file and a model, ignoring wrappers."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 from duoka.checkpoint.stored import Stored
 from duoka.errors import OptionError, WeightsError
 
-# What wrappers put into names: DataParallel and DistributedDataParallel, torch.compile, Fabric and Lightning,
-# FSDP, activation checkpointing.
+# Names that wrappers insert: DataParallel and DistributedDataParallel, torch.compile, Fabric and Lightning, FSDP,
+# activation checkpointing.
 WRAPPERS = frozenset({"module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-# And at the beginning alone: a Lightning module's, or a training class's, name for its network.
+# Also at the beginning: the attribute of a Lightning module, or of a training class, that holds the network.
 OUTERMOST = WRAPPERS | {"model"}
 
-# Where people put weights in what they save, the likeliest first; an average of the weights only after those.
+# Usual keys of weights in saved dicts, the most usual first; averages of the weights last.
 KEYS = (
     *("state_dict", "model_state_dict", "model", "module", "net", "network", "net_state_dict", "model_weights"),
     *("weights", "params", "model_ema", "state_dict_ema", "ema", "ema_state_dict", "params_ema"),
 )
-# And what is beside them: no weights, whatever tensors it holds.
+# Keys of other things, even if they hold tensors.
 _BESIDE = re.compile(r"optim|sched|scaler|(^|_)rng|random|callbacks|loops|hyper_parameters|(^|_)args$|loader")
-_EXTRAS = frozenset({"n_averaged"})  # what AveragedModel adds of its own
+_EXTRAS = frozenset({"n_averaged"})  # added by AveragedModel
 
 
 def plain(name: str) -> str:
-    """A name without what wrappers put into it: "module.features.module.0.weight" is "features.0.weight"."""
+    """Remove the wrappers' parts of a name: "module.features.module.0.weight" becomes "features.0.weight"."""
     *path, last = name.split(".")
     while path and path[0] in OUTERMOST:
         path.pop(0)
@@ -36,18 +36,18 @@ def plain(name: str) -> str:
 
 
 def matched(pattern: str, name: str) -> bool:
-    """Whether a pattern is a name, a module that it is in, or a glob of it."""
+    """Return True if the pattern is the name, a module that contains it, or a glob that matches it."""
     return name == pattern or name.startswith(pattern + ".") or fnmatchcase(name, pattern)
 
 
 def chosen(names: Iterable[str], only: Sequence[str], skip: Sequence[str]) -> list[str]:
-    """Those of the names that are wanted."""
+    """Select the names that `only` includes and `skip` does not."""
     wanted = [name for name in names if not only or any(matched(pattern, plain(name)) for pattern in only)]
     return [name for name in wanted if not any(matched(pattern, plain(name)) for pattern in skip)]
 
 
 def renamed(tensors: Mapping[str, Stored], rename: Mapping[str, str]) -> dict[str, Stored]:
-    """The tensors under other names: each pattern, a regular expression, is replaced wherever it is found."""
+    """Rename tensors: replace every match of each regular expression."""
     named: dict[str, Stored] = {}
     for old, tensor in tensors.items():
         new = old
@@ -63,7 +63,7 @@ def renamed(tensors: Mapping[str, Stored], rename: Mapping[str, str]) -> dict[st
 
 
 def match(model: Collection[str], file: Collection[str]) -> dict[str, str]:
-    """The file's name for each of the model's names that it has: the same, or the same but for wrappers."""
+    """Map the model's names to the file's, if they are equal or differ only by wrappers."""
     found = {name: name for name in model if name in file}
     taken = set(found.values())
     ours = _unique(name for name in model if name not in found)
@@ -72,19 +72,19 @@ def match(model: Collection[str], file: Collection[str]) -> dict[str, str]:
 
 
 def _unique(names: Iterable[str]) -> dict[str, str]:
-    """Names by their plain form, where only one has it."""
+    """Map plain names to names, for plain names that are unique."""
     names = list(names)
     counts = Counter(map(plain, names))
     return {plain(name): name for name in names if counts[plain(name)] == 1}
 
 
 def extras(names: Iterable[str]) -> list[str]:
-    """Names that a model need not have."""
+    """Return the names that a model need not have."""
     return [name for name in names if plain(name) in _EXTRAS]
 
 
 def differences(pairs: Mapping[str, str]) -> list[str]:
-    """In words, how the file's names differ from the model's; pairs: the file's name by the model's."""
+    """Describe how the file's names differ from the model's. pairs: the file's name by the model's."""
     counts: Counter[str] = Counter()
     for ours, theirs in pairs.items():
         if theirs.endswith("." + ours):
@@ -101,13 +101,13 @@ def differences(pairs: Mapping[str, str]) -> list[str]:
     return [f"{what} {count} name{'s' if count > 1 else ''}" for what, count in counts.most_common()]
 
 
-# Which part of a file is the weights.
+# Selection of the weights in a file.
 
 
 def groups(tree: Any, at: str = "", depth: int = 0) -> dict[str, dict[str, Stored]]:
-    """Every dict of a file that may be a model's weights: its tensors by name, under its own path in the file.
+    """Return every dict in a file that may be a model's weights: its tensors by name, under its path in the file.
 
-    Dicts in dicts are found twice, by themselves and as a part of what they are in, their names joined by dots.
+    Nested dicts are returned both by themselves and as a part of the outer one, with names joined by dots.
     """
     if not isinstance(tree, Mapping) or depth > 4:
         return {}
@@ -134,12 +134,12 @@ def _is_beside(key: Any) -> bool:
 
 
 def choose(found: Mapping[str, dict[str, Stored]], wanted: Collection[str] | None, key: str | None, path: Any) -> str:
-    """Which of the groups is meant: the one named, else the one that has most of the wanted names and little else.
+    """Choose a group: the one named by `key`, else the one with most of the wanted names and fewest others.
 
-    wanted: a model's names; None where there is no model, and the likeliest place of weights is meant.
+    wanted: a model's names; None without a model, to choose by the usual keys.
 
     Raises:
-        WeightsError: there is none, or two are equally good.
+        WeightsError: there is no group, or two match equally.
     """
     if key is not None:
         if key not in found:
@@ -162,7 +162,7 @@ def choose(found: Mapping[str, dict[str, Stored]], wanted: Collection[str] | Non
 
 
 def _likeliest(found: Mapping[str, dict[str, Stored]]) -> str:
-    """The group of a well-known key, else the only one, else all of them."""
+    """Return the group of a usual key, else the only one, else all tensors."""
     inner = [at for at in found if at and "." not in at]
     known = [at for at in inner if at in KEYS]
     if known:
@@ -171,7 +171,7 @@ def _likeliest(found: Mapping[str, dict[str, Stored]]) -> str:
 
 
 def _preference(at: str) -> int:
-    """The place of a group's key in KEYS; unknown ones come before averages, all that is in a file at the end."""
+    """Return the rank of a group by its key: KEYS, unknown ones before averages, the whole file last."""
     last = at.rpartition(".")[2]
     if not at:
         return 2 * len(KEYS)

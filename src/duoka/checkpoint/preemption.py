@@ -1,4 +1,4 @@
-"""Being asked to end: a preempted node, or the end of a time slice."""
+"""Handle signals that ask a run to end, as of a preempted node or the end of a time slice."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-AGAIN = 75  # the exit code that says "start me again": EX_TEMPFAIL of sysexits.h
+AGAIN = 75  # exit code for "start me again": EX_TEMPFAIL of sysexits.h
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Preempted(SystemExit):
-    """This run was asked to end, has saved, and ends with exit code 75: start it again, and it goes on."""
+    """This run was asked to end and has saved. Exit code 75; when started again, the run continues."""
 
     def __init__(self) -> None:
         super().__init__(AGAIN)
 
 
 class Preemption:
-    """Takes note of the signals that ask this process to end. asked: one has come."""
+    """Records the signals that ask this process to end. asked: True after one has arrived."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -28,25 +28,25 @@ class Preemption:
         self._before: dict[signal.Signals, Any] = {}
 
     def listen(self) -> None:
-        """From now on; signals can only be taken in the main thread, and elsewhere this does nothing."""
+        """Install the handlers; does nothing outside of the main thread."""
         with suppress(ValueError):
             for one in SIGNALS:
                 self._before.setdefault(one, signal.signal(one, self._note))
 
     def answer(self) -> Preempted:
-        """What to raise when all is saved. From then on no further signal cuts the end of this process short."""
+        """Return the exception to raise after saving. Further signals then no longer interrupt the exit."""
         self._answered = True
         return Preempted()
 
     def stop_listening(self) -> None:
-        """Let the signals do what they did before."""
+        """Restore the previous handlers."""
         while self._before:
             number, before = self._before.popitem()
             if not (self._answered and before is signal.SIG_DFL):
                 signal.signal(number, before)
 
     def give_back(self) -> None:
-        """The loop has ended by itself: a signal that came too late for it is for what follows it."""
+        """Restore the previous handlers after the loop has ended, and raise again a signal that came too late."""
         self.stop_listening()
         if self._first is not None and not self._answered:
             number, self._first, self.asked = self._first, None, False

@@ -1,6 +1,6 @@
-"""The ranks that load, save and restore together, and how they agree.
+"""The ranks that load, save and restore together.
 
-`duoka.view.collectives.Collectives` is one such; `OneRank` stands for all where there is only one.
+`duoka.view.collectives.Collectives` is one implementation; `OneRank` is the one for a single rank.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ Outcome = TypeVar("Outcome")
 
 
 class Ranks(Protocol):
-    """What is needed of collectives. Every call is made by all ranks, in the same order."""
+    """The collectives needed. Every call is made by all ranks, in the same order."""
 
     rank: int
     world_size: int
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """(world_size, *tensor.shape): every rank's `tensor`, a CPU tensor of the same shape on all."""
+        """Return every rank's `tensor`, (world_size, *tensor.shape). A CPU tensor of the same shape on all ranks."""
 
     def broadcast_object(self, value: Any, source: int) -> Any:
-        """Rank `source`'s `value`."""
+        """Return rank `source`'s `value`."""
 
 
 class OneRank:
-    """The only rank."""
+    """A single rank."""
 
     rank, world_size = 0, 1
 
@@ -42,7 +42,7 @@ class OneRank:
 
 
 class GroupRanks:
-    """The ranks of torch.distributed's default group, in scripts that do their own torch.distributed."""
+    """The ranks of torch.distributed's default group, for scripts that call it themselves."""
 
     def __init__(self) -> None:
         self.rank, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -59,13 +59,13 @@ class GroupRanks:
 
 
 def ranks_here() -> Ranks:
-    """The ranks of torch.distributed, if this process has joined them; else one."""
+    """Return the ranks of torch.distributed if it is initialized, else one rank."""
     joined = torch.distributed.is_available() and torch.distributed.is_initialized()
     return GroupRanks() if joined else OneRank()
 
 
 def on_first(ranks: Ranks, act: Callable[[], Outcome]) -> Outcome:
-    """Do something on rank 0 alone; every rank returns, or raises, what came of it."""
+    """Call `act` on rank 0 alone; every rank returns its result, or raises its error."""
     outcome: Any = None
     failure: BaseException | None = None
     if ranks.rank == 0:
@@ -79,11 +79,11 @@ def on_first(ranks: Ranks, act: Callable[[], Outcome]) -> Outcome:
             raise failure or told
         return outcome  # type: ignore[no-any-return]
     finally:
-        failure = told = None  # an error's own frames must not keep it, and all that they see, alive
+        failure = told = None  # break the reference cycle of the error and this frame
 
 
 def together(ranks: Ranks, act: Callable[[], Outcome], what: str, kind: type[DuokaError]) -> Outcome:
-    """Do something on every rank. Where one fails, all raise: it its own error, the others one that names it."""
+    """Call `act` on every rank. If one fails, it raises its own error, and the others one that names its rank."""
     outcome: Any = None
     failure: Exception | None = None
     try:
@@ -101,7 +101,7 @@ def together(ranks: Ranks, act: Callable[[], Outcome], what: str, kind: type[Duo
 
 
 def _portable(error: BaseException | None) -> BaseException | None:
-    """An error as other ranks can have it."""
+    """Return an error that other ranks can unpickle."""
     if error is None:
         return None
     return error if isinstance(error, (CheckpointError, WeightsError)) else DuokaError(f"on rank 0: {error!r}")

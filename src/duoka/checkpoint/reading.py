@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint's files, each read once, and ahead of use while their digests are still computed."""
+"""Read the files of a checkpoint once each, while their digests are computed."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from duoka.errors import CheckpointError, WeightsError
 
 
 class Reading:
-    """One checkpoint that is restored."""
+    """Reads one checkpoint."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._read: dict[str, dict[str, Tensor]] = {}
 
     def check(self, about: Manifest) -> None:
-        """Compare all files with the manifest; what goes into new memory is read meanwhile.
+        """Compare all files with the manifest, and meanwhile read those whose tensors are not copied in place.
 
         Raises:
-            CheckpointDamaged: it names the files that are not as they were written.
+            CheckpointDamaged: names the files that were changed.
         """
         ahead = {file for state in about.states.values() if state.kind != "model" for file in state.files}
         with ThreadPoolExecutor(1, "duoka-check") as pool:
             sound = pool.submit(manifest.check, self.directory, about)
-            with suppress(OSError, WeightsError):  # of a damaged file, of which the check will tell
+            with suppress(OSError, WeightsError):  # the check reports damaged files
                 for file in ahead:
                     self.tensors(file)
             sound.result()
 
     def trees(self) -> dict[str, Any]:
-        """What JSON holds of each state that is more than tensors, by name."""
+        """Return the JSON of each state that is more than tensors, by name."""
         path = self.directory / manifest.TREES
         try:
             trees = json.loads(path.read_bytes())
@@ -49,7 +49,7 @@ class Reading:
         return trees
 
     def tensors(self, file: str) -> dict[str, Tensor]:
-        """A file's tensors by name; none of one that is not safetensors."""
+        """Return a file's tensors by name; {} if it is not safetensors."""
         if file not in self._read:
             stored = safetensors.read(self.directory / file).tree if file.endswith(".safetensors") else {}
             self._read[file] = {name: tensor.read() for name, tensor in stored.items()}

@@ -1,4 +1,4 @@
-"""`save_weights`: a model's tensors under the model's own names, in one go."""
+"""`save_weights`: save a model's tensors under the model's own names, atomically."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def save_weights(
     max_shard_size: int | str | None = None,
     ranks: Ranks | None = None,
 ) -> None:
-    """Save a model's parameters and buffers under its own names, without what wrappers put into them.
+    """Save a model's parameters and buffers under its own names, without what wrappers add to them.
 
-    The file is there at once and whole, or as it was before. With several ranks all must call this; rank 0 writes.
+    The file is replaced atomically. With several ranks all must call this; rank 0 writes.
 
     Args:
         model: the model, or its state dict.
-        path: `.safetensors`; or `.pth`, `.pt`, `.bin`, `.ckpt` for what `torch.save` writes.
-        metadata: strings to keep in the file's header (safetensors alone).
-        max_shard_size: bytes, or "5GB": what is larger becomes several files and an index, with Hugging Face's names
-            (`model-00001-of-00003.safetensors`, `model.safetensors.index.json`). None: one file, however large.
-        ranks: who saves together; those of torch.distributed if it is not given.
+        path: `.safetensors`; or `.pth`, `.pt`, `.bin`, `.ckpt` for the format of `torch.save`.
+        metadata: strings to keep in the file's header (safetensors only).
+        max_shard_size: bytes, or "5GB": larger models become several files and an index, with Hugging Face's names
+            (`model-00001-of-00003.safetensors`, `model.safetensors.index.json`). None: one file.
+        ranks: the ranks that save together; by default those of torch.distributed.
 
     Raises:
-        OptionError: another ending of `path`, or a size that is none.
-        WeightsError: the file cannot be written, or a tensor cannot be kept in safetensors.
+        OptionError: `path` has another suffix, or the size is invalid.
+        WeightsError: the file cannot be written, or a tensor cannot be stored in safetensors.
     """
     path = Path(path)
     if path.suffix not in (".safetensors", *PICKLES):
@@ -57,10 +57,10 @@ def save_weights(
 def write_weights(
     tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str], most: int | None = None
 ) -> None:
-    """Write tensors to a file whose ending says in which format; to several, if they are more than `most` bytes.
+    """Write tensors in the format of the suffix; to several files if they are more than `most` bytes.
 
     Raises:
-        WeightsError: it cannot be written, or cannot hold them.
+        WeightsError: the file cannot be written, or the format cannot hold the tensors.
     """
     parts = [dict(tensors)] if most is None else split(tensors, most)
     write = partial(_write_one, metadata=metadata)
@@ -78,20 +78,20 @@ def _write_one(tensors: dict[str, Tensor], path: Path, metadata: Mapping[str, st
     if path.suffix in PICKLES:
         disk.replace(path, partial(_pickle, tensors))
     else:
-        layout = lay_out(tensors, {"format": "pt", **metadata})  # without which transformers does not take it
+        layout = lay_out(tensors, {"format": "pt", **metadata})  # transformers requires this entry
         disk.replace(path, lambda beside: disk.write(beside, straight(tensors, layout)))
 
 
 def _pickle(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         torch.save(tensors, path)
-    except RuntimeError as error:  # torch's word for a failed write
+    except RuntimeError as error:  # raised by torch for a failed write
         raise OSError(str(error).splitlines()[0]) from error
     disk.sync(path)
 
 
 def plain_state(model: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
-    """A model's tensors by its own names, each whole; raises WeightsError where two would get the same name."""
+    """Return a model's whole tensors by its own names. Raises WeightsError if two would get the same name."""
     state = dict(model) if isinstance(model, Mapping) else model.state_dict()
     others = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if others:
@@ -109,15 +109,15 @@ def plain_state(model: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def plain_names(model: nn.Module) -> dict[str, str]:
-    """The model's own name for each name in its state dict."""
+    """Map the names in the model's state dict to its own names."""
     wrapped = _wrapped(model)
     return {name: _without(name, wrapped) for name in model.state_dict()}
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor, gathered, on the CPU of rank 0 and without values elsewhere; every other as it is.
+    """Gather a sharded tensor to the CPU of rank 0, and to the meta device elsewhere; return others unchanged.
 
-    All ranks must call this. It takes the room of one tensor on each device: that of all may not be there.
+    All ranks must call this. It needs device memory for one whole tensor at a time.
     """
     if not hasattr(tensor, "full_tensor"):
         return tensor
@@ -126,7 +126,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _wrapped(model: nn.Module | Mapping[str, Any]) -> set[str]:
-    """The paths called "module" that are a wrapper's doing, and not the model's own."""
+    """Return the paths named "module" that a wrapper has inserted."""
     if isinstance(model, Mapping):
         return {"module"} if model and all(name.startswith("module.") for name in model) else set()
     parallel = [

@@ -1,10 +1,10 @@
-"""Weights in several files and an index of them, as Hugging Face's libraries write and read them.
+"""Weights in several files and an index, in the format of Hugging Face's libraries.
 
-    model.safetensors.index.json          which tensor is in which file
+    model.safetensors.index.json          maps tensors to files
     model-00001-of-00003.safetensors      …
 
-Files that an index names are never written over: a save in the place of another takes names that are free, then the
-index is exchanged, in one go, and only then the old files are removed.
+Files that an index names are never overwritten: a save to the same path uses unused names, then replaces the index
+atomically, and only then removes the old files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 def parse_size(given: int | str) -> int:
-    """Bytes: a number, or "5GB", "500MB", "2GiB"; raises OptionError."""
+    """Parse a number of bytes, or "5GB", "500MB", "2GiB". Raises OptionError."""
     if type(given) is int and given > 0:
         return given
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", given.strip()) if isinstance(given, str) else None
@@ -39,7 +39,7 @@ def parse_size(given: int | str) -> int:
 
 
 def split(tensors: Mapping[str, Tensor], most: int) -> list[dict[str, Tensor]]:
-    """The tensors in their order, in parts of at most `most` bytes; a tensor that is larger is alone."""
+    """Split tensors, in order, into parts of at most `most` bytes; a larger tensor is a part by itself."""
     parts: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in tensors.items():
@@ -55,10 +55,10 @@ def split(tensors: Mapping[str, Tensor], most: int) -> list[dict[str, Tensor]]:
 def write_shards(
     path: Path, parts: list[dict[str, Tensor]], write: Callable[[dict[str, Tensor], Path], None]
 ) -> None:
-    """Write the parts beside `path`, each by `write`, and an index of them.
+    """Write the parts next to `path`, each by `write`, and an index of them.
 
     Raises:
-        OSError: it could not be done, or whatever `write` raised; what was there before is whole, or what is new.
+        OSError: writing failed; either the old or the new files are complete.
     """
     named = _named(path)
     names = next(free for free in _names(path, len(parts)) if not named & set(free))
@@ -70,13 +70,13 @@ def write_shards(
         text = json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2) + "\n"
         disk.replace(_index(path), lambda beside: disk.write(beside, (text.encode(),)))
     except BaseException:
-        _remove(path.with_name(name) for name in set(names) - _named(path))  # the index may be exchanged already
+        _remove(path.with_name(name) for name in set(names) - _named(path))  # the index may be replaced already
         raise
     _remove([path, *(path.with_name(name) for name in named)])
 
 
 def remove_shards(path: Path) -> None:
-    """Remove the parts that stood in the place of `path`, which has been written as one file: the index first."""
+    """Remove the index and then the parts at `path`, which has been written as one file."""
     named = _named(path)
     if named:
         _remove([_index(path), *(path.with_name(name) for name in named)])
@@ -87,7 +87,7 @@ def _index(path: Path) -> Path:
 
 
 def _named(path: Path) -> set[str]:
-    """The parts that the index of `path` names, if there is one; other files that it names are not this one's."""
+    """Return the parts that the index of `path` names; ignores files of other paths."""
     part = re.compile(rf"{re.escape(path.stem)}(\.\d+)?-\d{{5}}-of-\d{{5}}{re.escape(path.suffix)}")
     try:
         places = json.loads(_index(path).read_bytes())["weight_map"]
@@ -97,14 +97,14 @@ def _named(path: Path) -> set[str]:
 
 
 def _names(path: Path, number: int) -> Iterable[list[str]]:
-    """`model-00001-of-00003.safetensors`, …; then the same with `model.1` and so on, until one is free."""
+    """Yield `model-00001-of-00003.safetensors`, …; then the same with `model.1` and so on."""
     for again in count():
         stem = f"{path.stem}.{again}" if again else path.stem
         yield [f"{stem}-{part:05}-of-{number:05}{path.suffix}" for part in range(1, number + 1)]
 
 
 def _remove(files: Iterable[Path]) -> None:
-    """Remove files that nothing names any longer; what cannot be removed does no harm."""
+    """Remove files that no index names; errors are ignored, as such files do no harm."""
     for file in files:
         with suppress(OSError):
             os.unlink(file)

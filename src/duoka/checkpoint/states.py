@@ -1,11 +1,11 @@
-"""The things that a checkpoint keeps, by kind: how each is taken apart, and put back.
+"""The states of a checkpoint, by kind: conversion to tensors and JSON, and back.
 
-model       nn.Module: tensors under the model's own names, as `save_weights` has them
+model       nn.Module: tensors under the model's own names, as `save_weights` writes them
 optimizer   its state by the parameters' names, so that their order and number of groups are checked
 object      anything with state_dict() and load_state_dict(): schedulers, scalers, loaders, averages
-tensor      is written into
-container   a list, dict or set: gets its old content
-value       numbers and strings, which are not kept in place: `Checkpoint.values` has them
+tensor      restored in place
+container   a list, dict or set: restored in place
+value       numbers and strings, which cannot be changed in place: see `Checkpoint.values`
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from duoka.checkpoint.values import join, split
 from duoka.errors import CheckpointError, WeightsError
 from duoka.private.torch import set_stepped
 
-OWN_FILE = ("model", "optimizer")  # kinds whose tensors are in a file of their own
+OWN_FILE = ("model", "optimizer")  # kinds whose tensors have a file of their own
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What a thing was taken apart to. tree: what JSON holds of it, where there is more to it than tensors."""
+    """A state as tensors and JSON. tree: the JSON, if there is more than tensors."""
 
     kind: str
     tensors: Mapping[str, Tensor]
@@ -40,16 +40,15 @@ class Taken:
 
 
 class RandomState:
-    """The random streams of python, numpy and torch, on the CPU and on the current GPU."""
+    """The random generators of python, numpy and torch, on the CPU and on the current GPU."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All of them."""
         state = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
         state["torch"] = torch.get_rng_state()
         return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where they were; a GPU's stream is left as it is where none was saved, or none is here."""
+        """Restore the generators; the GPU's only if it was saved and there is one."""
         try:
             random.setstate(state["python"])
             np.random.set_state(state["numpy"])
@@ -61,7 +60,7 @@ class RandomState:
 
 
 def kind_of(thing: Any) -> str:
-    """The kind of a thing."""
+    """Return the kind of a state."""
     if isinstance(thing, nn.Module):
         return "model"
     if isinstance(thing, torch.optim.Optimizer):
@@ -74,14 +73,14 @@ def kind_of(thing: Any) -> str:
 
 
 class Things:
-    """Everything that a checkpoint keeps, by name."""
+    """The states of a checkpoint, by name."""
 
     def __init__(self, things: Mapping[str, Any]) -> None:
         self.things = dict(things)
         self.kinds = {name: kind_of(thing) for name, thing in things.items()}
 
     def take(self) -> dict[str, Taken]:
-        """Take all apart. The tensors are those of the things themselves: copy them before training goes on."""
+        """Convert all states. Tensors are not copied: copy them before training continues."""
         return {name: self._take(name, thing) for name, thing in self.things.items()}
 
     def _take(self, name: str, thing: Any) -> Taken:
@@ -98,15 +97,15 @@ class Things:
         return Taken(kind, {key: whole(tensor) for key, tensor in tensors.items()}, tree)
 
     def put(self, name: str, tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-        """Give a thing that is more than a model's tensors its old state back, and return what it was saved as."""
+        """Restore a state, and return its value as saved."""
         try:
             thing, state = self.things[name], join(tree, tensors)
-        except Exception as error:  # whatever is odd in what another program has written
+        except Exception as error:  # data of another program may be of any form
             raise CheckpointError(f"what was saved of {name!r} makes no sense: {error!r}") from error
         kind = self.kinds[name]
         if kind == "optimizer":
             thing.load_state_dict(sharded(by_index(state, self._names(thing), name), thing))
-            set_stepped(thing, bool(state["state"]))  # for schedulers, which warn of steps without one of its own
+            set_stepped(thing, bool(state["state"]))  # for schedulers, which warn of a missing step
         elif kind in ("model", "object"):
             thing.load_state_dict(state)
         elif kind == "tensor":
@@ -117,7 +116,7 @@ class Things:
         return state
 
     def _names(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
-        """The names of an optimizer's parameters, by group; those of no model are numbered."""
+        """Return the names of an optimizer's parameters, by group; parameters of no model are numbered."""
         known: dict[int, str] = {}
         for at, model in self.things.items():
             if isinstance(model, nn.Module):
@@ -132,7 +131,7 @@ class Things:
 
 
 def by_name(state: Mapping[str, Any], names: list[list[str]]) -> dict[str, Any]:
-    """An optimizer's state dict with names in the place of numbers."""
+    """Replace indices by names in an optimizer's state dict."""
     flat = [name for group in names for name in group]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     called = dict(zip(numbers, flat, strict=True))
@@ -146,7 +145,7 @@ def by_name(state: Mapping[str, Any], names: list[list[str]]) -> dict[str, Any]:
 
 
 def by_index(state: Mapping[str, Any], names: list[list[str]], optimizer: str) -> dict[str, Any]:
-    """The state dict again, in the order of the parameters that the optimizer has now.
+    """Replace names by indices, in the optimizer's present order of parameters.
 
     Raises:
         CheckpointError: it has other groups, or other parameters in them.
@@ -174,7 +173,7 @@ def by_index(state: Mapping[str, Any], names: list[list[str]], optimizer: str) -
 
 
 def sharded(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state dict with the tensors of sharded parameters sharded as these are."""
+    """Shard the tensors of a state dict like the parameters they belong to."""
     parameters = dict(enumerate(it for group in optimizer.param_groups for it in group["params"]))
 
     def part(value: Any, parameter: Tensor | None) -> Any:

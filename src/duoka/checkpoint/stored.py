@@ -1,4 +1,4 @@
-"""A tensor in a file: its type and shape are known before its data are read."""
+"""A tensor in a file: type and shape are known before its data are read."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ DTYPES = {
     "uint64": ("U64", 8),
     "float64": ("F64", 8),
     "complex64": ("C64", 8),
-    "complex128": ("C128", 16),  # no code of safetensors' own: see `image`
+    "complex128": ("C128", 16),  # safetensors has no code for it: see `image`
 }
 
 
 class Stored(ABC):
     """A tensor in a file.
 
-    dtype: torch's name of it, such as float32. shape: its sizes. nbytes: of its data.
+    dtype: torch's name, such as float32. shape: its sizes. nbytes: of its data.
     """
 
     dtype: str
@@ -45,25 +45,25 @@ class Stored(ABC):
 
     @property
     def numel(self) -> int:
-        """How many elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the elements take."""
+        """Number of bytes of the elements."""
         return self.numel * DTYPES.get(self.dtype, ("", 1))[1]
 
     @abstractmethod
     def read(self) -> Tensor:
-        """The tensor, on the CPU. It may share memory with the file: copy it before writing into it."""
+        """Return the tensor, on the CPU. It may share memory with the file: copy it before writing into it."""
 
     def read_into(self, target: Tensor) -> None:
-        """Give `target`, of the same shape, its values; the type and device stay the target's."""
+        """Copy the values into `target`, of the same shape; type and device stay the target's."""
         target.copy_(part_of(self.read(), target))
 
 
 class Held(Stored):
-    """A tensor that is in memory already, or that torch has mapped into it."""
+    """A tensor that is in memory, or mapped from a file by torch."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor.detach()
@@ -75,7 +75,7 @@ class Held(Stored):
 
 
 def part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor as `like` holds it: of a sharded one (a DTensor) this rank's part. No rank waits for another."""
+    """Return a whole tensor as `like` holds it: for a DTensor, this rank's shard. No communication."""
     if not hasattr(like, "device_mesh"):
         return whole
     from torch.distributed.tensor import distribute_tensor
@@ -85,14 +85,14 @@ def part_of(whole: Tensor, like: Tensor) -> Tensor:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor that is not empty, writable."""
+    """Return the memory of a contiguous CPU tensor that is not empty; writable."""
     import torch
 
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 def is_plain_memory(tensor: Tensor) -> bool:
-    """Whether `bytes_of` a tensor are its values in order."""
+    """Return True if the memory of a tensor holds its values in order."""
     import torch
 
     return (

@@ -1,7 +1,7 @@
-"""Values as JSON, and the tensors among them beside it: no pickle, and nothing that runs when it is read.
+"""Values as JSON, with their tensors in a safetensors file: no pickle, and no code that runs on reading.
 
-What JSON has no word for is an object with one key that begins with "$": {"$tuple": [1, 2]}. A tensor is
-{"$tensor": NAME}, and NAME is in the safetensors file of the same name.
+Types that JSON lacks are an object with one key that begins with "$": {"$tuple": [1, 2]}. A tensor is
+{"$tensor": NAME}, where NAME is its name in the safetensors file.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from torch import Tensor
 
 from duoka.errors import CheckpointError
 
-DEEPEST = 100  # levels
+DEEPEST = 100  # levels of nesting
 
 
 def split(value: Any, at: str = "") -> tuple[Any, dict[str, Tensor]]:
-    """What JSON can hold of a value, and its tensors by their place in it.
+    """Split a value into JSON and its tensors, by their path in it.
 
     Raises:
-        CheckpointError: something in it can only be kept by running code: a function, an object of a class.
+        CheckpointError: it contains an object that only code can restore: a function, or an instance of a class.
     """
     tensors: dict[str, Tensor] = {}
     return _split(value, at, tensors, 0), tensors
 
 
 def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The value again."""
+    """Rebuild the value."""
     if isinstance(tree, list):
         return [join(item, tensors) for item in tree]
     if not isinstance(tree, dict):
@@ -82,7 +82,7 @@ def _split(value: Any, at: str, tensors: dict[str, Tensor], depth: int) -> Any:
 
 
 def _keep(tensor: Tensor, at: str, tensors: dict[str, Tensor]) -> str:
-    """Keep a tensor under a name that no other has: two keys can read the same, as 1 and "1" do."""
+    """Store a tensor under an unused name: two keys, as 1 and "1", can give the same path."""
     name, again = at or "value", 1
     while name in tensors:
         name, again = f"{at or 'value'}~{again}", again + 1
@@ -94,7 +94,7 @@ _ARRAYS = frozenset(
     {"bool", "float16", "float32", "float64", "complex64", "complex128"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
-# word -> (the type, what is kept of one)
+# word -> (the type, its conversion to JSON)
 _SPLIT: dict[str, tuple[type, Callable[[Any], Any]]] = {
     "$tuple": (tuple, list),
     "$size": (torch.Size, list),

@@ -1,4 +1,4 @@
-"""A checkpoint on its way to the disk: what is in it, as bytes in memory, and one thread that writes it."""
+"""A checkpoint in memory, and the thread that writes it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ TENSORS = "states.safetensors"
 
 
 class Snapshot:
-    """A checkpoint in memory. states: what is in it. files: the bytes of each file.
+    """A checkpoint in memory. states: its states. files: the bytes of each file.
 
     Models and optimizers have a file each for their tensors; all else is in `states.json` and `states.safetensors`.
-    images: of the save before, by file, whose memory is used again: touching new memory takes most of a copy's time.
+    images: of the previous save, by file; their memory is reused, as page faults are most of the cost of a copy.
     """
 
     def __init__(self, taken: Mapping[str, Taken], images: dict[str, Image]) -> None:
@@ -65,10 +65,10 @@ class Snapshot:
 
 
 def write(root: Path, snapshot: Snapshot, about: Manifest) -> Path:
-    """Write a checkpoint's directory. It is there whole, or not at all.
+    """Write a checkpoint's directory atomically.
 
     Raises:
-        CheckpointError: the disk is full, or the like.
+        CheckpointError: writing failed, for example because the disk is full.
     """
     try:
         final = _free(root, about.step)
@@ -93,7 +93,7 @@ def write(root: Path, snapshot: Snapshot, about: Manifest) -> Path:
 
 
 def _write_files(directory: Path, files: Mapping[str, Sequence[disk.Data]]) -> dict[str, Entry]:
-    """Write all files, while other threads compute their digests."""
+    """Write all files, while threads compute their digests."""
     digests = {name: Digest(parts) for name, parts in files.items()}
     for name, parts in files.items():
         disk.write(directory / name, parts)
@@ -101,14 +101,14 @@ def _write_files(directory: Path, files: Mapping[str, Sequence[disk.Data]]) -> d
 
 
 class Digest:
-    """The SHA-256 of a file's bytes, computed by a thread of its own; at once, where no thread can be had."""
+    """The SHA-256 of a file's bytes, computed in a thread; at once if no thread can be started."""
 
     def __init__(self, parts: Sequence[disk.Data]) -> None:
         self._digest = hashlib.sha256()
         self._thread = threading.Thread(target=self._run, args=(parts,), name="duoka-digest")
         try:
             self._thread.start()
-        except RuntimeError:  # the interpreter is at its end, and waits for this thread alone
+        except RuntimeError:  # the interpreter is shutting down, and waits for this thread
             self._run(parts)
 
     def _run(self, parts: Sequence[disk.Data]) -> None:
@@ -116,7 +116,7 @@ class Digest:
             self._digest.update(part)
 
     def wait(self) -> str:
-        """The digest, in hexadecimal digits."""
+        """Return the digest in hexadecimal."""
         if self._thread.ident is not None:
             self._thread.join()
         return self._digest.hexdigest()
@@ -130,9 +130,9 @@ def _free(root: Path, step: int) -> Path:
 
 
 class Background:
-    """One piece of work at a time, in a thread that the process waits for at its end.
+    """Runs one task at a time in a thread that the process joins at exit.
 
-    What goes wrong in it is raised by `finish` or `look`; and said at the end of the process, if nobody asked.
+    Errors are raised by `finish` or `look`; errors that nobody read are printed at exit.
     """
 
     def __init__(self) -> None:
@@ -141,17 +141,17 @@ class Background:
         weakref.finalize(self, _say, self._failures)
 
     def start(self, work: Callable[[], Any]) -> None:
-        """Begin; there must be no other in flight."""
+        """Start a task; none may be running."""
         assert self._thread is None
         self._thread = threading.Thread(target=_run, args=(work, self._failures), name="duoka-checkpoint")
         self._thread.start()
 
     def look(self) -> BaseException | None:
-        """What has gone wrong, told once."""
+        """Return an error of the last task, once."""
         return self._failures.pop() if self._failures else None
 
     def finish(self) -> None:
-        """Wait for what is in flight."""
+        """Wait for the running task."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -170,7 +170,7 @@ def _say(failures: list[BaseException]) -> None:
 
 
 def prune(root: Path, keep: int | None, best: str | None) -> None:
-    """Remove all but the last `keep` checkpoints and the one whose metric is best ("max" or "min").
+    """Remove all but the last `keep` checkpoints and the one with the best metric ("max" or "min").
 
     Raises:
         CheckpointError: one cannot be removed.
@@ -188,7 +188,7 @@ def prune(root: Path, keep: int | None, best: str | None) -> None:
 
 
 def find_best(directories: Sequence[Path], best: str) -> Path | None:
-    """The one with the best metric, the newest of several; None where none has one."""
+    """Return the directory with the best metric, the newest if several; None if there is no metric."""
     scores = []
     for number, directory in enumerate(directories):
         try:

@@ -1,4 +1,4 @@
-"""The command line: a table of commands, each in a file of its own that is imported on use."""
+"""The command line: a table of commands; each command's module is imported on use."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ COMMANDS = {
 
 
 class Table(click.Group):
-    """The commands of `COMMANDS`; none is imported before it is asked for."""
+    """A group of the commands in `COMMANDS`, each imported when it is requested."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in order."""
+        """Return all names, sorted."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """The command of a name, imported now; None if there is no such command."""
+        """Import a command by name; None if it does not exist."""
         if name not in COMMANDS:
             return None
         return cast(click.Command, import_module(COMMANDS[name][0]).command)
@@ -43,7 +43,7 @@ class Table(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with a word about what was probably meant."""
+        """Resolve a command as click does, but suggest the closest name in the error."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             close = get_close_matches(name, COMMANDS, n=1) or (["run " + name] if name.endswith(".py") else [])
@@ -52,7 +52,7 @@ class Table(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the table without importing what is in it."""
+        """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in sorted(COMMANDS.items())])
 
@@ -68,10 +68,11 @@ def cli() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code; 2 where what was asked for cannot be.
+    """Run a command line and return its exit code; 2 for an invalid request, 1 for other errors.
 
-    What a command returns is called here, outside of click: a script's own exceptions and signals must not
-    meet click's handling of them.
+    A command returns a function, which is called here, outside of click: click must not handle exceptions and signals
+    of
+    the user's script.
     """
     _open_standard_files()
     try:
@@ -84,19 +85,19 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_files() -> None:
-    """Put nothing where standard input, output or error were closed (`<&-`).
+    """Open /dev/null for standard streams that were closed (`<&-`).
 
-    Else a socket or a log would have its number, and be read and written as it.
+    Otherwise a socket or a log would get the number of a standard stream, and be read and written as one.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
 
 
 def _parse(args: Sequence[str] | None) -> Callable[[], int] | int:
-    """What is to be done, or the exit code where nothing is left to do."""
+    """Parse the command line: returns the function to run, or an exit code."""
     try:
         return cast("Callable[[], int] | int", cli.main(args, prog_name="duoka", standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as asked:
@@ -111,7 +112,7 @@ def _parse(args: Sequence[str] | None) -> Callable[[], int] | int:
 
 
 def _plainly(error: click.ClickException) -> str:
-    """Click's message in the words of our own: no capital, no full stop."""
+    """Format a click error like duoka's own: no capital, no full stop."""
     if isinstance(error, click.NoSuchOption):  # click's words change with its version
         near = " or ".join(map(repr, sorted(error.possibilities or ())))
         return f"no such option {error.option_name!r}" + (f". Did you mean {near}?" if near else "")
@@ -120,6 +121,8 @@ def _plainly(error: click.ClickException) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    lines = "\n".join(map(printable, message.split("\n")))  # names of files and of tensors are others' words
+    lines = "\n".join(
+        map(printable, message.split("\n"))
+    )  # names of files and tensors may contain control characters
     print(f"duoka: error: {lines}", file=sys.stderr)
     return code

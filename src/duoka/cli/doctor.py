@@ -1,4 +1,4 @@
-"""`duoka doctor`: whether this machine will train well."""
+"""`duoka doctor`: check whether this machine will train well."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ not work.
 
 
 def doctor(as_json: bool) -> Callable[[], int]:
-    """Return what looks: outside of click, as it takes some seconds."""
+    """Return the function that runs the checks; it runs outside of click."""
     return partial(_show, as_json)
 
 
@@ -38,7 +38,7 @@ def _show(as_json: bool) -> int:
 
 
 def lines(finding: Finding) -> list[str]:
-    """One line for what is well, three for what is not."""
+    """Format a finding: one line if ok, else three."""
     head = f"{finding.level:<8}{finding.subject:<20}{finding.what}"
     if finding.level == "ok":
         return [head]
@@ -46,7 +46,7 @@ def lines(finding: Finding) -> list[str]:
 
 
 def summary(findings: Iterable[Finding]) -> str:
-    """How many faults there are, and how many pieces of advice."""
+    """Count the faults and pieces of advice."""
     levels = [finding.level for finding in findings]
     faults, advice = levels.count("fault"), levels.count("advice")
     return f"{faults or 'no'} fault{'s' * (faults != 1)}, {advice or 'no'} piece{'s' * (advice != 1)} of advice"

@@ -1,4 +1,4 @@
-"""`duoka forecast`: whether more devices make a script faster, before hours are spent."""
+"""`duoka forecast`: measure whether more devices make a script faster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEVICES = "As for `duoka run`: the most that are measured. [default: auto]"
 STEPS = (
     "How many steps are made on each; of these the first 10, or a third of fewer than 30, do not count. [default: 30]"
 )
-FEWEST, MOST = 7, 100_000  # fewer would leave less than are needed
+FEWEST, MOST = 7, 100_000  # fewer would leave too few to count
 
 FORECAST_GROUPS: Groups = (
     (
@@ -53,7 +53,7 @@ FORECAST_GROUPS: Groups = (
 
 
 def forecast(words: tuple[str, ...], is_module: bool, steps: int, as_json: bool, **given: Any) -> Callable[[], int]:
-    """Check what was asked for, and return what forecasts."""
+    """Check the options, and return the function that runs the forecast."""
     if not words:
         example = "a script is missing; for example: duoka forecast train.py"
         raise click.UsageError(example, click.get_current_context())
@@ -70,11 +70,11 @@ def _forecast(opts: Options, steps: int, shown: str) -> int:
 
 
 def _growing(devices: str, decided: Callable[[str], Plan]) -> list[Plan]:
-    """The plans for 1, 2, 4, ... of the devices, and for all of them.
+    """Return the plans for 1, 2, 4, ... of the devices, and for all of them.
 
     Raises:
-        OptionError: it is one device.
-        AskedError: the script's ranks are its own.
+        OptionError: `devices` is one device.
+        AskedError: the script calls torch.distributed itself.
     """
     most = decided(devices)
     if most.kind is Kind.DISTRIBUTED:
@@ -94,14 +94,14 @@ def _powers_below(number: int) -> Iterator[int]:
 
 
 def _words(devices: Sequence[Device]) -> str:
-    """What asks for these devices."""
+    """Format devices in the syntax of `--devices`."""
     if devices[0].type == "cpu":
         return f"cpu:{len(devices)}"
     return f"cuda:{','.join(str(device.index) for device in devices)}"
 
 
 def _why_not(plan: Plan) -> str:
-    """A script that makes its batches itself trains with other ones on other numbers of devices."""
+    """Explain why a script that makes the batches of its ranks cannot be compared over numbers of devices."""
     other = "; --kind plain forecasts it as a plain script" if plan.kind_can_be_either else ""
     return (
         f"{plan.target.name} makes its ranks, and the batch of each, itself ({plan.kind_reason}), so a step on two "
@@ -110,7 +110,7 @@ def _why_not(plan: Plan) -> str:
 
 
 def _run(opts: Options, plans: Sequence[Plan], steps: int, shown: str) -> int:
-    from duoka.forecasting.forecast import ForecastRequest  # only now: a plan is made without torch
+    from duoka.forecasting.forecast import ForecastRequest  # imports torch; a plan is made without it
     from duoka.forecasting.forecast import forecast as start
     from duoka.forecasting.showing import as_data, as_text
 

@@ -1,4 +1,4 @@
-"""`duoka gpus`: the cards of this machine, and who uses them."""
+"""`duoka gpus`: show the GPUs of this machine and their users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from duoka.devices.allocation import with_holders
 from duoka.devices.locks import Locks
 from duoka.errors import DeviceError
 
-STEP = 1.0  # seconds between two looks
+STEP = 1.0  # seconds between two updates
 
 HELP = """\
 Show each GPU: its number, name, UUID, memory, utilisation, temperature and power; who computes on it, and which
@@ -26,7 +26,7 @@ run of duoka it belongs to. Numbers are those of nvidia-smi. On a machine withou
 
 
 def gpus(watch: bool, as_json: bool, processes: bool) -> Callable[[], int] | int:
-    """Print one look at the cards, or go on looking."""
+    """Print the table once, or return the function that updates it."""
     if watch and as_json:
         raise click.UsageError("--watch and --json exclude each other", click.get_current_context())
     if watch:
@@ -49,7 +49,7 @@ def _lines(processes: bool) -> list[str]:
 
 
 def _watch(processes: bool) -> int:
-    """Draw in place until q is pressed. Without a terminal to draw on, one look is all."""
+    """Redraw the table until q is pressed. Needs a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise DeviceError("--watch needs a terminal; leave it out, or use --json")
     from rich.live import Live
@@ -60,7 +60,7 @@ def _watch(processes: bool) -> int:
 
     with suppress(KeyboardInterrupt), _signals_that_end(), _keys() as pressed, ExitStack() as ending:
         live = Live(shown(), screen=True, auto_refresh=False)
-        ending.callback(live.stop)  # before it starts: a signal may come while it does
+        ending.callback(live.stop)  # before it starts: a signal may arrive meanwhile
         live.start(refresh=True)
         while "q" not in pressed(STEP).lower():
             live.update(shown(), refresh=True)
@@ -69,7 +69,7 @@ def _watch(processes: bool) -> int:
 
 @contextmanager
 def _signals_that_end() -> Iterator[None]:
-    """A terminal that goes away and a polite kill end it as an error does: the terminal is put back first."""
+    """Exit on SIGTERM and SIGHUP by an exception, so that the terminal is restored."""
 
     def end(number: int, frame: object) -> None:
         sys.exit(128 + number)
@@ -84,7 +84,7 @@ def _signals_that_end() -> Iterator[None]:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Read keys as they are pressed: what is given waits for some for so many seconds."""
+    """Read keys without waiting for Enter; yields a function that waits up to so many seconds for some."""
     import select
     import termios
     import tty
@@ -94,16 +94,16 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
     def pressed(seconds: float) -> str:
         ready, _, _ = select.select([file], [], [], seconds)
-        return (os.read(file, 64).decode(errors="ignore") or "q") if ready else ""  # the end of the input is an end
+        return (os.read(file, 64).decode(errors="ignore") or "q") if ready else ""  # the end of the input counts as q
 
     try:
         tty.setcbreak(file)
         now = termios.tcgetattr(file)
-        now[6][termios.VSUSP] = b"\0"  # Ctrl-Z would leave a screen that is not the shell's
+        now[6][termios.VSUSP] = b"\0"  # Ctrl-Z would leave the terminal in the wrong mode
         termios.tcsetattr(file, termios.TCSADRAIN, now)
         yield pressed
     finally:
-        with suppress(termios.error):  # the terminal may be gone
+        with suppress(termios.error):  # the terminal may be closed
             termios.tcsetattr(file, termios.TCSADRAIN, before)
 
 

@@ -1,4 +1,4 @@
-"""`duoka predict`: a model's outputs for all of some data, into a file."""
+"""`duoka predict`: write a model's outputs for all items of some data to a file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LONGEST_WAIT = "720h"
 
 
 def predict(**asked: Any) -> Callable[[], int]:
-    """Return what predicts: outside of click, as a model's own errors are its own."""
+    """Return the function that predicts; it runs outside of click, which must not handle the model's errors."""
     return partial(_predict, **asked)
 
 
@@ -77,7 +77,7 @@ def _predict(
 
 
 def _fill(output: Writer, predictions: Predictions, batch_size: int) -> int:
-    """Write all predictions, and keep what there is of them where they break off."""
+    """Write all predictions; on an interruption or error keep what is written, to be resumed."""
     begin = output.done
     try:
         _write(predictions, output, batch_size)
@@ -95,7 +95,7 @@ def _fill(output: Writer, predictions: Predictions, batch_size: int) -> int:
 
 
 def _left(output: Writer) -> str:
-    """Keep what there is to go on with, and say how much."""
+    """Save the progress, and describe it."""
     output.keep()
     return f"{output.done:,} of {output.total:,} outputs are in {output.part}; --resume goes on"
 
@@ -115,7 +115,7 @@ def _write(predictions: Predictions, output: Writer, batch_size: int) -> None:
 
 
 def _stamp(path: Path | None) -> list[Any] | None:
-    """What tells one file, or the files of one folder, from others: they are too large to be read twice."""
+    """Identify a file, or a folder's files, by names, sizes and times: hashing the contents would take long."""
     if path is None or not path.exists():
         return None
     files = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -124,10 +124,10 @@ def _stamp(path: Path | None) -> list[Any] | None:
 
 
 class PredictCommand(click.Command):
-    """Knows that --wait may stand without a time."""
+    """Accepts --wait without a time."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Give it the longest one there."""
+        """Insert the default time."""
         return super().parse_args(ctx, [f"--wait={LONGEST_WAIT}" if word == "--wait" else word for word in args])
 
 

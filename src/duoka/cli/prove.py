@@ -1,4 +1,4 @@
-"""`duoka prove`: whether a script computes on some devices what it computes on another."""
+"""`duoka prove`: compare the computations of a script on several devices, step by step."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def prove(
     as_json: bool,
     **given: Any,
 ) -> Callable[[], int]:
-    """Check what was asked for, and return what proves it."""
+    """Check the options, and return the function that makes the proof."""
     if not words:
         raise click.UsageError("a script is missing; for example: duoka prove train.py", click.get_current_context())
     one_of("--want", want, ("bits", "rounding"))
@@ -108,8 +108,8 @@ def _prove(opts: Options, devices: Sequence[str], steps: int, seed: int, want: s
 def _request(
     opts: Options, devices: Sequence[str], plans: Sequence[Plan], steps: int, seed: int, want: Any
 ) -> ProofRequest:
-    """The runs: the first is what all others are compared with."""
-    from duoka.proving.proof import ProofRequest  # only now: a plan is made without torch
+    """Return the request; its first run is the reference."""
+    from duoka.proving.proof import ProofRequest  # imports torch; a plan is made without it
     from duoka.proving.runs import ScriptRun, as_python
 
     names = [words if words != "auto" else named(plan) for words, plan in zip(devices, plans, strict=True)]

@@ -1,4 +1,4 @@
-"""`duoka run`: a script on the devices you have."""
+"""`duoka run`: run a script on the devices of this machine, or of several."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ RESTARTS = (
 
 MACHINES = "How many machines compute together: this command is started on each. [default: as srun tells, or 1]"
 
-VALUE_OPTIONAL = {"--wait": "720h"}  # option -> what it means without a value, which only `=` can give it
+VALUE_OPTIONAL = {"--wait": "720h"}  # option -> its value if it is given without `=value`
 
 Groups = tuple[tuple[str, tuple[click.Option, ...]], ...]
 
@@ -173,7 +173,7 @@ GROUPS: Groups = (
 
 
 class ScriptCommand(click.Command):
-    """Knows that the script's words follow the script, and shows its options in groups."""
+    """A command whose arguments end with a script and its own arguments; shows options in groups."""
 
     def __init__(self, name: str, *, groups: Groups, examples: str, **how: Any) -> None:
         self._groups, self._examples = groups, examples
@@ -183,7 +183,7 @@ class ScriptCommand(click.Command):
         super().__init__(name, params=params, context_settings=settings, **how)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Sort the words out before click sees them."""
+        """Separate duoka's options from the script's arguments before click parses them."""
         takes_value = {
             name: not (isinstance(param, click.Option) and (param.is_flag or name in VALUE_OPTIONAL))
             for param in self.get_params(ctx)
@@ -221,7 +221,7 @@ def run(
     meet: str | None,
     **asked: Any,
 ) -> Callable[[], int] | int:
-    """Decide, show what was decided, and return what starts it."""
+    """Decide, show the decision, and return the function that launches it."""
     if not words:
         raise click.UsageError("a script is missing; for example: duoka run train.py", click.get_current_context())
     target = Target(words[0], words[1:], is_module)
@@ -235,14 +235,14 @@ def run(
 
 
 def _run(opts: Options, limit: float) -> int:
-    """Take the devices, queueing where that is asked for, and run on them until the end."""
-    if torchrun.found() is not None:  # which, when it is killed, leaves its processes to themselves
+    """Allocate the devices, waiting for them if requested, and run the script on them."""
+    if torchrun.found() is not None:  # which leaves its processes running if it is killed
         libc.die_with(os.getppid())
     if opts.machines.count > 1 and environment.hashes_differ():
         environment.fix_hashes()
         if opts.target.name == STANDARD_INPUT:
             os.lseek(0, 0, os.SEEK_SET)
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # which Python looks at in its start
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # Python reads the variable at its start
     try:
         allocation = _allocate(opts, limit)
     except KeyboardInterrupt:
@@ -255,7 +255,7 @@ def _run(opts: Options, limit: float) -> int:
 
 
 def _idle(machines: Machines) -> tuple[str, ...]:
-    """What is to be told where a batch script's allocation has more machines than this one, and no srun uses them."""
+    """Return a note if a Slurm allocation has more machines than this one, and no srun uses them."""
     idle = slurm.idle_machines() if machines.count == 1 else 0
     if not idle:
         return ()
@@ -264,7 +264,7 @@ def _idle(machines: Machines) -> tuple[str, ...]:
 
 
 def _allocate(opts: Options, wait: float) -> Allocation[Plan]:
-    """Decide, and take the devices."""
+    """Decide, and allocate the devices."""
     visible, threads = environment.visible_cards(), environment.threads()
     command = f"duoka run {'-m ' * opts.target.is_module}{opts.target.name}"
     asked = AllocationRequest(parse(opts.devices), visible, command)
@@ -272,7 +272,7 @@ def _allocate(opts: Options, wait: float) -> Allocation[Plan]:
 
 
 def _decide(opts: Options) -> Plan:
-    """Decide, and take nothing."""
+    """Decide without allocating devices."""
     seen = inventory.read()
     with Locks() as locks:
         return decide(opts, with_holders(seen, locks), environment.visible_cards(), environment.threads())
@@ -290,7 +290,7 @@ def asked_for(
     machines: Machines = ONE_MACHINE,
     **words: Any,
 ) -> Options:
-    """What the words of a command line mean; `words`: those that `Options` takes as they are."""
+    """Convert the words of a command line to `Options`. words: those that `Options` takes unchanged."""
     if quiet and verbose:
         raise click.UsageError("--quiet and --verbose exclude each other", click.get_current_context())
     return Options(
@@ -321,11 +321,11 @@ def _say(text: str) -> None:
 
 
 def _launch(plan: Plan) -> int:
-    from duoka.launchers import launch  # only now: a plan is made without it
+    from duoka.launchers import launch  # imports torch; a plan is made without it
 
     code = launch(plan)
-    if not plan.is_for_one or plan.restarts:  # the script ran in workers; taking torch down here only takes time
-        for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it was closed: `>&-`
+    if not plan.is_for_one or plan.restarts:  # the script ran in workers; unloading torch here only takes time
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed: `>&-`
             with suppress(OSError):
                 stream.flush()
         os._exit(code)

@@ -1,4 +1,4 @@
-"""What the commands have in common that run a script's first steps on some devices, to tell something of it."""
+"""Shared parts of the commands that run a script's first steps (forecast, prove)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_RUN = {str(option.name): option for _, group in GROUPS for option in group}
 
 
 def shown_options(verbose: str, quiet: str) -> Groups:
-    """The options that say what is shown. verbose, quiet: the help of these two."""
+    """Return the group of options about the output. verbose, quiet: help texts of these two."""
     log_dir = "Keep what the script printed in each run here. [default: not kept]"
     return (
         (
@@ -41,13 +41,13 @@ def shown_options(verbose: str, quiet: str) -> Groups:
 def decide_and_take(
     command: str, opts: Options, choose: Callable[[Callable[[str], Plan]], list[Plan]]
 ) -> tuple[list[Plan], HeldLocks]:
-    """Decide all plans, and take the cards of all of them for as long as the command takes.
+    """Make all plans, and lock the GPUs of all of them.
 
-    choose: given what makes a plan of the words for its devices, makes all of them.
+    choose: called with a function that makes a plan for a `--devices` text; returns all plans.
     """
     engines.refuse_copies(f"duoka {command}")
     visible, threads = environment.visible_cards(), environment.threads()
-    seen = inventory.read()  # a driver that is slow keeps nobody else waiting
+    seen = inventory.read()  # outside the lock: a slow driver blocks no other process
     with Locks() as locks:
         known = with_holders(seen, locks)
         plans = choose(lambda devices: decide(replace(opts, devices=devices), known, visible, threads))
@@ -57,7 +57,7 @@ def decide_and_take(
 
 
 def named(plan: Plan) -> str:
-    """The devices of a plan, as one asks for them: `cpu:2`, `0,3`."""
+    """Format the devices of a plan in the syntax of `--devices`: `cpu:2`, `0,3`."""
     first = plan.devices[0]
     if first.type == "cpu":
         return f"cpu:{len(plan.devices)}"
@@ -65,7 +65,7 @@ def named(plan: Plan) -> str:
 
 
 def sayer(shown: str) -> Callable[[str], None]:
-    """Says on standard error what is going on, if that is to be shown."""
+    """Return a function that prints progress on standard error, if shown."""
 
     def say(text: str) -> None:
         if shown in ("normal", "verbose"):
@@ -75,18 +75,18 @@ def sayer(shown: str) -> Callable[[str], None]:
 
 
 def say_plan(name: str, plan: Plan, say: Callable[[str], None]) -> None:
-    """Say what was decided for one run."""
+    """Print the header of a run's plan."""
     for line in header(plan).removeprefix("duoka: ").split("\nduoka: "):
         say(f"{name}: {line}")
 
 
 def to_the_end(trials: Callable[[], int]) -> int:
-    """Run trials, and end this process with the exit code that they return, or that tells how they were stopped.
+    """Run trials, and exit with the code that they return, or that of the signal which stopped them.
 
     Raises:
-        TrialFailed: the script failed; what it left to be read has been shown.
+        TrialFailed: the script failed; its output has been printed.
     """
-    from duoka.trials.runner import Stopped, TrialFailed  # only now: a plan is made without torch
+    from duoka.trials.runner import Stopped, TrialFailed  # imports torch; a plan is made without it
 
     try:
         code = trials()
@@ -96,7 +96,7 @@ def to_the_end(trials: Callable[[], int]) -> int:
     except TrialFailed as failed:
         print(failed.report, end="", file=sys.stderr, flush=True)
         raise
-    with suppress(OSError):  # the script ran in workers; taking torch down here only takes time
+    with suppress(OSError):  # the script ran in workers; unloading torch here only takes time
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""`duoka weights`: look into files of weights, turn one format into another, compare two files."""
+"""`duoka weights`: show, convert and compare files of weights."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ KNOWN = "FILE: safetensors, .pth .pt .bin .ckpt, sharded files with an index, a 
 
 
 def show(files: tuple[str, ...], **how: str) -> int:
-    """Print what is in files."""
+    """Print the contents of files."""
     click.echo("\n\n".join(comparing.show(file, **how) for file in files))  # type: ignore[arg-type]
     return 0
 
 
 def convert(source: str, target: str, rename: tuple[str, ...], **how: str | None) -> int:
-    """Write the weights of one file to another."""
+    """Convert a file of weights to another format."""
     wrong = [pair for pair in rename if "=" not in pair]
     if wrong:
         raise OptionError("--rename", wrong[0], "OLD=NEW")
@@ -45,7 +45,7 @@ def convert(source: str, target: str, rename: tuple[str, ...], **how: str | None
 
 
 def diff(first: str, second: str, **how: str) -> int:
-    """Print how two files differ; 1 if they do."""
+    """Print the differences of two files; returns 1 if they differ."""
     comparison = comparing.compare(first, second, **how)  # type: ignore[arg-type]
     click.echo(comparison)
     return 0 if comparison.equal else 1

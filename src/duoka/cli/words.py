@@ -1,13 +1,12 @@
-"""Which words of `duoka run ...` are duoka's, and which are the script's.
+"""Separate duoka's options from the script's arguments on the command line of `duoka run`.
 
     duoka run [options] SCRIPT [words of the script]
     duoka run SCRIPT [options] -- [words of the script]
     duoka run SCRIPT [options] [words of the script]
 
-All that follows the script is its own. But a `--` there ends duoka's options, so that they may stand between
-the script and it, and nothing else may. And where there is no `--`, and no option before the script, options
-directly after it are duoka's if duoka has them and the script does not take them: it could do nothing with
-them.
+Words after the script are the script's. But a `--` there ends duoka's options, and only these may stand between the
+script and it. Without a `--` and without options before the script, options directly after it are duoka's if duoka
+has them and the script does not define them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from duoka.options import Target
 from duoka.script.files import STANDARD_INPUT
 
 _TOGETHER = "--machines 2 --machine 0 --meet node1:29500"
-ELSEWHERE = (  # an option, what other launchers call it, and an example with it
+ELSEWHERE = (  # an option, its names in other launchers, and an example
     ("--devices", "n np nproc nproc_per_node num_processes gpu gpus num_gpus", "--devices 2"),
     ("--machines", "nnodes num_machines", _TOGETHER),
     ("--machine", "node_rank machine_rank", _TOGETHER),
@@ -36,19 +35,19 @@ ELSEWHERE = (  # an option, what other launchers call it, and an example with it
 
 
 def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
-    """Put duoka's options first, then the script, then the script's words.
+    """Move duoka's options to the front, then the script, then the script's words.
 
     Args:
         words: the command line after `duoka run`.
-        options: duoka's options by name, and whether each takes a value.
+        options: duoka's options by name, and True for those that take a value.
 
     Raises:
-        ScriptError: there is no such script.
-        click.UsageError: what stands between the script and `--` is no option, or one without its value.
+        ScriptError: the script does not exist.
+        click.UsageError: a word between the script and `--` is not an option, or lacks its value.
     """
     before = _leading(words, options)
     if before >= len(words) or (words[before].startswith("-") and words[before] != STANDARD_INPUT):
-        return words  # no script, or an option that does not exist: click says so
+        return words  # no script, or an unknown option: click reports it
     target, rest = words[before], words[before + 1 :]
     may_follow = {name: value for name, value in options.items() if name.startswith("--") and name != "--help"}
     ours: list[str] = []
@@ -65,10 +64,10 @@ def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
 
 
 def check_habits(words: Sequence[str], options: Mapping[str, bool]) -> None:
-    """Find what a hand writes by itself, from other launchers or from `python train.py`, and say how it is here.
+    """Reject options of other launchers and a leading `python`, and suggest duoka's form.
 
     Raises:
-        click.UsageError: there is such a word.
+        click.UsageError: such a word was given.
     """
     before = _leading(words, options)
     first, second = [*words[before : before + 2], "", ""][:2]
@@ -82,10 +81,10 @@ def check_habits(words: Sequence[str], options: Mapping[str, bool]) -> None:
 
 
 def check_times(words: list[str], options: Mapping[str, bool], defaults: Mapping[str, str]) -> None:
-    """Find a time that stands behind an option that takes it only after an `=`, where the script is expected.
+    """Reject a time after an option that takes it only with `=`.
 
     Raises:
-        click.UsageError: it does.
+        click.UsageError: it was given.
     """
     before = _leading(words, options)
     if 0 < before < len(words) and words[before - 1] in defaults and re.fullmatch(r"[0-9.]+[smh]?", words[before]):
@@ -93,13 +92,13 @@ def check_times(words: list[str], options: Mapping[str, bool], defaults: Mapping
 
 
 def with_values(words: list[str], options: Mapping[str, bool], defaults: Mapping[str, str]) -> list[str]:
-    """Give the options before the script that stand without a value the one that they mean then."""
+    """Insert the default values of options before the script that were given without one."""
     before = _leading(words, options)
     return [f"{word}={defaults[word]}" if word in defaults else word for word in words[:before]] + words[before:]
 
 
 def _leading(words: Sequence[str], options: Mapping[str, bool]) -> int:
-    """How many words at the beginning are options and their values; one more if the last value is missing."""
+    """Count the leading words that are options and their values; one more if the last value is missing."""
     count = 0
     while count < len(words):
         name, equals, _ = words[count].partition("=")
@@ -117,7 +116,7 @@ def _check_value(words: Sequence[str], end: int) -> None:
 def _check_options_only(target: str, words: Sequence[str], options: Mapping[str, bool]) -> None:
     end = _leading(words, options)
     _check_value(words, end)
-    if end < len(words) and not words[end].startswith("--"):  # a misspelt option is for click to find
+    if end < len(words) and not words[end].startswith("--"):  # click reports a misspelt option
         raise UsageError(
             f"{words[end]!r} stands between {target} and --, where only duoka's options may; "
             f"to give {target} all that follows it, write: {target} -- {words[0]} ..."

@@ -1,4 +1,4 @@
-"""Batches on their way to the device while the one before is computed on."""
+"""Copy batches to the device while the previous one is computed on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duoka.view.batch import BatchTensor
 
 
 def moved(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    """The batches on `device`: on a GPU the next one is copied, on a stream of its own, while one is used."""
+    """Yield the batches on `device`; on CUDA the next one is copied on a separate stream while one is in use."""
     if device.type == "cpu":
         return batches
     if device.type != "cuda":
@@ -41,6 +41,8 @@ def _ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
         for leaf in tree_leaves(batch):
             if isinstance(leaf, Tensor):
                 rows = leaf.to_local() if isinstance(leaf, BatchTensor) else leaf
-                rows.record_stream(torch.cuda.current_stream(device))  # its memory is free when that one is done
+                rows.record_stream(
+                    torch.cuda.current_stream(device)
+                )  # its memory is reused only after this stream is done with it
         coming = copied()
         yield batch

@@ -25,10 +25,11 @@ ViewWord = Literal["global", "local"]
 
 
 class Loader:
-    """Yields global batches, epoch after epoch; made by `run.loader`.
+    """Yields global batches, epoch after epoch; created by `run.loader`.
 
-    batch_size: of the global batch; None where a batch sampler decides. dataset: what it reads. data_loader: torch's
-    own, which reads whole batches. epoch: how many have been read to their end.
+    batch_size: of the global batch; None if a batch sampler decides. dataset: the data set it reads. data_loader:
+    torch's
+    DataLoader, which reads whole batches. epoch: number of epochs read to their end.
     """
 
     def __init__(
@@ -47,13 +48,13 @@ class Loader:
         self.data_loader = loader
         self._source, self._cutting = source, cutting
         self._device, self._on_share, self._held, self._view, self._ranks = device, on_share, held, view, ranks
-        self._seen = 0  # batches of the epoch that the loop has been given
-        self._order: dict[str, Any] = {}  # what the epoch's order was drawn from
+        self._seen = 0  # batches of this epoch that were yielded
+        self._order: dict[str, Any] = {}  # states of the generators from which the epoch's order was drawn
         self._resumed = False
         self._step_hooks: list[Callable[[], object]] = []
 
     def __len__(self) -> int:
-        """Batches of an epoch, the same on every rank."""
+        """Number of batches of an epoch, the same on every rank."""
         return len(self.data_loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -69,7 +70,7 @@ class Loader:
         self._on_share(None)
 
     def _begin(self) -> Iterator[Any]:
-        """The batches of this epoch that were not seen yet, on this rank's device."""
+        """Begin the epoch, at the first batch that was not yielded yet, on this rank's device."""
         set_epoch = getattr(self.data_loader.sampler, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(self.epoch)
@@ -88,7 +89,7 @@ class Loader:
         return map(self._handed_out, moved(batches, self._device))
 
     def _skipped(self) -> int:
-        """How many pieces, or batches, the epoch's first `_seen` batches are."""
+        """Return how many pieces, or batches, the first `_seen` batches of the epoch have."""
         if self._cutting is None:
             return self._seen
         sizes = [len(self._cutting.sizes(n)) for n in _sizes(self.data_loader)[: self._seen]]
@@ -122,26 +123,26 @@ class Loader:
         return tree_map_only(BatchTensor, BatchTensor.to_local, batch)
 
     def register_step_hook(self, hook: Callable[[], object]) -> None:
-        """`hook()` is called whenever the loop is done with a batch; the position is then behind it."""
+        """Register a function to be called whenever the loop has finished a batch; the position is then after it."""
         self._step_hooks.append(hook)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position: fit for any number of ranks and loader workers, and for the middle of an epoch."""
+        """Return the position, also within an epoch, valid for any number of ranks and loader workers."""
         order = self._order if self._seen else generator_states(self.data_loader)
         return {"epoch": self.epoch, "batch": self._seen, "order": order}
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on at the next batch that was not seen.
+        """Continue at the first batch that was not yielded.
 
         Raises:
-            OptionError: it is no loader's state.
+            OptionError: `state` is not from `state_dict`.
         """
         if not isinstance(state, dict) or state.keys() != {"epoch", "batch", "order"}:
             raise OptionError("load_state_dict", sorted(state), "what a loader's state_dict() gave")
         self.epoch, self._seen, self._order = state["epoch"], state["batch"], state["order"]
         self._resumed = True
         with drawing_from(self._order, self.data_loader):
-            pass  # the loader's own generators are as they were; the script's are the script's
+            pass  # restores the loader's own generators; the script's are restored by the script
 
 
 def make_loader(
@@ -160,10 +161,11 @@ def make_loader(
     how: dict[str, Any],
     words: ViewWord = "global",
 ) -> Loader:
-    """See `duoka.run.Run.loader`.
+    """Create a Loader; see `duoka.run.Run.loader`.
 
-    on_share: told of every batch which share of it this rank works on by itself. held: a context in which gradients
-    stay this rank's. by_itself: one in which this rank reads what the others do not.
+    on_share: called with the share of every batch that this rank computes on, with view="local". held: a context in
+    which
+    gradients are not all-reduced. by_itself: a context in which this rank reads data that the others do not.
     """
     one_of("view", words, get_args(ViewWord))
     loader = data if isinstance(data, DataLoader) else _made(data, batch_size, shuffle, device, how)
@@ -201,7 +203,7 @@ def _made(data: Any, batch_size: int | None, shuffle: bool, device: torch.device
 
 
 def _dataset(data: Any) -> Dataset[Any]:
-    """A dataset; tensors and arrays of as many rows become one."""
+    """Return a dataset; tensors and arrays with equal numbers of rows become a TensorDataset."""
     if isinstance(data, (Tensor, np.ndarray)):
         data = (data,)
     if isinstance(data, (tuple, list)) and data and all(isinstance(one, (Tensor, np.ndarray)) for one in data):
@@ -242,7 +244,7 @@ def _cutting(loader: DataLoader[Any], accumulate: Any, micro_batch: Any) -> Cutt
 
 
 def _sizes(loader: DataLoader[Any]) -> Sequence[int]:
-    """The sizes of an epoch's batches, where they are known without drawing."""
+    """Return the sizes of an epoch's batches, if they are known without drawing."""
     if loader.batch_size is None:
         raise OptionError("load_state_dict", "in mid-epoch", "used without pieces where a batch_sampler is given")
     total = len(loader.sampler)  # type: ignore[arg-type]
@@ -251,7 +253,7 @@ def _sizes(loader: DataLoader[Any]) -> Sequence[int]:
 
 
 def _check_last(loader: DataLoader[Any], view: View) -> None:
-    """Every rank needs a row of every batch, where it works by itself."""
+    """Check that every rank gets a row of every batch, for view="local"."""
     if loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
         return
     short = [n for n in _sizes(loader) if not view.shares(n)]

@@ -1,7 +1,7 @@
-"""What a dataset remembers from one sample to the next: generators, counters and lists of its own.
+"""The mutable state of a dataset: generators, counters and lists that change from one sample to the next.
 
-A rank that reads only its own rows would remember less than one device does. It is looked for in the dataset's
-attributes, in what they hold (transforms, other datasets), and in the variables outside that its code names.
+A rank that reads only its own rows would change it less than one device does. The state is searched in the dataset's
+attributes, in objects they hold (transforms, other datasets), and in the variables outside that its code names.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from torch import Tensor
 from duoka.private.torch import version_of
 from duoka.view.site import is_users
 
-_DEPTH = 6  # how far what is held is followed
-_LONG = 1000  # entries of a list or dict that are looked at one by one
-_MOST = 20_000  # objects that are looked into
-_LARGE = 1 << 24  # bytes of an array that is looked at
+_DEPTH = 6  # levels of nesting that are searched
+_LONG = 1000  # entries of a list or dict that are compared one by one
+_MOST = 20_000  # objects that are searched
+_LARGE = 1 << 24  # bytes of an array that is compared
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None), range)
 
 
 class Memory:
-    """All that a dataset remembers, by the names under which it is found.
+    """A snapshot of a dataset's state, by the names under which it is found.
 
-    generators: the random generators among it.
+    generators: the random generators in it.
     """
 
     def __init__(self, dataset: Any) -> None:
         self.generators: list[Any] = []
-        self._seen: dict[int, Any] = {}  # keeps what it has seen, so that no number is given twice
+        self._seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
         self._values = dict(self._found("dataset", dataset, _DEPTH))
 
     def changed(self, now: Memory) -> str | None:
-        """The name of something that `now`, looked at later, is no longer what it was; None if all is."""
+        """Return a name whose value differs in the later snapshot `now`, or None."""
         names = (*now._values, *self._values)
         return next((name for name in names if self._values.get(name, self) != now._values.get(name, self)), None)
 
     def _found(self, name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
         if isinstance(value, _CONSTANTS):
-            yield name, repr(value) if isinstance(value, float) else value  # nan is not itself
+            yield name, repr(value) if isinstance(value, float) else value  # nan differs from itself
             return
         state = state_of(value)
         if state is not None:
@@ -71,7 +71,7 @@ class Memory:
 
 
 def state_of(value: Any) -> Any:
-    """What a random generator will draw next, in a form that can be compared; None if `value` is none."""
+    """Return the state of a random generator in a comparable form; None if `value` is not one."""
     if isinstance(value, random.Random):
         return None if isinstance(value, random.SystemRandom) else value.getstate()
     if isinstance(value, np.random.Generator):
@@ -84,7 +84,7 @@ def state_of(value: Any) -> Any:
 
 
 def _held(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, by name; under an empty name something of it that can be compared."""
+    """Yield the parts of an object by name; under an empty name, something to compare."""
     if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
         yield "", len(value)
         if len(value) <= _LONG:
@@ -106,7 +106,7 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_class(part: type) -> Iterator[tuple[str, Any]]:
-    """The methods of a class of the script's own, and what it counts itself."""
+    """Yield the methods of a class of the script, and its class variables."""
     for name, value in list(vars(part).items()):
         if isinstance(value, types.FunctionType) and is_users(value.__code__.co_filename):
             yield name, value
@@ -117,7 +117,7 @@ def _of_class(part: type) -> Iterator[tuple[str, Any]]:
 
 
 def _named_in(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The variables outside of a function that its code names."""
+    """Yield the variables outside of a function that its code names."""
     if not is_users(function.__code__.co_filename):
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -131,7 +131,7 @@ def _named_in(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of the functions written inside of it."""
+    """Yield a function's code, and that of nested functions."""
     yield code
     for constant in code.co_consts:
         if inspect.iscode(constant):

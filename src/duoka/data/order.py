@@ -1,4 +1,4 @@
-"""The order in which a loader reads: skipped into after a resume, and cut into pieces."""
+"""The order in which a loader reads: resumed within an epoch, and cut into pieces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from duoka.view.draws import random_states, set_random_states
 
 
 class Batches:
-    """A loader's batch sampler that can begin at a later batch. skip: how many the next epoch leaves out."""
+    """A batch sampler that can begin at a later batch. skip: number of batches that the next epoch leaves out."""
 
     def __init__(self, batches: Iterable[Sequence[Any]]) -> None:
         self._batches, self.skip = batches, 0
@@ -32,13 +32,13 @@ class Batches:
         return len(self._batches)  # type: ignore[arg-type]
 
     def draw(self) -> None:
-        """Let the epoch that has begun draw its order now, not with its first batch."""
+        """Draw the order of the epoch that has begun now, not with its first batch."""
         if self._begun is not None:
             self._begun.look()
 
 
 class _Begun:
-    """One epoch's batches."""
+    """The batches of one epoch."""
 
     def __init__(self, batches: Iterator[Sequence[Any]], skip: int) -> None:
         self._batches, self._skip = batches, skip
@@ -54,7 +54,7 @@ class _Begun:
         return self._next.popleft()
 
     def look(self) -> None:
-        """Have the next batch at hand, if there is one."""
+        """Fetch the next batch, if there is one."""
         while not self._next:
             batch = next(self._batches, None)
             if batch is None:
@@ -66,9 +66,9 @@ class _Begun:
 
 
 class Cutting:
-    """A batch sampler whose batches come in pieces. groups: the sizes of the pieces of each batch, in their order.
+    """A batch sampler that cuts batches into pieces. groups: sizes of the pieces of each batch, in order.
 
-    accumulate: how many pieces; micro_batch: of how many samples at most. One of both.
+    accumulate: number of pieces; micro_batch: maximum number of samples of a piece. One of both is given.
     """
 
     def __init__(self, batches: Iterable[Sequence[Any]], accumulate: int | None, micro_batch: int | None) -> None:
@@ -87,13 +87,13 @@ class Cutting:
                 start += size
 
     def sizes(self, n: int) -> tuple[int, ...]:
-        """How a batch of n samples is cut: as evenly as can be, no piece empty."""
+        """Return the sizes of the pieces of a batch of n samples: as even as possible, none empty."""
         count = self._accumulate or -(-n // (self._micro_batch or n))
         return Cut(n, 0, min(count, n)).sizes
 
 
 def generator_states(loader: DataLoader[Any]) -> dict[str, Any]:
-    """All that the order of an epoch may be drawn from, as tensors and plain lists."""
+    """Return the states of all generators from which the order of an epoch may be drawn."""
     of_torch, of_python, of_numpy = random_states()
     states: dict[str, Any] = {
         "torch": of_torch["cpu"],
@@ -106,7 +106,7 @@ def generator_states(loader: DataLoader[Any]) -> dict[str, Any]:
 
 @contextmanager
 def drawing_from(states: dict[str, Any], loader: DataLoader[Any]) -> Iterator[None]:
-    """The generators as they were; afterwards, those that the script draws from are put back."""
+    """Set the generators to `states`; afterwards restore those of the script."""
     before = random_states()
     torch.set_rng_state(states["torch"])
     version, state, gauss = states["python"]
@@ -123,6 +123,6 @@ def drawing_from(states: dict[str, Any], loader: DataLoader[Any]) -> Iterator[No
 
 
 def _own_generators(loader: DataLoader[Any]) -> dict[str, torch.Generator]:
-    """Generators that are this loader's own."""
+    """Return the generators that belong to this loader."""
     found = {"loader": loader.generator, "sampler": getattr(loader.sampler, "generator", None)}
     return {name: one for name, one in found.items() if isinstance(one, torch.Generator)}

@@ -1,4 +1,4 @@
-"""A global batch in pieces, for gradients that are added up before one step."""
+"""A global batch in pieces, for gradient accumulation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class Pieces:
-    """The pieces of one global batch, in order; each is a batch by itself.
+    """The pieces of one global batch, in order; each is a batch itself.
 
-    n: samples in the whole batch. weight: how much the present piece counts, its samples / n: multiply a loss that is
-    a mean by it, and the gradients add up to those of the whole batch. Gradients go between ranks with the last
-    piece only.
+    n: samples in the whole batch. weight: fraction of the present piece, its samples / n: multiply a mean loss by it,
+    so
+    that the accumulated gradients are those of the whole batch. Gradients are all-reduced with the last piece only.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Pieces:
                 yield piece
 
     def finish(self) -> None:
-        """Leave out the pieces that nobody asked for."""
+        """Skip the pieces that were not requested."""
         for _ in range(max(1, self._given), len(self._sizes)):
             next(self._others)
         self._given = len(self._sizes)

@@ -1,11 +1,11 @@
-"""A DataLoader of which each rank reads only its own rows, and hands out batch tensors.
+"""A DataLoader of which each rank reads only its own rows, and yields batch tensors.
 
-The loader's own samplers, generator and workers stay as they are, so batches come in the order and with the
-content that one device would see; only the reading and collating of a batch is cut.
+The loader's own samplers, generator and workers are unchanged, so batches come in the order and with the content that
+one device would see; only reading and collating are limited to the rows.
 
-That collating is mere stacking, that reading draws no random number, and that the dataset remembers nothing from
-one sample to the next, is seen on the first batch, which is read whole (by every loader worker that reads one
-first). Where it is not so, the loader is left whole: right, but not faster.
+The first batch is read whole, by every loader worker that reads one first. It shows that collating only stacks, that
+reading draws no random numbers, and that the dataset keeps no state between samples. Otherwise every rank reads whole
+batches: the same result, but not faster.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from duoka.view.draws import random_states, same_states, set_random_states
 from duoka.view.site import user_line
 from duoka.view.view import View
 
-CHANGES = 2  # batches that change a dataset: the first may open a file, or fill in what is not there yet
+CHANGES = 2  # batches that may change a dataset: the first may open a file or fill a cache
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One batch to read: its indices, its number in the epoch, and the epoch's number."""
+    """A request for one batch: its indices, its number in the epoch, and the number of the epoch."""
 
     epoch: int
     number: int
@@ -47,7 +47,7 @@ class Asked:
 
 
 class Numbered:
-    """A loader's batch sampler, with numbers on its batches. `epoch` is set by whoever begins one."""
+    """A batch sampler that yields `BatchRequest`s. `epoch` is set when one begins."""
 
     def __init__(self, batches: Iterable[Sequence[Any]]) -> None:
         self._batches, self.epoch = batches, 0
@@ -60,14 +60,16 @@ class Numbered:
 
 
 class Reader:
-    """Stands for a loader's dataset and its `collate_fn` in one: indices in, a labelled batch out.
+    """Stands for a loader's dataset and `collate_fn`: reads the batch of a request, with labels.
 
-    It travels into loader workers, so it holds numbers and the dataset, no process group. With loading "auto"
-    it looks whether reading a batch draws random numbers. With "shared" it lets every
-    sample draw from a stream of its own, seeded by (seed, epoch, index): the same on any number of ranks.
+    It is sent to loader workers, so it holds numbers and the dataset, no process group. With loading "auto" it checks
+    whether reading draws random numbers. With "shared" every sample draws from a generator seeded by (seed, epoch,
+    index):
+    the same for any number of ranks.
 
-    by_itself: a context for reading rows that the other ranks do not read. shares: of a batch, where these are more
-    than ranks: a smaller batch is read whole. reseeds: with "auto", where reading draws it goes on as with "shared".
+    by_itself: a context for reading rows that the other ranks do not read. shares: of a batch, if more than ranks;
+    smaller
+    batches are read whole. reseeds: with "auto", switch to "shared" if reading draws.
     """
 
     def __init__(
@@ -81,24 +83,24 @@ class Reader:
         reseeds: bool = False,
     ) -> None:
         self.dataset, self.rank, self.world_size, self._by_itself = dataset, rank, world_size, by_itself
-        self._fewest = max(shares, world_size)  # samples of a batch that is cut
+        self._fewest = max(shares, world_size)  # minimum samples of a batch that is cut
         self.seeded = loading == "shared"
         self._reseeds, self._drew = reseeds and loading == "auto", False
         self.shared: bool | None = None  # None: not known yet
-        self.why = ""  # it is read whole
-        self.epochs = 0  # begun so far
-        self._changes = 0  # of the dataset, seen so far
-        self._generators: list[Any] = []  # of the dataset's own
+        self.why = ""  # reason for reading whole batches
+        self.epochs = 0  # epochs begun
+        self._changes = 0  # observed changes of the dataset
+        self._generators: list[Any] = []  # of the dataset
         self._seed = torch.initial_seed()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_by_itself": nullcontext}  # in a loader worker a rank is by itself anyway
+        return {**self.__dict__, "_by_itself": nullcontext}  # a loader worker reads by itself anyway
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitems__(self, asked: Asked) -> Any:
-        """The batch of these indices, or an error of the script's as torch's workers send it, told without duoka."""
+        """Return the batch of a request, or an error of the script in the form that torch's workers send."""
         info = get_worker_info()
         if info is None:
             return self._labelled(asked)
@@ -110,7 +112,7 @@ class Reader:
             return ExceptionWrapper((type(error), error, error.__traceback__), where)
 
     def _labelled(self, asked: Asked) -> dict[str, Any]:
-        """The batch of these indices: of all, or where it may be cut of this rank's own."""
+        """Read this rank's rows if the batch may be cut, else all of them."""
         n = len(asked.indices)
         if n >= self._fewest and self.shared:
             cut = Cut(n, self.rank, self.world_size)
@@ -124,7 +126,7 @@ class Reader:
         return {"batch": batch, "n": n, "shared": shared, "why": "" if shared else self.why, "seeded": self.seeded}
 
     def _find_out(self, asked: Asked) -> Any:
-        """Read a whole batch, and see whether the next ones may be cut."""
+        """Read a whole batch, and decide whether the next ones may be cut."""
         before, memory = random_states(), self._remembered()
         if self._reseeds:
             self.seeded = True
@@ -147,14 +149,14 @@ class Reader:
         return batch
 
     def rows_of(self, n: int) -> int:
-        """How many samples this rank reads of a batch of n that is cut."""
+        """Return the number of rows that this rank reads of a cut batch of n."""
         return Cut(n, self.rank, self.world_size).rows
 
     def _remembered(self) -> Memory | None:
         return None if self.seeded else Memory(self.dataset)
 
     def _read_on(self, asked: Asked) -> Any:
-        """Read own rows, and see that reading still draws nothing."""
+        """Read this rank's rows, and check that reading still draws nothing."""
         if self.seeded:
             with self._by_itself():
                 return self._read(asked)
@@ -191,7 +193,7 @@ class Reader:
 
 
 class SharedIterator:
-    """What `iter(loader)` gives: the loader's own iterator over labelled batches, cut to batch tensors."""
+    """The iterator of `iter(loader)`: wraps the loader's own iterator, and converts its batches to batch tensors."""
 
     def __init__(self, loader: DataLoader[Any], reader: Reader, view: View) -> None:
         self._reader, self._view = reader, view
@@ -206,7 +208,7 @@ class SharedIterator:
         self._numbered.epoch = self._reader.epochs
 
     def _reset(self, loader: DataLoader[Any]) -> None:
-        """A new epoch with the same (persistent) workers; called by the loader."""
+        """Begin a new epoch with the same (persistent) workers; called by the loader."""
         self._begin()
         begin_again(self._batches, self._loader)
 
@@ -230,12 +232,12 @@ class SharedIterator:
         if labelled["why"]:
             self._view.say(f"the loader at {user_line()} is read whole by every rank: {labelled['why']}")
         if labelled["seeded"] and not self._reader.seeded:
-            self._reader.seeded = True  # for the next epoch's workers
+            self._reader.seeded = True  # for the workers of the next epoch
             self._view.say(f"the loader at {user_line()} draws random numbers: each sample its own, of its epoch")
         if not shared and not is_stacked(batch, n):
             return batch
         if self._reader.shared is None:
-            self._reader.shared = shared or None  # the next epoch's workers need not find out again
+            self._reader.shared = shared or None  # the workers of the next epoch need not check again
         view = self._view
 
         def as_batch(leaf: Tensor) -> BatchTensor:
@@ -245,7 +247,7 @@ class SharedIterator:
 
 
 def _reading_through(loader: DataLoader[Any], reader: Reader, numbered: Numbered) -> DataLoader[Any]:
-    """The same loader (samplers, generator and all), reading through `reader`."""
+    """Copy a loader, with samplers and generator, so that it reads through `reader`."""
     through = copy.copy(loader)
     init = loader.worker_init_fn
     changes = {
@@ -255,12 +257,12 @@ def _reading_through(loader: DataLoader[Any], reader: Reader, numbered: Numbered
         "worker_init_fn": init and _WithDataset(init),
         KEPT_ITERATOR: None,
     }
-    through.__dict__.update(changes)  # the loader's own __setattr__ refuses
+    through.__dict__.update(changes)  # DataLoader.__setattr__ refuses
     return through
 
 
 class _WithDataset:
-    """The script's `worker_init_fn`, which finds the script's dataset in the worker's info."""
+    """Calls the script's `worker_init_fn` with the script's dataset in the worker's info."""
 
     def __init__(self, init: Callable[[int], None]) -> None:
         self._init = init
@@ -268,22 +270,22 @@ class _WithDataset:
     def __call__(self, worker: int) -> None:
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, Reader):
-            object.__setattr__(info, "dataset", info.dataset.dataset)  # its own __setattr__ refuses
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # its __setattr__ refuses
         self._init(worker)
 
 
 def is_stacked(batch: Any, n: int) -> bool:
-    """Whether every leaf of a collated batch is a tensor of n rows."""
+    """Return True if every leaf of a collated batch is a tensor of n rows."""
     return all(isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == n for leaf in tree_leaves(batch))
 
 
 def as_is(batch: Any) -> Any:
-    """The collate function of a loader whose `Reader` has collated already."""
+    """Return the batch unchanged: the `collate_fn` of a loader whose `Reader` has collated."""
     return batch
 
 
 def can_share(loader: DataLoader[Any], loading: Loading) -> bool:
-    """Whether this loader's batches may be cut at all: a map-style dataset, batched, and merely stacked."""
+    """Return True if this loader's batches may be cut: a map-style dataset, batched, with default_collate."""
     return (
         loading != "whole"
         and loader.batch_sampler is not None

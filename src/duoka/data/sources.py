@@ -1,11 +1,11 @@
-"""Where a loader's batches come from: one class for each way of reading them.
+"""The sources of a loader's batches: one class for each way of reading them.
 
-in memory   tensors, indexed at once: no sample is ever looked at by itself
+in memory   tensors, indexed at once, without reading samples one by one
 shared      any dataset with indices, stacked: each rank reads its own rows (`shared.py`)
-counted     everything else: an own `collate_fn`, a stream without indices. Every rank reads all of it; of a stream
-            that is merely stacked each stacks its own rows only.
+counted     everything else: a custom `collate_fn`, a stream without indices. Every rank reads all of it; of a stream
+            with default_collate each stacks its own rows only.
 
-Each gives the batches of the global view: batch tensors, or plain ones where the batch is not shared out.
+Each yields batch tensors, or plain ones if the batch is not sharded.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ Around = Callable[[], AbstractContextManager[None]]
 
 
 class Source(ABC):
-    """The batches of one loader, epoch after epoch. epoch: which one begins next."""
+    """The batches of one loader, epoch after epoch. epoch: index of the next one."""
 
     epoch = 0
 
     @abstractmethod
     def begin(self, skip: int) -> Iterator[Any]:
-        """An epoch without its first `skip` batches (or pieces)."""
+        """Begin an epoch without its first `skip` batches (or pieces)."""
 
     @abstractmethod
     def draw(self) -> None:
-        """Let the epoch that has begun draw its order now."""
+        """Draw the order of the epoch that has begun now."""
 
 
 def choose(
     loader: DataLoader[Any], cutting: Cutting | None, view: View, loading: Loading, by_itself: Around
 ) -> Source:
-    """The quickest source that gives this loader's batches. by_itself: around reading what the others do not."""
+    """Choose the fastest source for a loader. by_itself: a context for reading data that the others do not."""
     if _is_in_memory(loader):
         return InMemory(loader, cutting, view)
     batches = None
     through = copy.copy(loader)
     if loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
         batches = Batches(cutting or loader.batch_sampler)
-        through.__dict__["batch_sampler"] = batches  # the loader's own __setattr__ refuses
+        through.__dict__["batch_sampler"] = batches  # DataLoader.__setattr__ refuses
     through.__dict__[KEPT_ITERATOR] = None
     if view.ranks.world_size == 1:
         return _Whole(through, batches)
@@ -90,7 +90,9 @@ class InMemory(Source):
         self._order: Tensor | None = None
 
     def begin(self, skip: int) -> Iterator[Any]:
-        torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)  # as the loader draws its seed
+        torch.empty((), dtype=torch.int64).random_(
+            generator=self._loader.generator
+        )  # the loader draws its seed in the same way
         self._order = None
         return self._batches(skip)
 
@@ -114,7 +116,7 @@ class InMemory(Source):
             start += n
 
     def _rows_of(self, tensor: Tensor, start: int, n: int) -> BatchTensor:
-        """The batch of the n samples that come at `start` in the order."""
+        """Return the batch of the n samples that begin at `start` in the order."""
         assert self._order is not None
         shares = []
         for view in self._view.own.views:
@@ -153,7 +155,7 @@ def _is_in_memory(loader: DataLoader[Any]) -> bool:
 
 
 class _Whole(Source):
-    """The loader itself. batches: its batch sampler; None: what is skipped has to be read."""
+    """The loader itself. batches: its batch sampler; None: skipped batches have to be read."""
 
     def __init__(self, through: DataLoader[Any], batches: Batches | None) -> None:
         self._through, self._order = through, batches
@@ -172,7 +174,7 @@ class _Whole(Source):
 
 
 class _Shared(_Whole):
-    """Each rank reads its own rows."""
+    """A loader of which each rank reads its own rows."""
 
     def __init__(
         self, through: DataLoader[Any], batches: Batches | None, view: View, loading: Loading, by_itself: Around
@@ -193,7 +195,7 @@ class _Shared(_Whole):
 
 
 class _Counting(_Whole):
-    """Every rank reads the whole batch, and says how many samples are in it."""
+    """A loader that every rank reads whole, with the number of samples in each batch."""
 
     def __init__(self, through: DataLoader[Any], batches: Batches | None, view: View) -> None:
         ranks, stacks = view.own.ranks, through.collate_fn is default_collate
@@ -228,26 +230,26 @@ class _Counting(_Whole):
 
 
 class Labelled:
-    """A batch of n samples. own: of this rank's rows only."""
+    """A batch of n samples. own: it holds this rank's rows only."""
 
     def __init__(self, batch: Any, n: int | None, own: bool) -> None:
         self.batch, self.n, self.own = batch, n, own
 
     def pin_memory(self) -> Labelled:
-        """As torch's pinning thread asks for it."""
+        """Pin the batch; called by torch's pinning thread."""
         return Labelled(pin_memory(self.batch), self.n, self.own)
 
 
 class Counted:
-    """A loader's `collate_fn` that labels what it makes.
+    """A `collate_fn` that returns a `Labelled` batch.
 
-    own: it stacks, so this rank's rows are enough, of a batch that is cut into at least so many `shares`.
+    own: stack only this rank's rows, of batches with at least `shares` samples.
     """
 
     def __init__(self, collate: Callable[[list[Any]], Any], ranks: Collectives, own: bool, shares: int) -> None:
         self._collate, self._rank, self._world_size, self._own = collate, ranks.rank, ranks.world_size, own
         self._fewest = shares
-        self._is_stacked: bool | None = None  # not known before the first batch
+        self._is_stacked: bool | None = None  # unknown before the first batch
 
     def __call__(self, samples: list[Any]) -> Labelled:
         n = len(samples)
@@ -261,6 +263,6 @@ class Counted:
 
 
 def _rows(batch: Any) -> int | None:
-    """The samples of a batch that the dataset itself has made: the rows of its first tensor."""
+    """Return the number of samples of a batch that the dataset itself has made: the rows of its first tensor."""
     first = next((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), None)
     return None if first is None else first.shape[0]

@@ -1,7 +1,7 @@
-"""The formats of weights: one file per format, and a table of them.
+"""The file formats of weights: one module per format, and a table of them.
 
-Each has `matches(path)`, which looks at the file or directory itself, not at its name, and
-`read(path, objects)`, which knows names, types and shapes without reading the tensors' data.
+Each module has `matches(path)`, which examines the content, not the name, and `read(path, objects)`, which returns
+names, types and shapes without reading the tensors' data.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from typing import Literal, Protocol, cast
 from duoka.checkpoint.contents import Contents
 from duoka.errors import OptionError, WeightsError
 
-# What becomes of the objects in a pickle that are neither tensors nor plain values: the file is refused, or they
-# are read as inert stand-ins. In no case does code of theirs run.
+# Treatment of objects in a pickle that are neither tensors nor plain values: refuse the file, or read them as inert
+# stand-ins. In no case does their code run.
 Objects = Literal["refuse", "inert"]
 
 FORMATS = (
     "duoka.checkpoint.formats.directory",
     "duoka.checkpoint.formats.dcp",
     "duoka.checkpoint.formats.sharded",
-    "duoka.checkpoint.formats.safetensors",  # before pickles: one header in 32 is as long as a pickle's first byte
+    "duoka.checkpoint.formats.safetensors",  # before pickles: a header's length can begin with a pickle's first byte
     "duoka.checkpoint.formats.pickles",
 )
 
 
 class Format(Protocol):
-    """What each format's file has."""
+    """The interface of a format's module."""
 
     def matches(self, path: Path) -> bool:
-        """Whether this is a file, or directory, of this format."""
+        """Return True for a file or directory of this format."""
 
     def read(self, path: Path, objects: Objects) -> Contents:
-        """What is in it; raises WeightsError."""
+        """Read the contents; raises WeightsError."""
 
 
 def read(path: str | Path, objects: Objects = "refuse") -> Contents:
-    """What is in a file or directory of weights, of whatever format.
+    """Read the contents of a file or directory of any format.
 
     Raises:
-        WeightsError: there is no such file, it is of no known format, or it is damaged.
+        WeightsError: the file does not exist, has an unknown format, or is damaged.
         UnsafePickle: it is a pickle that would run code.
     """
     if objects not in ("refuse", "inert"):
@@ -61,7 +61,7 @@ def read(path: str | Path, objects: Objects = "refuse") -> Contents:
 
 
 def _near(path: Path) -> str:
-    """Names of files that may have been meant."""
+    """Suggest a similar file name."""
     from difflib import get_close_matches
 
     if not path.parent.is_dir():

@@ -1,7 +1,7 @@
 """Directories of torch.distributed.checkpoint.
 
-Their `.metadata` is a pickle that torch's own reader runs. Here it meets an unpickler that knows the few
-classes of metadata, each replaced by a holder of its fields, and refuses all else.
+Their `.metadata` is a pickle, which torch's reader executes. Here a restricted unpickler replaces the few known
+metadata classes by holders of their fields, and refuses all others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KNOWN = frozenset(
 
 
 class Fields:
-    """Holds what was pickled of a class of metadata, and has no code of its own but that."""
+    """Holds the pickled fields of a metadata class, and runs no other code."""
 
     def __init__(self, *args: Any) -> None:
         self.args = args
@@ -69,13 +69,13 @@ class Fields:
 
 
 class _Restricted(pickle.Unpickler):
-    """Builds dicts, lists, numbers, strings and `Fields`."""
+    """An unpickler that builds dicts, lists, numbers, strings and `Fields` only."""
 
     def find_class(self, module: str, name: str) -> Any:
         import torch
 
         if f"{module}.{name}" in _KNOWN:
-            return type("Fields", (Fields,), {})  # of its own each time: a pickle can write into a class
+            return type("Fields", (Fields,), {})  # a new class each time: a pickle can write into a class
         if (module, name) == ("torch", "Size"):
             return lambda sizes=(): tuple(sizes)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
@@ -84,7 +84,7 @@ class _Restricted(pickle.Unpickler):
 
 
 class Chunked(Stored):
-    """A tensor in pieces: its offsets in the whole, its file, and where in that."""
+    """A tensor in pieces. chunks: offsets in the whole, file, position and length in the file."""
 
     def __init__(
         self, dtype: str, shape: tuple[int, ...], chunks: list[tuple[tuple[int, ...], TensorFile, int, int]]
@@ -121,7 +121,7 @@ class Chunked(Stored):
 
 
 def _check_apart(corners: list[list[int]], dims: int) -> None:
-    """As many numbers as there should be may be there twice and others not at all, in memory that nobody has set."""
+    """Check that parts do not overlap: they could sum up to the right size and leave memory uninitialized."""
     boxes = numpy.array(corners, dtype=numpy.int64).reshape(len(corners), 2, dims)
     for number, (begin, end) in enumerate(boxes[:-1]):
         begins, ends = boxes[number + 1 :, 0], boxes[number + 1 :, 1]
@@ -134,12 +134,12 @@ def _load(file: TensorFile, start: int, length: int) -> Any:
 
     try:
         return torch.load(io.BytesIO(file.read(start, length)), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises of every kind on damaged files
+    except Exception as error:  # torch raises errors of any type on damaged files
         raise WeightsError(f"{file.path} cannot be read at byte {start}: {str(error).splitlines()[0]}") from error
 
 
 def matches(path: Path) -> bool:
-    """Whether a directory has DCP's metadata; its `.metadata` or a `.distcp` file stands for it, too."""
+    """Return True for a directory with DCP's `.metadata`, that file, or a `.distcp` file beside it."""
     return _directory(path).joinpath(".metadata").is_file() and (
         path.is_dir() or path.name == ".metadata" or path.suffix == ".distcp"
     )
@@ -150,7 +150,7 @@ def _directory(path: Path) -> Path:
 
 
 def read(path: Path, objects: str = "refuse") -> Contents:
-    """The tensors, whose data are read on use; what is not a tensor is not read."""
+    """Read the tensors, with data on demand; other values are skipped."""
     directory = _directory(path)
     try:
         metadata = _Restricted(io.BytesIO((directory / ".metadata").read_bytes())).load()
@@ -159,7 +159,7 @@ def read(path: Path, objects: str = "refuse") -> Contents:
         raise UnsafePickle(f"{directory / '.metadata'} is refused: {error}") from error
     except WeightsError:
         raise
-    except Exception as error:  # whatever damage does to pickle
+    except Exception as error:  # pickle raises errors of any type on damaged files
         raise WeightsError(f"{directory / '.metadata'} is damaged, or no metadata of DCP: {error!r}") from error
     notes = (f"{left} values that are not tensors were not read",) if left else ()
     return Contents(path, "DCP directory", tree, {}, notes)
@@ -192,7 +192,7 @@ def _tree(directory: Path, metadata: Any) -> tuple[dict[str, Any], int]:
 
 
 def _dtype(properties: Any) -> str:
-    """Properties are a tuple (dtype, layout, …) in the pickle."""
+    """Return a tensor's type from its properties, pickled as a tuple (dtype, layout, …)."""
     state = vars(properties)["state"]
     dtype = state[0] if isinstance(state, tuple) else state["dtype"]
     if not isinstance(dtype, str):

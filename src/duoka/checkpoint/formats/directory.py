@@ -1,4 +1,4 @@
-"""duoka's own checkpoints: the directory of one step, or of a run, which stands for its newest sound one."""
+"""duoka's own checkpoints: the directory of a step, or of a run, for its newest intact step."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from duoka.errors import CheckpointDamaged, WeightsError
 
 
 def matches(path: Path) -> bool:
-    """Whether this is the directory of a step or of a run, or a step's manifest."""
+    """Return True for the directory of a step or run, or a step's manifest."""
     if path.is_file():
         return path.name == manifest.NAME
     return (path / manifest.NAME).is_file() or bool(manifest.directories(path))
 
 
 def read(path: Path, objects: str = "refuse") -> Contents:
-    """The tensors of a checkpoint, by the names under which they were saved; `check` compares the files' digests."""
+    """Read the tensors of a checkpoint, by their saved names; `check` compares the files' digests."""
     faults: list[str] = []
     step = path.parent if path.is_file() else path
     for directory in [step] if (step / manifest.NAME).is_file() else reversed(manifest.directories(step)):
@@ -46,7 +46,7 @@ def _check(directory: Path, found: manifest.Manifest) -> None:
 
 
 def _tree(directory: Path, found: manifest.Manifest) -> dict[str, Any]:
-    """Models under their names, optimizers under "optimizer.NAME", all other tensors under "states"."""
+    """Map models to their names, optimizers to "optimizer.NAME", all other tensors to "random and other states"."""
     tree: dict[str, Any] = {}
     for file in found.files:
         owners = [(name, state.kind) for name, state in found.states.items() if file in state.files]

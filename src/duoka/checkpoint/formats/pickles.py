@@ -1,8 +1,8 @@
-"""What torch.save writes: pickles, read by torch's restricted unpickler and by nothing else.
+"""Files of torch.save: pickles, read only by torch's restricted unpickler.
 
-Which functions and classes a pickle names is read before anything of it is loaded, so a refusal can name them.
-With `objects="inert"`, what torch does not allow becomes a stand-in that keeps its state and has no code. A
-whole pickled module gives its tensors in that way, and none of it runs.
+All functions and classes that a pickle names are listed before it is loaded, so that a refusal can name them. With
+`objects="inert"`, classes that torch does not allow become stand-ins that keep their state and have no code. A whole
+pickled module gives its tensors in this way, without running its code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from duoka.errors import UnsafePickle, WeightsError
 from duoka.private.python import IMPORT_MAPPING, NAME_MAPPING, unchecked
 from duoka.private.texts import UNPICKLER
 
-# Plain holders of settings and numbers, common in files of training frameworks: stand-ins without asking.
+# Classes that hold settings and numbers, common in files of training frameworks: always read as stand-ins.
 INERT = frozenset(
     {
         "argparse.Namespace",
@@ -44,15 +44,15 @@ INERT = frozenset(
     }
 )
 INERT_PACKAGES = ("omegaconf.", "yacs.config.", "mmengine.config.", "ml_collections.config_dict.")
-BLOCKED = frozenset({"os", "posix", "nt", "sys"})  # no file of weights has a reason to name these
+BLOCKED = frozenset({"os", "posix", "nt", "sys"})  # no file of weights has a reason to name these modules
 DEEPEST = 64  # levels of nested dicts and lists
 MOST = 300_000  # dicts and lists in all
-SMALL = 1 << 28  # bytes of a tensor that may be larger than its file, as one number that is expanded
+SMALL = 1 << 28  # bytes of a tensor that may be larger than its file, such as an expanded number
 ZIP = b"PK\x03\x04"
 
 
 def matches(path: Path) -> bool:
-    """Whether a file is a zip file, a pickle or torch's old tar file."""
+    """Return True for a zip file, a pickle or torch's old tar file."""
     if not path.is_file():
         return False
     with open(path, "rb") as file:
@@ -61,16 +61,16 @@ def matches(path: Path) -> bool:
 
 
 def read(path: Path, objects: str = "refuse") -> Contents:
-    """The tensors, whose data are read on use where the file is a zip file; raises WeightsError, UnsafePickle."""
+    """Read the tensors, with data on demand from a zip file. Raises WeightsError, UnsafePickle."""
     with open(path, "rb") as file:
         is_zip = file.read(4) == ZIP
     try:
         named, protocol = _named(path, is_zip)
     except WeightsError:
         raise
-    except Exception as error:  # whatever damage does to zipfile and pickletools
+    except Exception as error:  # zipfile and pickletools raise errors of any type on damaged files
         raise WeightsError(f"{path} is damaged, or no file of torch.save: {error}") from error
-    import torch  # only now: what is above needs none
+    import torch  # imported late: the code above does not need it
 
     unknown = sorted(named - set(_allowed()))
     _refuse_calls(path, [name for name in unknown if objects != "inert" and not _is_inert(name)])
@@ -91,10 +91,10 @@ def read(path: Path, objects: str = "refuse") -> Contents:
             torch.serialization.safe_globals(stand_ins),  # type: ignore[arg-type]
         ):
             warnings.simplefilter("ignore")
-            mapped = is_zip and path.suffix != ".safetensors"  # which torch would take for what the file is
+            mapped = is_zip and path.suffix != ".safetensors"  # torch would read it as safetensors
             tree = torch.load(path if mapped else file, map_location=onto_cpu, weights_only=True, mmap=mapped)
             plain = _Tree(max(SMALL, path.stat().st_size)).plain(tree)
-    except Exception as error:  # torch raises of every kind on damaged files
+    except Exception as error:  # torch raises errors of any type on damaged files
         raise WeightsError(f"{path} cannot be read: {_first_line(error)}") from error
     notes = [f"mapped {place} → cpu" for place in sorted(places - {"cpu"})]
     if unknown:
@@ -127,11 +127,11 @@ def _refuse_calls(path: Path, calls: list[str], in_any_case: bool = False) -> No
     )
 
 
-# What a file names, found without loading it.
+# The names in a file's pickles, found without loading it.
 
 
 def _named(path: Path, is_zip: bool) -> tuple[set[str], int]:
-    """The names of all functions and classes in a file's pickles, and the newest protocol among them."""
+    """Return the names of all functions and classes in a file's pickles, and the newest protocol among them."""
     if is_zip:
         with zipfile.ZipFile(path) as archive, _record(archive, _check_records(path, archive)) as stream:
             return _names_in(stream)
@@ -148,7 +148,7 @@ def _named(path: Path, is_zip: bool) -> tuple[set[str], int]:
 
 
 def _check_records(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    """The record of a zip file that is its pickle."""
+    """Return the record of a zip file that holds its pickle."""
     records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
     if "constants.pkl" in records:
         raise WeightsError(
@@ -163,15 +163,15 @@ def _check_records(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
 
 
 def _record(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
-    """A record to read, without zipfile's look at its checksum: torch.save may have left that out."""
+    """Open a record without zipfile's check of its checksum, which torch.save may have omitted."""
     return unchecked(archive.open(info))
 
 
 def _names_in(stream: IO[bytes]) -> tuple[set[str], int]:
-    """What one pickle names, and its protocol. Nothing is built: the operations are only looked at."""
+    """Return the names in one pickle, and its protocol, by scanning its opcodes without executing them."""
     named: set[str] = set()
     protocol = 0
-    recent: list[str] = []  # strings as they are pushed; a STACK_GLOBAL takes two
+    recent: list[str] = []  # strings as they are pushed; STACK_GLOBAL takes two
     memo: dict[Any, str] = {}
     for operation, argument, _ in pickletools.genops(stream):
         kind: str = operation.name
@@ -191,17 +191,17 @@ def _names_in(stream: IO[bytes]) -> tuple[set[str], int]:
 
 
 def _today(module: str, name: str) -> str:
-    """The name under Python 3 of what Python 2 may have written."""
+    """Map a Python 2 name to Python 3's."""
     if (module, name) in NAME_MAPPING:
         module, name = NAME_MAPPING[(module, name)]
     return f"{IMPORT_MAPPING.get(module, module)}.{name}"
 
 
-# What was loaded, as plain dicts and lists.
+# Conversion of the loaded objects to plain dicts and lists.
 
 
 def _stand_in(name: str) -> type:
-    """A class without code of its own: whatever it is built from, it is a dict that keeps its attributes."""
+    """Create a class without code of its own: a dict that keeps its attributes."""
 
     def build(cls: type, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:
         return OrderedDict()
@@ -210,19 +210,20 @@ def _stand_in(name: str) -> type:
 
 
 class _Tree:
-    """Turns what was loaded into a tree of dicts, lists, plain values and `Held` tensors.
+    """Converts loaded objects to a tree of dicts, lists, plain values and `InMemory` tensors.
 
-    Dicts and lists that stand in several places are counted each time, so that a small file cannot be a tree without
-    end. Raises ValueError where it goes in circles, too deep, or on for too long, and where a tensor is larger than
-    `largest`: a view of a few numbers can have any size.
+    Shared dicts and lists are counted each time, so that a small file cannot become a huge tree. Raises ValueError
+    for
+    cycles, too deep or too large trees, and for tensors larger than `largest`: a view of a few numbers can have any
+    size.
     """
 
     def __init__(self, largest: int) -> None:
         self._nodes, self._largest = 0, largest
-        self._above: set[int] = set()  # the ids of what a node is in
+        self._above: set[int] = set()  # ids of the enclosing nodes
 
     def plain(self, node: Any) -> Any:
-        """The tree of a node."""
+        """Convert a node."""
         import torch
 
         if isinstance(node, torch.Tensor):
@@ -242,7 +243,7 @@ class _Tree:
         return tree
 
     def module(self, stand_in: Any, prefix: str = "") -> dict[str, Any]:
-        """The state dict of a whole pickled module, out of its stand-in's attributes."""
+        """Build the state dict of a pickled module from its stand-in's attributes."""
         attributes = vars_of(stand_in)
         transient = attributes.get("_non_persistent_buffers_set", ())
         state = {prefix + _text(name): value for name, value in _items(attributes, "_parameters")}
@@ -262,7 +263,7 @@ class _Tree:
 
 
 def vars_of(node: Any) -> dict[str, Any]:
-    """The attributes of a stand-in; none for plain dicts."""
+    """Return the attributes of a stand-in; {} for plain dicts."""
     found: dict[str, Any] = getattr(node, "__dict__", {})
     return found
 
@@ -277,12 +278,12 @@ def _text(key: Any) -> Any:
 
 
 def _check_sums(path: Path) -> None:
-    """Compare every record with its checksum, if the file has them: torch.save can leave them out."""
+    """Compare every record with its checksum, unless torch.save has omitted them."""
     try:
         with zipfile.ZipFile(path) as archive:
             records = [info for info in archive.infolist() if info.file_size]
             wrong = [info.filename for info in records if _sum(archive, info) != info.CRC]
-    except Exception as error:  # whatever damage does to zipfile
+    except Exception as error:  # zipfile raises errors of any type on damaged files
         raise WeightsError(f"{path} is damaged: {error}") from error
     if wrong and len(wrong) < len(records):
         raise WeightsError(f"{path} is damaged: the checksum of {wrong[0]} in it is wrong")
@@ -297,6 +298,6 @@ def _sum(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
 
 
 def _first_line(error: Exception) -> str:
-    """What torch says is wrong, without its advice to load without restrictions."""
+    """Return the first line of torch's message, without its advice to load without restrictions."""
     text = str(error).partition(UNPICKLER)[2] or str(error)
     return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)

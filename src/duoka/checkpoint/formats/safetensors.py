@@ -1,7 +1,7 @@
 """Safetensors: 8 bytes with the length of a JSON header, the header, the data of all tensors.
 
-Read here, not by the safetensors library, because data then go from the file straight into the model's memory,
-and because the header alone is enough to show a file, without torch. The tests hold it to the library.
+Read here instead of by the safetensors library: data go straight from the file into the model's memory, and the
+header can be shown without torch. Tests compare it with the library.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from duoka.errors import WeightsError
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST = 1 << 62  # numbers of a tensor
-LONGEST_HEADER = 100_000_000  # bytes, as the library has it
-WIDENED = "duoka.complex128"  # metadata: names of complex128 tensors, kept as pairs of F64
+MOST = 1 << 62  # elements of a tensor
+LONGEST_HEADER = 100_000_000  # bytes, as in the library
+WIDENED = "duoka.complex128"  # metadata: names of complex128 tensors, stored as pairs of F64
 _NAMES = {code: name for name, (code, _) in DTYPES.items()}
 
 
 class TensorFile:
-    """An open file to read ranges of."""
+    """An open file whose ranges can be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,14 +45,14 @@ class TensorFile:
             done += count
 
     def read(self, start: int, size: int) -> bytes:
-        """`size` bytes from byte `start` on."""
+        """Return `size` bytes from byte `start` on."""
         data = bytearray(size)
         self.read_into(start, memoryview(data))
         return bytes(data)
 
 
 class FileTensor(Stored):
-    """A tensor's place in a file."""
+    """A tensor in a safetensors file."""
 
     def __init__(self, file: TensorFile, dtype: str, shape: tuple[int, ...], start: int) -> None:
         self.file, self.dtype, self.shape, self.start = file, dtype, shape, start
@@ -66,7 +66,7 @@ class FileTensor(Stored):
         return tensor
 
     def read_into(self, target: Tensor) -> None:
-        """Read straight into the target's memory, where that is possible."""
+        """Read straight into the target's memory if possible."""
         import torch
 
         same = target.dtype == getattr(torch, self.dtype) and tuple(target.shape) == self.shape
@@ -77,7 +77,7 @@ class FileTensor(Stored):
 
 
 def matches(path: Path) -> bool:
-    """Whether a file begins as safetensors do; or is called so, and does not begin as torch's files do."""
+    """Return True if the file begins like safetensors, or has its suffix and does not begin like torch's files."""
     if not path.is_file():
         return False
     with open(path, "rb") as file:
@@ -88,7 +88,7 @@ def matches(path: Path) -> bool:
 
 
 def read(path: Path, objects: str = "refuse") -> Contents:
-    """Names, types and shapes, from the header; raises WeightsError where it is damaged."""
+    """Read names, types and shapes from the header. Raises WeightsError if it is damaged."""
     file = TensorFile(path)
     header = _header(file)
     metadata = header.pop("__metadata__", {})
@@ -119,7 +119,7 @@ def _header(file: TensorFile) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose names are all different."""
+    """Convert pairs to a dict, refusing duplicate names."""
     items = dict(pairs)
     if len(items) < len(pairs):
         raise ValueError("a name stands twice")
@@ -136,7 +136,7 @@ def _tensor(file: TensorFile, begin: int, name: str, entry: Any) -> FileTensor:
         raise WeightsError(f"{file.path}: {name!r} is of type {code!r}; duoka knows {', '.join(_NAMES)}")
     if any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
         raise _damaged(file.path, f"its header is wrong for {name!r}")
-    if math.prod(number or 1 for number in shape) >= MOST:  # torch adds up strides, of no data, too
+    if math.prod(number or 1 for number in shape) >= MOST:  # torch computes strides also for tensors without data
         raise _damaged(file.path, f"{name!r} would have more numbers than there can be")
     dtype = _NAMES[code]
     if end - start != math.prod(shape) * DTYPES[dtype][1] or begin + end > file.size:
@@ -145,7 +145,7 @@ def _tensor(file: TensorFile, begin: int, name: str, entry: Any) -> FileTensor:
 
 
 def _check_covers(path: Path, begin: int, size: int, tree: dict[str, FileTensor]) -> None:
-    """All data belong to one tensor each."""
+    """Check that each byte of data belongs to exactly one tensor."""
     at = begin
     for tensor in sorted(tree.values(), key=lambda tensor: (tensor.start, tensor.nbytes)):
         if tensor.start != at:

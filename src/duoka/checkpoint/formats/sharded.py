@@ -1,4 +1,4 @@
-"""Directories with weights under their usual names, and weights in several files with an index of them."""
+"""Weights in several files with an index, and directories with weights under usual names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from duoka.checkpoint.contents import Contents
 from duoka.errors import WeightsError
 
-# What stands for a directory, the best first.
+# Files that represent a directory, in order of preference.
 USUAL = (
     "model.safetensors.index.json",
     "diffusion_pytorch_model.safetensors.index.json",
@@ -23,14 +23,14 @@ USUAL = (
 
 
 def matches(path: Path) -> bool:
-    """Whether this is an index, or a directory with one, or with a file of a usual name."""
+    """Return True for an index, or a directory with one or with a file of a usual name."""
     if path.is_dir():
         return _main(path) is not None
     return path.name.endswith(".index.json")
 
 
 def read(path: Path, objects: str = "refuse") -> Contents:
-    """What is in all the files of an index."""
+    """Read the contents of all files of an index."""
     from duoka.checkpoint import formats
 
     main = _main(path) if path.is_dir() else path
@@ -61,7 +61,7 @@ def _main(directory: Path) -> Path | None:
 
 
 def _index(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Where each tensor is, by name."""
+    """Return the file of each tensor, and the metadata."""
     try:
         index = json.loads(path.read_bytes())
         places = index["weight_map"]
