@@ -176,8 +176,8 @@ def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path, monkeypatch
         monkeypatch.setattr(time, "gmtime", lambda seconds=None, at=now - 1e8 * number: TIME(at))
         saved = small(tmp_path, number)
         saved.restore() if number > 1 else None
-        duoka.load_weights(saved._things.things["model"], write(tmp_path.parent, number))
-        saved._things.things["note"][:] = [float(number)]
+        duoka.load_weights(saved._states.objects["model"], write(tmp_path.parent, number))
+        saved._states.objects["note"][:] = [float(number)]
         saved.step_number += 1
         saved.save()
         saved.close()
@@ -301,7 +301,7 @@ def assert_not_loaded(directory: Path) -> None:
     with small(directory, 2) as fresh:
         with pytest.raises(duoka.CheckpointError, match="is sound"):
             fresh.restore()
-        assert torch.equal(fresh._things.things["model"].bias, torch.full((2,), 2.0))
+        assert torch.equal(fresh._states.objects["model"].bias, torch.full((2,), 2.0))
 
 
 def test_a_checkpoint_of_a_newer_format_is_not_taken_for_damaged(

@@ -24,8 +24,8 @@ def save_next(directory: Path, value: float = 2) -> None:
     """Restore what is there, and save `value` as its next step."""
     saved = small(directory, value)
     saved.restore()
-    saved._things.things["model"].load_state_dict(filled(value).state_dict())
-    saved._things.things["note"][:] = [value]
+    saved._states.objects["model"].load_state_dict(filled(value).state_dict())
+    saved._states.objects["note"][:] = [value]
     saved.step_number += 1
     saved.save()
     saved.close()

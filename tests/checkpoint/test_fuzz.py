@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import duoka
 from duoka.checkpoint import manifest
-from duoka.checkpoint.manifest import Entry
+from duoka.checkpoint.manifest import FileEntry
 from tests.checkpoint.nets import Net, Own
 from tests.checkpoint.runs import filled, small
 
@@ -114,7 +114,7 @@ def restore(folder: Path, changes: list[tuple[int, int, int]]) -> None:
     file, target, data = made(folder, "states")
     file.write_bytes(mutated(data, changes, 0, len(data)))
     about = manifest.read(file.parent)
-    entry = Entry(file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest())
+    entry = FileEntry(file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest())
     (file.parent / "manifest.json").write_bytes(replace(about, files={**about.files, "states.json": entry}).text())
     for states in ({"model": filled(2), "note": [0.0]}, {"model": filled(2), "note": torch.zeros(())}, {"note": {}}):
         with duoka.Checkpoint(target, states) as saved, warnings.catch_warnings(), suppress(duoka.DuokaError):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from duoka.checkpoint.names import choose, differences, groups, match, plain
-from duoka.checkpoint.stored import Held
+from duoka.checkpoint.stored import LoadedTensor
 from duoka.errors import WeightsError
 
 
@@ -40,8 +40,8 @@ def test_differences_are_counted() -> None:
     assert differences({"module.a": "_orig_mod.a"}) == ["exchanged '_orig_mod.' for 'module.' in 1 name"]
 
 
-def tensor() -> Held:
-    return Held(torch.ones(1))
+def tensor() -> LoadedTensor:
+    return LoadedTensor(torch.ones(1))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 
 import duoka
 from duoka.checkpoint.preemption import AGAIN, Preempted
-from duoka.checkpoint.ranks import OneRank, on_first, together
+from duoka.checkpoint.ranks import SingleRank, on_first, together
 from duoka.errors import CheckpointError
 from tests.checkpoint.runs import filled, outcome, train
 from tests.view.processes import Raised, all_well, forked, in_processes
@@ -117,7 +117,7 @@ def test_weights_are_written_by_rank_0(tmp_path: Path) -> None:
 
 
 def test_one_rank() -> None:
-    ranks = OneRank()
+    ranks = SingleRank()
     assert on_first(ranks, lambda: 3) == 3
     assert together(ranks, lambda: 4, "it", CheckpointError) == 4
     with pytest.raises(ZeroDivisionError):

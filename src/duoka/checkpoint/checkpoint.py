@@ -20,17 +20,17 @@ from duoka.checkpoint import disk, manifest
 from duoka.checkpoint.image import Image
 from duoka.checkpoint.loading import load_weights
 from duoka.checkpoint.lock import Lock
-from duoka.checkpoint.manifest import Manifest, State
+from duoka.checkpoint.manifest import Manifest, StateEntry
 from duoka.checkpoint.preemption import Preemption
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
-from duoka.checkpoint.reading import Reading
-from duoka.checkpoint.states import RandomState, Things, kind_of
-from duoka.checkpoint.writing import Background, Snapshot, find_best, prune, write
+from duoka.checkpoint.reading import CheckpointReader
+from duoka.checkpoint.states import RandomGenerators, States, kind_of
+from duoka.checkpoint.writing import BackgroundTask, Snapshot, find_best, prune, write
 from duoka.errors import CheckpointDamaged, CheckpointError, OptionError
 from duoka.process import this_process
 
 RANDOM = "random"
-LOOK = 0.2  # seconds between two checks of several ranks for a signal to end
+CHECK_INTERVAL = 0.2  # seconds between two checks of several ranks for a signal to end
 
 
 @dataclass(frozen=True)
@@ -93,17 +93,17 @@ class Checkpoint:
         self.values = {name: state for name, state in states.items() if kind_of(state) == "value"}
         self.metric: float | None = None
         self.step_number, self.epoch = 0, 0
-        self._things = Things({**states, RANDOM: RandomState()})
+        self._states = States({**states, RANDOM: RandomGenerators()})
         self._ranks = ranks or ranks_here()
         self._every = (every_steps, every_epochs, every_seconds)
         self._keep, self._best = keep, best
-        self._background = Background()
+        self._background = BackgroundTask()
         self._images: dict[str, Image] = {}
         self._lock: Lock | None = None
         self._restored = False
         self._saved_at = time.monotonic()
         self._hooked = False
-        self._next_look, self._looked_at = 0, (0, time.monotonic())
+        self._next_check, self._checked_at = 0, (0, time.monotonic())
         self._preemption = Preemption()
         for state in states.values():
             if callable(register := getattr(state, "register_step_hook", None)):
@@ -123,7 +123,7 @@ class Checkpoint:
             CheckpointError: as `restore` and `save`.
             Preempted: a signal asked this run to end, and it has saved.
         """
-        self._preemption.listen()
+        self._preemption.install()
         try:
             if not self._restored:
                 self.restore()
@@ -135,9 +135,9 @@ class Checkpoint:
                 every = self._every[1]
                 self._at_boundary(due=every is not None and (self.epoch % every == 0 or self.epoch == count))
             self.wait()
-            self._preemption.give_back()
+            self._preemption.end()
         finally:
-            self._preemption.stop_listening()
+            self._preemption.uninstall()
 
     def step(self) -> None:
         """Mark the end of a training step, and save if due.
@@ -155,32 +155,32 @@ class Checkpoint:
         self.step_number += 1
         every = self._every[0]
         due = every is not None and self.step_number % every == 0
-        if due or self.step_number >= self._next_look:
+        if due or self.step_number >= self._next_check:
             self._at_boundary(due)
 
     def _at_boundary(self, due: bool) -> None:
         """Let all ranks agree whether to save or to end."""
         seconds = self._every[2]
         late = seconds is not None and time.monotonic() - self._saved_at >= seconds
-        asked, late = self._any(self._preemption.asked, late and self._ranks.rank == 0)
+        asked, late = self._any_rank(self._preemption.asked, late and self._ranks.rank == 0)
         if asked:
             self.save()
             self.wait()
-            raise self._preemption.answer()
+            raise self._preemption.exception()
         if due or late:
             self.save()
 
-    def _any(self, *flags: bool) -> list[bool]:
+    def _any_rank(self, *flags: bool) -> list[bool]:
         """Return for each flag if it is set on any rank. Raises an error of the background thread on every rank."""
-        failure = self._background.look()
+        failure = self._background.pop_error()
         if self._ranks.world_size > 1:
-            mine = [failure is not None, *flags, self._steps_to_next_look()]
+            mine = [failure is not None, *flags, self._steps_to_next_check()]
             every = self._ranks.all_gather(torch.tensor(mine, dtype=torch.int64))
             failed, *anywhere = (bool(flag) for flag in every[:, :-1].amax(0))
-            self._next_look = self.step_number + int(every[0, -1])
+            self._next_check = self.step_number + int(every[0, -1])
             if failed:
-                told = self._ranks.broadcast_object(failure and str(failure), 0)
-                failure = failure or CheckpointError(told)
+                message = self._ranks.broadcast_object(failure and str(failure), 0)
+                failure = failure or CheckpointError(message)
             flags = tuple(anywhere)
         try:
             if failure is not None:
@@ -189,14 +189,14 @@ class Checkpoint:
         finally:
             failure = None  # break the reference cycle of the error and this frame
 
-    def _steps_to_next_look(self) -> int:
+    def _steps_to_next_check(self) -> int:
         """Return the steps until ranks check for signals again; several times a second is enough.
 
         At most twice the previous number: the first steps may have been faster than later ones.
         """
-        now, steps = time.monotonic(), self.step_number - self._looked_at[0]
-        pause = LOOK * steps / max(now - self._looked_at[1], 1e-6)
-        self._looked_at = (self.step_number, now)
+        now, steps = time.monotonic(), self.step_number - self._checked_at[0]
+        pause = CHECK_INTERVAL * steps / max(now - self._checked_at[1], 1e-6)
+        self._checked_at = (self.step_number, now)
         return min(max(int(pause), 1), max(2 * steps, 1), 1000)
 
     # Saving.
@@ -217,26 +217,26 @@ class Checkpoint:
         metric = self.metric if metric is None else metric
         if metric is not None and not manifest.is_number(metric):
             raise OptionError("metric", metric, "a number")
-        on_first(self._ranks, self._open)
-        self._things.things |= self.values
-        taken = together(self._ranks, self._things.take, "saving", CheckpointError)
-        on_first(self._ranks, lambda: self._begin(taken, metric))
+        on_first(self._ranks, self._prepare)
+        self._states.objects |= self.values
+        taken = together(self._ranks, self._states.to_saved, "saving", CheckpointError)
+        on_first(self._ranks, lambda: self._start_write(taken, metric))
         self.metric = None
         self._saved_at = time.monotonic()
 
-    def _open(self) -> None:
+    def _prepare(self) -> None:
         """On rank 0, before the first write: lock the directory."""
-        self._hold()
+        self._lock_directory()
         if not self._restored and (there := manifest.directories(self.directory)):
             raise CheckpointError(
                 f"{self.directory} holds checkpoints of an earlier run ({there[-1].name}); go on from them by "
                 "restore() or epochs(), or give another directory"
             )
 
-    def _begin(self, taken: Mapping[str, Any], metric: float | None) -> None:
+    def _start_write(self, taken: Mapping[str, Any], metric: float | None) -> None:
         """On rank 0: copy to memory, and start the thread that writes."""
         snapshot = Snapshot(taken, self._images)
-        about = Manifest(self.step_number, self.epoch, {}, {}, _made(self._ranks.world_size), metric)
+        about = Manifest(self.step_number, self.epoch, {}, {}, _provenance(self._ranks.world_size), metric)
         self._restored = True  # from now on the directory holds checkpoints of this run
 
         def work() -> None:
@@ -249,13 +249,13 @@ class Checkpoint:
     def wait(self) -> None:
         """Wait until the last save is on the disk. All ranks must call this. Raises CheckpointError if it failed."""
         self._background.finish()
-        self._any()
+        self._any_rank()
 
     def best(self) -> Path | None:
         """Return the directory with the best metric, or None."""
         return find_best(manifest.directories(self.directory), self._best or "max")
 
-    def _hold(self) -> None:
+    def _lock_directory(self) -> None:
         """On rank 0: lock the directory for writing, and remove partial files."""
         if self._lock is not None:
             return
@@ -277,9 +277,9 @@ class Checkpoint:
             if wait:
                 self.wait()
         finally:
-            self._let_go()
+            self._unlock()
 
-    def _let_go(self) -> None:
+    def _unlock(self) -> None:
         self._background.finish()
         if self._lock is not None:
             self._lock.release()
@@ -300,29 +300,29 @@ class Checkpoint:
             WeightsMismatch: a model has other tensors.
         """
         self._background.finish()
-        readings: list[Reading] = []  # filled on rank 0 only
-        found = on_first(self._ranks, lambda: self._find(readings))
+        readers: list[CheckpointReader] = []  # filled on rank 0 only
+        found = on_first(self._ranks, lambda: self._find(readers))
         self._restored = True
         if found is None:
             return None
         directory, about = found
-        reading = readings.pop() if readings else Reading(directory)
-        together(self._ranks, lambda: self._load(reading, about), f"restoring {directory}", CheckpointError)
+        reader = readers.pop() if readers else CheckpointReader(directory)
+        together(self._ranks, lambda: self._load(reader, about), f"restoring {directory}", CheckpointError)
         self.step_number, self.epoch = about.step, about.epoch
         this_process().saved(about.step)
-        self._next_look, self._looked_at = 0, (about.step, time.monotonic())
+        self._next_check, self._checked_at = 0, (about.step, time.monotonic())
         self._saved_at = time.monotonic()
         return Position(about.step, about.epoch, directory)
 
-    def _find(self, readings: list[Reading]) -> tuple[Path, Manifest] | None:
-        """On rank 0: return the newest intact checkpoint. Its open files are appended to `readings`."""
-        self._hold()
+    def _find(self, readers: list[CheckpointReader]) -> tuple[Path, Manifest] | None:
+        """On rank 0: return the newest intact checkpoint. Its open files are appended to `readers`."""
+        self._lock_directory()
         damaged: dict[Path, str] = {}
         for directory in reversed(manifest.directories(self.directory)):
-            reading = Reading(directory)
+            reader = CheckpointReader(directory)
             try:
                 about = manifest.read(directory)
-                reading.check(about)
+                reader.check(about)
             except CheckpointDamaged as error:
                 damaged[directory] = str(error)
                 continue
@@ -330,15 +330,15 @@ class Checkpoint:
                 warnings.warn(f"passed over a damaged checkpoint: {why}; using {directory.name}", stacklevel=5)
                 with suppress(OSError):
                     os.rename(other, other.with_name(other.name + ".damaged"))
-            readings.append(reading)
+            readers.append(reader)
             return directory, about
         if damaged:
             raise CheckpointError(f"no checkpoint in {self.directory} is sound: {'; '.join(damaged.values())}")
         return None
 
-    def _load(self, reading: Reading, about: Manifest) -> None:
-        directory = reading.directory
-        here, there = set(self._things.things), set(about.states)
+    def _load(self, reader: CheckpointReader, about: Manifest) -> None:
+        directory = reader.directory
+        here, there = set(self._states.objects), set(about.states)
         if here - there:
             raise CheckpointError(
                 f"{directory} has no {', '.join(map(repr, sorted(here - there)))}; it has {', '.join(sorted(there))}"
@@ -346,39 +346,39 @@ class Checkpoint:
         if there - here:
             warnings.warn(f"not restored from {directory}: {', '.join(sorted(there - here))}", stacklevel=5)
         try:
-            trees = reading.trees()
+            trees = reader.trees()
             for name in sorted(here, key=lambda name: name == RANDOM):  # last: restoring may draw random numbers
-                self._load_one(name, reading, about.states[name], trees)
+                self._load_one(name, reader, about.states[name], trees)
         except OSError as error:
             raise CheckpointError(f"{directory} cannot be read: {error}") from error
 
-    def _load_one(self, name: str, reading: Reading, state: State, trees: Mapping[str, Any]) -> None:
-        kind = self._things.kinds[name]
+    def _load_one(self, name: str, reader: CheckpointReader, state: StateEntry, trees: Mapping[str, Any]) -> None:
+        kind = self._states.kinds[name]
         if kind != state.kind:
-            raise CheckpointError(f"{name!r} is of kind {kind}, but was saved as {state.kind} in {reading.directory}")
+            raise CheckpointError(f"{name!r} is of kind {kind}, but was saved as {state.kind} in {reader.directory}")
         files = [file for file in state.files if file != manifest.TREES]
         if files and files == list(state.files) and kind == "model":
-            load_weights(self._things.things[name], reading.directory / files[0])
+            load_weights(self._states.objects[name], reader.directory / files[0])
             return
-        tensors = {key: tensor for file in files for key, tensor in reading.tensors(file).items()}
-        value = self._things.put(name, trees.get(name), tensors)
+        tensors = {key: tensor for file in files for key, tensor in reader.tensors(file).items()}
+        value = self._states.restore(name, trees.get(name), tensors)
         if kind == "value":
             self.values[name] = value
 
     def __enter__(self) -> Checkpoint:
-        self._preemption.listen()
+        self._preemption.install()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             self.close(wait=kind is None)
             if kind is None:
-                self._preemption.give_back()
+                self._preemption.end()
         finally:
-            self._preemption.stop_listening()
+            self._preemption.uninstall()
 
 
-def _made(world_size: int) -> dict[str, Any]:
+def _provenance(world_size: int) -> dict[str, Any]:
     return {
         "duoka": version("duoka"),
         "torch": torch.__version__,

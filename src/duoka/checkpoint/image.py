@@ -91,7 +91,7 @@ class Image:
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
 
-    def take(self, tensors: Mapping[str, Tensor], layout: Layout) -> None:
+    def copy_from(self, tensors: Mapping[str, Tensor], layout: Layout) -> None:
         """Copy tensors from any devices. Their layout must be no larger than the original one."""
         self.layout = layout
         plain = {name: tensors[name] for name in layout.places if is_plain_memory(tensors[name])}

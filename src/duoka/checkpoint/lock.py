@@ -34,7 +34,7 @@ class Lock:
         self._close = weakref.finalize(self, os.close, fd)
         # A child process that outlives this one (a loader's worker) must not keep the lock.
         mine = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _let_go(mine()))
+        os.register_at_fork(after_in_child=lambda: _unlock(mine()))
 
     def release(self) -> None:
         """Release the lock."""
@@ -67,6 +67,6 @@ def _not_ours(path: Path) -> CheckpointError:
     )
 
 
-def _let_go(lock: Lock | None) -> None:
+def _unlock(lock: Lock | None) -> None:
     if lock is not None:
         lock.release()

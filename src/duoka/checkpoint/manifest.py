@@ -37,7 +37,7 @@ _PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """A file of the checkpoint. size: bytes."""
 
     size: int
@@ -45,7 +45,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class State:
+class StateEntry:
     """A saved state. kind: model, optimizer, object, tensor, container or value."""
 
     kind: str
@@ -58,8 +58,8 @@ class Manifest:
 
     step: int
     epoch: int
-    states: Mapping[str, State]
-    files: Mapping[str, Entry]
+    states: Mapping[str, StateEntry]
+    files: Mapping[str, FileEntry]
     made: Mapping[str, Any]
     metric: float | None = None
 
@@ -96,8 +96,8 @@ def read(directory: Path) -> Manifest:
 
 
 def _manifest(content: Mapping[str, Any]) -> Manifest:
-    states = {name: State(state["kind"], tuple(state["files"])) for name, state in content["states"].items()}
-    files = {name: Entry(entry["size"], entry["sha256"]) for name, entry in content["files"].items()}
+    states = {name: StateEntry(state["kind"], tuple(state["files"])) for name, state in content["states"].items()}
+    files = {name: FileEntry(entry["size"], entry["sha256"]) for name, entry in content["files"].items()}
     wrong = [name for name in files if Path(name).name != name]
     wrong += [name for state in states.values() for name in state.files if name not in files]
     if wrong:
@@ -115,7 +115,7 @@ def check(directory: Path, manifest: Manifest, names: tuple[str, ...] | None = N
         raise CheckpointDamaged("; ".join(faults))
 
 
-def _fault(path: Path, entry: Entry) -> str:
+def _fault(path: Path, entry: FileEntry) -> str:
     """Return a description of the damage of a file, or ""."""
     try:
         size = path.stat().st_size

@@ -23,32 +23,32 @@ class Preemption:
 
     def __init__(self) -> None:
         self.asked = False
-        self._answered = False
+        self._is_ending = False
         self._first: int | None = None
         self._before: dict[signal.Signals, Any] = {}
 
-    def listen(self) -> None:
+    def install(self) -> None:
         """Install the handlers; does nothing outside of the main thread."""
         with suppress(ValueError):
             for one in SIGNALS:
                 self._before.setdefault(one, signal.signal(one, self._note))
 
-    def answer(self) -> Preempted:
+    def exception(self) -> Preempted:
         """Return the exception to raise after saving. Further signals then no longer interrupt the exit."""
-        self._answered = True
+        self._is_ending = True
         return Preempted()
 
-    def stop_listening(self) -> None:
+    def uninstall(self) -> None:
         """Restore the previous handlers."""
         while self._before:
             number, before = self._before.popitem()
-            if not (self._answered and before is signal.SIG_DFL):
+            if not (self._is_ending and before is signal.SIG_DFL):
                 signal.signal(number, before)
 
-    def give_back(self) -> None:
+    def end(self) -> None:
         """Restore the previous handlers after the loop has ended, and raise again a signal that came too late."""
-        self.stop_listening()
-        if self._first is not None and not self._answered:
+        self.uninstall()
+        if self._first is not None and not self._is_ending:
             number, self._first, self.asked = self._first, None, False
             signal.raise_signal(number)
 

@@ -1,6 +1,6 @@
 """The ranks that load, save and restore together.
 
-`duoka.view.collectives.Collectives` is one implementation; `OneRank` is the one for a single rank.
+`duoka.view.collectives.Collectives` is one implementation; `SingleRank` is the one for a single rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Ranks(Protocol):
         """Return rank `source`'s `value`."""
 
 
-class OneRank:
+class SingleRank:
     """A single rank."""
 
     rank, world_size = 0, 1
@@ -61,7 +61,7 @@ class GroupRanks:
 def ranks_here() -> Ranks:
     """Return the ranks of torch.distributed if it is initialized, else one rank."""
     joined = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return GroupRanks() if joined else OneRank()
+    return GroupRanks() if joined else SingleRank()
 
 
 def on_first(ranks: Ranks, act: Callable[[], Outcome]) -> Outcome:
@@ -74,12 +74,12 @@ def on_first(ranks: Ranks, act: Callable[[], Outcome]) -> Outcome:
         except Exception as error:
             failure = error
     try:
-        outcome, told = ranks.broadcast_object((outcome, _portable(failure)), 0)
-        if failure or told:
-            raise failure or told
+        outcome, remote = ranks.broadcast_object((outcome, _portable(failure)), 0)
+        if failure or remote:
+            raise failure or remote
         return outcome  # type: ignore[no-any-return]
     finally:
-        failure = told = None  # break the reference cycle of the error and this frame
+        failure = remote = None  # break the reference cycle of the error and this frame
 
 
 def together(ranks: Ranks, act: Callable[[], Outcome], what: str, kind: type[DuokaError]) -> Outcome:
@@ -94,8 +94,8 @@ def together(ranks: Ranks, act: Callable[[], Outcome], what: str, kind: type[Duo
         failed = ranks.all_gather(torch.tensor(0 if failure is None else 1)).nonzero().flatten().tolist()
         if not failed:
             return outcome  # type: ignore[no-any-return]
-        told = ranks.broadcast_object(repr(failure), failed[0])
-        raise failure or kind(f"{what} failed on rank {failed[0]}: {told}")
+        message = ranks.broadcast_object(repr(failure), failed[0])
+        raise failure or kind(f"{what} failed on rank {failed[0]}: {message}")
     finally:
         failure = None  # as above
 

@@ -16,7 +16,7 @@ from duoka.checkpoint.manifest import Manifest
 from duoka.errors import CheckpointError, WeightsError
 
 
-class Reading:
+class CheckpointReader:
     """Reads one checkpoint."""
 
     def __init__(self, directory: Path) -> None:

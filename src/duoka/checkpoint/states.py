@@ -30,7 +30,7 @@ OWN_FILE = ("model", "optimizer")  # kinds whose tensors have a file of their ow
 
 
 @dataclass(frozen=True)
-class Taken:
+class SavedState:
     """A state as tensors and JSON. tree: the JSON, if there is more than tensors."""
 
     kind: str
@@ -39,7 +39,7 @@ class Taken:
     has_tree: bool = True
 
 
-class RandomState:
+class RandomGenerators:
     """The random generators of python, numpy and torch, on the CPU and on the current GPU."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -72,34 +72,34 @@ def kind_of(thing: Any) -> str:
     return "container" if type(thing) in (list, dict, set) else "value"
 
 
-class Things:
+class States:
     """The states of a checkpoint, by name."""
 
     def __init__(self, things: Mapping[str, Any]) -> None:
-        self.things = dict(things)
+        self.objects = dict(things)
         self.kinds = {name: kind_of(thing) for name, thing in things.items()}
 
-    def take(self) -> dict[str, Taken]:
+    def to_saved(self) -> dict[str, SavedState]:
         """Convert all states. Tensors are not copied: copy them before training continues."""
-        return {name: self._take(name, thing) for name, thing in self.things.items()}
+        return {name: self._to_saved(name, thing) for name, thing in self.objects.items()}
 
-    def _take(self, name: str, thing: Any) -> Taken:
+    def _to_saved(self, name: str, thing: Any) -> SavedState:
         kind = self.kinds[name]
         try:
             if kind == "model" and all(isinstance(value, Tensor) for value in thing.state_dict().values()):
-                return Taken(kind, plain_state(thing), has_tree=False)
+                return SavedState(kind, plain_state(thing), has_tree=False)
             state = thing.state_dict() if kind in ("model", "optimizer", "object") else thing
             if kind == "optimizer":
                 state = by_name(state, self._names(thing))
             tree, tensors = split(state, "" if kind in OWN_FILE else name)
         except (CheckpointError, WeightsError) as error:
             raise CheckpointError(f"{name!r} cannot be saved: {error}") from error
-        return Taken(kind, {key: whole(tensor) for key, tensor in tensors.items()}, tree)
+        return SavedState(kind, {key: whole(tensor) for key, tensor in tensors.items()}, tree)
 
-    def put(self, name: str, tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    def restore(self, name: str, tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         """Restore a state, and return its value as saved."""
         try:
-            thing, state = self.things[name], join(tree, tensors)
+            thing, state = self.objects[name], join(tree, tensors)
         except Exception as error:  # data of another program may be of any form
             raise CheckpointError(f"what was saved of {name!r} makes no sense: {error!r}") from error
         kind = self.kinds[name]
@@ -118,7 +118,7 @@ class Things:
     def _names(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
         """Return the names of an optimizer's parameters, by group; parameters of no model are numbered."""
         known: dict[int, str] = {}
-        for at, model in self.things.items():
+        for at, model in self.objects.items():
             if isinstance(model, nn.Module):
                 own = plain_names(model)
                 state = model.state_dict(keep_vars=True)

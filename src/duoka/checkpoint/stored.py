@@ -62,7 +62,7 @@ class Stored(ABC):
         target.copy_(part_of(self.read(), target))
 
 
-class Held(Stored):
+class LoadedTensor(Stored):
     """A tensor that is in memory, or mapped from a file by torch."""
 
     def __init__(self, tensor: Tensor) -> None:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from duoka.checkpoint import disk, manifest
 from duoka.checkpoint.image import Image, lay_out
-from duoka.checkpoint.manifest import TREES, Entry, Manifest, State
-from duoka.checkpoint.states import OWN_FILE, Taken
+from duoka.checkpoint.manifest import TREES, FileEntry, Manifest, StateEntry
+from duoka.checkpoint.states import OWN_FILE, SavedState
 from duoka.errors import CheckpointError
 
 TENSORS = "states.safetensors"
@@ -32,9 +32,9 @@ class Snapshot:
     images: of the previous save, by file; their memory is reused, as page faults are most of the cost of a copy.
     """
 
-    def __init__(self, taken: Mapping[str, Taken], images: dict[str, Image]) -> None:
+    def __init__(self, taken: Mapping[str, SavedState], images: dict[str, Image]) -> None:
         self._images = images
-        self.states: dict[str, State] = {}
+        self.states: dict[str, StateEntry] = {}
         self.files: dict[str, Sequence[disk.Data]] = {}
         trees: dict[str, Any] = {}
         small: dict[str, Tensor] = {}
@@ -49,7 +49,7 @@ class Snapshot:
             if part.has_tree:
                 files.append(TREES)
                 trees[name] = part.tree
-            self.states[name] = State(part.kind, tuple(files))
+            self.states[name] = StateEntry(part.kind, tuple(files))
         if small:
             self._copy(TENSORS, small)
         lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(tree)}" for name, tree in trees.items())
@@ -60,7 +60,7 @@ class Snapshot:
         image = self._images.get(file)
         if image is None or image.size < layout.size:
             image = self._images[file] = Image(layout)
-        image.take(tensors, layout)
+        image.copy_from(tensors, layout)
         self.files[file] = image.parts()
 
 
@@ -92,12 +92,12 @@ def write(root: Path, snapshot: Snapshot, about: Manifest) -> Path:
     return final
 
 
-def _write_files(directory: Path, files: Mapping[str, Sequence[disk.Data]]) -> dict[str, Entry]:
+def _write_files(directory: Path, files: Mapping[str, Sequence[disk.Data]]) -> dict[str, FileEntry]:
     """Write all files, while threads compute their digests."""
     digests = {name: Digest(parts) for name, parts in files.items()}
     for name, parts in files.items():
         disk.write(directory / name, parts)
-    return {name: Entry(sum(map(len, parts)), digests[name].wait()) for name, parts in files.items()}
+    return {name: FileEntry(sum(map(len, parts)), digests[name].wait()) for name, parts in files.items()}
 
 
 class Digest:
@@ -129,10 +129,10 @@ def _free(root: Path, step: int) -> Path:
     return path
 
 
-class Background:
+class BackgroundTask:
     """Runs one task at a time in a thread that the process joins at exit.
 
-    Errors are raised by `finish` or `look`; errors that nobody read are printed at exit.
+    Errors are raised by `finish` or `pop_error`; errors that nobody read are printed at exit.
     """
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class Background:
         self._thread = threading.Thread(target=_run, args=(work, self._failures), name="duoka-checkpoint")
         self._thread.start()
 
-    def look(self) -> BaseException | None:
+    def pop_error(self) -> BaseException | None:
         """Return an error of the last task, once."""
         return self._failures.pop() if self._failures else None
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
-from duoka.data.ahead import moved
-from duoka.data.order import Cutting, drawing_from, generator_states
+from duoka.data.order import PieceSampler, drawing_from, generator_states
 from duoka.data.pieces import Pieces
-from duoka.data.sources import Around, Source, choose
+from duoka.data.prefetch import to_device
+from duoka.data.sources import BatchSource, ContextFactory, choose
 from duoka.errors import OptionError, Refused
 from duoka.options import Loading, one_of
 from duoka.private.torch import tree_map_only
@@ -35,18 +35,18 @@ class Loader:
     def __init__(
         self,
         loader: DataLoader[Any],
-        source: Source,
-        cutting: Cutting | None,
+        source: BatchSource,
+        piece_sampler: PieceSampler | None,
         device: torch.device,
         on_share: Callable[[Cut | None], None],
-        held: Around,
+        held: ContextFactory,
         view: ViewWord,
         ranks: int,
     ) -> None:
         self.dataset, self.batch_size = loader.dataset, loader.batch_size
         self.epoch = 0
         self.data_loader = loader
-        self._source, self._cutting = source, cutting
+        self._source, self._piece_sampler = source, piece_sampler
         self._device, self._on_share, self._held, self._view, self._ranks = device, on_share, held, view, ranks
         self._seen = 0  # batches of this epoch that were yielded
         self._order: dict[str, Any] = {}  # states of the generators from which the epoch's order was drawn
@@ -59,8 +59,8 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         source = self._begin()
-        if self._cutting is not None:
-            source = self._in_pieces(source, self._cutting)
+        if self._piece_sampler is not None:
+            source = self._in_pieces(source, self._piece_sampler)
         for batch in source:
             self._seen += 1
             yield batch
@@ -83,32 +83,32 @@ class Loader:
         else:
             self._resumed, self._seen = False, 0
             self._order = generator_states(self.data_loader)
-            if self._cutting is not None:
-                self._cutting.groups.clear()
+            if self._piece_sampler is not None:
+                self._piece_sampler.groups.clear()
             batches = self._source.begin(0)
-        return map(self._handed_out, moved(batches, self._device))
+        return map(self._in_view, to_device(batches, self._device))
 
     def _skipped(self) -> int:
         """Return how many pieces, or batches, the first `_seen` batches of the epoch have."""
-        if self._cutting is None:
+        if self._piece_sampler is None:
             return self._seen
-        sizes = [len(self._cutting.sizes(n)) for n in _sizes(self.data_loader)[: self._seen]]
+        sizes = [len(self._piece_sampler.sizes(n)) for n in _sizes(self.data_loader)[: self._seen]]
         return sum(sizes)
 
-    def _in_pieces(self, pieces: Iterator[Any], cutting: Cutting) -> Iterator[Pieces]:
+    def _in_pieces(self, pieces: Iterator[Any], piece_sampler: PieceSampler) -> Iterator[Pieces]:
         skipped = self._seen
         while True:
             first = next(pieces, None)
             if first is None:
                 return
             for _ in range(skipped):
-                cutting.groups.popleft()
+                piece_sampler.groups.popleft()
             skipped = 0
-            group = Pieces(first, pieces, cutting.groups.popleft(), self._held)
+            group = Pieces(first, pieces, piece_sampler.groups.popleft(), self._held)
             yield group
             group.finish()
 
-    def _handed_out(self, batch: Any) -> Any:
+    def _in_view(self, batch: Any) -> Any:
         shared = batches_in(batch)
         cut = shared[0]._spec.cut if shared else None
         if self._view == "global":
@@ -152,8 +152,8 @@ def make_loader(
     device: torch.device,
     loading: Loading,
     on_share: Callable[[Cut | None], None],
-    held: Around,
-    by_itself: Around,
+    held: ContextFactory,
+    by_itself: ContextFactory,
     *,
     shuffle: bool = False,
     accumulate: int | None = None,
@@ -177,11 +177,11 @@ def make_loader(
     if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
         hint = "leave it out: duoka shares every batch out by itself"
         raise OptionError("run.loader", "a DistributedSampler", "given samplers of one device", hint)
-    cutting = _cutting(loader, accumulate, micro_batch)
-    source = choose(loader, cutting, view, loading, by_itself)
+    piece_sampler = _piece_sampler(loader, accumulate, micro_batch)
+    source = choose(loader, piece_sampler, view, loading, by_itself)
     if words == "local":
         _check_last(loader, view)
-    return Loader(loader, source, cutting, device, on_share, held, words, view.ranks.world_size)
+    return Loader(loader, source, piece_sampler, device, on_share, held, words, view.ranks.world_size)
 
 
 def _made(data: Any, batch_size: int | None, shuffle: bool, device: torch.device, how: dict[str, Any]) -> Any:
@@ -230,7 +230,7 @@ def _check_batch_size(batch_size: object, how: dict[str, Any]) -> None:
         raise OptionError("batch_size", batch_size, "a whole number of samples, at least 1: of all ranks together")
 
 
-def _cutting(loader: DataLoader[Any], accumulate: Any, micro_batch: Any) -> Cutting | None:
+def _piece_sampler(loader: DataLoader[Any], accumulate: Any, micro_batch: Any) -> PieceSampler | None:
     if accumulate is None and micro_batch is None:
         return None
     name, given = ("accumulate", accumulate) if micro_batch is None else ("micro_batch", micro_batch)
@@ -240,7 +240,7 @@ def _cutting(loader: DataLoader[Any], accumulate: Any, micro_batch: Any) -> Cutt
         raise OptionError(name, given, "a whole number, at least 1")
     if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
         raise OptionError(name, given, "left out for a dataset without indices", "use a smaller batch_size")
-    return Cutting(loader.batch_sampler, accumulate, micro_batch)
+    return PieceSampler(loader.batch_sampler, accumulate, micro_batch)
 
 
 def _sizes(loader: DataLoader[Any]) -> Sequence[int]:

@@ -17,27 +17,27 @@ from duoka.view.cut import Cut
 from duoka.view.draws import random_states, set_random_states
 
 
-class Batches:
+class ResumableSampler:
     """A batch sampler that can begin at a later batch. skip: number of batches that the next epoch leaves out."""
 
     def __init__(self, batches: Iterable[Sequence[Any]]) -> None:
         self._batches, self.skip = batches, 0
-        self._begun: _Begun | None = None
+        self._epoch: _EpochBatches | None = None
 
     def __iter__(self) -> Iterator[list[Any]]:
-        self._begun = _Begun(iter(self._batches), self.skip)
-        return self._begun
+        self._epoch = _EpochBatches(iter(self._batches), self.skip)
+        return self._epoch
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
 
     def draw(self) -> None:
         """Draw the order of the epoch that has begun now, not with its first batch."""
-        if self._begun is not None:
-            self._begun.look()
+        if self._epoch is not None:
+            self._epoch.fetch()
 
 
-class _Begun:
+class _EpochBatches:
     """The batches of one epoch."""
 
     def __init__(self, batches: Iterator[Sequence[Any]], skip: int) -> None:
@@ -48,12 +48,12 @@ class _Begun:
         return self
 
     def __next__(self) -> list[Any]:
-        self.look()
+        self.fetch()
         if not self._next:
             raise StopIteration
         return self._next.popleft()
 
-    def look(self) -> None:
+    def fetch(self) -> None:
         """Fetch the next batch, if there is one."""
         while not self._next:
             batch = next(self._batches, None)
@@ -65,7 +65,7 @@ class _Begun:
                 self._next.append(list(batch))
 
 
-class Cutting:
+class PieceSampler:
     """A batch sampler that cuts batches into pieces. groups: sizes of the pieces of each batch, in order.
 
     accumulate: number of pieces; micro_batch: maximum number of samples of a piece. One of both is given.

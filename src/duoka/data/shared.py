@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from duoka import traces
-from duoka.data.memory import Memory, state_of
+from duoka.data.dataset_state import DatasetState, state_of
 from duoka.errors import Refused
 from duoka.options import Loading
 from duoka.private.torch import KEPT_ITERATOR, ExceptionWrapper, begin, begin_again, tree_leaves, tree_map_only
@@ -38,7 +38,7 @@ CHANGES = 2  # batches that may change a dataset: the first may open a file or f
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BatchRequest:
     """A request for one batch: its indices, its number in the epoch, and the number of the epoch."""
 
     epoch: int
@@ -46,14 +46,14 @@ class Asked:
     indices: list[Any]
 
 
-class Numbered:
+class NumberedSampler:
     """A batch sampler that yields `BatchRequest`s. `epoch` is set when one begins."""
 
     def __init__(self, batches: Iterable[Sequence[Any]]) -> None:
         self._batches, self.epoch = batches, 0
 
-    def __iter__(self) -> Iterator[Asked]:
-        return (Asked(self.epoch, number, list(indices)) for number, indices in enumerate(self._batches, 1))
+    def __iter__(self) -> Iterator[BatchRequest]:
+        return (BatchRequest(self.epoch, number, list(indices)) for number, indices in enumerate(self._batches, 1))
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ class Reader:
         self.dataset, self.rank, self.world_size, self._by_itself = dataset, rank, world_size, by_itself
         self._fewest = max(shares, world_size)  # minimum samples of a batch that is cut
         self.seeded = loading == "shared"
-        self._reseeds, self._drew = reseeds and loading == "auto", False
+        self._reseeds, self._draws = reseeds and loading == "auto", False
         self.shared: bool | None = None  # None: not known yet
         self.why = ""  # reason for reading whole batches
         self.epochs = 0  # epochs begun
@@ -99,43 +99,43 @@ class Reader:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, asked: Asked) -> Any:
+    def __getitems__(self, request: BatchRequest) -> Any:
         """Return the batch of a request, or an error of the script in the form that torch's workers send."""
         info = get_worker_info()
         if info is None:
-            return self._labelled(asked)
+            return self._labelled(request)
         try:
-            return self._labelled(asked)
+            return self._labelled(request)
         except Exception as error:
             traces.trim(error)
             where = f"in DataLoader worker process {info.id}"
             return ExceptionWrapper((type(error), error, error.__traceback__), where)
 
-    def _labelled(self, asked: Asked) -> dict[str, Any]:
+    def _labelled(self, request: BatchRequest) -> dict[str, Any]:
         """Read this rank's rows if the batch may be cut, else all of them."""
-        n = len(asked.indices)
+        n = len(request.indices)
         if n >= self._fewest and self.shared:
             cut = Cut(n, self.rank, self.world_size)
-            own = replace(asked, indices=asked.indices[cut.start : cut.start + cut.rows])
-            return self._label(self._read_on(own), n, True)
+            own = replace(request, indices=request.indices[cut.start : cut.start + cut.rows])
+            return self._label(self._read_own_rows(own), n, True)
         if n >= self._fewest and self.shared is None:
-            return self._label(self._find_out(asked), n, False)
-        return self._label(self._read(asked), n, False)
+            return self._label(self._read_first(request), n, False)
+        return self._label(self._read(request), n, False)
 
     def _label(self, batch: Any, n: int, shared: bool) -> dict[str, Any]:
         return {"batch": batch, "n": n, "shared": shared, "why": "" if shared else self.why, "seeded": self.seeded}
 
-    def _find_out(self, asked: Asked) -> Any:
+    def _read_first(self, request: BatchRequest) -> Any:
         """Read a whole batch, and decide whether the next ones may be cut."""
-        before, memory = random_states(), self._remembered()
+        before, memory = random_states(), self._dataset_state()
         if self._reseeds:
             self.seeded = True
-        batch = self._read(asked)
+        batch = self._read(request)
         if self._reseeds:
-            self._reseeds, self.seeded = False, self._drew
-        now = self._remembered()
+            self._reseeds, self.seeded = False, self._draws
+        now = self._dataset_state()
         changed = memory and now and memory.changed(now)
-        if not is_stacked(batch, len(asked.indices)):
+        if not is_stacked(batch, len(request.indices)):
             self.why = "its batches are not stacked tensors"
         elif not same_states(before, random_states()):
             self.why = "reading its samples draws random numbers (--loading shared lets each rank draw its own)"
@@ -152,17 +152,17 @@ class Reader:
         """Return the number of rows that this rank reads of a cut batch of n."""
         return Cut(n, self.rank, self.world_size).rows
 
-    def _remembered(self) -> Memory | None:
-        return None if self.seeded else Memory(self.dataset)
+    def _dataset_state(self) -> DatasetState | None:
+        return None if self.seeded else DatasetState(self.dataset)
 
-    def _read_on(self, asked: Asked) -> Any:
+    def _read_own_rows(self, request: BatchRequest) -> Any:
         """Read this rank's rows, and check that reading still draws nothing."""
         if self.seeded:
             with self._by_itself():
-                return self._read(asked)
+                return self._read(request)
         before, own = random_states(), [state_of(generator) for generator in self._generators]
         with self._by_itself():
-            batch = self._read(asked)
+            batch = self._read(request)
         if not same_states(before, random_states()) or own != [state_of(generator) for generator in self._generators]:
             raise Refused(
                 f"reading samples of {type(self.dataset).__name__} has begun to draw random numbers, which a rank "
@@ -170,13 +170,13 @@ class Reader:
             )
         return batch
 
-    def _read(self, asked: Asked) -> Any:
+    def _read(self, request: BatchRequest) -> Any:
         if self.seeded:
-            return default_collate([self._read_seeded(asked.epoch, index) for index in asked.indices])
+            return default_collate([self._read_seeded(request.epoch, index) for index in request.indices])
         getitems = getattr(self.dataset, "__getitems__", None)
         if callable(getitems):
-            return default_collate(getitems(asked.indices))
-        return default_collate([self.dataset[index] for index in asked.indices])
+            return default_collate(getitems(request.indices))
+        return default_collate([self.dataset[index] for index in request.indices])
 
     def _read_seeded(self, epoch: int, index: Any) -> Any:
         states = random_states()
@@ -188,7 +188,7 @@ class Reader:
         try:
             return self.dataset[index]
         finally:
-            self._drew = self._drew or (seeded is not None and not same_states(seeded, random_states()))
+            self._draws = self._draws or (seeded is not None and not same_states(seeded, random_states()))
             set_random_states(states)
 
 
@@ -198,14 +198,14 @@ class SharedIterator:
     def __init__(self, loader: DataLoader[Any], reader: Reader, view: View) -> None:
         self._reader, self._view = reader, view
         assert loader.batch_sampler is not None
-        self._numbered = Numbered(loader.batch_sampler)
-        self._loader = _reading_through(loader, reader, self._numbered)
+        self._sampler = NumberedSampler(loader.batch_sampler)
+        self._loader = _reading_through(loader, reader, self._sampler)
         self._begin()
         self._batches = begin(self._loader)
 
     def _begin(self) -> None:
         self._reader.epochs += 1
-        self._numbered.epoch = self._reader.epochs
+        self._sampler.epoch = self._reader.epochs
 
     def _reset(self, loader: DataLoader[Any]) -> None:
         """Begin a new epoch with the same (persistent) workers; called by the loader."""
@@ -246,7 +246,7 @@ class SharedIterator:
         return tree_map_only(Tensor, as_batch, batch)
 
 
-def _reading_through(loader: DataLoader[Any], reader: Reader, numbered: Numbered) -> DataLoader[Any]:
+def _reading_through(loader: DataLoader[Any], reader: Reader, numbered: NumberedSampler) -> DataLoader[Any]:
     """Copy a loader, with samplers and generator, so that it reads through `reader`."""
     through = copy.copy(loader)
     init = loader.worker_init_fn

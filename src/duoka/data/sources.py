@@ -29,7 +29,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from duoka.data.order import Batches, Cutting
+from duoka.data.order import PieceSampler, ResumableSampler
 from duoka.data.shared import Reader, SharedIterator, can_share, is_stacked
 from duoka.errors import Refused
 from duoka.options import Loading
@@ -39,10 +39,10 @@ from duoka.view.collectives import Collectives
 from duoka.view.cut import Cut
 from duoka.view.view import View
 
-Around = Callable[[], AbstractContextManager[None]]
+ContextFactory = Callable[[], AbstractContextManager[None]]
 
 
-class Source(ABC):
+class BatchSource(ABC):
     """The batches of one loader, epoch after epoch. epoch: index of the next one."""
 
     epoch = 0
@@ -57,29 +57,33 @@ class Source(ABC):
 
 
 def choose(
-    loader: DataLoader[Any], cutting: Cutting | None, view: View, loading: Loading, by_itself: Around
-) -> Source:
+    loader: DataLoader[Any],
+    piece_sampler: PieceSampler | None,
+    view: View,
+    loading: Loading,
+    by_itself: ContextFactory,
+) -> BatchSource:
     """Choose the fastest source for a loader. by_itself: a context for reading data that the others do not."""
     if _is_in_memory(loader):
-        return InMemory(loader, cutting, view)
+        return InMemorySource(loader, piece_sampler, view)
     batches = None
     through = copy.copy(loader)
     if loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
-        batches = Batches(cutting or loader.batch_sampler)
+        batches = ResumableSampler(piece_sampler or loader.batch_sampler)
         through.__dict__["batch_sampler"] = batches  # DataLoader.__setattr__ refuses
     through.__dict__[KEPT_ITERATOR] = None
     if view.ranks.world_size == 1:
-        return _Whole(through, batches)
+        return WholeSource(through, batches)
     if can_share(loader, loading):
-        return _Shared(through, batches, view, loading, by_itself)
-    return _Counting(through, batches, view)
+        return SharedSource(through, batches, view, loading, by_itself)
+    return CountedSource(through, batches, view)
 
 
-class InMemory(Source):
+class InMemorySource(BatchSource):
     """A TensorDataset, or a subset of one, in its own order or a shuffled one."""
 
-    def __init__(self, loader: DataLoader[Any], cutting: Cutting | None, view: View) -> None:
-        self._loader, self._cutting, self._view = loader, cutting, view
+    def __init__(self, loader: DataLoader[Any], piece_sampler: PieceSampler | None, view: View) -> None:
+        self._loader, self._piece_sampler, self._view = loader, piece_sampler, view
         dataset = loader.dataset
         self._subset: Tensor | None = None
         while isinstance(dataset, Subset):
@@ -133,9 +137,9 @@ class InMemory(Source):
             n = min(batch_size, total - start)
             if n < batch_size and drop_last:
                 return
-            sizes = (n,) if self._cutting is None else self._cutting.sizes(n)
-            if self._cutting is not None:
-                self._cutting.groups.append(sizes)
+            sizes = (n,) if self._piece_sampler is None else self._piece_sampler.sizes(n)
+            if self._piece_sampler is not None:
+                self._piece_sampler.groups.append(sizes)
             yield from sizes
 
 
@@ -154,10 +158,10 @@ def _is_in_memory(loader: DataLoader[Any]) -> bool:
     )
 
 
-class _Whole(Source):
+class WholeSource(BatchSource):
     """The loader itself. batches: its batch sampler; None: skipped batches have to be read."""
 
-    def __init__(self, through: DataLoader[Any], batches: Batches | None) -> None:
+    def __init__(self, through: DataLoader[Any], batches: ResumableSampler | None) -> None:
         self._through, self._order = through, batches
 
     def begin(self, skip: int) -> Iterator[Any]:
@@ -173,11 +177,16 @@ class _Whole(Source):
             self._order.draw()
 
 
-class _Shared(_Whole):
+class SharedSource(WholeSource):
     """A loader of which each rank reads its own rows."""
 
     def __init__(
-        self, through: DataLoader[Any], batches: Batches | None, view: View, loading: Loading, by_itself: Around
+        self,
+        through: DataLoader[Any],
+        batches: ResumableSampler | None,
+        view: View,
+        loading: Loading,
+        by_itself: ContextFactory,
     ) -> None:
         super().__init__(through, batches)
         ranks = view.own.ranks
@@ -194,15 +203,15 @@ class _Shared(_Whole):
         return super().begin(skip)
 
 
-class _Counting(_Whole):
+class CountedSource(WholeSource):
     """A loader that every rank reads whole, with the number of samples in each batch."""
 
-    def __init__(self, through: DataLoader[Any], batches: Batches | None, view: View) -> None:
+    def __init__(self, through: DataLoader[Any], batches: ResumableSampler | None, view: View) -> None:
         ranks, stacks = view.own.ranks, through.collate_fn is default_collate
         stream = isinstance(through.dataset, IterableDataset)
         if through.batch_size is not None or through.batch_sampler is not None:
             own = stream and stacks
-            through.__dict__["collate_fn"] = Counted(through.collate_fn, ranks, own, view.own.world_size)
+            through.__dict__["collate_fn"] = CountingCollate(through.collate_fn, ranks, own, view.own.world_size)
         super().__init__(through, batches)
         self._view = view
 
@@ -210,8 +219,8 @@ class _Counting(_Whole):
         return map(self._as_batch, super().begin(skip))
 
     def _as_batch(self, counted: Any) -> Any:
-        if not isinstance(counted, Labelled):
-            counted = Labelled(counted, _rows(counted), False)
+        if not isinstance(counted, LabelledBatch):
+            counted = LabelledBatch(counted, _rows(counted), False)
         batch, n = counted.batch, counted.n
         if n is None or not self._view.shares(n):
             return batch
@@ -229,19 +238,19 @@ class _Counting(_Whole):
         return tree_map_only(Tensor, shared_out, batch)
 
 
-class Labelled:
+class LabelledBatch:
     """A batch of n samples. own: it holds this rank's rows only."""
 
     def __init__(self, batch: Any, n: int | None, own: bool) -> None:
         self.batch, self.n, self.own = batch, n, own
 
-    def pin_memory(self) -> Labelled:
+    def pin_memory(self) -> LabelledBatch:
         """Pin the batch; called by torch's pinning thread."""
-        return Labelled(pin_memory(self.batch), self.n, self.own)
+        return LabelledBatch(pin_memory(self.batch), self.n, self.own)
 
 
-class Counted:
-    """A `collate_fn` that returns a `Labelled` batch.
+class CountingCollate:
+    """A `collate_fn` that returns a `LabelledBatch` batch.
 
     own: stack only this rank's rows, of batches with at least `shares` samples.
     """
@@ -251,15 +260,15 @@ class Counted:
         self._fewest = shares
         self._is_stacked: bool | None = None  # unknown before the first batch
 
-    def __call__(self, samples: list[Any]) -> Labelled:
+    def __call__(self, samples: list[Any]) -> LabelledBatch:
         n = len(samples)
         if self._own and self._is_stacked and n >= self._fewest:
             cut = Cut(n, self._rank, self._world_size)
-            return Labelled(self._collate(samples[cut.start : cut.start + cut.rows]), n, True)
+            return LabelledBatch(self._collate(samples[cut.start : cut.start + cut.rows]), n, True)
         batch = self._collate(samples)
         if self._is_stacked is None:
             self._is_stacked = is_stacked(batch, n)
-        return Labelled(batch, n, False)
+        return LabelledBatch(batch, n, False)
 
 
 def _rows(batch: Any) -> int | None:

@@ -30,7 +30,7 @@ def ask() -> tuple[tuple[Gpu, ...], str]:
 
 def _answer() -> tuple[tuple[Gpu, ...], str]:
     try:
-        import amdsmi  # it comes with ROCm, not from PyPI
+        import amdsmi  # type: ignore[import-not-found]  # it comes with ROCm, not from PyPI
     except (ImportError, KeyError, OSError):  # it loads its library when imported
         return (), NO_LIBRARY
     try:

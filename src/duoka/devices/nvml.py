@@ -194,7 +194,7 @@ def _processes(queries: _Queries, handle: Any, part: int | None = None) -> tuple
     seen = {one.pid for one in compute}
     found = [(one, "compute") for one in compute] + [(one, "graphics") for one in graphics if one.pid not in seen]
     return tuple(
-        GpuProcess(one.pid, kind, one.usedGpuMemory, *describe(one.pid))  # one of two words
+        GpuProcess(one.pid, kind, one.usedGpuMemory, *describe(one.pid))  # type: ignore[arg-type]  # one of two words
         for one, kind in found
         if part is None or one.gpuInstanceId == part
     )

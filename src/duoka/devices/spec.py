@@ -76,7 +76,7 @@ def parse(text: str) -> Request:
         raise _wrong(text, advice)
     kind, colon, rest = word.partition(":")
     if kind in ("free", "best"):
-        return _picked(text, kind, rest)  # narrowed by the test
+        return _picked(text, kind, rest)  # type: ignore[arg-type]  # narrowed by the test
     if kind in ("auto", "cuda", "mps", "xpu") and not colon:
         return Request(kind)  # type: ignore[arg-type]  # narrowed by the test
     if kind == "cpu":

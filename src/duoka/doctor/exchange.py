@@ -105,6 +105,8 @@ def _broken(backend: str, what: str) -> Finding:
 
 def measure(backend: str, cards: Sequence[int]) -> int:
     """Fork the ranks and wait for them; rank 0 prints the measurements as JSON. Returns an exit code."""
+    import torch.distributed  # noqa: F401  # imported once, before the fork
+
     parent = os.getpid()
     devices = [Device("cuda", card) for card in cards] if backend == "nccl" else [Device("cpu")] * 2
     with tempfile.TemporaryDirectory() as folder:

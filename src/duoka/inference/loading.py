@@ -136,7 +136,7 @@ def read_file(path: Path) -> Any:
     if suffix == ".pt":
         return torch.load(path, map_location="cpu", weights_only=True)
     try:
-        from PIL import Image  # not a dependency
+        from PIL import Image  # type: ignore[import-not-found,unused-ignore]  # not a dependency
     except ImportError:
         raise OptionError("--data", str(path), "without images, as Pillow is missing", "pip install pillow") from None
     with Image.open(path) as image:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from duoka.checkpoint.contents import Contents
-from duoka.checkpoint.stored import Held
+from duoka.checkpoint.stored import LoadedTensor
 from duoka.errors import UnsafePickle, WeightsError
 from duoka.private.python import IMPORT_MAPPING, NAME_MAPPING, unchecked
 from duoka.private.texts import UNPICKLER
@@ -210,7 +210,7 @@ def _stand_in(name: str) -> type:
 
 
 class _Tree:
-    """Converts loaded objects to a tree of dicts, lists, plain values and `InMemory` tensors.
+    """Converts loaded objects to a tree of dicts, lists, plain values and `LoadedTensor`s.
 
     Shared dicts and lists are counted each time, so that a small file cannot become a huge tree. Raises ValueError
     for
@@ -229,7 +229,7 @@ class _Tree:
         if isinstance(node, torch.Tensor):
             if node.numel() * node.element_size() > self._largest:
                 raise ValueError(f"a tensor {tuple(node.shape)} would be larger than the file that it is in")
-            return Held(node)
+            return LoadedTensor(node)
         if not isinstance(node, (dict, list, tuple)):
             return node
         self._enter(node)

@@ -12,20 +12,20 @@ from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.batch import BatchTensor
 
 
-def moved(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+def to_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     """Yield the batches on `device`; on CUDA the next one is copied on a separate stream while one is in use."""
     if device.type == "cpu":
         return batches
     if device.type != "cuda":
         return (_to(batch, device) for batch in batches)
-    return _ahead(batches, device)
+    return _prefetch(batches, device)
 
 
 def _to(batch: Any, device: torch.device) -> Any:
     return tree_map_only(Tensor, lambda leaf: leaf.to(device, non_blocking=True), batch)
 
 
-def _ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+def _prefetch(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     stream = torch.cuda.Stream(device)
 
     def copied() -> Any:
@@ -41,8 +41,6 @@ def _ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
         for leaf in tree_leaves(batch):
             if isinstance(leaf, Tensor):
                 rows = leaf.to_local() if isinstance(leaf, BatchTensor) else leaf
-                rows.record_stream(
-                    torch.cuda.current_stream(device)
-                )  # its memory is reused only after this stream is done with it
+                rows.record_stream(torch.cuda.current_stream(device))  # keeps its memory until this stream is done
         coming = copied()
         yield batch

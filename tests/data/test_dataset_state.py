@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from duoka.data.memory import Memory, state_of
+from duoka.data.dataset_state import DatasetState, state_of
 
 outside = random.Random(0)
 counter = 0
@@ -94,10 +94,10 @@ REMEMBERS: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize("read", REMEMBERS.values(), ids=REMEMBERS)
 def test_what_remembers_is_seen(read: Callable[[int], Any]) -> None:
     dataset = SimpleNamespace(parts=[SimpleNamespace(transform=read)], root="data", size=float("nan"))
-    before = Memory(dataset)
-    assert before.changed(Memory(dataset)) is None
+    before = DatasetState(dataset)
+    assert before.changed(DatasetState(dataset)) is None
     read() if isinstance(read, functools.partial) and read.func is next else read(1)
-    assert before.changed(Memory(dataset))
+    assert before.changed(DatasetState(dataset))
 
 
 def test_what_only_reads_does_not() -> None:
@@ -107,17 +107,17 @@ def test_what_only_reads_does_not() -> None:
     def read(index: int) -> Any:
         return rows[index] + table["b"][1] + random.random()
 
-    before = Memory(read)
+    before = DatasetState(read)
     read(1)
-    assert before.changed(Memory(read)) is None
+    assert before.changed(DatasetState(read)) is None
     assert before.generators == []
 
 
 def test_the_change_is_named() -> None:
     dataset = SimpleNamespace(transform=Slots(rng=random.Random(3)), read=0)
-    before = Memory(dataset)
+    before = DatasetState(dataset)
     dataset.transform(0)
-    assert before.changed(Memory(dataset)) == "transform.rng"
+    assert before.changed(DatasetState(dataset)) == "transform.rng"
     assert [state_of(generator) is not None for generator in before.generators] == [True]
     assert state_of(3) is None
     assert state_of(random.SystemRandom()) is None

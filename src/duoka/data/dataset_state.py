@@ -30,7 +30,7 @@ _LARGE = 1 << 24  # bytes of an array that is compared
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None), range)
 
 
-class Memory:
+class DatasetState:
     """A snapshot of a dataset's state, by the names under which it is found.
 
     generators: the random generators in it.
@@ -41,7 +41,7 @@ class Memory:
         self._seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
         self._values = dict(self._found("dataset", dataset, _DEPTH))
 
-    def changed(self, now: Memory) -> str | None:
+    def changed(self, now: DatasetState) -> str | None:
         """Return a name whose value differs in the later snapshot `now`, or None."""
         names = (*now._values, *self._values)
         return next((name for name in names if self._values.get(name, self) != now._values.get(name, self)), None)
