@@ -1,4 +1,4 @@
-"""Small models of every kind of tensor, and how to tell that two are the same."""
+"""Small models with every kind of tensor, and a comparison of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Net(nn.Module):
-    """Convolution, BatchNorm with its counter, a head of its own name."""
+    """Convolution, BatchNorm with its counter, and a head."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Net(nn.Module):
 
 
 class Odd(nn.Module):
-    """Tensors that formats stumble over: 16 bits, complex, empty, 0-d, bool, not contiguous, shared."""
+    """Tensors that formats may handle wrongly: 16 bits, complex, empty, 0-d, bool, not contiguous, shared."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Odd(nn.Module):
 
 
 def same(one: nn.Module, other: nn.Module) -> bool:
-    """Whether all tensors are equal, to the bit and the type."""
+    """Return True if all tensors are equal in bits and type."""
     ours, theirs = one.state_dict(), other.state_dict()
     return [*ours] == [*theirs] and all(
         ours[name].dtype == theirs[name].dtype and torch.equal(ours[name], theirs[name]) for name in ours
@@ -53,12 +53,12 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 
 
 def differs(one: nn.Module, other: nn.Module) -> bool:
-    """Whether loading one into the other would be seen."""
+    """Return True if loading one into the other would change it."""
     return not same(one, other)
 
 
 class Calls:
-    """Unpickled by a careless reader, it makes the file `path`."""
+    """Creates the file `path` when an unrestricted reader unpickles it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,5 +75,5 @@ class Own:
 
 
 def compiled(net: nn.Module) -> nn.Module:
-    """As `torch.compile` wraps it, without a compiler that takes seconds to import."""
+    """Wrap a model as `torch.compile` does, without importing a compiler, which takes seconds."""
     return torch.compile(net, backend="eager")  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Small training runs with checkpoints, and faults to put into them."""
+"""Small training runs with checkpoints, and faults injected into them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALLS = ("open", "write", "fsync", "rename", "mkdir")
 
 
 class Batches:
-    """A loader that knows where it is: what checkpoints ask of one."""
+    """A loader with the state and hook that checkpoints need."""
 
     def __init__(self, count: int) -> None:
         self.count, self.position = count, 0
@@ -41,7 +41,7 @@ class Batches:
 
 
 def things() -> dict[str, Any]:
-    """A bit of everything that a run has."""
+    """Return a state of every kind."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     return {
@@ -58,11 +58,11 @@ def things() -> dict[str, Any]:
 
 
 class Stop(Exception):
-    """Raised where a run is to be cut off."""
+    """Raised to interrupt a run."""
 
 
 def train(directory: Path, epochs: int = 3, stop_after: int | None = None, **how: Any) -> dict[str, Any]:
-    """Train, restoring what is there, and return the things; raises Stop after so many steps of this call."""
+    """Restore and train; returns the states. Raises Stop after so many steps of this call."""
     torch.manual_seed(0)
     run = things()
     done = 0
@@ -87,13 +87,13 @@ def train(directory: Path, epochs: int = 3, stop_after: int | None = None, **how
 
 
 def outcome(run: dict[str, Any]) -> list[Any]:
-    """What two runs that are the same agree in."""
+    """Return values that are equal for equal runs."""
     weights = [it.tolist() for name in ("model", "average") for it in run[name].state_dict().values()]
     return [run["losses"], run["total"].item(), run["best"], run["scheduler"].get_last_lr(), weights]
 
 
 def small(directory: Path, value: float) -> duoka.Checkpoint:
-    """A checkpoint of a small state, all of it `value`."""
+    """Create a checkpoint of a small state in which every number is `value`."""
     return duoka.Checkpoint(directory, {"model": filled(value), "note": [value]})
 
 
@@ -105,7 +105,7 @@ def filled(value: float) -> nn.Module:
 
 
 def value_in(directory: Path) -> float:
-    """The value of the newest sound checkpoint of `small`; fails if it is not all of one piece."""
+    """Return the value of the newest intact checkpoint of `small`; fails if its numbers differ."""
     layer, note = nn.Linear(3, 2), [0.0]
     saved = duoka.Checkpoint(directory, {"model": layer, "note": note})
     assert saved.restore() is not None
@@ -117,7 +117,7 @@ def value_in(directory: Path) -> float:
 
 @contextmanager
 def fault(patch: pytest.MonkeyPatch, number: int, act: Callable[[str], None]) -> Iterator[list[str]]:
-    """Count the calls by which duoka changes the disk, and do `act` at the one of this number, from 0 on."""
+    """Count the calls that change the disk, and call `act` at the one of this number, from 0 on."""
     calls: list[str] = []
     with patch.context() as patched:
         for name in CALLS:
@@ -144,7 +144,7 @@ def die(name: str) -> None:
 
 
 def in_child(act: Callable[[], None]) -> int:
-    """Do something in a process of its own, and return how that ended: its exit code, or minus the signal."""
+    """Call a function in a forked process; returns its exit code, or minus the signal."""
     pid = os.fork()
     if pid == 0:
         try:

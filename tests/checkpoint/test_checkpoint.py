@@ -158,7 +158,7 @@ def test_the_newest_are_kept_and_the_best(tmp_path: Path) -> None:
 
 def test_all_are_kept_if_asked_for(tmp_path: Path) -> None:
     train(tmp_path, keep=None, every_steps=1)
-    assert len(steps(tmp_path)) == 15  # twelve steps; where an epoch ends, once more
+    assert len(steps(tmp_path)) == 15  # twelve steps, and one more at the end of each epoch
 
 
 def test_saving_by_seconds_and_by_nothing(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def write(folder: Path, value: float) -> Path:
 
 
 def test_the_copy_is_of_the_moment_of_save(tmp_path: Path) -> None:
-    """Training goes on while the thread writes; what is written is not what comes later."""
+    """Training continues while the thread writes; the file has the values at the time of `save`."""
     model = nn.Linear(300, 300)
     saved = duoka.Checkpoint(tmp_path, {"model": model}, keep=None)
     for number in range(1, 6):
@@ -222,7 +222,7 @@ def test_an_error_in_the_background_is_raised_at_the_next_step(
         saved._background.finish()
     with pytest.raises(duoka.CheckpointError, match=r"step 2 could not be written .* No space left .* as they were"):
         saved.step()
-    saved.step()  # told once; training may go on
+    saved.step()  # raised once; training may continue
     assert steps(tmp_path) == ["step-00000001"]
     saved.save()
     saved.close()
@@ -267,7 +267,7 @@ def test_files_of_another_checkpoint_are_found_out(tmp_path: Path) -> None:
     os.replace(tmp_path / "step-00000008/model.safetensors", tmp_path / "step-00000012/model.safetensors")
     with pytest.raises(duoka.CheckpointError, match=r"no checkpoint .* is sound: .*SHA-256 is wrong; .* is missing"):
         train(tmp_path)
-    with pytest.raises(duoka.CheckpointError, match="no checkpoint"):  # nor is the next try a new beginning
+    with pytest.raises(duoka.CheckpointError, match="no checkpoint"):  # and the next attempt does not start over
         train(tmp_path)
 
 
@@ -366,11 +366,11 @@ def test_a_path_that_is_a_file(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_may_not_be_written() -> None:
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own are for root alone, where it is root that tests
+    with tempfile.TemporaryDirectory() as folder:  # pytest creates its folders for root only if run as root
         os.chmod(folder, 0o555)
 
         def act() -> None:
-            if os.geteuid() == 0:  # who may write everywhere
+            if os.geteuid() == 0:  # root may write everywhere
                 os.setuid(65534)
             with pytest.raises(duoka.CheckpointError, match=r"cannot be written: .*Permission denied"):
                 small(Path(folder) / "out", 1).save()
@@ -383,7 +383,7 @@ def test_a_directory_that_may_not_be_written() -> None:
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """What this process does at signals is as before, afterwards."""
+    """Return this process's signal handlers, and restore them afterwards."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     for number, handler in before.items():
@@ -399,7 +399,7 @@ def test_a_preempted_run_saves_and_says_that_it_is_to_be_started_again(number: i
     def step(self: duoka.Checkpoint) -> None:
         if self.step_number == 5:
             os.kill(os.getpid(), number)
-            os.kill(os.getpid(), number)  # a second one changes nothing
+            os.kill(os.getpid(), number)  # a second signal has no effect
         original(self)
 
     with pytest.MonkeyPatch.context() as patched:
@@ -407,7 +407,7 @@ def test_a_preempted_run_saves_and_says_that_it_is_to_be_started_again(number: i
         with pytest.raises(Preempted) as raised:
             train(tmp_path / "cut")
     assert raised.value.code == AGAIN == 75
-    os.kill(os.getpid(), number)  # nor one that comes while the process ends: it would cost the exit code
+    os.kill(os.getpid(), number)  # nor does one during exit, which would change the exit code
     assert steps(tmp_path / "cut")[-1] == "step-00000006"
     assert outcome(train(tmp_path / "cut")) == whole
 

@@ -1,4 +1,4 @@
-"""Nothing that was saved is ever lost, whatever happens while the next is saved."""
+"""A fault during a save never damages an earlier checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.checkpoint.runs import die, fail, fault, filled, in_child, small, val
 
 
 def save_next(directory: Path, value: float = 2) -> None:
-    """Restore what is there, and save `value` as its next step."""
+    """Restore, and save `value` as the next step."""
     saved = small(directory, value)
     saved.restore()
     saved._states.objects["model"].load_state_dict(filled(value).state_dict())
@@ -33,14 +33,14 @@ def save_next(directory: Path, value: float = 2) -> None:
 
 @pytest.fixture
 def saved_once(tmp_path: Path) -> Path:
-    """A directory with one checkpoint, of value 1."""
+    """Create a directory with one checkpoint, of value 1."""
     with small(tmp_path / "out", 1) as saved:
         saved.save()
     return tmp_path / "out"
 
 
 def count_calls(directory: Path, act: Callable[[Path], None], patch: pytest.MonkeyPatch) -> int:
-    """How many calls it takes, tried on a copy."""
+    """Count the calls of a save, on a copy."""
     shutil.copytree(directory, directory.with_name("tried"))
     with fault(patch, -1, fail) as calls:
         act(directory.with_name("tried"))
@@ -63,7 +63,7 @@ def test_a_kill_at_every_call_leaves_the_old_or_the_new(
         assert in_child(act) == -signal.SIGKILL, number
         found.append(value_in(directory))
         assert not list(directory.glob(".*.partial"))
-        save_next(directory, 3)  # and a next run goes on
+        save_next(directory, 3)  # and the next run continues
         assert value_in(directory) == 3
     with capsys.disabled():
         print(
@@ -71,11 +71,11 @@ def test_a_kill_at_every_call_leaves_the_old_or_the_new(
             end="",
         )
     assert count > 15
-    assert found == sorted(found)  # the old until one moment, the new from then on
+    assert found == sorted(found)  # the old value up to some call, the new one after it
 
 
 def failure(act: Callable[[], None], number: int, patch: pytest.MonkeyPatch) -> str:
-    """What is said where the call of this number fails; "" where nothing is."""
+    """Let the call of this number fail; returns the error message, or ""."""
     try:
         with fault(patch, number, fail):
             act()
@@ -128,7 +128,7 @@ def test_weights_are_the_old_or_the_new_at_every_call(
 
 
 def seconds_of_a_save(directory: Path) -> float:
-    """How long a new process takes for one, as busy as the machine is now; tried on a copy."""
+    """Measure a save in a new process under the present load, on a copy."""
     shutil.copytree(directory, directory.with_name("timed"))
     begin = time.monotonic()
     assert in_child(lambda: save_next(directory.with_name("timed"))) == 0
@@ -137,12 +137,12 @@ def seconds_of_a_save(directory: Path) -> float:
 
 
 def sweep(directory: Path, rounds: int) -> tuple[int, int]:
-    """Kill a run that saves all the time, at moments that sweep over its saves; returns how often it was what."""
+    """Kill a run that saves repeatedly, at times spread over its saves; returns how often each outcome occurred."""
     partial = progress = 0
     last = value_in(directory)
     took = seconds_of_a_save(directory)
     for number in range(rounds):
-        if number % 25 == 24:  # another process may have begun to need the processor
+        if number % 25 == 24:  # the load of the machine may have changed
             took = seconds_of_a_save(directory)
         pid = os.fork()
         if pid == 0:
@@ -155,7 +155,7 @@ def sweep(directory: Path, rounds: int) -> tuple[int, int]:
         os.waitpid(pid, 0)
         partial += bool(list(directory.glob(".*.partial")))
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # nothing is damaged
+            warnings.simplefilter("error")  # no checkpoint is damaged
             value = value_in(directory)
         assert value >= last
         progress += value > last
@@ -179,7 +179,7 @@ def test_hundreds_of_kills_at_moments_that_sweep(saved_once: Path, capsys: pytes
 
 
 def test_a_full_disk(saved_once: Path) -> None:
-    """The kernel's own refusal, not an injected one."""
+    """The kernel refuses, instead of an injected error."""
 
     def act() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Mutated files of weights: an error of ours, or a load; never another exception, never a crash."""
+"""Mutated files of weights: they raise duoka's errors or load; no other exception, no crash."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def folder() -> Iterator[Path]:
 
 
 def made(folder: Path, kind: str) -> tuple[Path, Path, bytes]:
-    """The file to mutate, what is to be loaded, and the file's bytes."""
+    """Create the file to mutate; returns the function that loads it, and its bytes."""
     root = folder / kind.replace(" ", "-")
     if not root.exists():
         root.mkdir()
@@ -70,7 +70,7 @@ def made(folder: Path, kind: str) -> tuple[Path, Path, bytes]:
 
 
 def mutated(data: bytes, changes: list[tuple[int, int, int]], start: int, end: int) -> bytes:
-    """Bytes overwritten, inserted or removed between two places."""
+    """Overwrite, insert or remove bytes between two positions."""
     found = bytearray(data)
     for at, kind, value in changes:
         place = min(start + at % (end - start), len(found) - 1)
@@ -110,7 +110,7 @@ def load(kind: str, folder: Path, changes: list[tuple[int, int, int]]) -> None:
 
 
 def restore(folder: Path, changes: list[tuple[int, int, int]]) -> None:
-    """What another program wrote, whose manifest fits: it makes no sense, and says so, or is taken."""
+    """A file of another program with a matching manifest raises a clear error, or is accepted."""
     file, target, data = made(folder, "states")
     file.write_bytes(mutated(data, changes, 0, len(data)))
     about = manifest.read(file.parent)

@@ -1,4 +1,4 @@
-"""Files that training libraries write, and what they read of duoka's, where the extra `peers` is installed."""
+"""Files written by training libraries, and duoka's files read by them; needs the extra `peers`."""
 
 from __future__ import annotations
 

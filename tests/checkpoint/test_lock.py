@@ -1,4 +1,4 @@
-"""The lock's own file. Who waits for whom is in test_checkpoint.py."""
+"""The lock's file. test_checkpoint.py tests runs that exclude each other."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.view.processes import Raised, all_well, forked, in_processes
 
 
 def alone(work: Callable[[], Any]) -> Any:
-    """What one process computes, with as many threads as a rank has."""
+    """Compute the reference in one process, with as many threads as a rank has."""
     return all_well(forked(1, lambda rank: work()))[0]
 
 

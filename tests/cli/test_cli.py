@@ -79,7 +79,7 @@ def test_python_m_duoka_is_duoka() -> None:
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (0, 1, 2)], ids=str)
 def test_closed_standard_files_are_nothing_and_not_something_else(closed: tuple[int, ...], tmp_path: Path) -> None:
-    """The files that are opened next would have their numbers."""
+    """Otherwise files opened next would get the numbers of the standard streams."""
     told = tmp_path / "told"
     program = f"""
 import os

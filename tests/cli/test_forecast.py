@@ -17,7 +17,7 @@ GPUS = Inventory(tuple(Gpu(index, f"GPU-{index}", "H200", 2**37) for index in ra
 
 
 def chosen(devices: str, visible: str | None = None) -> list[list[int | None]]:
-    """The GPUs of each plan, on a machine with eight."""
+    """Return the GPUs of each plan, on a machine with eight."""
 
     def decided(words: str) -> Plan:
         return plan(choose(parse(words), GPUS, visible).devices)

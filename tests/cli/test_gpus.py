@@ -52,7 +52,7 @@ def test_what_cannot_be(typed: str, said: str, capsys: pytest.CaptureFixture[str
 
 
 class Watching:
-    """`duoka gpus --watch` in a terminal of its own. seen: what it has drawn."""
+    """`duoka gpus --watch` in a pseudo-terminal. seen: its output."""
 
     def __init__(self) -> None:
         self.ours, self.theirs = pty.openpty()
@@ -74,7 +74,7 @@ class Watching:
         fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def frames(self) -> list[list[str]]:
-        """The lines of each drawing, which begins at the top of the screen."""
+        """Split the output into frames, each drawn from the top of the screen."""
         text = re.sub(r"\x1b\[[0-9;?]*[a-zA-GI-Z]", "", self.seen.decode())
         return [frame.splitlines() for frame in text.split("\x1b[H")[1:] if frame]
 
@@ -84,7 +84,7 @@ class Watching:
             self.seen += os.read(self.ours, 4096)
 
     def end(self) -> int:
-        """Its exit code; the terminal is as it was, and shows what it showed."""
+        """Wait for the end; returns the exit code and checks that the terminal is restored."""
         while self.process.poll() is None:
             if select.select([self.ours], [], [], 0.05)[0]:
                 self.seen += os.read(self.ours, 4096)

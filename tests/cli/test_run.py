@@ -230,7 +230,7 @@ def test_srun_tells_of_the_machines(capsys: pytest.CaptureFixture[str], monkeypa
 
 
 class Begun(BaseException):
-    """In place of another program in this process."""
+    """Replaces os.execv in this process."""
 
 
 def test_python_is_started_again_where_it_would_hash_otherwise_than_on_other_machines(

@@ -15,7 +15,7 @@ from tests.checkpoint.nets import Net, same
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder, entered, with a model in net.safetensors, and another in run.pth beside its average."""
+    """Change to a folder with a model in net.safetensors, and another in run.pth with its average."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     duoka.save_weights(Net(), "net.safetensors", metadata={"licence": "MIT"})

@@ -1,4 +1,4 @@
-"""run.loader on real ranks, beside torch's DataLoader in this process."""
+"""run.loader on real ranks, compared with torch's DataLoader in this process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Divided(Stream):
-    """Every loader worker goes through its own samples; their ends are uneven."""
+    """An iterable dataset that each loader worker divides unevenly."""
 
     def __iter__(self) -> Iterator[Any]:
         told = get_worker_info()
@@ -57,7 +57,7 @@ class Divided(Stream):
 
 
 def padded(samples: list[Any]) -> dict[str, Tensor]:
-    """Sequences of another length in every batch, and one tensor that is not by sample."""
+    """Collate sequences to another length in every batch, with one tensor that is not by sample."""
     lengths = torch.tensor([int(number) % 5 + 1 for _, number in samples])
     rows = torch.zeros(len(samples), int(lengths.max()))
     for row, length, (_, number) in zip(rows, lengths, samples, strict=True):
@@ -123,7 +123,7 @@ def test_made_of_tensors_and_arrays() -> None:
 
 
 class Noisy(Dataset[Any]):
-    """Reading a sample draws."""
+    """A dataset that draws random numbers when read."""
 
     def __len__(self) -> int:
         return 8
@@ -152,7 +152,7 @@ X, Y = torch.randn(23, 4, generator=torch.Generator().manual_seed(1)), torch.ara
 
 
 def gradients(run: duoka.Run, in_pieces: bool, **how: Any) -> list[Any]:
-    """The gradients of two models after every batch, of a loss that is a mean."""
+    """Return the gradients of two models after every batch, of a mean loss."""
     one, two = run.model(nn.Linear(4, 1)), run.model(nn.Linear(4, 1))
     found = []
     for batch in run.loader((X, Y), batch_size=10, **how):

@@ -41,7 +41,7 @@ _own_iterator: Any = DataLoader._get_iterator
 
 
 class Samples(Dataset[Any]):
-    """What `make(index)` gives."""
+    """A dataset whose samples are `make(index)`."""
 
     def __init__(self, make: Callable[[int], Any], n: int = 23) -> None:
         self.make, self.n = make, n
@@ -55,7 +55,7 @@ class Samples(Dataset[Any]):
 
 @pytest.fixture
 def on_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Reads a loader as one of several ranks: they need not meet, so one comes after the other."""
+    """Read a loader as one of several ranks; they need no communication, so they run one after the other."""
 
     def read(
         make: Make, rank: int, world_size: int, epochs: int = 2, loading: Loading = "auto", say: Any = lambda _: None
@@ -78,7 +78,7 @@ def on_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 
 def epochs_of(make: Make, epochs: int = 2) -> tuple[list[Any], Any]:
-    """The batches of some epochs, and numbers drawn afterwards."""
+    """Return the batches of some epochs, and numbers drawn afterwards."""
     torch.manual_seed(1)
     random.seed(1)
     np.random.seed(1)
@@ -88,7 +88,7 @@ def epochs_of(make: Make, epochs: int = 2) -> tuple[list[Any], Any]:
 
 
 def assert_rows(found: Any, whole: Any, rank: int, world_size: int) -> None:
-    """Batch tensors hold this rank's rows of the whole; what is no batch is the whole."""
+    """Check that batch tensors hold this rank's rows, and that other batches are whole."""
     for one, other in zip(tree_leaves(found), tree_leaves(whole), strict=True):
         if isinstance(one, BatchTensor):
             n = len(other)
@@ -224,7 +224,7 @@ def test_drawing_that_begins_later_is_refused(on_rank: Any, first: int, workers:
 
 
 def test_samples_that_draw_from_streams_of_their_own(on_rank: Any) -> None:
-    """The same samples on any number of ranks and workers, and others in every epoch."""
+    """The samples are the same on any number of ranks and workers, and differ between epochs."""
 
     def sample(index: int) -> Any:
         return torch.cat([X[index], torch.rand(1), torch.tensor([random.random(), np.random.rand()])])

@@ -1,9 +1,9 @@
-"""A stand-in for the driver's own library, `libnvidia-ml.so.1`, beneath the real nvidia-ml-py.
+"""A fake of the driver's library, `libnvidia-ml.so.1`, used by the real nvidia-ml-py.
 
-A recording is a JSON file: answers by the name of the C function, of the whole machine and of each card. An answer
-`{"error": 15}` is returned as that number. A function that is recorded nowhere is one that this driver does not
-have. `"library": null` is a machine without the library. `"hangs": name` is a function that never comes back.
-What is recorded goes through nvidia-ml-py's own structures, error classes and conversions.
+A recording is a JSON file: answers by the name of the C function, of the whole machine and of each GPU. An answer
+`{"error": 15}` is returned as that number. A function that is not recorded does not exist in this driver.
+`"library": null` is a machine without the library. `"hangs": name` is a function that does not return. Answers go
+through nvidia-ml-py's own structures, error classes and conversions.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ RECORDINGS = Path(__file__).parent / "recordings"
 
 
 def play(monkeypatch: pytest.MonkeyPatch, name: str) -> dict[str, Any]:
-    """Put the stand-in in place of the driver, with the answers of one recording; returns the recording."""
+    """Replace the driver by a fake with the answers of one recording; returns the recording."""
     recording: dict[str, Any] = json.loads((RECORDINGS / f"{name}.json").read_text())
     put(monkeypatch, recording)
     return recording
 
 
 def put(monkeypatch: pytest.MonkeyPatch, recording: dict[str, Any]) -> Driver | None:
-    """The same with a recording at hand, which may be changed while it is played. Returns the stand-in."""
+    """Replace the driver by a fake with a given recording, which may be changed later; returns the fake."""
     driver = None if recording.get("library", ...) is None else Driver(recording)
     monkeypatch.setattr(pynvml, "nvmlLib", driver)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
@@ -42,7 +42,7 @@ def _not_there(name: str) -> Any:
 
 
 class Driver:
-    """Its functions are found by name, as ctypes finds them. asked: the names of those that were called."""
+    """Functions are found by name, as by ctypes. asked: names of the functions called."""
 
     def __init__(self, recording: dict[str, Any]) -> None:
         self.recording = recording
@@ -123,7 +123,7 @@ def _point(out: Any, address: int) -> int:
 
 
 def _fill(out: list[Any], answer: Any) -> int:
-    """Write an answer where the caller wants it: a text, a structure, a number, or several."""
+    """Write an answer to the caller's memory: a text, a structure, a number, or several."""
     if isinstance(answer, dict) and "error" in answer:
         return answer["error"]  # type: ignore[no-any-return]
     places = [place._obj for place in out if hasattr(place, "_obj")]

@@ -1,9 +1,9 @@
-"""Processes that take cards of a recorded machine: each takes, says what it got, and holds it until it may go.
+"""Processes that allocate GPUs of a recorded machine at the same moment, and hold them until told to end.
 
-rush.py RECORDING FOLDER WAIT REQUEST...    one process for each request, all started at the same moment
+rush.py RECORDING FOLDER WAIT REQUEST...    one process for each request
 
-Each writes a line `index pid "GPU …"` or `index pid why-not`; a line `index` on standard input lets one go, and the
-end of it all of them.
+Each writes a line `index pid "GPU …"` or `index pid reason`. A line `index` on standard input ends one process; the
+end of standard input ends all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Taking cards, by many real processes at a time, on a machine of eight of which 0, 2 and 5 are in use."""
+"""Allocation of GPUs by many real processes at a time, on a machine of eight of which 0, 2 and 5 are in use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Rush:
-    """Processes that take cards: tests/devices/rush.py. said: by each, in order. pids: by its index."""
+    """The processes of tests/devices/rush.py. said: output of each, in order. pids: by index."""
 
     def __init__(self, folder: Path, wait: float, requests: list[str], recording: str = "eight") -> None:
         words = [sys.executable, "-m", "tests.devices.rush", recording, str(folder), str(wait), *requests]
@@ -34,7 +34,7 @@ class Rush:
         self._rest = b""
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Listen until something holds."""
+        """Read output until the condition holds."""
         assert self.process.stdout is not None
         while not holds():
             assert select.select([self.process.stdout], [], [], 30)[0], self.said
@@ -45,11 +45,11 @@ class Rush:
                 self.said[int(index)].append(text)
 
     def last(self, word: str) -> dict[int, str]:
-        """What those said last who said `word` last, without it."""
+        """Return the last output of each process that begins with `word`, without it."""
         return {index: texts[-1][len(word) + 1 :] for index, texts in self.said.items() if _starts_with(texts, word)}
 
     def let_go(self, index: int) -> None:
-        """Have one end, and give back what it has."""
+        """End one process, which releases its GPUs."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{index}\n".encode())
 
@@ -129,7 +129,7 @@ def test_first_come_first_served_and_one_that_wants_many_does_not_starve(
     one.until(lambda: len(one.last("waits")) == 1)
     for index in (0, 1, 2):
         holders.let_go(index)
-    # three cards are free now, and neither who waits since later nor who does not wait at all takes them
+    # three GPUs are free now; neither later processes in the queue nor processes that do not wait take them
     one.until(lambda: "run 0 (pid " in one.said[0][-1] and "waits for it and came before" in one.said[0][-1])
     play(monkeypatch, "eight")
     monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path)

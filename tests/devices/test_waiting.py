@@ -17,7 +17,7 @@ class Clock:
 
 
 def after(looks: list[str]) -> object:
-    """Busy with these users in turn, then free."""
+    """Return a function that raises DevicesBusy for these users in turn, then succeeds."""
     waiting = iter(looks)
 
     def take() -> str:

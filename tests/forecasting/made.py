@@ -1,4 +1,4 @@
-"""Forecasts made by hand."""
+"""Forecasts with given numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONE = Timing(30, 20, (0.010,) * 20, 0.0, 0.0, "", 64, 1)
 
 
 def run(count: int, device: str = "cpu", **changed: Any) -> TimedRun:
-    """What came of so many devices. changed: of a timing with a step of 10 ms; `step`: seconds of each step."""
+    """Create a run. changed: fields of a timing with a step of 10 ms; `step`: seconds of each step."""
     if "step" in changed:
         changed["windows"] = (changed.pop("step"),) * 20
     timing = replace(ONE, **changed)
@@ -44,5 +44,5 @@ def plan(devices: tuple[Device, ...]) -> Plan:
 
 
 def forecast(*runs: TimedRun, cores: int = 64) -> Forecast:
-    """What was found on a machine with so many cores."""
+    """Create a forecast on a machine with so many cores."""
     return Forecast(ForecastRequest("train.py", [(one.name, one.plan) for one in runs], 30, cores, None), runs)

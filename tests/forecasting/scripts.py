@@ -1,7 +1,7 @@
-"""Scripts that are forecast.
+"""Scripts for forecasts.
 
-Sleeping stands for computing: it takes its time however busy the processor is. It sleeps for the rows that
-a rank has, as a kernel would; to a script the batch has all rows.
+Sleeping stands for computing, since its time does not depend on the load. A script sleeps for the rows of its rank,
+as a kernel would; for the script the batch has all rows.
 """
 
 MODEL = """

@@ -22,7 +22,7 @@ def forecast(flow: Flow, source: str, *words: str, **how: Any) -> Result:
 
 
 def data(flow: Flow, source: str, *words: str) -> dict[str, Any]:
-    """Of workers with one thread each: several would wait for each other where the machine is busy."""
+    """Run with one thread per worker: several would synchronize slowly on a busy machine."""
     result = forecast(flow, source, "--json", "--threads", "1", *words).ok()
     found: dict[str, Any] = json.loads(result.stdout)
     return found

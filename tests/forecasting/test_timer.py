@@ -39,7 +39,7 @@ def test_how_many_steps_are_timed_together(tmp_path: Path, steps: int, device: s
 
 
 def test_a_device_is_waited_for_at_the_ends_of_windows_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in: there is no GPU here."""
+    """Uses a fake, as there is no GPU here."""
     waits: list[int] = []
     seat = Board.create(1).seat(0)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: waits.append(seat.steps))

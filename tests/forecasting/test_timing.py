@@ -12,7 +12,7 @@ from duoka.forecasting.timing import LEAST, WARMUP, Mark, RankTimes, Timing, rea
 
 
 def timing(folder: Path, *ranks: RankTimes, steps: int) -> Timing:
-    """What is read of what these ranks have written."""
+    """Write the ranks' files and read them."""
     for rank, times in enumerate(ranks):
         write(folder, rank, times)
     (folder / "end.json").write_text(json.dumps({"steps": steps, "how": "enough"}))
@@ -20,7 +20,7 @@ def timing(folder: Path, *ranks: RankTimes, steps: int) -> Timing:
 
 
 def marks(ends: Sequence[float], waited: float = 0.0, samples: int | None = 8) -> list[Mark]:
-    """A mark after each step; what is waited and taken is the same in each."""
+    """Create a mark after each step; waiting and whole time are the same in each."""
     return [
         Mark(step, end, step * waited, 0.25 * step, None if samples is None else step * samples)
         for step, end in enumerate(ends, 1)

@@ -1,4 +1,4 @@
-"""Models whose outputs tell which item they belong to, and that fail when they are told to."""
+"""Models whose outputs identify their items, and models that fail on demand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class Double(nn.Module):
-    """Gives twice each item, [n] -> [n]; its one weight is 2."""
+    """Returns twice each item, [n] -> [n]; its one weight is 2."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Double(nn.Module):
 
 
 class Slow(Double):
-    """Takes a time that has nothing to do with the order."""
+    """Takes a time that is independent of the order."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(0.004 * (int(x[0]) * 7919 % 5))
@@ -30,7 +30,7 @@ class Slow(Double):
 
 
 class Failing(Double):
-    """Raises `error()` for batches for which `when(x)` holds."""
+    """Raises `error()` for batches for which `when(x)` is true."""
 
     def __init__(self, when: Callable[[torch.Tensor], bool], error: Callable[[], BaseException]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Failing(Double):
 
 
 class Mortal(Double):
-    """Its device dies on the first batch that a certain number of threads come with."""
+    """Raises a device error on the first batch in each of a number of threads."""
 
     def __init__(self, failures: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Mortal(Double):
 
 
 class Mortality:
-    """Shared by all copies of a model."""
+    """The number of failures left, shared by all copies of a model."""
 
     def __init__(self, failures: int) -> None:
         self.left, self.lock = failures, threading.Lock()

@@ -271,7 +271,7 @@ def test_parameters_are_not_copied_on_one_processor() -> None:
 
 
 def test_weights_are_copied_once_to_each_device_and_outputs_can_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device "meta" computes shapes alone, and is a device like others."""
+    """The device "meta" computes shapes only, and otherwise behaves like others."""
     copied: list[torch.device] = []
 
     def count(model: nn.Module, device: torch.device, share_buffers: bool) -> nn.Module:
@@ -345,7 +345,7 @@ def test_a_model_that_gives_no_row_for_each_item_is_refused() -> None:
 
 @pytest.mark.parametrize("end", ["return", "raise SystemExit(3)"])
 def test_a_program_can_end_in_the_middle(tmp_path: Path, end: str) -> None:
-    """In an interpreter of its own, as it is the interpreter's end that threads inside of torch could break."""
+    """In a separate interpreter, since threads inside torch could crash its exit."""
     source = f"""
 import torch, duoka
 

@@ -26,7 +26,7 @@ def several(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 def structures(rows: int) -> st.SearchStrategy[Any]:
-    """Batches of so many rows, of any structure."""
+    """Return batches of so many rows, of any structure."""
     tensors = st.sampled_from([(), (2,), (3, 2)]).map(lambda shape: tensor(rows, *shape))
     return st.recursive(tensors | st.just([f"word {row}" for row in range(rows)]), several, max_leaves=4)
 

@@ -67,7 +67,7 @@ def test_nothing_written_is_nothing_to_go_on_with(tmp_path: Path) -> None:
 
 
 def fill(path: Path, left: int | None = None) -> None:
-    """Write 3 items one by one, from wherever it is, and note each; in a process that dies after `left` moments."""
+    """Resume, and write 3 items one by one with a note each, in a process that dies after `left` calls."""
     writing.BETWEEN_NOTES = -1.0
 
     def mortal(function: Callable[..., Any]) -> Callable[..., Any]:

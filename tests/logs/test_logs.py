@@ -52,7 +52,7 @@ def test_csv_gets_wider(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["train.csv"]
 
 
-class Told:
+class CallRecorder:
     """A fake object that accepts every call and records it."""
 
     def __init__(self) -> None:
@@ -68,14 +68,14 @@ class Told:
 
 
 def test_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told()
+    told = CallRecorder()
     monkeypatch.setitem(sys.modules, "wandb", told)  # type: ignore[arg-type]
     written(["wandb:digits"], {"loss": 0.5}, failed=True)
     assert told.calls == [("init", "digits"), ("log", {"loss": 0.5}, 1), ("finish", 1)]
 
 
 def test_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told()
+    told = CallRecorder()
     monkeypatch.setitem(sys.modules, "mlflow", told)  # type: ignore[arg-type]
     written(["mlflow:digits"], {"loss": 0.5, "note": "first"})
     assert told.calls[0] == ("set_experiment", "digits")
@@ -87,7 +87,7 @@ def test_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told()
+    told = CallRecorder()
     there, module = types.ModuleType("tensorboard"), types.ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = told.SummaryWriter  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tensorboard", there)

@@ -1,4 +1,4 @@
-"""Recordings made by hand."""
+"""Recordings with given tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from duoka.proving.recording import Recording, RecordingWriter
 
 
 def record(folder: Path, states: Sequence[Mapping[str, Tensor]], batches: Sequence[Tensor] = ()) -> Recording:
-    """A run with these tensors before its first step and after each; one batch for each step."""
+    """Record a run with these tensors before its first step and after each; one batch for each step."""
     folder.mkdir()
     writer = RecordingWriter(folder, len(states))
     for step, tensors in enumerate(states):
@@ -30,7 +30,7 @@ def record(folder: Path, states: Sequence[Mapping[str, Tensor]], batches: Sequen
 
 
 def cut(recording: Recording, sizes: Sequence[int]) -> Recording:
-    """The same run, as ranks with so many rows of each batch would have written it."""
+    """Rewrite a recording as ranks with so many rows of each batch would write it."""
     lines = [json.loads(line) for line in (recording.folder / "batches-0.jsonl").read_text().splitlines()]
     start = 0
     for rank, size in enumerate(sizes):
@@ -45,7 +45,7 @@ def cut(recording: Recording, sizes: Sequence[int]) -> Recording:
 
 
 def weights(value: float = 1.0, count: int = 4) -> dict[str, Tensor]:
-    """One tensor, whose last number is `value`."""
+    """Return one tensor, whose last number is `value`."""
     tensor = torch.ones(count)
     tensor[-1] = value
     return {"model.weight": tensor}

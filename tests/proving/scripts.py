@@ -1,4 +1,4 @@
-"""Scripts that are proved: right ones, and ones that are made wrong on purpose."""
+"""Scripts to prove: correct ones, and ones with deliberate errors."""
 
 RIGHT = """
 import torch

@@ -18,7 +18,7 @@ class Trainer:
 
 
 def found(*optimizers: torch.optim.Optimizer) -> dict[str, bool]:
-    """The names that were found, and whether each is a buffer's."""
+    """Return the names found, and True for buffers."""
     names = TensorNames()
     for optimizer in optimizers:
         names.number(optimizer)

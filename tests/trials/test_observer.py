@@ -15,7 +15,7 @@ from tests.view.processes import GONE, Raised, forked
 
 
 class Counting(StepWatcher):
-    """Steps are what it is told."""
+    """Records steps that the test reports."""
 
     def install(self) -> None:
         pass
@@ -39,7 +39,7 @@ class Counter(TrialObserver):
 
 
 def lived(folder: Path, script: Callable[[Counting], object], rank: int = 0) -> object:
-    """What a script comes to that is accompanied for three steps, in a process of its own."""
+    """Run a script under an observer for three steps, in a forked process; returns its outcome."""
     counter = Counter(TrialFolders(folder, folder, folder), 3, 7, own_rows=False)
 
     def life(_: int) -> str:

@@ -13,7 +13,7 @@ redirect(Scratch(Path(sys.argv[1]) / "side" / "scratch"))
 
 
 def run(flow: Flow, source: str) -> None:
-    """Run a script whose writing is redirected; what is in its folder must be the same afterwards."""
+    """Run a script with redirected writes; its folder must be unchanged afterwards."""
     root = flow.folder.parent / f"{flow.folder.name}-scratch"
     (root / "side").mkdir(parents=True)
     path = flow.write("script.py", BEGIN)

@@ -34,7 +34,7 @@ def test_a_dcp_directory(at: str, tmp_path: Path) -> None:
 
 
 def test_a_tensor_in_pieces(tmp_path: Path) -> None:
-    """What several ranks write: each its own rows, of one tensor."""
+    """A tensor saved by several ranks, each with its own rows."""
     from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 

@@ -121,7 +121,7 @@ def test_ten_gigabytes_are_shown_from_the_header_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x.bin"])
 def test_a_header_of_any_length_is_told_from_a_pickle(name: str, tmp_path: Path) -> None:
-    """A pickle begins with the byte 128; so does a length of 128, 384, …"""
+    """A pickle begins with the byte 128, as does a header of length 128, 384, …"""
     text = json.dumps({"a": entry(0, 8, [2])}).encode()
     for length in (len(text), 127, 128, 129, 384, 512, 640, 32768 + 128):
         data = length.to_bytes(8, "little") + text.ljust(length) + b"12345678"

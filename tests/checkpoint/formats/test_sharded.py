@@ -14,7 +14,7 @@ from tests.checkpoint.nets import Net, same
 
 
 def split(tmp_path: Path, net: Net, kind: str) -> Path:
-    """The model in two files and an index."""
+    """Save the model in two files and an index."""
     files: dict[str, dict[str, Any]] = {}
     for number, (name, tensor) in enumerate(net.state_dict().items()):
         files.setdefault(f"part-{number % 2}.{kind}", {})[name] = tensor
