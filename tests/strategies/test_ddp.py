@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from duoka.errors import RanksApart, Refused
 from duoka.strategies import Ddp, create
+from duoka.view.alone import OneRank
 from duoka.view.view import View
 from tests.view.ranks import in_turns, on_ranks
 
@@ -257,6 +258,27 @@ def test_sparse_gradients_are_averaged_and_accumulate() -> None:
         return with_ddp(2, work)
 
     assert passes(sparse=True) == passes(sparse=False)
+
+
+class _Many(OneRank):
+    """So many ranks, which all have the same."""
+
+    world_size = 301
+
+    def start_all_reduce(self, tensor: Tensor, op: Any = None) -> Callable[[], None]:
+        tensor.mul_(self.world_size)
+        return lambda: None
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return torch.stack([tensor] * self.world_size)
+
+
+def test_the_report_of_many_ranks_is_exact() -> None:
+    ddp, some = Ddp(_Many(), stream=lambda: 65535), parameters(3)
+    ddp.adopt(some[0])
+    for _ in range(2):
+        backward(ddp, weighted(some, 2.0))
+    assert grads(some) == [4.0]
 
 
 def test_a_gradient_that_is_sparse_on_some_ranks_alone_is_refused() -> None:

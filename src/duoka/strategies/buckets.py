@@ -33,7 +33,8 @@ from duoka.view.parts import is_sharded
 from duoka.view.shares import Shares
 from duoka.view.site import user_line
 
-_EXACT = ("cpu", torch.float32)  # holds a sum of 16-bit numbers over 256 ranks
+_EXACT = ("cpu", torch.float32)  # holds a sum of 16-bit numbers over so many ranks:
+_EXACT_RANKS = 256
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
 
@@ -317,11 +318,12 @@ class Bucketed(Strategy):
         The report rides on the last bucket, unless reading it would make the script wait for its GPU, or the
         bucket's type has no room for its numbers.
         """
-        rides = not last or self._holds_numbers(last[0])
-        now.flights.append(self._send(last, report if rides else []))
+        rides = self._ranks.world_size <= _EXACT_RANKS and (not last or self._holds_numbers(last[0]))
+        if rides or last:
+            now.flights.append(self._send(last, report if rides else []))
         for flight in now.flights:
             flight.wait()
-        told = now.flights[-1].wait()[-len(report) :] if rides else self._ranks.all_reduce(torch.tensor(report))
+        told = now.flights[-1].wait()[-len(report) :] if rides else self._by_itself(report)
         *reached, surprises, streams = told.tolist()
         if streams != report[-1] * self._ranks.world_size:
             raise RanksApart(
@@ -330,6 +332,9 @@ class Bucketed(Strategy):
             )
         planned = [index for flight in now.flights for index in flight.members]
         return {index for index, flag in zip(planned, reached, strict=True) if flag}, bool(surprises)
+
+    def _by_itself(self, report: list[float]) -> Tensor:
+        return self._ranks.all_reduce(torch.tensor(report, dtype=torch.float64, device="cpu"))
 
     def _send(self, members: list[int], report: list[float] | None = None) -> _Flight:
         """Begin to sum the gradients of one bucket."""
