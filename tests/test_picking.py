@@ -39,7 +39,7 @@ def test_picked_cards_are_kept_until_they_are_released() -> None:
         assert "picked GPU 1" in first.why[0]
         second = duoka.devices("free:3")
         assert [device.index for device in second] == [4, 6, 7]
-        with pytest.raises(DevicesBusy, match="no GPUs are to be had now"):
+        with pytest.raises(DevicesBusy, match="no GPUs are available now"):
             duoka.devices("free:1")
         second.release()
     assert duoka.devices("free:1")[0].index == 1
@@ -73,7 +73,7 @@ def test_a_launch_queues_too(
     play(monkeypatch, "eight")
     monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with duoka.devices("free:2"), pytest.raises(DevicesBusy, match="free:4: 3 GPUs are to be had now"):
+    with duoka.devices("free:2"), pytest.raises(DevicesBusy, match="free:4: 3 GPUs are available now"):
         duoka.launch(print, devices="free:4", wait=0.01)
     assert capsys.readouterr().err.startswith("duoka: waiting for devices: GPU 0: pid 4194301; GPU 1: ")
 

@@ -374,7 +374,7 @@ def test_a_directory_that_may_not_be_written() -> None:
                 os.setuid(65534)
             with pytest.raises(duoka.CheckpointError, match=r"cannot be written: .*Permission denied"):
                 small(Path(folder) / "out", 1).save()
-            with pytest.raises(duoka.WeightsError, match=r"is as it was before: .*Permission denied"):
+            with pytest.raises(duoka.WeightsError, match=r"the old file is unchanged: .*Permission denied"):
                 duoka.save_weights(filled(1), Path(folder) / "net.safetensors")
 
         assert in_child(act) == 0

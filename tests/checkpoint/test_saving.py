@@ -68,7 +68,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(duoka.WeightsError, match=r"is as it was before.*No space left"):
+    with pytest.raises(duoka.WeightsError, match=r"the old file is unchanged.*No space left"):
         duoka.save_weights(Net(), path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["net.safetensors"]
@@ -92,7 +92,7 @@ def test_what_cannot_be_kept(tmp_path: Path) -> None:
     sparse = {"weight": torch.eye(3).to_sparse()}
     with pytest.raises(duoka.WeightsError, match="'weight' is sparse_coo float32"):
         duoka.save_weights(sparse, tmp_path / "sparse.safetensors")
-    with pytest.raises(duoka.WeightsError, match="'note' is no tensor but str"):
+    with pytest.raises(duoka.WeightsError, match="'note' is not a tensor but str"):
         duoka.save_weights({"note": "x"}, tmp_path / "note.safetensors")  # type: ignore[dict-item]
     with pytest.raises(duoka.WeightsError, match="on the meta device"):
         duoka.save_weights(nn.Linear(1, 1, device="meta"), tmp_path / "meta.safetensors")

@@ -140,11 +140,11 @@ def test_other_data_under_the_same_name_is_not_gone_on_with(flow: Flow) -> None:
         ("nets:make --data none.npy --out out.npy", "--data must be a .npy file, or a folder"),
         ("nets:make --data data.npy --out out.txt", "--out must be a name that ends in .jsonl or .npy"),
         ("nets:mak --data data.npy --out out.npy", "MODEL must be the name of something in it; nets has no mak"),
-        ("nets:make --data data.npy --out out.npy --weights x.pt", "--weights must be a file that is there"),
+        ("nets:make --data data.npy --out out.npy --weights x.pt", "--weights must be an existing file"),
         ("nets:make --data data.npy --out out.npy --devices cuda:99", "--devices cuda:99"),
         ("nets:make --data data.npy --out out.npy --wait=soon", "wait must be more than 0 seconds"),
         ("nets:make --data data.npy --out out.npy --precision half", "precision must be one of fp32, bf16, fp16"),
-        ("nets:make --data data.npy --out none/out.npy", "--out must be a file in a folder that is there"),
+        ("nets:make --data data.npy --out none/out.npy", "--out must be a file in an existing folder"),
         ("nets:make --data data.npy --out data.npy", "--out must be a file that is not there yet"),
         ("nets:size --data data.npy --out out.npy", "MODEL must be a torch.nn.Module, or a function without arg"),
         (

@@ -118,7 +118,7 @@ def test_picked_cards_are_held_shown_and_not_picked_again(
     assert main(["run", "--devices", "free:3", "--wait=0.01", "train.py"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("duoka: waiting for devices: GPU 0: pid 4194301; GPU 1: duoka run train.py (pid ")
-    assert "duoka: error: --devices free:3: 2 GPUs are to be had now" in said
+    assert "duoka: error: --devices free:3: 2 GPUs are available now" in said
     shared.locks.release()
     first.locks.release()
     again = run._allocate(Options(Target("train.py"), devices="free:1"), 0)

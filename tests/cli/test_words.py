@@ -125,7 +125,7 @@ def test_behind_two_dashes_a_scripts_words_are_untouched(own: list[str]) -> None
         ("-q --nproc_per_node=4 train.py", "'--nproc_per_node': here it is --devices, as in `duoka run --devices 2"),
         ("-n 4 train.py", "no such option '-n': here it is --devices"),
         ("--gpus all train.py", "no such option '--gpus': here it is --devices"),
-        ("--devices 2 python train.py --epochs 2", "python is not to be written: duoka run train.py"),
+        ("--devices 2 python train.py --epochs 2", "python is not needed: duoka run train.py"),
     ],
 )
 def test_habits(typed: str, said: str) -> None:

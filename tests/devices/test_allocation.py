@@ -130,10 +130,10 @@ def test_first_come_first_served_and_one_that_wants_many_does_not_starve(
     for index in (0, 1, 2):
         holders.let_go(index)
     # three GPUs are free now; neither later processes in the queue nor processes that do not wait take them
-    one.until(lambda: "run 0 (pid " in one.said[0][-1] and "waits for it and came before" in one.said[0][-1])
+    one.until(lambda: "run 0 (pid " in one.said[0][-1] and "is ahead in the queue for it" in one.said[0][-1])
     play(monkeypatch, "eight")
     monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path)
-    with pytest.raises(DevicesBusy, match=rf"run 0 \(pid {many.pids[0]}\) waits for it and came before"):
+    with pytest.raises(DevicesBusy, match=rf"run 0 \(pid {many.pids[0]}\) is ahead in the queue for it"):
         _allocate("free:1")
     holders.let_go(3)
     many.until(lambda: len(many.last("has")) == 1)
@@ -177,7 +177,7 @@ def test_who_wants_several_is_kept_no_part_of_a_card(eight: Path, monkeypatch: p
         places = [here.join(request, None, "other")[1] for request in ("free:2", "best:1,mem>=9G")]
     allocation = _allocate("free:1")
     assert [device.number for device in allocation.decided.devices] == ["0:2"]
-    with pytest.raises(DevicesBusy, match=r"GPU 0:0: other \(pid [0-9]+\) waits for it and came before"):
+    with pytest.raises(DevicesBusy, match=r"GPU 0:0: other \(pid [0-9]+\) is ahead in the queue for it"):
         _allocate("best:1")
     for held in (*places, allocation.locks):
         held.release()
@@ -220,7 +220,7 @@ def test_nothing_is_picked_where_locks_cannot_be_kept(tmp_path: Path, monkeypatc
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path / "file" / "below")
     for text in ("free:1", "best:1"):
-        with pytest.raises(DeviceError, match="Not a directory; name cards by their numbers instead"):
+        with pytest.raises(DeviceError, match="Not a directory; give GPU numbers instead"):
             _allocate(text)
     assert "Not a directory" in _allocate("3,").notes[0]
     assert _allocate("cpu:2").notes == ()

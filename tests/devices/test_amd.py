@@ -64,7 +64,7 @@ def test_a_driver_that_hangs_costs_the_time_limit(monkeypatch: pytest.MonkeyPatc
     smi.amdsmi_init = lambda: over.wait(60)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "amdsmi", smi)
     monkeypatch.setattr(amd, "TIME_LIMIT", 0.05)
-    assert amd.ask() == ((), "the AMD driver has not answered for 0.05 s; dmesg may tell why")
+    assert amd.ask() == ((), "the AMD driver has not responded for 0.05 s; look in dmesg for the cause")
     over.set()
 
 

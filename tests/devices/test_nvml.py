@@ -114,7 +114,7 @@ def test_a_driver_that_hangs_costs_the_time_limit(function: str, monkeypatch: py
     monkeypatch.setattr(nvml, "TIME_LIMIT", 0.05)
     answer = nvml.ask()
     assert answer.gpus == ()
-    assert "has not answered for 0.05 s" in answer.why_none
+    assert "has not responded for 0.05 s" in answer.why_none
     if function == "nvmlInitWithFlags":
         assert nvml.links() == []
     driver.over.set()

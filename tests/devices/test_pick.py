@@ -38,7 +38,7 @@ def test_free_is_where_nobody_computes() -> None:
     with pytest.raises(DevicesBusy) as error:
         picked("free:3", *cards)
     assert str(error.value) == (
-        "--devices free:3: 2 GPUs are to be had now; GPU 0: bob pid 7 python x.py; "
+        "--devices free:3: 2 GPUs are available now; GPU 0: bob pid 7 python x.py; "
         "GPU 2: duoka run a.py (pid 9) has it; --wait, or wait= in Python, queues until they are free"
     )
 
@@ -104,7 +104,7 @@ def test_parts_are_picked_and_named_one_at_a_time(monkeypatch: pytest.MonkeyPatc
         (device,) = choose(parse(text), split, None).devices
         assert device.uuid == uuid
     assert (str(device), device.index, device.part, device.number) == ("GPU 0:0", 0, 0, "0:0")
-    with pytest.raises(DevicesBusy, match=r"0 GPUs are to be had now; GPU 0:0: pid 4194305|no GPUs are to be had"):
+    with pytest.raises(DevicesBusy, match=r"0 GPUs are available now; GPU 0:0: pid 4194305|no GPUs are available"):
         choose(parse("free:1,mem>=9G"), split, None)
     with pytest.raises(DeviceError, match=r"no GPUs can be used here; a part of a GPU \(MIG\) works alone"):
         choose(parse("free:2"), split, None)
@@ -138,7 +138,7 @@ def test_whole_cards_are_taken_before_parts(monkeypatch: pytest.MonkeyPatch) -> 
     both = read_inventory()
     choice = choose(parse("auto"), both, None)
     assert [device.number for device in choice.devices] == ["1"]
-    assert choice.notes == ("GPU 0 is left out: it is split into parts (MIG), which work one at a time",)
+    assert choice.notes == ("GPU 0 is left out: it is split into parts (MIG), of which a run can use one",)
     assert [device.number for device in choose(parse("free:1"), both, None).devices] == ["1"]
     with pytest.raises(DeviceError, match="1 GPU can be used here; a part of a GPU"):
         choose(parse("free:2"), both, None)

@@ -37,7 +37,7 @@ def test_one_card(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_uses_eight_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = shown(monkeypatch, "eight")
     assert len(lines) == 10
-    assert lines[2].endswith("?: (not to be seen from here) (pid 4194301, 70.0 GiB)")
+    assert lines[2].endswith("?: (not visible from here) (pid 4194301, 70.0 GiB)")
     assert lines[7].endswith("40.0 GiB are in use by processes that cannot be seen from here")
     assert len(shown(monkeypatch, "eight", processes=True)) == 14
 
@@ -49,7 +49,7 @@ def test_parts_trouble_and_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = shown(monkeypatch, "lost")
     assert lost[3].endswith("not usable: GPU is lost")
     assert lost[4].split()[:2] == ["2", "GPU"]
-    assert shown(monkeypatch, "no-permission")[2].endswith("the driver does not tell who uses it")
+    assert shown(monkeypatch, "no-permission")[2].endswith("the driver does not report who uses it")
 
 
 def test_a_run_and_long_commands(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -327,7 +327,7 @@ class Checkpoint:
                 damaged[directory] = str(error)
                 continue
             for other, why in damaged.items():
-                warnings.warn(f"passed over a damaged checkpoint: {why}; using {directory.name}", stacklevel=5)
+                warnings.warn(f"skipped a damaged checkpoint: {why}; using {directory.name}", stacklevel=5)
                 with suppress(OSError):
                     os.rename(other, other.with_name(other.name + ".damaged"))
             readers.append(reader)

@@ -65,7 +65,7 @@ def _code(name: str, tensor: Tensor) -> tuple[str, int]:
     known = DTYPES.get(str(tensor.dtype)[6:])
     if known is None or tensor.layout != torch.strided or tensor.is_meta:
         kind = "on the meta device" if tensor.is_meta else f"{tensor.layout} {tensor.dtype}".replace("torch.", "")
-        raise WeightsError(f"{name!r} is {kind}, which safetensors cannot hold; .pth may")
+        raise WeightsError(f"{name!r} is {kind}, which safetensors cannot store; a .pth file can")
     return known
 
 

@@ -43,9 +43,9 @@ class CheckpointReader:
         try:
             trees = json.loads(path.read_bytes())
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} is no JSON: {error}") from error
+            raise CheckpointError(f"{path} is not JSON: {error}") from error
         if not isinstance(trees, dict):
-            raise CheckpointError(f"{path} is no JSON object")
+            raise CheckpointError(f"{path} is not a JSON object")
         return trees
 
     def tensors(self, file: str) -> dict[str, Tensor]:

@@ -71,7 +71,7 @@ def write_weights(
             write(parts[0], path)
             remove_shards(path)
     except OSError as error:
-        raise WeightsError(f"{path} cannot be written, and is as it was before: {error}") from error
+        raise WeightsError(f"{path} cannot be written; the old file is unchanged: {error}") from error
 
 
 def _write_one(tensors: dict[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
@@ -96,14 +96,14 @@ def plain_state(model: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
     others = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if others:
         raise WeightsError(
-            f"{others[0]!r} is no tensor but {type(state[others[0]]).__name__}; a checkpoint can keep it"
+            f"{others[0]!r} is not a tensor but {type(state[others[0]]).__name__}; a duoka.Checkpoint can save it"
         )
     wrapped = _wrapped(model)
     plain: dict[str, Tensor] = {}
     for name, tensor in state.items():
         own = _without(name, wrapped)
         if own in plain:
-            raise WeightsError(f"two tensors would be called {own!r}, one of them is {name!r}")
+            raise WeightsError(f"two tensors would have the name {own!r}, one of them is {name!r}")
         plain[own] = whole(tensor)
     return plain
 

@@ -56,7 +56,7 @@ class RandomGenerators:
             if "cuda" in state and torch.cuda.is_available():
                 torch.cuda.set_rng_state(state["cuda"])
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointError(f"what was saved of the random streams makes no sense: {error!r}") from error
+            raise CheckpointError(f"the saved random state is invalid: {error!r}") from error
 
 
 def kind_of(thing: Any) -> str:
@@ -101,7 +101,7 @@ class States:
         try:
             thing, state = self.objects[name], join(tree, tensors)
         except Exception as error:  # data of another program may be of any form
-            raise CheckpointError(f"what was saved of {name!r} makes no sense: {error!r}") from error
+            raise CheckpointError(f"the saved state of {name!r} is invalid: {error!r}") from error
         kind = self.kinds[name]
         if kind == "optimizer":
             thing.load_state_dict(sharded(by_index(state, self._names(thing), name), thing))

@@ -60,7 +60,7 @@ def _predict(
     if batch_size < 1:
         raise OptionError("--batch-size", batch_size, "a whole number from 1")
     if weights is not None and not weights.exists():
-        raise OptionError("--weights", str(weights), "a file that is there")
+        raise OptionError("--weights", str(weights), "an existing file")
     items = open_data(data, None if read is None else import_name("--read", read))
     made_of = {"weights": _stamp(weights), "data": _stamp(data)}
     output = writer(out, len(items), {"model": model, "read": read, "precision": precision, **made_of}, resume)

@@ -77,7 +77,7 @@ def check_habits(words: Sequence[str], options: Mapping[str, bool]) -> None:
         if name in options and asked in names.split():
             raise UsageError(f"no such option {theirs!r}: here it is {name}, as in `duoka run {example} train.py`")
     if re.fullmatch(r"python[0-9.]*", first) and second.endswith(".py"):
-        raise UsageError(f"{first} is not to be written: duoka run {second}")
+        raise UsageError(f"{first} is not needed: duoka run {second}")
 
 
 def check_times(words: list[str], options: Mapping[str, bool], defaults: Mapping[str, str]) -> None:

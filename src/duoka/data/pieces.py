@@ -32,7 +32,7 @@ class Pieces:
     def __iter__(self) -> Iterator[Any]:
         for number, size in enumerate(self._sizes):
             if number < self._given:
-                raise RuntimeError("the pieces of a batch can be gone through once")
+                raise RuntimeError("the pieces of a batch can be iterated over only once")
             piece = self._first if number == 0 else next(self._others)
             self._given += 1
             self.weight = size / self.n

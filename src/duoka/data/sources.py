@@ -250,7 +250,7 @@ class LabelledBatch:
 
 
 class CountingCollate:
-    """A `collate_fn` that returns a `LabelledBatch` batch.
+    """A `collate_fn` that returns a `LabelledBatch`.
 
     own: stack only this rank's rows, of batches with at least `shares` samples.
     """

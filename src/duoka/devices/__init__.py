@@ -139,7 +139,7 @@ def _gpus_for(
 
 def _why_unusable(gpu: Gpu) -> str:
     """Return why a GPU is not taken unless named; empty if it is usable."""
-    return gpu.problem or ("it is split into parts (MIG), which work one at a time" if gpu.is_split else "")
+    return gpu.problem or ("it is split into parts (MIG), of which a run can use one" if gpu.is_split else "")
 
 
 def _gpus_named(request: Request, allowed: tuple[Gpu, ...], visible: str | None) -> list[Gpu]:

@@ -75,7 +75,7 @@ def allocate(
                     waiting.enter_context(ticket)
                 raise
             if names and asked.request.pick and locks.problem:
-                raise DeviceError(f"--devices {asked.request}: {locks.problem}; name cards by their numbers instead")
+                raise DeviceError(f"--devices {asked.request}: {locks.problem}; give GPU numbers instead")
             held, others = locks.hold(names, asked.command)
         also = [
             f"{device} is also used by {others[device.uuid].command} (pid {others[device.uuid].pid})"

@@ -25,7 +25,7 @@ def ask() -> tuple[tuple[Gpu, ...], str]:
     try:
         return within(TIME_LIMIT, _answer)
     except TimeoutError:
-        return (), f"the AMD driver has not answered for {TIME_LIMIT:g} s; dmesg may tell why"
+        return (), f"the AMD driver has not responded for {TIME_LIMIT:g} s; look in dmesg for the cause"
 
 
 def _answer() -> tuple[tuple[Gpu, ...], str]:

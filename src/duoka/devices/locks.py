@@ -76,13 +76,11 @@ class Locks:
             if os.fstat(self._mutex).st_uid != os.getuid():
                 self.problem = "it belongs to another user"
             elif not _wait_for(self._mutex):
-                self.problem = (
-                    f"another process of duoka has been looking at the cards for {MUTEX_LIMIT:g} s; is it stopped?"
-                )
+                self.problem = f"another duoka process has held the mutex for {MUTEX_LIMIT:g} s; is it stopped?"
         except OSError as error:
             self.problem = error.strerror or str(error)
         if self.problem:
-            self.problem = f"cards cannot be kept from other runs of duoka, for want of {self.folder}: {self.problem}"
+            self.problem = f"GPUs cannot be locked in {self.folder}: {self.problem}"
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -80,7 +80,9 @@ def ask() -> DriverReport:
     try:
         return within(TIME_LIMIT, lambda: _answer(pynvml))
     except TimeoutError:
-        return DriverReport(why_none=f"the NVIDIA driver has not answered for {TIME_LIMIT:g} s; dmesg may tell why")
+        return DriverReport(
+            why_none=f"the NVIDIA driver has not responded for {TIME_LIMIT:g} s; look in dmesg for the cause"
+        )
 
 
 def _answer(pynvml: Any) -> DriverReport:

@@ -31,7 +31,7 @@ def pick(request: Request, gpus: Sequence[Gpu]) -> tuple[list[Gpu], str]:
     found = by_preference([gpu for gpu in able if not reasons[gpu]])[: request.count]
     others = "; ".join(f"GPU {gpu.number}: {reason}" for gpu, reason in reasons.items() if reason)
     if len(found) < request.count:
-        raise DevicesBusy(f"--devices {request}: {_count(len(found), 'is', 'are')} to be had now; {others}", others)
+        raise DevicesBusy(f"--devices {request}: {_count(len(found), 'is', 'are')} available now; {others}", others)
     found.sort(key=lambda gpu: gpu.place)
     chosen = ", ".join(f"GPU {gpu.number} ({_state(gpu)})" for gpu in found)
     return found, f"--devices {request} picked {chosen}{f'; not {others}' if others else ''}"
@@ -52,7 +52,7 @@ def why_unavailable(gpu: Gpu, request: Request) -> str:
     if gpu.holder is not None:
         return f"{gpu.holder.command} (pid {gpu.holder.pid}) has it"
     if gpu.awaited is not None:
-        return f"{gpu.awaited.command} (pid {gpu.awaited.pid}) waits for it and came before"
+        return f"{gpu.awaited.command} (pid {gpu.awaited.pid}) is ahead in the queue for it"
     if request.pick != "best" and (user := user_of(gpu)):
         return user
     if gpu.free_memory < request.memory:

@@ -117,7 +117,7 @@ def _uuids(text: str, word: str) -> tuple[str, ...]:
         raise _wrong(text, ONE_PART)
     uuids = tuple(re.sub("gpu-|mig-", lambda kind: kind[0].upper(), item) for item in items)
     if len(set(uuids)) < len(uuids):
-        raise _wrong(text, "a UUID is there twice, and a device has one worker")
+        raise _wrong(text, "a UUID is given twice, and a device has one worker")
     return uuids
 
 
@@ -133,7 +133,7 @@ def _count(text: str, digits: str) -> int:
         raise _wrong(text, "a number of workers is expected after `cpu:`")
     if not digits.strip("0"):
         gpu = "" if ":" in text else "; for GPU 0 alone write `0,` or `cuda:0`"
-        raise _wrong(text, f"that would be no worker at all{gpu}")
+        raise _wrong(text, f"that is no worker{gpu}")
     if len(digits) > 9 or int(digits) > MOST_WORKERS:
         raise _wrong(text, f"that is more than {MOST_WORKERS} workers")
     return int(digits)
@@ -145,7 +145,7 @@ def _numbers(text: str, listed: str) -> tuple[int, ...]:
     numbers = [number for item in items for number in _item(text, item)]
     twice = sorted({number for number in numbers if numbers.count(number) > 1})
     if twice:
-        raise _wrong(text, f"{twice[0]} is there twice, and a device has one worker")
+        raise _wrong(text, f"{twice[0]} is given twice, and a device has one worker")
     return tuple(numbers)
 
 
@@ -165,7 +165,7 @@ def _item(text: str, item: str) -> range:
 
 def _only(text: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
     if len(numbers) > 1:
-        raise _wrong(text, "devices of this type work one at a time")
+        raise _wrong(text, "only one device of this type can be used")
     return numbers
 
 

@@ -68,14 +68,14 @@ def _who(card: Gpu, processes: bool) -> str:
     if card.holder is not None:
         words.append(f"{card.holder.command} (pid {card.holder.pid})")
     if card.processes is None:
-        words.append("the driver does not tell who uses it")
+        words.append("the driver does not report who uses it")
     elif not processes:
         words += [_process(process) for process in _ordered(card.processes)]
     return "; ".join(words) or ("" if card.processes else user_of(card) or "free")
 
 
 def _process(process: GpuProcess, whole: bool = False) -> str:
-    command = process.command or "(not to be seen from here)"
+    command = process.command or "(not visible from here)"
     if not whole and len(command) > LONGEST_COMMAND:
         command = command[: LONGEST_COMMAND - 1] + "…"
     memory = "" if process.memory is None else f", {process.memory / GIB:.1f} GiB"

@@ -1,6 +1,6 @@
 """The time of an all-reduce between the devices, compared with what their link should give.
 
-AllReduceTimes in separate processes (`python -m duoka.doctor.exchange`), which may hang or die without harm.
+Separate processes measure it (`python -m duoka.doctor.exchange`), which may hang or die without harm.
 """
 
 from __future__ import annotations

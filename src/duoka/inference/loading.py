@@ -55,10 +55,12 @@ def model_named(name: str) -> nn.Module:
     """
     found = import_name("MODEL", name)
     if not isinstance(found, nn.Module) and callable(found) and _needs_arguments(found):
-        raise OptionError("MODEL", name, MODEL, "this one needs arguments: write one around it that gives them")
+        raise OptionError(
+            "MODEL", name, MODEL, "it needs arguments: write a function without arguments that calls it"
+        )
     model = found if isinstance(found, nn.Module) else found() if callable(found) else None
     if not isinstance(model, nn.Module):
-        raise OptionError("MODEL", name, MODEL, f"this one gives {type(model).__name__}" if callable(found) else "")
+        raise OptionError("MODEL", name, MODEL, f"it returns {type(model).__name__}" if callable(found) else "")
     return model
 
 
@@ -108,7 +110,7 @@ def open_data(path: Path, read: Callable[[Path], Any] | None = None) -> Any:
     if rows.ndim == 0 or len(rows) == 0:
         raise OptionError("--data", str(path), FILES, "this array has no rows")
     if rows.dtype.kind not in "biufc":
-        raise OptionError("--data", str(path), FILES, f"this array is of {rows.dtype}, which are no numbers")
+        raise OptionError("--data", str(path), FILES, f"this array is of {rows.dtype}, which are not numbers")
     return rows
 
 

@@ -49,7 +49,7 @@ def batches(data: Any, size: Any, share: Share = (0, 1)) -> Iterator[Batch]:
         OptionError: `data` or `size` is of another type.
     """
     if size is not None and (not isinstance(size, int) or size < 1):
-        raise OptionError("batch_size", size, "a whole number from 1, or None where items are batches already")
+        raise OptionError("batch_size", size, "a whole number from 1, or None if items are batches already")
     if isinstance(data, Loader):  # of a run: its batches are whole here
         data = data.data_loader
     if isinstance(data, DataLoader):

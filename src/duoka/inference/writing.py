@@ -37,13 +37,13 @@ class Writer(ABC):
         self.done = 0
         self._noted = time.monotonic()
         if path.exists():
-            raise OptionError("--out", str(path), "a file that is not there yet; remove it, or choose another name")
+            raise OptionError("--out", str(path), "a new file; remove it, or choose another name")
         if self.note.exists() and self.part.exists():
             self._resume(json.loads(self.note.read_text()), resume)
         elif not path.absolute().parent.is_dir():
-            raise OptionError("--out", str(path), "a file in a folder that is there")
+            raise OptionError("--out", str(path), "a file in an existing folder")
         elif not os.access(path.absolute().parent, os.W_OK):
-            raise OptionError("--out", str(path), "a file in a folder that can be written to")
+            raise OptionError("--out", str(path), "a file in a writable folder")
 
     def _resume(self, noted: Mapping[str, Any], resume: bool) -> None:
         done = noted.get("done", 0)

@@ -1,4 +1,4 @@
-"""TensorNames of the trained tensors, as in the script: `model.fc1.weight`.
+"""Names of the trained tensors, as in the script: `model.fc1.weight`.
 
 Models are found on Python's heap, so that it does not matter how they were made (copied, loaded, taken from a
 library). A parameter of no model is named by its position in its optimizer.

@@ -38,7 +38,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_directory_without_weights(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(WeightsError, match=r"holds no weights that duoka knows \(notes\.txt\)"):
+    with pytest.raises(WeightsError, match=r"holds no weights in a format that duoka knows \(notes\.txt\)"):
         formats.read(tmp_path)
 
 

@@ -75,7 +75,7 @@ def _unknown(path: Path) -> str:
     if path.is_dir():
         names = sorted(entry.name for entry in path.iterdir())
         listed = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-        return f"{path} holds no weights that duoka knows ({listed or 'it is empty'}); it reads {known}"
+        return f"{path} holds no weights in a format that duoka knows ({listed or 'it is empty'}); it reads {known}"
     if path.stat().st_size == 0:
         return f"{path} is empty (0 bytes): its writing was cut short, or the disk was full"
     with open(path, "rb") as file:
@@ -86,4 +86,4 @@ def _unknown(path: Path) -> str:
         return f"{path} is a web page, not weights: the download went wrong"
     if head.startswith(b"\x89HDF"):
         return f"{path} is an HDF5 file (Keras), which duoka does not read; it reads {known}"
-    return f"{path} is of no format that duoka knows (it begins with {head[:8]!r}); it reads {known}"
+    return f"{path} has no format that duoka knows (it begins with {head[:8]!r}); it reads {known}"

@@ -103,7 +103,7 @@ class Chunked(Stored):
 
         there = sum(length for _, _, _, length in self.chunks)
         if math.prod(self.shape) * DTYPES.get(self.dtype, ("", 1))[1] > there:
-            raise ValueError(f"{there} bytes are there for {self.shape}")
+            raise ValueError(f"{there} bytes were found for {self.shape}")
         whole = torch.empty(self.shape, dtype=getattr(torch, self.dtype))
         filled, corners = 0, list[list[int]]()
         for offsets, file, start, length in self.chunks:
@@ -115,7 +115,7 @@ class Chunked(Stored):
             filled += piece.numel()
             corners.append([*offsets, *map(sum, zip(offsets, piece.shape, strict=True))])
         if filled != whole.numel():
-            raise ValueError(f"{filled} of {whole.numel()} numbers are there")
+            raise ValueError(f"{filled} of {whole.numel()} numbers were found")
         _check_apart(corners, len(self.shape))
         return whole
 
@@ -126,7 +126,7 @@ def _check_apart(corners: list[list[int]], dims: int) -> None:
     for number, (begin, end) in enumerate(boxes[:-1]):
         begins, ends = boxes[number + 1 :, 0], boxes[number + 1 :, 1]
         if bool(((begin < ends) & (begins < end)).all(axis=1).any()):
-            raise ValueError("two of its parts lie on each other")
+            raise ValueError("two of its parts overlap")
 
 
 def _load(file: TensorFile, start: int, length: int) -> Any:
@@ -160,7 +160,7 @@ def read(path: Path, objects: str = "refuse") -> Contents:
     except WeightsError:
         raise
     except Exception as error:  # pickle raises errors of any type on damaged files
-        raise WeightsError(f"{directory / '.metadata'} is damaged, or no metadata of DCP: {error!r}") from error
+        raise WeightsError(f"{directory / '.metadata'} is damaged, or not DCP metadata: {error!r}") from error
     notes = (f"{left} values that are not tensors were not read",) if left else ()
     return Contents(path, "DCP directory", tree, {}, notes)
 

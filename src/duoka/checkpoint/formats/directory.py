@@ -30,7 +30,7 @@ def read(path: Path, objects: str = "refuse") -> Contents:
                 f"duoka checkpoint of step {found.step}",
                 _tree(directory, found),
                 {key: str(value) for key, value in found.made.items()},
-                tuple(f"passed over: {fault}" for fault in faults),
+                tuple(f"skipped: {fault}" for fault in faults),
                 lambda directory=directory, found=found: _check(directory, found),  # type: ignore[misc]
             )
         except CheckpointDamaged as error:

@@ -69,7 +69,7 @@ def read(path: Path, objects: str = "refuse") -> Contents:
     except WeightsError:
         raise
     except Exception as error:  # zipfile and pickletools raise errors of any type on damaged files
-        raise WeightsError(f"{path} is damaged, or no file of torch.save: {error}") from error
+        raise WeightsError(f"{path} is damaged, or not a file of torch.save: {error}") from error
     import torch  # imported late: the code above does not need it
 
     unknown = sorted(named - set(_allowed()))

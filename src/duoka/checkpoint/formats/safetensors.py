@@ -112,9 +112,9 @@ def _header(file: TensorFile) -> dict[str, Any]:
     try:
         header = json.loads(file.read(8, length), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise _damaged(file.path, f"its header is no JSON: {error}") from error
+        raise _damaged(file.path, f"its header is not JSON: {error}") from error
     if not isinstance(header, dict):
-        raise _damaged(file.path, "its header is no JSON object")
+        raise _damaged(file.path, "its header is not a JSON object")
     return header
 
 
@@ -122,7 +122,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Convert pairs to a dict, refusing duplicate names."""
     items = dict(pairs)
     if len(items) < len(pairs):
-        raise ValueError("a name stands twice")
+        raise ValueError("a name occurs twice")
     return items
 
 
@@ -164,4 +164,4 @@ def _widened(metadata: dict[str, str]) -> list[str]:
 
 
 def _damaged(path: Path, why: str) -> WeightsError:
-    return WeightsError(f"{path} is damaged, or no safetensors file: {why}")
+    return WeightsError(f"{path} is damaged, or not a safetensors file: {why}")

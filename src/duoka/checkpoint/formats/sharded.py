@@ -68,7 +68,7 @@ def _index(path: Path) -> tuple[dict[str, str], dict[str, str]]:
         metadata = {str(key): str(value) for key, value in index.get("metadata", {}).items()}
         wrong = [name for name in places.values() if Path(name).name != name or name in ("", ".", "..")]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise WeightsError(f"{path} is damaged, or no index of weights: {error}") from error
+        raise WeightsError(f"{path} is damaged, or not an index of weights: {error}") from error
     if not places or wrong:
         raise WeightsError(f"{path} may only name files beside it, but names {wrong[0] if wrong else 'none'!r}")
     return places, metadata
