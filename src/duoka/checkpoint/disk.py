@@ -51,7 +51,7 @@ def replace(path: Path, write_to: Callable[[Path], None]) -> None:
         with suppress(OSError):
             os.unlink(beside)
         raise
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
 def partial(path: Path) -> Path:
@@ -60,17 +60,12 @@ def partial(path: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """fsync a file."""
+    """fsync a file; or a directory, so that renames in it are durable."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def sync_directory(path: Path) -> None:
-    """fsync a directory, so that renames in it are durable."""
-    sync(path)
 
 
 def remove(directory: Path) -> None:

@@ -78,12 +78,12 @@ def write(root: Path, snapshot: Snapshot, about: Manifest) -> Path:
             entries = _write_files(beside, snapshot.files)
             text = replace(about, states=snapshot.states, files=entries).text()
             disk.write(beside / manifest.NAME, (text,))
-            disk.sync_directory(beside)
+            disk.sync(beside)
             os.rename(beside, final)
         except BaseException:
             shutil.rmtree(beside, ignore_errors=True)
             raise
-        disk.sync_directory(root)
+        disk.sync(root)
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint of step {about.step} could not be written into {root}: {error}; those written before "

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from duoka.devices import Device, allowed_gpus, choose, inventory
 from duoka.devices.gpu import Gpu
-from duoka.devices.inventory import Inventory
+from duoka.devices.inventory import Inventory, units
 from duoka.devices.locks import HeldLocks, Locks, QueueEntry
 from duoka.devices.pick import by_preference, large_enough, why_unavailable
 from duoka.devices.spec import Request, parse
@@ -68,7 +68,7 @@ def allocate(
                 decided = decide(known)
                 names = [device.uuid for device in devices(decided) if device.uuid]
                 if wait > 0:
-                    _check_free([gpu for gpu in known.units() if gpu.uuid in names], asked.request)
+                    _check_free([gpu for gpu in units(known.gpus) if gpu.uuid in names], asked.request)
             except DevicesBusy:
                 if wait > 0 and place is None and not locks.problem:
                     place, ticket = locks.join(str(asked.request), asked.visible, asked.command)
@@ -117,12 +117,12 @@ def _would_get(waiting: QueueEntry, known: Inventory) -> list[Gpu]:
         request = parse(waiting.request)
         if not request.pick:
             named = {device.uuid for device in choose(request, known, waiting.visible).devices}
-            return [gpu for gpu in known.units() if gpu.uuid in named and not why_unavailable(gpu, request)]
+            return [gpu for gpu in units(known.gpus) if gpu.uuid in named and not why_unavailable(gpu, request)]
         allowed, _ = allowed_gpus(known.gpus, waiting.visible)
         may = {gpu.uuid for card in allowed for gpu in (card, *card.parts)}
     except AskedError:  # of another version of duoka, or its GPUs are gone: it will fail by itself
         return []
-    able = large_enough(request, [gpu for gpu in known.units() if gpu.uuid in may and not gpu.problem])
+    able = large_enough(request, [gpu for gpu in units(known.gpus) if gpu.uuid in may and not gpu.problem])
     if request.count is None or len(able) < request.count:  # it cannot succeed
         return []
     return by_preference(gpu for gpu in able if not why_unavailable(gpu, request))[: request.count]

@@ -32,13 +32,9 @@ class Inventory:
     cuda: str = ""
     amd: tuple[Gpu, ...] = ()
 
-    def units(self) -> list[Gpu]:
-        """The devices that a worker can use: whole GPUs, and the parts of split ones."""
-        return units(self.gpus)
-
 
 def units(gpus: Iterable[Gpu]) -> list[Gpu]:
-    """Return whole GPUs, and the parts of split ones."""
+    """Return the devices that a worker can use: whole GPUs, and the parts of split ones."""
     return [unit for gpu in gpus for unit in (gpu.parts if gpu.is_split else (gpu,))]
 
 

@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from duoka.private.torch import keystr, tree_flatten_with_path
-from duoka.proving.recording import batches_file
+from duoka.proving.recording import ROW_DIGEST, batches_file
 from duoka.trials.loaders import watch_loaders
 from duoka.trials.observer import opened, replace_function
 from duoka.view.batch import BatchTensor
 from duoka.view.site import user_line
 
-WIDTH = 16  # characters of a row's digest
 _VALUES = (str, bytes, int, float, complex, bool, type(None))
 
 
@@ -89,5 +88,5 @@ def _rows(tensor: Tensor, own: bool) -> dict[str, Any]:
     flat = local.cpu().resolve_conj().resolve_neg().contiguous()
     flat = flat.reshape(flat.shape[0] if flat.dim() else 1, -1)
     data = flat.view(torch.uint8).numpy() if flat.numel() else np.zeros((flat.shape[0], 0), np.uint8)
-    digests = "".join(hashlib.blake2b(row.data, digest_size=WIDTH // 2).hexdigest() for row in data)
+    digests = "".join(hashlib.blake2b(row.data, digest_size=ROW_DIGEST // 2).hexdigest() for row in data)
     return {"dtype": str(local.dtype), "shape": list(local.shape[1:]), "kind": kind, "rows": digests}

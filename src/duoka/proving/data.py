@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from duoka.proving.recording import Recording
-
-WIDTH = 16  # characters of a row's digest (`batches.WIDTH`, which needs torch)
+from duoka.proving.recording import ROW_DIGEST, Recording
 
 Kind = Literal["batches", "rows", "order", "samples", "values", "ranks"]
 
@@ -84,7 +82,7 @@ def _leaf(ranks: Sequence[dict[str, Any]]) -> _Leaf:
         text, apart = rows[0], any(it != rows[0] for it in rows)
     else:
         text, apart = "".join(rows), False
-    digests = tuple(text[at : at + WIDTH] for at in range(0, len(text), WIDTH))
+    digests = tuple(text[at : at + ROW_DIGEST] for at in range(0, len(text), ROW_DIGEST))
     return _Leaf(first["at"], first["dtype"], tuple(first["shape"]), digests, first["kind"] != "own", apart)
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STEPS, TENSORS = "steps.jsonl", "tensors.bin"
+ROW_DIGEST = 16  # characters of the digest of a batch's row
 _AS_NUMPY = {"bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64", "complex64", "complex128"}
 
 
@@ -79,7 +80,7 @@ class RecordingWriter:
         entries = {name: self._entry(name, tensor, is_buffer) for name, tensor, is_buffer in tensors}
         self._data.flush()
         self._last.update(entries)
-        line = {"step": step, "by": by, "losses": list(losses), "tensors": [_as_list(it) for it in entries.values()]}
+        line = {"step": step, "by": by, "losses": list(losses), "tensors": [astuple(it) for it in entries.values()]}
         self._index.write(json.dumps(line) + "\n")
         self._index.flush()
         if step == 0:
@@ -122,10 +123,6 @@ def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
     if str(tensor.dtype).removeprefix("torch.") not in _AS_NUMPY:
         tensor = tensor.to(torch.float32)
     return np.ascontiguousarray(tensor.cpu().resolve_conj().resolve_neg().numpy()).reshape(tuple(tensor.shape))
-
-
-def _as_list(entry: TensorEntry) -> list[Any]:
-    return list(astuple(entry))
 
 
 @dataclass(frozen=True)
