@@ -17,13 +17,13 @@ from duoka.printable import printable
 
 # name -> (the module with its `command`, its line in `duoka --help`)
 COMMANDS = {
-    "doctor": ("duoka.cli.doctor", "Say whether this machine will train well, and what to do where not."),
-    "forecast": ("duoka.cli.forecast", "Tell whether more devices make a script faster, before it is run."),
-    "gpus": ("duoka.cli.gpus", "Show the GPUs of this machine, and who uses them."),
-    "predict": ("duoka.cli.predict", "Compute a model's outputs for all of some data, on all devices."),
-    "prove": ("duoka.cli.prove", "Show that a script computes the same on other devices, step by step."),
+    "doctor": ("duoka.cli.doctor", "Check whether this machine will train well."),
+    "forecast": ("duoka.cli.forecast", "Measure whether more devices make a script faster."),
+    "gpus": ("duoka.cli.gpus", "Show the GPUs of this machine and who uses them."),
+    "predict": ("duoka.cli.predict", "Compute a model's outputs for a data set, on all devices."),
+    "prove": ("duoka.cli.prove", "Prove that a script computes the same on other devices."),
     "run": ("duoka.cli.run", "Run a training script on the devices you have."),
-    "weights": ("duoka.cli.weights", "Look into files of weights, convert them, compare them."),
+    "weights": ("duoka.cli.weights", "Show, convert and compare files of weights."),
 }
 
 

@@ -13,9 +13,8 @@ from duoka.doctor import examine
 from duoka.doctor.finding import Finding
 
 HELP = """\
-Look at everything that training depends on: versions, cards and their links, the speed between devices, limits,
-names and clocks, free disk. Say what is not well, why it matters and what to do. Exit code 1 if something will
-not work.
+Check versions, GPUs and their links, the speed between devices, limits, host names and clocks, free disk. For each
+problem print why it matters and what to do. Exit code 1 if something will not work.
 """
 
 

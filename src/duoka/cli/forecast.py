@@ -16,11 +16,11 @@ from duoka.options import Options, Target
 from duoka.plan import Kind, Plan
 
 INTRODUCTION = """\
-Tell whether more devices make a script faster, before hours are spent.
+Measure whether more devices make a script faster.
 
-Runs the script for its first steps on 1, 2, 4, ... up to the devices asked for, one after the other, and says how
-long a step takes on each, which number is the fastest, and why more are not faster. What the script writes
-meanwhile goes to a scratch folder and is removed.
+Runs the first steps of the script on 1, 2, 4, ... up to the given devices, one after the other. Prints the time of a
+step on each, the fastest number, and why more are not faster. Files that the script writes go to a scratch folder,
+which is removed.
 """
 
 EXAMPLES = """\
@@ -29,10 +29,8 @@ duoka forecast --devices cpu:2 train.py              on one CPU worker and on tw
 duoka forecast --devices 0,3 train.py --epochs 5     on GPU 0, and on GPUs 0 and 3; --epochs 5 is for train.py
 """
 
-DEVICES = "As for `duoka run`: the most that are measured. [default: auto]"
-STEPS = (
-    "How many steps are made on each; of these the first 10, or a third of fewer than 30, do not count. [default: 30]"
-)
+DEVICES = "As for `duoka run`: the largest set to measure. [default: auto]"
+STEPS = "Steps on each; the first 10, or a third of fewer than 30, do not count. [default: 30]"
 FEWEST, MOST = 7, 100_000  # fewer would leave too few to count
 
 FORECAST_GROUPS: Groups = (
@@ -48,7 +46,7 @@ FORECAST_GROUPS: Groups = (
         ),
     ),
     GROUPS[1],
-    *shown_options("For every number of devices, what keeps it from the ideal.", "The verdict alone."),
+    *shown_options("For every number of devices, why it is below the ideal.", "Only the verdict."),
 )
 
 

@@ -20,8 +20,8 @@ from duoka.errors import DeviceError
 STEP = 1.0  # seconds between two updates
 
 HELP = """\
-Show each GPU: its number, name, UUID, memory, utilisation, temperature and power; who computes on it, and which
-run of duoka it belongs to. Numbers are those of nvidia-smi. On a machine without a GPU, show its processor.
+Show each GPU: number, name, UUID, memory, utilisation, temperature and power; its processes, and the duoka run that
+has locked it. Numbers are those of nvidia-smi. On a machine without a GPU, show the CPU.
 """
 
 
@@ -112,9 +112,9 @@ command = click.Command(
     callback=gpus,
     help=HELP,
     params=[
-        click.Option(["-w", "--watch"], is_flag=True, help="Look every second and draw in place; q quits."),
+        click.Option(["-w", "--watch"], is_flag=True, help="Update every second; q quits."),
         click.Option(["--json", "as_json"], is_flag=True, help="As data: bytes, percent, °C and watts."),
-        click.Option(["-p", "--processes"], is_flag=True, help="A line for each process, with its whole command."),
+        click.Option(["-p", "--processes"], is_flag=True, help="A line for each process, with its full command."),
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from duoka.inference.writing import Writer
 
 HELP = """\
-Compute the outputs of MODEL for every row of a .npy file, or every file of a folder in the order of their names,
-on all devices at a time; write them in that order.
+Compute the outputs of MODEL on all devices, for every row of a .npy file, or every file of a folder in the order of
+their names, and write them in that order.
 
-MODEL is module:name, a function that returns a torch.nn.Module, or one itself.
+MODEL is module:name: a torch.nn.Module, or a function that returns one.
 
-The file is there only when it is whole. What is interrupted is gone on with by --resume.
+The output gets its name when it is complete. --resume continues an interrupted run.
 """
 EXAMPLE = "Example:  duoka predict nets:make --weights net.pt --data images.npy --out predictions.npy --devices 0,3"
 FILE = click.Path(path_type=Path)
@@ -142,11 +142,15 @@ command = PredictCommand(
         click.Option(["--data"], type=FILE, required=True, metavar="PATH", help="Each row or file is an item."),
         click.Option(["--out"], type=FILE, required=True, metavar="FILE", help="predictions.npy or .jsonl"),
         click.Option(["--devices"], default="auto", metavar="DEVICES", help="As for `duoka run`. [default: auto]"),
-        click.Option(["--wait"], metavar="[=TIME]", help="Queue until they are free, for at most TIME: --wait=30m."),
+        click.Option(
+            ["--wait"], metavar="[=TIME]", help="Queue until the devices are free, for at most TIME: --wait=30m."
+        ),
         click.Option(["--batch-size"], type=int, default=32, metavar="N", help="[default: 32]"),
         click.Option(["--precision"], default="fp32", metavar="fp32|bf16|fp16", help="[default: fp32]"),
-        click.Option(["--read"], metavar="MODULE:NAME", help="A function from the path of a file to an item."),
-        click.Option(["--resume"], is_flag=True, help="Go on after the last batch that was written."),
+        click.Option(
+            ["--read"], metavar="MODULE:NAME", help="A function that reads a file, given its path, as an item."
+        ),
+        click.Option(["--resume"], is_flag=True, help="Continue after the last batch that was written."),
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

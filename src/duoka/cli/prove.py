@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from duoka.proving.proof import ProofRequest
 
 INTRODUCTION = """\
-Show whether a script computes on some devices what it computes on another.
+Prove that a script computes the same on other devices.
 
-Runs the script for its first steps on each of the devices, compares all parameters, buffers and batches after
-every optimizer step, and says: identical bits, equal to rounding, or different, and where first. What the script
-writes meanwhile goes to a scratch folder and is removed.
+Runs the first steps of the script on each of the devices, compares all parameters, buffers and batches after every
+optimizer step, and prints: identical bits, equal to rounding, or different, and the first difference. Files that the
+script writes go to a scratch folder, which is removed.
 """
 
 EXAMPLES = """\
@@ -33,8 +33,8 @@ duoka prove --want bits --devices cpu:2 train.py        exit code 0 only for ide
 """
 
 DEVICES = (
-    "As for `duoka run`, and may be given several times: the first is what the others are compared with. "
-    "Given once, or not at all, it is compared with plain python on the first of these devices. [default: auto]"
+    "As for `duoka run`; may be given several times, and the first is the reference for the others. "
+    "Given once, or not at all, the reference is plain python on the first of these devices. [default: auto]"
 )
 
 LONGEST = 100_000
@@ -50,20 +50,20 @@ PROVE_GROUPS: Groups = (
                 type=int,
                 default=10,
                 metavar="K",
-                help="How many steps of optimizers, of all together. [default: 10]",
+                help="Steps of all optimizers together. [default: 10]",
             ),
             click.Option(
                 ["--want"],
                 default="rounding",
                 metavar="bits|rounding",
-                help="What has to be shown for the exit code 0. [default: rounding]",
+                help="The verdict needed for exit code 0. [default: rounding]",
             ),
             click.Option(
                 ["--seed"],
                 type=int,
                 default=0,
                 metavar="N",
-                help="Every run begins with it, in torch, random and numpy; the script may seed again. [default: 0]",
+                help="Seed of torch, random and numpy in every run; the script may seed again. [default: 0]",
             ),
             OF_RUN["kind"],
             OF_RUN["threads"],
@@ -71,7 +71,7 @@ PROVE_GROUPS: Groups = (
         ),
     ),
     GROUPS[1],
-    *shown_options("A table of all steps, too.", "The verdict alone."),
+    *shown_options("Also a table of all steps.", "Only the verdict."),
 )
 
 

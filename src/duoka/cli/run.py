@@ -28,7 +28,7 @@ INTRODUCTION = """\
 Run a PyTorch script, unedited, on one device or many.
 
 SCRIPT may be written for one device, may use torch.distributed (it is then launched as torchrun would), or
-may use duoka's API; duoka tells which from what it does. `batch_size` in the script is always the global
+may use duoka's API; duoka detects which. `batch_size` in the script is always the global
 batch: all devices together compute what one device would.
 """
 
@@ -80,7 +80,7 @@ GROUPS: Groups = (
                 ["--kind"],
                 default="auto",
                 metavar="auto|plain|distributed|api",
-                help="Overrule what the script was taken for, where it can be either.",
+                help="Override the detected kind of script, if it can be several.",
             ),
             click.Option(["--machines"], metavar="N", help=MACHINES),
             click.Option(["--machine"], metavar="K", help="The number of this machine; rank 0 is on machine 0."),
@@ -93,7 +93,7 @@ GROUPS: Groups = (
                 ["--key-file"],
                 type=click.Path(path_type=Path),
                 metavar="FILE",
-                help="A secret that all machines have, by which they know each other. [default: DUOKA_KEY]",
+                help="A secret shared by all machines, to authenticate each other. [default: DUOKA_KEY]",
             ),
             click.Option(
                 ["--threads"],
@@ -104,7 +104,7 @@ GROUPS: Groups = (
                 ["--timeout"],
                 default="10m",
                 metavar="TIME",
-                help="How long one rank waits for the others: 90, 90s, 10m, 1h. [default: 10m]",
+                help="Longest time that a rank waits for the others: 90, 90s, 10m, 1h. [default: 10m]",
             ),
             click.Option(
                 ["--step-timeout"],
@@ -127,7 +127,7 @@ GROUPS: Groups = (
                 ["--strategy"],
                 default="auto",
                 metavar="auto|single|ddp|exact",
-                help="How parameters are kept in step. auto: single for one device, ddp for several. exact: the "
+                help="How parameters are synchronized. auto: single for one device, ddp for several. exact: the "
                 "same bits on 1, 2, 4, ... devices.",
             ),
             click.Option(
@@ -158,7 +158,7 @@ GROUPS: Groups = (
     (
         "What is shown",
         (
-            click.Option(["--dry-run"], is_flag=True, help="Print what would be done, and start nothing."),
+            click.Option(["--dry-run"], is_flag=True, help="Print the plan, and start nothing."),
             click.Option(
                 ["--log-dir"],
                 type=click.Path(path_type=Path),

@@ -7,7 +7,7 @@ import click
 from duoka.checkpoint import comparing  # imports no torch before it must
 from duoka.errors import OptionError
 
-KEY = click.Option(["--key"], metavar="KEY", help="Where in the file the weights are, such as ema or model.encoder.")
+KEY = click.Option(["--key"], metavar="KEY", help="Key of the weights inside the file, such as ema or model.encoder.")
 OBJECTS = click.Option(
     ["--objects"],
     default="refuse",
@@ -18,7 +18,7 @@ RENAME = click.Option(
     ["--rename"],
     multiple=True,
     metavar="OLD=NEW",
-    help="A regular expression, and what to put in its place in the names. May be given more than once.",
+    help="A regular expression and its replacement, for names. May be given more than once.",
 )
 SHARDS = click.Option(
     ["--max-shard-size"],
@@ -53,7 +53,7 @@ def diff(first: str, second: str, **how: str) -> int:
 
 command = click.Group(
     "weights",
-    help=f"Look into files of weights, convert them, compare them. No code in a file is run.\n\n{KNOWN}",
+    help=f"Show, convert and compare files of weights. No code in a file is run.\n\n{KNOWN}",
     commands=[
         click.Command(
             "show",
