@@ -28,16 +28,16 @@ _NEW = "mkfifo mknod"
 # Functions that open files in C: module, function, index and name of the path argument, and the method of `Scratch`
 # that maps the path.
 _OPENED = (
-    ("torch", "load", 0, "f", "seen"),
-    ("torch", "save", 1, "f", "new"),
-    ("torch.jit", "load", 0, "f", "seen"),
-    ("torch.jit", "save", 1, "f", "new"),
-    ("numpy", "savetxt", 0, "fname", "new"),
-    ("numpy.lib._datasource", "open", 0, "path", "seen"),  # used by loadtxt and genfromtxt
-    ("sqlite3", "connect", 0, "database", "changed"),
-    ("safetensors.torch", "serialize_file", 1, "filename", "new"),
-    ("safetensors.torch", "safe_open", 0, "filename", "seen"),
-    ("safetensors.numpy", "serialize_file", 1, "filename", "new"),
+    ("torch", "load", 0, "f", "path_to_read"),
+    ("torch", "save", 1, "f", "path_to_create"),
+    ("torch.jit", "load", 0, "f", "path_to_read"),
+    ("torch.jit", "save", 1, "f", "path_to_create"),
+    ("numpy", "savetxt", 0, "fname", "path_to_create"),
+    ("numpy.lib._datasource", "open", 0, "path", "path_to_read"),  # used by loadtxt and genfromtxt
+    ("sqlite3", "connect", 0, "database", "path_to_modify"),
+    ("safetensors.torch", "serialize_file", 1, "filename", "path_to_create"),
+    ("safetensors.torch", "safe_open", 0, "filename", "path_to_read"),
+    ("safetensors.numpy", "serialize_file", 1, "filename", "path_to_create"),
 )
 
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -49,10 +49,14 @@ def redirect(scratch: Scratch) -> None:
     _replace(io, "open", lambda original: _open(scratch, original))
     builtins.open = io.open
     _replace(os, "open", lambda original: _descriptor(scratch, original))
-    _replace(os, "chdir", _placed(0, "path", scratch.folder))
-    for names, choose in ((_READ, scratch.seen), (_CHANGED, scratch.changed), (_NEW, scratch.new)):
+    _replace(os, "chdir", _redirected(0, "path", scratch.path_to_enter))
+    for names, choose in (
+        (_READ, scratch.path_to_read),
+        (_CHANGED, scratch.path_to_modify),
+        (_NEW, scratch.path_to_create),
+    ):
         for name in names.split():
-            _replace(os, name, _placed(0, "path", choose))
+            _replace(os, name, _redirected(0, "path", choose))
     for name, make in (
         ("mkdir", _mkdir),
         ("remove", _remove),
@@ -69,7 +73,7 @@ def redirect(scratch: Scratch) -> None:
     _replace(shutil, "rmtree", lambda original: _rmtree(scratch, original))
     for module, name, at, key, how in _OPENED:
         if hasattr(sys.modules.get(module), name):
-            _replace(sys.modules[module], name, _placed(at, key, getattr(scratch, how)))
+            _replace(sys.modules[module], name, _redirected(at, key, getattr(scratch, how)))
     sqlite3.dbapi2.connect = sqlite3.connect
 
 
@@ -78,34 +82,34 @@ def _replace(space: Any, name: str, make: Make) -> None:
     setattr(space, name, functools.wraps(original)(make(original)))
 
 
-def _placed(at: int, key: str, choose: Callable[[Any], Any]) -> Make:
+def _redirected(at: int, key: str, choose: Callable[[Any], Any]) -> Make:
     """Return a decorator that maps a path argument by `choose`."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def placed(*args: Any, **kwargs: Any) -> Any:
+        def redirected(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get("dir_fd") is None and len(args) > at:
                 args = (*args[:at], choose(args[at]), *args[at + 1 :])
             elif kwargs.get("dir_fd") is None and key in kwargs:
                 kwargs[key] = choose(kwargs[key])
             return original(*args, **kwargs)
 
-        return placed
+        return redirected
 
     return make
 
 
 def _open(scratch: Scratch, original: Callable[..., Any]) -> Callable[..., Any]:
     def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:  # noqa: A001
-        place = None if kwargs.get("opener") else scratch.place(file)
+        place = None if kwargs.get("opener") else scratch.scratch_path(file)
         if place is None:
             return original(file, mode, *args, **kwargs)
-        if "x" in mode and exists(scratch.seen(file)):
+        if "x" in mode and exists(scratch.path_to_read(file)):
             raise _error(errno.EEXIST, file)
         if set(mode) & set("wx"):
-            place = scratch.new(file)
+            place = scratch.path_to_create(file)
         else:
-            place = scratch.changed(file) if set(mode) & set("a+") else scratch.seen(file)
-        if set(mode) & set("wxa+") and is_folder(scratch.seen(file)):
+            place = scratch.path_to_modify(file) if set(mode) & set("a+") else scratch.path_to_read(file)
+        if set(mode) & set("wxa+") and is_folder(scratch.path_to_read(file)):
             raise _error(errno.EISDIR, file)
         try:
             return original(place, mode, *args, **kwargs)
@@ -117,11 +121,11 @@ def _open(scratch: Scratch, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _descriptor(scratch: Scratch, original: Callable[..., int]) -> Callable[..., int]:
     def open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:  # noqa: A001
-        if kwargs.get("dir_fd") is not None or scratch.place(path) is None:
+        if kwargs.get("dir_fd") is not None or scratch.scratch_path(path) is None:
             return original(path, flags, *args, **kwargs)
-        if flags & os.O_EXCL and exists(scratch.seen(path)):
+        if flags & os.O_EXCL and exists(scratch.path_to_read(path)):
             raise _error(errno.EEXIST, path)
-        place = scratch.changed(path) if flags & _WRITING else scratch.seen(path)
+        place = scratch.path_to_modify(path) if flags & _WRITING else scratch.path_to_read(path)
         return original(place, flags, *args, **kwargs)
 
     return open
@@ -129,10 +133,10 @@ def _descriptor(scratch: Scratch, original: Callable[..., int]) -> Callable[...,
 
 def _mkdir(scratch: Scratch, original: Callable[..., None]) -> Callable[..., None]:
     def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("dir_fd") is None and scratch.place(path) is not None:
-            if exists(scratch.seen(path)):
+        if kwargs.get("dir_fd") is None and scratch.scratch_path(path) is not None:
+            if exists(scratch.path_to_read(path)):
                 raise _error(errno.EEXIST, path)
-            path = scratch.new(path)
+            path = scratch.path_to_create(path)
         original(path, *args, **kwargs)
 
     return mkdir
@@ -140,10 +144,10 @@ def _mkdir(scratch: Scratch, original: Callable[..., None]) -> Callable[..., Non
 
 def _remove(scratch: Scratch, original: Callable[..., None]) -> Callable[..., None]:
     def remove(path: Any, *args: Any, **kwargs: Any) -> None:
-        place = None if kwargs.get("dir_fd") is not None else scratch.place(path)
+        place = None if kwargs.get("dir_fd") is not None else scratch.scratch_path(path)
         if place is None:
             return original(path, *args, **kwargs)
-        seen, is_own = scratch.seen(path), exists(scratch.own(place)) and not scratch.is_gone(place)
+        seen, is_own = scratch.path_to_read(path), exists(scratch.original(place)) and not scratch.is_removed(place)
         if not exists(seen):
             raise _error(errno.ENOENT, path)
         if original.__name__ == "rmdir" and os.listdir(path):
@@ -159,11 +163,11 @@ def _remove(scratch: Scratch, original: Callable[..., None]) -> Callable[..., No
 
 def _rename(scratch: Scratch, original: Callable[..., None]) -> Callable[..., None]:
     def rename(src: Any, dst: Any, **kwargs: Any) -> None:
-        source = scratch.place(src)
-        if source is not None and not exists(scratch.seen(src)):
+        source = scratch.scratch_path(src)
+        if source is not None and not exists(scratch.path_to_read(src)):
             raise _error(errno.ENOENT, src)
-        original(src if source is None else scratch.copied(src), scratch.new(dst), **kwargs)
-        if source is not None and exists(scratch.own(source)):
+        original(src if source is None else scratch.copy_in(src), scratch.path_to_create(dst), **kwargs)
+        if source is not None and exists(scratch.original(source)):
             scratch.remove(source)
 
     return rename
@@ -171,46 +175,48 @@ def _rename(scratch: Scratch, original: Callable[..., None]) -> Callable[..., No
 
 def _link(scratch: Scratch, original: Callable[..., None]) -> Callable[..., None]:
     def link(src: Any, dst: Any, **kwargs: Any) -> None:
-        if scratch.place(dst) is not None and exists(scratch.seen(dst)):
+        if scratch.scratch_path(dst) is not None and exists(scratch.path_to_read(dst)):
             raise _error(errno.EEXIST, dst)
-        original(scratch.changed(src) if original.__name__ == "link" else src, scratch.new(dst), **kwargs)
+        original(
+            scratch.path_to_modify(src) if original.__name__ == "link" else src, scratch.path_to_create(dst), **kwargs
+        )
 
     return link
 
 
 def _listdir(scratch: Scratch, original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     def listdir(path: Any = ".") -> list[Any]:
-        place = scratch.place(path)
+        place = scratch.scratch_path(path)
         if place is None:
             return original(path)
         here = original(os.fsencode(place) if isinstance(path, bytes) else place) if is_folder(place) else []
-        if scratch.is_gone(place) or (here and not is_folder(path)):
+        if scratch.is_removed(place) or (here and not is_folder(path)):
             return here if is_folder(place) else original(place)
         own = original(path) if is_folder(path) or not is_folder(place) else []
-        return [*here, *(it for it in own if it not in here and not scratch.is_gone(f"{place}/{os.fsdecode(it)}"))]
+        return [*here, *(it for it in own if it not in here and not scratch.is_removed(f"{place}/{os.fsdecode(it)}"))]
 
     return listdir
 
 
 def _scandir(scratch: Scratch, original: Callable[..., Any]) -> Callable[..., Any]:
     def scandir(path: Any = ".") -> Any:
-        place = scratch.place(path)
-        if place is None or not (exists(place) or scratch.any_gone()):
+        place = scratch.scratch_path(path)
+        if place is None or not (exists(place) or scratch.has_removed()):
             return original(path)
         here = list(original(place)) if is_folder(place) else []
-        own = list(original(path)) if is_folder(path) and not scratch.is_gone(place) else []
+        own = list(original(path)) if is_folder(path) and not scratch.is_removed(place) else []
         names = {os.fsdecode(it.name) for it in here}
         left = [it for it in own if os.fsdecode(it.name) not in names]
-        return Entries([*here, *(it for it in left if not scratch.is_gone(f"{place}/{os.fsdecode(it.name)}"))])
+        return Entries([*here, *(it for it in left if not scratch.is_removed(f"{place}/{os.fsdecode(it.name)}"))])
 
     return scandir
 
 
 def _rmtree(scratch: Scratch, original: Callable[..., Any]) -> Callable[..., Any]:
     def rmtree(path: Any, *args: Any, **kwargs: Any) -> Any:
-        place = scratch.place(path)
-        if place is None or not exists(scratch.own(place)) or scratch.is_gone(place):
-            return original(scratch.seen(path), *args, **kwargs)
+        place = scratch.scratch_path(path)
+        if place is None or not exists(scratch.original(place)) or scratch.is_removed(place):
+            return original(scratch.path_to_read(path), *args, **kwargs)
         if exists(place):
             original(place, *args, **kwargs)
         return scratch.remove(place)

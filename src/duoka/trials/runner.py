@@ -99,13 +99,15 @@ class TrialRunner:
         plan = replace(plan, step_timeout=plan.timeout, restarts=0)
         logs = None if self.log_dir is None else self.log_dir / name.replace("/", "-").replace(" ", "-")
         outputs = Outputs(logs, range(plan.world_size))
-        told: list[str] = []
+        messages: list[str] = []
         try:
             import_once(replace(plan, threads=None))  # a trial has its own setting of threads
-            run = Run(plan, secrets.token_hex(8), outputs, self.signals, told.append, None, observer, observer.seed)
+            run = Run(
+                plan, secrets.token_hex(8), outputs, self.signals, messages.append, None, observer, observer.seed
+            )
             verdict = attempt(run, 0)
             self.check()
-            _check(name, observer.folders.seen, verdict, "".join(told), outputs)
+            _check(name, observer.folders.seen, verdict, "".join(messages), outputs)
         finally:
             outputs.close()
             shutil.rmtree(observer.folders.scratch, ignore_errors=True)
@@ -117,7 +119,7 @@ class TrialRunner:
             raise Stopped(128 + self.signals.stops[0])
 
 
-def _check(name: str, seen: Path, verdict: Verdict, told: str, outputs: Outputs) -> None:
+def _check(name: str, seen: Path, verdict: Verdict, messages: str, outputs: Outputs) -> None:
     """Raise an error if the trial failed."""
     end = end_of(seen)
     if end is not None and end.how != "failed" and (end.how == "enough" or verdict.code == 0):
@@ -126,7 +128,7 @@ def _check(name: str, seen: Path, verdict: Verdict, told: str, outputs: Outputs)
         if worker.ending is not None and worker.ending.said.startswith("duoka: error: "):
             raise ScriptError(worker.ending.said.removeprefix("duoka: error: "))
     log = outputs.tail(0, LOG_LINES) if verdict.why in ("died", "exited") else []
-    report = told + "".join(f"  {line}\n" for line in log)
+    report = messages + "".join(f"  {line}\n" for line in log)
     when = "" if end is None else f" after step {end.steps}" if end.steps else " before its first step"
     raise TrialFailed(name, f"the script failed{when}", report)
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_GONE = ".gone"  # marks a file or folder that the script has removed
+_REMOVED = ".gone"  # marks a file or folder that the script has removed
 _CHUNK = 1 << 22
 
 
@@ -28,87 +28,87 @@ class Scratch:
         home = os.path.expanduser("~")
         caches = [os.path.join(home, name) for name in (".cache", ".triton", ".nv")]  # of libraries
         self._kept = tuple(os.path.join(it, "") for it in ("/dev", "/proc", "/sys", str(root.parent), *caches))
-        self._any_gone = False
+        self._has_removed = False
         for folder in (self.files, self._gone, self.temporary):
             make_folders(folder)
 
-    def own(self, place: str) -> str:
+    def original(self, place: str) -> str:
         """Return the original path of a place in the scratch folder."""
         return place[len(self.files) :]
 
-    def place(self, path: Any) -> str | None:
+    def scratch_path(self, path: Any) -> str | None:
         """Return a path's place in the scratch folder; None if it is not a path, or is not redirected."""
         if not isinstance(path, (str, bytes, os.PathLike)) or path in ("", b"", ":memory:"):
             return None
         whole = os.path.abspath(os.fsdecode(path))
         return None if os.path.join(whole, "").startswith(self._kept) else self.files + whole
 
-    def seen(self, path: Any) -> Any:
+    def path_to_read(self, path: Any) -> Any:
         """Return the path to read from."""
-        place = self.place(path)
-        return place if place is not None and (exists(place) or self.is_gone(place)) else path
+        place = self.scratch_path(path)
+        return place if place is not None and (exists(place) or self.is_removed(place)) else path
 
-    def folder(self, path: Any) -> Any:
+    def path_to_enter(self, path: Any) -> Any:
         """Return the folder to change into: the original one if it exists, since reads there see both."""
-        place = self.place(path)
-        return path if place is None or (is_folder(path) and not self.is_gone(place)) else self.seen(path)
+        place = self.scratch_path(path)
+        return path if place is None or (is_folder(path) and not self.is_removed(place)) else self.path_to_read(path)
 
-    def new(self, path: Any) -> Any:
+    def path_to_create(self, path: Any) -> Any:
         """Return the path to create a file at, without the old contents.
 
         Raises:
             FileNotFoundError: the folder does not exist.
         """
-        place = self.place(path)
+        place = self.scratch_path(path)
         if place is None:
             return path
         folder = os.path.dirname(place)
-        if not is_folder(self.seen(self.own(folder) or "/")):
+        if not is_folder(self.path_to_read(self.original(folder) or "/")):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(path))
         make_folders(folder)
         return place
 
-    def changed(self, path: Any) -> Any:
+    def path_to_modify(self, path: Any) -> Any:
         """Return the path to modify a file at, after copying the original there if it exists."""
-        place = self.place(path)
+        place = self.scratch_path(path)
         if place is None:
             return path
-        own, place = self.own(place), str(self.new(path))
-        if not exists(place) and not self.is_gone(place) and exists(own):
+        own, place = self.original(place), str(self.path_to_create(path))
+        if not exists(place) and not self.is_removed(place) and exists(own):
             if is_folder(own):
                 make_folders(place)
             else:
                 _copy(own, place)
         return place
 
-    def copied(self, path: Any) -> Any:
+    def copy_in(self, path: Any) -> Any:
         """Return the path of a scratch copy of a file, or of a folder with its contents."""
-        place = self.place(path)
-        if place is None or self.is_gone(place) or not is_folder(self.own(place)):
-            return self.changed(path)
+        place = self.scratch_path(path)
+        if place is None or self.is_removed(place) or not is_folder(self.original(place)):
+            return self.path_to_modify(path)
         make_folders(place)
-        for name in posix.listdir(self.own(place)):
-            self.copied(os.path.join(self.own(place), name))
+        for name in posix.listdir(self.original(place)):
+            self.copy_in(os.path.join(self.original(place), name))
         return place
 
-    def is_gone(self, place: str) -> bool:
+    def is_removed(self, place: str) -> bool:
         """Return True if the script has removed the original of this place, or a folder above it."""
-        if not self.any_gone():
+        if not self.has_removed():
             return False
-        parts = self.own(place).strip("/").split("/")
-        return any(exists("/".join([self._gone, *parts[:depth], _GONE])) for depth in range(1, len(parts) + 1))
+        parts = self.original(place).strip("/").split("/")
+        return any(exists("/".join([self._gone, *parts[:depth], _REMOVED])) for depth in range(1, len(parts) + 1))
 
-    def any_gone(self) -> bool:
+    def has_removed(self) -> bool:
         """Return True if the script has removed any original file."""
-        self._any_gone = self._any_gone or exists(f"{self._gone}/{_GONE}")
-        return self._any_gone
+        self._has_removed = self._has_removed or exists(f"{self._gone}/{_REMOVED}")
+        return self._has_removed
 
     def remove(self, place: str) -> None:
         """Mark the original of this place as removed."""
-        folder = self._gone + self.own(place)
+        folder = self._gone + self.original(place)
         make_folders(folder)
         for at in (self._gone, folder):
-            posix.close(posix.open(f"{at}/{_GONE}", os.O_WRONLY | os.O_CREAT, 0o600))
+            posix.close(posix.open(f"{at}/{_REMOVED}", os.O_WRONLY | os.O_CREAT, 0o600))
 
 
 # The system's own functions, not the replaced ones of `os`.
