@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duoka.checkpoint import formats, names
-from duoka.checkpoint.contents import Contents
+from duoka.checkpoint.contents import FileContents
 from duoka.checkpoint.formats import Objects
 from duoka.checkpoint.stored import Stored
 from duoka.errors import OptionError, WeightsError
@@ -70,7 +70,7 @@ def _size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def _group(contents: Contents, key: str | None) -> tuple[str, dict[str, Stored]]:
+def _group(contents: FileContents, key: str | None) -> tuple[str, dict[str, Stored]]:
     """Return the path and the tensors of the weights in a file."""
     found = names.groups(contents.tree)
     at = names.choose(found, None, key, contents.path)

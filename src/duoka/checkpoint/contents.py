@@ -11,7 +11,7 @@ from duoka.checkpoint.stored import Stored
 
 
 @dataclass(frozen=True)
-class Contents:
+class FileContents:
     """The contents of a file or directory, whose tensors are not read yet.
 
     format: name of the format. tree: dicts, lists and values as saved, with tensors as `Stored`. metadata: of the

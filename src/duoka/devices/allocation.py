@@ -57,21 +57,21 @@ def allocate(
         DevicesBusy: others use the devices, and the time to wait is over.
         DeviceError: GPUs are to be picked but locks cannot be used; or raised by `decide`.
     """
-    place: int | None = None  # in the queue
+    queue_number: int | None = None  # in the queue
 
     def look() -> Allocation[T]:
-        nonlocal place
+        nonlocal queue_number
         seen = inventory.read()
         with Locks() as locks:
-            known = with_holders(seen, locks, place)
+            known = with_holders(seen, locks, queue_number)
             try:
                 decided = decide(known)
                 names = [device.uuid for device in devices(decided) if device.uuid]
                 if wait > 0:
                     _check_free([gpu for gpu in units(known.gpus) if gpu.uuid in names], asked.request)
             except DevicesBusy:
-                if wait > 0 and place is None and not locks.problem:
-                    place, ticket = locks.join(str(asked.request), asked.visible, asked.command)
+                if wait > 0 and queue_number is None and not locks.problem:
+                    queue_number, ticket = locks.join(str(asked.request), asked.visible, asked.command)
                     waiting.enter_context(ticket)
                 raise
             if names and asked.request.pick and locks.problem:
@@ -88,15 +88,15 @@ def allocate(
         return until_free(look, wait, say)
 
 
-def with_holders(seen: Inventory, locks: Locks, place: int | None = None) -> Inventory:
-    """Add to each GPU its holder, and the queued process that it is reserved for, of those ahead of `place`."""
+def with_holders(seen: Inventory, locks: Locks, queue_number: int | None = None) -> Inventory:
+    """Add to each GPU its holder, and the queued process ahead of `queue_number` that it is reserved for."""
 
     def held(gpu: Gpu) -> Gpu:
         return replace(gpu, holder=locks.holder(gpu.uuid), parts=tuple(map(held, gpu.parts)))
 
     known = replace(seen, gpus=tuple(map(held, seen.gpus)))
     for waiting in locks.queue():
-        if place is None or waiting.number < place:
+        if queue_number is None or waiting.number < queue_number:
             known = _reserve_for(waiting, known)
     return known
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal, Protocol, cast
 
-from duoka.checkpoint.contents import Contents
+from duoka.checkpoint.contents import FileContents
 from duoka.errors import OptionError, WeightsError
 
 # Treatment of objects in a pickle that are neither tensors nor plain values: refuse the file, or read them as inert
@@ -32,11 +32,11 @@ class Format(Protocol):
     def matches(self, path: Path) -> bool:
         """Return True for a file or directory of this format."""
 
-    def read(self, path: Path, objects: Objects) -> Contents:
+    def read(self, path: Path, objects: Objects) -> FileContents:
         """Read the contents; raises WeightsError."""
 
 
-def read(path: str | Path, objects: Objects = "refuse") -> Contents:
+def read(path: str | Path, objects: Objects = "refuse") -> FileContents:
     """Read the contents of a file or directory of any format.
 
     Raises:

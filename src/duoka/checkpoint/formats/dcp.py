@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from duoka.checkpoint.contents import Contents
+from duoka.checkpoint.contents import FileContents
 from duoka.checkpoint.formats.safetensors import TensorFile
 from duoka.checkpoint.stored import DTYPES, Stored
 from duoka.errors import UnsafePickle, WeightsError
@@ -149,7 +149,7 @@ def _directory(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def read(path: Path, objects: str = "refuse") -> Contents:
+def read(path: Path, objects: str = "refuse") -> FileContents:
     """Read the tensors, with data on demand; other values are skipped."""
     directory = _directory(path)
     try:
@@ -162,7 +162,7 @@ def read(path: Path, objects: str = "refuse") -> Contents:
     except Exception as error:  # pickle raises errors of any type on damaged files
         raise WeightsError(f"{directory / '.metadata'} is damaged, or not DCP metadata: {error!r}") from error
     notes = (f"{left} values that are not tensors were not read",) if left else ()
-    return Contents(path, "DCP directory", tree, {}, notes)
+    return FileContents(path, "DCP directory", tree, {}, notes)
 
 
 def _tree(directory: Path, metadata: Any) -> tuple[dict[str, Any], int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from duoka.checkpoint import manifest
-from duoka.checkpoint.contents import Contents
+from duoka.checkpoint.contents import FileContents
 from duoka.checkpoint.formats import safetensors
 from duoka.errors import CheckpointDamaged, WeightsError
 
@@ -18,14 +18,14 @@ def matches(path: Path) -> bool:
     return (path / manifest.NAME).is_file() or bool(manifest.directories(path))
 
 
-def read(path: Path, objects: str = "refuse") -> Contents:
+def read(path: Path, objects: str = "refuse") -> FileContents:
     """Read the tensors of a checkpoint, by their saved names; `check` compares the files' digests."""
     faults: list[str] = []
     step = path.parent if path.is_file() else path
     for directory in [step] if (step / manifest.NAME).is_file() else reversed(manifest.directories(step)):
         try:
             found = manifest.read(directory)
-            return Contents(
+            return FileContents(
                 directory,
                 f"duoka checkpoint of step {found.step}",
                 _tree(directory, found),

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from duoka.checkpoint.contents import Contents
+from duoka.checkpoint.contents import FileContents
 from duoka.checkpoint.stored import LoadedTensor
 from duoka.errors import UnsafePickle, WeightsError
 from duoka.private.python import IMPORT_MAPPING, NAME_MAPPING, unchecked
@@ -60,7 +60,7 @@ def matches(path: Path) -> bool:
     return head[:1] == b"\x80" or head == ZIP or tarfile.is_tarfile(path)
 
 
-def read(path: Path, objects: str = "refuse") -> Contents:
+def read(path: Path, objects: str = "refuse") -> FileContents:
     """Read the tensors, with data on demand from a zip file. Raises WeightsError, UnsafePickle."""
     with open(path, "rb") as file:
         is_zip = file.read(4) == ZIP
@@ -100,7 +100,7 @@ def read(path: Path, objects: str = "refuse") -> Contents:
     if unknown:
         notes.append(f"read as inert stand-ins: {', '.join(unknown)}")
     check = (lambda: _check_sums(path)) if is_zip else (lambda: None)
-    return Contents(path, "torch.save" if is_zip else "torch.save, before 1.6", plain, {}, tuple(notes), check)
+    return FileContents(path, "torch.save" if is_zip else "torch.save, before 1.6", plain, {}, tuple(notes), check)
 
 
 def _allowed() -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from duoka.checkpoint.contents import Contents
+from duoka.checkpoint.contents import FileContents
 from duoka.checkpoint.stored import DTYPES, Stored, bytes_of, is_plain_memory
 from duoka.errors import WeightsError
 
@@ -87,7 +87,7 @@ def matches(path: Path) -> bool:
     return path.suffix == ".safetensors" and not head.startswith((b"\x80", b"PK\x03\x04"))
 
 
-def read(path: Path, objects: str = "refuse") -> Contents:
+def read(path: Path, objects: str = "refuse") -> FileContents:
     """Read names, types and shapes from the header. Raises WeightsError if it is damaged."""
     file = TensorFile(path)
     header = _header(file)
@@ -100,7 +100,7 @@ def read(path: Path, objects: str = "refuse") -> Contents:
     for name in _widened(metadata):
         if name in tree and tree[name].dtype == "float64" and tree[name].shape[-1:] == (2,):
             tree[name] = FileTensor(file, "complex128", tree[name].shape[:-1], tree[name].start)
-    return Contents(path, "safetensors", tree, metadata)
+    return FileContents(path, "safetensors", tree, metadata)
 
 
 def _header(file: TensorFile) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from duoka.checkpoint.contents import Contents
+from duoka.checkpoint.contents import FileContents
 from duoka.errors import WeightsError
 
 # Files that represent a directory, in order of preference.
@@ -29,7 +29,7 @@ def matches(path: Path) -> bool:
     return path.name.endswith(".index.json")
 
 
-def read(path: Path, objects: str = "refuse") -> Contents:
+def read(path: Path, objects: str = "refuse") -> FileContents:
     """Read the contents of all files of an index."""
     from duoka.checkpoint import formats
 
@@ -51,7 +51,7 @@ def read(path: Path, objects: str = "refuse") -> Contents:
 
     notes = tuple(sorted({note for part in parts.values() for note in part.notes}))
     name = f"{next(iter(parts.values())).format}, {len(parts)} files"
-    return Contents(path, name, tree, metadata, notes, check)
+    return FileContents(path, name, tree, metadata, notes, check)
 
 
 def _main(directory: Path) -> Path | None:
