@@ -52,10 +52,8 @@ class Checkpoint:
                 saved.step()
 
     Each save is a directory `step-00001200` with safetensors, JSON and a manifest of their SHA-256. A thread writes
-    it;
-    the training loop waits only for the copy to memory, and for the previous save if it is still running. Errors of
-    the
-    thread are raised by the next `step`, `save` or `wait`, on every rank.
+    it; the training loop waits only for the copy to memory, and for the previous save if it is still running. Errors
+    of the thread are raised by the next `step`, `save` or `wait`, on every rank.
 
     After SIGTERM or SIGUSR1 all ranks save at the same step, and `step` raises `Preempted` (exit code 75). This holds
     within `epochs`; for other loops, within `with saved:`, which also waits for the last save.
@@ -116,8 +114,7 @@ class Checkpoint:
         """Restore the newest checkpoint, then yield the indices of the remaining epochs, up to `count`.
 
         Saves at the end of an epoch as `every_epochs` says, and after the last. An epoch without a call of `step`
-        counts as
-        one step.
+        counts as one step.
 
         Raises:
             CheckpointError: as `restore` and `save`.
@@ -210,8 +207,7 @@ class Checkpoint:
         Raises:
             CheckpointBusy: another run is writing into the directory.
             CheckpointError: a state cannot be saved; the directory holds checkpoints that were not restored; or the
-                previous
-                save has failed. Earlier checkpoints are unchanged.
+                previous save has failed. Earlier checkpoints are unchanged.
         """
         self.wait()
         metric = self.metric if metric is None else metric
@@ -291,8 +287,7 @@ class Checkpoint:
         """Restore the newest intact checkpoint; returns its position, or None if there is none.
 
         Every file is compared with its SHA-256. A damaged checkpoint is renamed to end in `.damaged`, with a warning,
-        and the
-        one before it is restored.
+        and the one before it is restored.
 
         Raises:
             CheckpointBusy: another run is writing into the directory.

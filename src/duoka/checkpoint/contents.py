@@ -15,9 +15,8 @@ class FileContents:
     """The contents of a file or directory, whose tensors are not read yet.
 
     format: name of the format. tree: dicts, lists and values as saved, with tensors as `Stored`. metadata: of the
-    file.
-    notes: remarks for the user about the reading. check: finds damage that reading does not; raises WeightsError or
-    CheckpointError.
+    file. notes: remarks for the user about the reading. check: finds damage that reading does not; raises
+    WeightsError or CheckpointError.
     """
 
     path: Path

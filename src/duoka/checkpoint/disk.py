@@ -30,9 +30,8 @@ def write(path: Path, parts: Iterable[Data]) -> None:
             rest = memoryview(part)
             while len(rest):
                 count = os.write(fd, rest[:PIECE])
-                libc.begin_writeback(
-                    fd, at, count
-                )  # start writing to the disk while the next piece is copied to the kernel
+                # Start writing to the disk while the next piece is copied to the kernel.
+                libc.begin_writeback(fd, at, count)
                 at, rest = at + count, rest[count:]
         os.fsync(fd)
     finally:

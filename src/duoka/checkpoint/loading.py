@@ -24,10 +24,8 @@ class Loaded:
     """The result of `load_weights`; print it for a report.
 
     loaded: names of the model's tensors with new values. missing: those that the file does not have. unexpected:
-    names in
-    the file that the model does not have. wrong: names with differing shapes: the model's and the file's. skipped:
-    names
-    excluded by `only` or `skip`. notes: changes made to match names, devices and types.
+    names in the file that the model does not have. wrong: names with differing shapes: the model's and the file's.
+    skipped: names excluded by `only` or `skip`. notes: changes made to match names, devices and types.
     """
 
     path: Path
@@ -62,8 +60,7 @@ def load_weights(
     Reads files of `torch.save` (`.pth`, `.pt`, `.bin`, `.ckpt`), safetensors, sharded files with an index, DCP
     directories and duoka's checkpoints. Finds the weights inside the file, and ignores what DataParallel,
     DistributedDataParallel, FSDP, `torch.compile` or Lightning add to names, in the file and in the model. No code in
-    a
-    file is run.
+    a file is run.
 
     Args:
         model: the model; unchanged if an error is raised.

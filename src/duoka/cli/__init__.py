@@ -71,8 +71,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; 2 for an invalid request, 1 for other errors.
 
     A command returns a function, which is called here, outside of click: click must not handle exceptions and signals
-    of
-    the user's script.
+    of the user's script.
     """
     _open_standard_files()
     try:
@@ -121,8 +120,7 @@ def _plainly(error: click.ClickException) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    lines = "\n".join(
-        map(printable, message.split("\n"))
-    )  # names of files and tensors may contain control characters
+    # Names of files and tensors may contain control characters.
+    lines = "\n".join(map(printable, message.split("\n")))
     print(f"duoka: error: {lines}", file=sys.stderr)
     return code

@@ -28,8 +28,7 @@ class Loader:
     """Yields global batches, epoch after epoch; created by `run.loader`.
 
     batch_size: of the global batch; None if a batch sampler decides. dataset: the data set it reads. data_loader:
-    torch's
-    DataLoader, which reads whole batches. epoch: number of epochs read to their end.
+    torch's DataLoader, which reads whole batches. epoch: number of epochs read to their end.
     """
 
     def __init__(
@@ -164,8 +163,7 @@ def make_loader(
     """Create a Loader; see `duoka.run.Run.loader`.
 
     on_share: called with the share of every batch that this rank computes on, with view="local". held: a context in
-    which
-    gradients are not all-reduced. by_itself: a context in which this rank reads data that the others do not.
+    which gradients are not all-reduced. by_itself: a context in which this rank reads data that the others do not.
     """
     one_of("view", words, get_args(ViewWord))
     loader = data if isinstance(data, DataLoader) else _made(data, batch_size, shuffle, device, how)

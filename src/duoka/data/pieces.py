@@ -11,8 +11,8 @@ class Pieces:
     """The pieces of one global batch, in order; each is a batch itself.
 
     n: samples in the whole batch. weight: fraction of the present piece, its samples / n: multiply a mean loss by it,
-    so
-    that the accumulated gradients are those of the whole batch. Gradients are all-reduced with the last piece only.
+    so that the accumulated gradients are those of the whole batch. Gradients are all-reduced with the last piece
+    only.
     """
 
     def __init__(

@@ -68,8 +68,7 @@ class Reader:
     the same for any number of ranks.
 
     by_itself: a context for reading rows that the other ranks do not read. shares: of a batch, if more than ranks;
-    smaller
-    batches are read whole. reseeds: with "auto", switch to "shared" if reading draws.
+    smaller batches are read whole. reseeds: with "auto", switch to "shared" if reading draws.
     """
 
     def __init__(

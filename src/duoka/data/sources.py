@@ -94,9 +94,8 @@ class InMemorySource(BatchSource):
         self._order: Tensor | None = None
 
     def begin(self, skip: int) -> Iterator[Any]:
-        torch.empty((), dtype=torch.int64).random_(
-            generator=self._loader.generator
-        )  # the loader draws its seed in the same way
+        # The loader draws its seed in the same way.
+        torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
         self._order = None
         return self._batches(skip)
 

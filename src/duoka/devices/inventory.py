@@ -21,8 +21,8 @@ class Inventory:
     """The devices of a machine.
 
     gpus: in PCI bus order. cores: available to this process. no_gpus: reason why there are no GPUs. driver, cuda:
-    version
-    of the NVIDIA driver, and the newest CUDA version that it runs. amd: AMD GPUs, which are shown and not chosen yet.
+    version of the NVIDIA driver, and the newest CUDA version that it runs. amd: AMD GPUs, which are shown and not
+    chosen yet.
     """
 
     gpus: tuple[Gpu, ...] = ()

@@ -60,8 +60,7 @@ class Locks:
     """The locks of this user: `with Locks() as locks: ...`.
 
     A mutex excludes other processes inside, so that what was read still holds when a lock is taken. problem: reason
-    why
-    locks cannot be used here; then no GPU has a holder, and no lock is taken. Empty if they can.
+    why locks cannot be used here; then no GPU has a holder, and no lock is taken. Empty if they can.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

@@ -54,8 +54,7 @@ class Timing:
 
     steps: made. counted: of these. windows: time per step of each window, on rank 0. waited: in collectives, the mean
     over ranks. whole: of work that every rank computes whole; costliest: its most expensive line. samples: per step,
-    of
-    all ranks, or None. threads: CPU threads of one operation.
+    of all ranks, or None. threads: CPU threads of one operation.
     """
 
     steps: int

@@ -17,8 +17,8 @@ class Calling:
     """Calls a model with a batch.
 
     A dict becomes keyword arguments if forward takes these names. Of a tuple or list, forward gets as many items as
-    it
-    needs, so labels after the inputs are dropped. `inputs`, a function from a batch to the arguments, overrides this.
+    it needs, so labels after the inputs are dropped. `inputs`, a function from a batch to the arguments, overrides
+    this.
     """
 
     def __init__(self, model: nn.Module, inputs: Callable[[Any], Any] | None = None) -> None:

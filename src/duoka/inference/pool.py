@@ -1,8 +1,7 @@
 """Pools of devices that compute batches: one thread for each device, kept busy.
 
-ThreadPool are used for GPUs and CPUs: torch releases the GIL while it computes. A fork of a program that has computed
-can
-hang in the libraries that torch uses, and new processes would each import torch and copy the model.
+Threads are used for GPUs and CPUs: torch releases the GIL while it computes. A fork of a program that has computed
+can hang in the libraries that torch uses, and new processes would each import torch and copy the model.
 """
 
 from __future__ import annotations
@@ -84,8 +83,7 @@ class ThreadPool:
     """Several devices, or one that computes while the next batch is read.
 
     timeout: seconds without any result after which a device counts as hung. threads: CPU threads of each device, if
-    they
-    are CPUs; None for torch's default.
+    they are CPUs; None for torch's default.
     """
 
     def __init__(self, replicas: Sequence[Replica], timeout: float, threads: int | None) -> None:
@@ -145,9 +143,8 @@ class ThreadPool:
         for worker in self._workers:
             worker.stop()
         deadline = time.monotonic() + STOP_LIMIT
-        while (
-            self._any_left(STEP) and time.monotonic() < deadline
-        ):  # Python must not exit while a thread is inside torch
+        # Python must not exit while a thread is inside torch.
+        while self._any_left(STEP) and time.monotonic() < deadline:
             for worker in self._workers:
                 worker.interrupt()  # repeated, since Python may drop an asynchronous exception
         if self._threads_before is not None:

@@ -48,10 +48,8 @@ def predict(
     """Compute a model's outputs on every device; yields one output for each item, in the order of the data.
 
     A faster device computes more batches. A bounded number of batches is read ahead, whatever the length of the data.
-    The
-    model is put into eval and inference mode for each batch and restored after it; its weights are copied once to
-    each
-    device. Outputs are inference tensors: `clone()` one to compute gradients with it.
+    The model is put into eval and inference mode for each batch and restored after it; its weights are copied once to
+    each device. Outputs are inference tensors: `clone()` one to compute gradients with it.
 
     Args:
         model: not modified or moved.
@@ -66,9 +64,8 @@ def predict(
         on_error: "raise" stops at the first batch that fails; "collect" yields a BatchFailed for each of its items.
         timeout: seconds without any result after which a device counts as hung.
         ranks: the ranks of a job, which divide the batches; all call this with the same data, consume as many
-            outputs,
-            and get all outputs. "run": the ranks of this process's open run, whose device is then the default. None:
-            this process computes everything.
+            outputs, and get all outputs. "run": the ranks of this process's open run, whose device is then the
+            default. None: this process computes everything.
 
     Raises:
         BatchFailed: a batch could not be read or computed.

@@ -66,8 +66,7 @@ class Judgement:
     """The judgement of one comparison.
 
     parts: the first gap of any size. first: the first gap beyond rounding, and `allowed` its limit. worst: the
-    largest
-    gap relative to its tensor. why: other differences than tensors, in words.
+    largest gap relative to its tensor. why: other differences than tensors, in words.
     """
 
     verdict: Verdict

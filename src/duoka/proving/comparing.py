@@ -29,10 +29,8 @@ class Gap:
     """The difference of one tensor after one step.
 
     largest: between two of its numbers; infinite if one is not finite. size: its largest number in either run. moved:
-    the
-    distance it moved from its start, in the first run. epsilon: of its type; 0 for whole numbers. problem: the reason
-    why
-    it cannot be compared. is_buffer: it is not a parameter.
+    the distance it moved from its start, in the first run. epsilon: of its type; 0 for whole numbers. problem: the
+    reason why it cannot be compared. is_buffer: it is not a parameter.
     """
 
     step: int

@@ -1,8 +1,7 @@
 """Record the models' tensors after each step, in every worker, and end the script after a number of steps.
 
 Draws no random numbers, changes no tensor (except by a nudge), and communicates only to gather DTensors. Rank 0
-writes
-the states.
+writes the states.
 """
 
 from __future__ import annotations

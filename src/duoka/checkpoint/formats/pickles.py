@@ -213,9 +213,8 @@ class _Tree:
     """Converts loaded objects to a tree of dicts, lists, plain values and `LoadedTensor`s.
 
     Shared dicts and lists are counted each time, so that a small file cannot become a huge tree. Raises ValueError
-    for
-    cycles, too deep or too large trees, and for tensors larger than `largest`: a view of a few numbers can have any
-    size.
+    for cycles, too deep or too large trees, and for tensors larger than `largest`: a view of a few numbers can have
+    any size.
     """
 
     def __init__(self, largest: int) -> None:
