@@ -52,7 +52,7 @@ def test_an_array_to_an_array(flow: Flow) -> None:
     assert not (flow.folder / "out.npy.part").exists()
     assert result.stdout == ""
     assert "already" not in result.stderr
-    assert "not there yet" in flow.run(words.split()).stderr
+    assert "must be a new file" in flow.run(words.split()).stderr
 
 
 @pytest.mark.usefixtures("folder")
@@ -145,7 +145,7 @@ def test_other_data_under_the_same_name_is_not_gone_on_with(flow: Flow) -> None:
         ("nets:make --data data.npy --out out.npy --wait=soon", "wait must be more than 0 seconds"),
         ("nets:make --data data.npy --out out.npy --precision half", "precision must be one of fp32, bf16, fp16"),
         ("nets:make --data data.npy --out none/out.npy", "--out must be a file in an existing folder"),
-        ("nets:make --data data.npy --out data.npy", "--out must be a file that is not there yet"),
+        ("nets:make --data data.npy --out data.npy", "--out must be a new file"),
         ("nets:size --data data.npy --out out.npy", "MODEL must be a torch.nn.Module, or a function without arg"),
         (
             "nest:make --data data.npy --out out.npy",

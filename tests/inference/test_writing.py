@@ -37,7 +37,7 @@ def test_the_file_is_there_when_it_is_whole(tmp_path: Path, ending: str) -> None
     again.finish()
     again.close()
     assert sorted(one.name for one in tmp_path.iterdir()) == [path.name]
-    with pytest.raises(OptionError, match="not there yet"):
+    with pytest.raises(OptionError, match="must be a new file"):
         writer(path, 4, {"model": "a"}, resume=True)
     if ending == ".npy":
         rows = numpy.load(path).tolist()
@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_written_to_and_a_disk_that_is_full(
     with pytest.raises(RunError, match=r"out\.npy\.part cannot be written: No space left on device"):
         writer(tmp_path / "out.npy", 2, {}, resume=False).write([torch.zeros(2)])
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(OptionError, match="in a folder that can be written to"):
+    with pytest.raises(OptionError, match="in a writable folder"):
         writer(tmp_path / "new.npy", 2, {}, resume=False)
 
 
@@ -148,7 +148,7 @@ def test_a_folder_that_cannot_be_written_to_and_a_disk_that_is_full(
     ("name", "outputs", "said"),
     [
         ("out.csv", [], "a name that ends in .jsonl or .npy"),
-        ("no/out.npy", [], "in a folder that is there"),
+        ("no/out.npy", [], "in an existing folder"),
         ("out.npy", [torch.zeros(2), torch.zeros(3)], "item 1 gives"),
         ("out.npy", [{"a": torch.zeros(2)}], "a .jsonl file, as an output is a dict"),
     ],

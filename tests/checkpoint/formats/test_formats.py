@@ -16,7 +16,7 @@ from duoka.errors import WeightsError
         (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
         (b"\n<!DOCTYPE html><html>", "is a web page, not weights"),
         (b"\x89HDF\r\n\x1a\n", "is an HDF5 file"),
-        (b"hello world", "is of no format that duoka knows (it begins with b'hello wo')"),
+        (b"hello world", "has no format that duoka knows (it begins with b'hello wo')"),
     ],
 )
 def test_files_that_are_no_weights(content: bytes, told: str, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_directory_with_one_file(name: str, tmp_path: Path) -> None:
 def test_an_index_names_only_its_neighbours(place: Any, tmp_path: Path) -> None:
     index = split(tmp_path, Net(), "bin")
     index.write_text(json.dumps({"weight_map": {"fc.weight": place}}))
-    with pytest.raises(WeightsError, match=r"may only name files beside it|no index of weights"):
+    with pytest.raises(WeightsError, match=r"may only name files beside it|not an index of weights"):
         duoka.load_weights(Net(), index)
 
 
