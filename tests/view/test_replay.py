@@ -35,7 +35,7 @@ def _recorded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def made(view: View, *args: Any, **kwargs: Any) -> None:
         make(view, *args, **kwargs)
-        view.once = _Always(2)
+        view.calls = _Always(2)
 
     monkeypatch.setattr(View, "__init__", made)
 
@@ -408,7 +408,7 @@ def test_few_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_call_is_recorded_when_it_comes_a_second_time() -> None:
     def on_rank(view: View) -> list[int]:
-        view.once = Recent(8)
+        view.calls = Recent(8)
         x, found = shared(view, normal(6, 4)), []
         for _ in range(3):
             torch.testing.assert_close(whole_of(x * 2), normal(6, 4) * 2)

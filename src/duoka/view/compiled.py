@@ -116,7 +116,7 @@ class Compiled:
         if any(isinstance(leaf, Tensor) and not isinstance(leaf, BatchTensor) for leaf in outputs):
             return "it gives a tensor that is not of rows"
         view.programs.clear()
-        view.once.clear()
+        view.calls.clear()
         gc.collect()  # programs are held by what they hold
         known = Counter(id(leaf._meta) for leaf in (*inputs, *outputs) if isinstance(leaf, BatchTensor))
         # Besides each batch there hold a meta: the table, the list, this loop, and the call.

@@ -32,6 +32,7 @@ from duoka.view.whole import compute_whole, take_row
 Function = Callable[..., Any]
 
 _L1_LOSS = F.l1_loss
+_RECORDED_AT_MOST = 3  # times
 _INPUT_IS_NOT_FIRST = (torch.where, torch.searchsorted)
 
 
@@ -137,12 +138,17 @@ def _in_words(error: Exception, func: Function, args: Any, kwargs: Any, view: Vi
 
 
 def _ruled(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, key: Any) -> Any:
-    """What the rule gives; recorded, where it may be, when the key comes a second time: lengths may come once."""
+    """What the rule gives; recorded, where it may be, when the key comes again.
+
+    Not at once, as lengths may come once; and not for ever, as what meets other ranks is never kept.
+    """
     may_be_kept = key is not None and rule not in BatchTensor.unrecorded and not view.lent.copies
     if may_be_kept and func is not _L1_LOSS:  # which does not tell a recorder its weight
-        if view.once[key]:
-            return _recorded(rule, func, args, kwargs, view)
-        view.once.keep(key, True)
+        calls = view.calls[key] or 0
+        if calls <= _RECORDED_AT_MOST:
+            view.calls.keep(key, calls + 1)
+            if calls:
+                return _recorded(rule, func, args, kwargs, view)
     return with_order(rule(func, args, kwargs), func, args, kwargs)
 
 

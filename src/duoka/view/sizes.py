@@ -89,11 +89,11 @@ class SizeWatch(TorchFunctionMode):
 @contextmanager
 def watched(view: Any) -> Iterator[SizeWatch]:
     """Within, batches have sizes that remember what they are; nothing that is learned of them is kept."""
-    before = view.metas, view.programs, view.once
-    view.metas, view.programs, view.once, view.watch = Recent(KEPT), Recent(KEPT), Recent(KEPT), SizeWatch()
+    before = view.metas, view.programs, view.calls
+    view.metas, view.programs, view.calls, view.watch = Recent(KEPT), Recent(KEPT), Recent(KEPT), SizeWatch()
     try:
         with view.watch:
             yield view.watch
     finally:
-        view.metas, view.programs, view.once = before
+        view.metas, view.programs, view.calls = before
         view.watch = None

@@ -70,7 +70,7 @@ class View:
         self.lent = Lent()
         self.metas = Recent(KEPT)  # (spec, local shape, type, order) -> Meta: what is known of such a batch
         self.programs = Recent(KEPT)  # key -> Program: what rules did (replay.py)
-        self.once = Recent(KEPT)  # keys of calls that have come once -> True
+        self.calls = Recent(KEPT)  # key -> how many calls have come that were not replayed, as far as it matters
         self.backward_names: dict[Any, str] = {}  # what torch calls that of a loss, by the kinds of its arguments
         self._known: dict[int, ReferenceType[Tensor]] = {}  # leaves that were adopted, by identity
         self._divided: WeakIdKeyDictionary = WeakIdKeyDictionary()  # rows whose gradients are divided on arrival
