@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with tests that have a time limit of their own: they take longest, and would end last."""
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loader_workers_are_forked() -> None:
+    """Datasets of tests hold functions of the tests, which Python 3.14 cannot pickle for workers."""
+    multiprocessing.set_start_method("fork", force=True)
 
 
 @pytest.fixture(scope="session")

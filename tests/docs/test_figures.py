@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("tomllib")  # Python 3.11 has it, and the benchmarks need it
+
 from benchmarks import readme, results
 from benchmarks.results import FOLDER, Measured, Results
 from tests.docs.pages import name

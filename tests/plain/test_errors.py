@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
 
 import pytest
@@ -162,6 +163,8 @@ def test_what_a_script_sees_of_its_own_errors(flow: Flow) -> None:
         print(inspect.stack()[0].function, __name__, __file__, sys.argv)
         sys.exit("the end")
         """
+    if sys.version_info < (3, 11):  # which has groups of errors
+        source = re.sub(r"(?m)^ +try:\n +raise ExceptionGroup(?:.*\n){5}", "", source)
     expected = flow.python([flow.write("script.py", source)])
     found = run(flow, source)
     same = "['<module>'"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import io
 import multiprocessing
+import os
+import pathlib
 import platform
 import random
 import sys
@@ -43,6 +46,16 @@ def put_sockets_into(folder: str) -> None:
 def show_sharers_errors_by(instead_of_sys: Any) -> None:
     """What goes wrong while multiprocessing hands out memory goes to the `excepthook` of this. Public: none."""
     resource_sharer.sys = instead_of_sys  # type: ignore[attr-defined]
+
+
+def update_paths() -> None:
+    """Let pathlib call the functions of `os` that are there now: Python 3.10 has its own copies. Public: none."""
+    accessor = getattr(pathlib, "_NormalAccessor", None)
+    if accessor is not None:
+        links = ("link", "readlink", "symlink", "unlink")
+        for name in ("chmod", "listdir", "mkdir", "rename", "replace", "rmdir", "scandir", "stat", *links):
+            setattr(accessor, name, staticmethod(getattr(os, name)))
+        accessor.open = staticmethod(io.open)
 
 
 def keep_from_exit(function: Any) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from duoka.plain.openings import Entries
+from duoka.private.python import update_paths
 from duoka.trials.scratch import Scratch, exists, is_folder
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -75,6 +76,7 @@ def redirect(scratch: Scratch) -> None:
         if hasattr(sys.modules.get(module), name):
             _replace(sys.modules[module], name, _redirected(at, key, getattr(scratch, how)))
     sqlite3.dbapi2.connect = sqlite3.connect
+    update_paths()
 
 
 def _replace(space: Any, name: str, make: Make) -> None:
