@@ -340,3 +340,27 @@ def test_a_state_at_the_end_of_an_epoch() -> None:
         return len(list(again)), again.epoch, len(list(again)), again.epoch
 
     assert on_ranks(2, work) == [(0, 1, 3, 2)] * 2
+
+
+@pytest.mark.parametrize("name", ["in memory", "a dataset"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_iteration_within_another(name: str, world_size: int) -> None:
+    def batches(loader: Any) -> list[Any]:
+        found = []
+        for at, batch in enumerate(loader):
+            found += [batch, next(iter(loader))] if at == 1 else [batch]
+        return plain([*found, *itertools.chain.from_iterable(zip(loader, loader, strict=True))])
+
+    torch.manual_seed(3)
+    expected = batches(LOADERS[name]())
+
+    def on_rank(run: duoka.Run) -> Any:
+        loader = run.loader(LOADERS[name]())
+        torch.manual_seed(3)
+        found = batches(loader)
+        for at, _ in enumerate(loader):
+            next(iter(loader))
+            assert loader.state_dict()["batch"] == at + 1
+        return found
+
+    assert on_ranks(world_size, on_rank) == [expected] * world_size

@@ -50,6 +50,7 @@ class Loader:
         self._seen = 0  # batches of this epoch that were yielded
         self._order: dict[str, Any] = {}  # states of the generators from which the epoch's order was drawn
         self._resumed = False
+        self._going_on = 0  # iterations that have begun and not ended
         self._step_hooks: list[Callable[[], object]] = []
 
     def __len__(self) -> int:
@@ -57,14 +58,30 @@ class Loader:
         return len(self.data_loader)
 
     def __iter__(self) -> Iterator[Any]:
+        around = self._seen, self._order
         source = self._begin()
         if self._piece_sampler is not None:
             source = self._in_pieces(source, self._piece_sampler)
-        for batch in source:
-            self._seen += 1
-            yield batch
-            for hook in self._step_hooks:
-                hook()
+        return self._iterate(source, around)
+
+    def _iterate(self, source: Iterator[Any], around: tuple[int, dict[str, Any]]) -> Iterator[Any]:
+        """Yield the batches. around: position to go back to where this ends early within another iteration."""
+        seen, order = self._seen, self._order
+        within = self._going_on
+        self._going_on += 1
+        try:
+            for batch in source:
+                seen += 1
+                self._seen, self._order = seen, order
+                yield batch
+                for hook in self._step_hooks:
+                    hook()
+        except GeneratorExit:
+            if within:
+                self._seen, self._order = around
+            raise
+        finally:
+            self._going_on -= 1
         self.epoch, self._seen = self.epoch + 1, 0
         self._on_share(None)
 

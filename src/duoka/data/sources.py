@@ -91,41 +91,43 @@ class InMemorySource(BatchSource):
             self._subset = places if self._subset is None else places[self._subset]
             dataset = dataset.dataset
         self._tensors: tuple[Tensor, ...] = dataset.tensors  # type: ignore[attr-defined]
-        self._order: Tensor | None = None
+        self._order: list[Tensor] = []  # of the epoch that began last, once it is drawn
 
     def begin(self, skip: int) -> Iterator[Any]:
         # The loader draws its seed in the same way.
         torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
-        self._order = None
-        return self._batches(skip)
+        self._order = []
+        return self._batches(skip, self._order)
 
     def draw(self) -> None:
-        if self._order is None:
-            order = torch.tensor(list(self._loader.sampler), dtype=torch.long)
-            self._order = order if self._subset is None else self._subset[order]
+        self._draw(self._order)
 
-    def _batches(self, skip: int) -> Iterator[Any]:
-        self.draw()
-        assert self._order is not None
+    def _draw(self, drawn: list[Tensor]) -> None:
+        if not drawn:
+            order = torch.tensor(list(self._loader.sampler), dtype=torch.long)
+            drawn.append(order if self._subset is None else self._subset[order])
+
+    def _batches(self, skip: int, drawn: list[Tensor]) -> Iterator[Any]:
+        self._draw(drawn)
+        order = drawn[0]
         view, world_size = self._view, self._view.ranks.world_size
         start = 0
-        for number, n in enumerate(self._sizes(len(self._order))):
+        for number, n in enumerate(self._sizes(len(order))):
             if number >= skip:
                 if world_size == 1 or not view.shares(n):
-                    indices = self._order[start : start + n]
+                    indices = order[start : start + n]
                     yield [tensor.index_select(0, indices) for tensor in self._tensors]
                 else:
-                    yield [self._rows_of(tensor, start, n) for tensor in self._tensors]
+                    yield [self._rows_of(tensor, order, start, n) for tensor in self._tensors]
             start += n
 
-    def _rows_of(self, tensor: Tensor, start: int, n: int) -> BatchTensor:
+    def _rows_of(self, tensor: Tensor, order: Tensor, start: int, n: int) -> BatchTensor:
         """Return the batch of the n samples that begin at `start` in the order."""
-        assert self._order is not None
         shares = []
         for view in self._view.own.views:
             cut = view.cut(n)
             first = start + cut.start
-            rows = tensor.index_select(0, self._order[first : first + cut.rows])
+            rows = tensor.index_select(0, order[first : first + cut.rows])
             shares.append(BatchTensor(rows, Spec(view, cut)))
         return join(shares)
 
