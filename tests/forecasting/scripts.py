@@ -43,7 +43,7 @@ for (rows,) in DataLoader(TensorDataset(x), batch_size=24):
 """
 
 QUICK = MODEL + LOOP
-SHARED_OUT = QUICK.replace("PER_ROW, PER_STEP = 0, 0", "PER_ROW, PER_STEP = 0.003, 0")
+SHARED_OUT = QUICK.replace("PER_ROW, PER_STEP = 0, 0", "PER_ROW, PER_STEP = 0.008, 0")
 CONSTANT = QUICK.replace("PER_ROW, PER_STEP = 0, 0", "PER_ROW, PER_STEP = 0, 0.03")
 
 NO_LOADER = MODEL + LOOP.replace("DataLoader(TensorDataset(x), batch_size=24)", "[(x[:24],)] * 100")
