@@ -137,6 +137,7 @@ class Placing:
         session = replace(self._session, view=view, calls=ApiCalls(view, self._session.calls.local_stream))
         for interception in (modules, norm, constructors, transforms):
             interception.install(session)
+        session.patches.reach()
 
 
 class WithLoss(nn.Module):
