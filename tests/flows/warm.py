@@ -174,10 +174,10 @@ def python(script: str, *args: str) -> int:
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=os.path.abspath(script), __builtins__=__builtins__)
     sys.modules["__main__"] = main
-    show = sys.excepthook
+    show, here = sys.excepthook, __file__  # Python 3.14 has taken the name away when the hook is called
 
     def show_from_script(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        while trace is not None and trace.tb_frame.f_code.co_filename == here:
             trace = trace.tb_next
         show(kind, error.with_traceback(trace), trace)
 
