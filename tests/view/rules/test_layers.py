@@ -236,3 +236,17 @@ def test_layers_are_one_device_s(name: str, world_size: int) -> None:
     for found in in_turns(world_size, on_rank):
         for key, value in expected.items():
             torch.testing.assert_close(found[key], value, msg=lambda text, at=key: f"{at}: {text}")
+
+
+def test_packed_sequences_of_which_a_rank_has_one() -> None:
+    """For a single one torch draws dropout in another shape, where they are of 32 bits."""
+    layer, given = nn.LSTM(6, 6, 3, dropout=0.4), layer_inputs(3)
+
+    def padded(x: Tensor) -> list[Tensor]:
+        torch.manual_seed(3)
+        packed = nn.utils.rnn.pack_padded_sequence(x, given["lengths"], True, enforce_sorted=False)
+        return [whole_of(nn.utils.rnn.pad_packed_sequence(layer(packed)[0])[0]), torch.rand(3)]
+
+    expected = padded(given["x"].float())
+    for found in in_turns(2, lambda view: padded(shared(view, given["x"].float()))):
+        torch.testing.assert_close(found, expected)

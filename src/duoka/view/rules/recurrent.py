@@ -42,7 +42,10 @@ def layers(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _of_packed(func: Function, args: tuple[Any, ...]) -> Any:
-    """The same of packed data (entries, F); dropout between layers is drawn for (entries, H)."""
+    """The same of packed data (entries, F); dropout between layers is drawn for (entries, H).
+
+    For a single sequence torch draws for (entries, 1, H).
+    """
     data, sizes, given, weights, _, count, dropout, training, _ = args
     cut = packed_cut(data, sizes)
     if cut is None or any(isinstance(weight, BatchTensor) for weight in weights):
@@ -55,7 +58,7 @@ def _of_packed(func: Function, args: tuple[Any, ...]) -> Any:
         return NotImplemented
     own = tuple(states) if isinstance(given, (list, tuple)) else states[0]
     whole = [spec.view.enter(weight) for weight in weights]
-    draws = placing(lambda shape: spec if len(shape) == 2 else None)
+    draws = placing(lambda shape: spec if len(shape) > 1 else None)
     with draws if dropout and training and count > 1 else nullcontext():
         out, *after = func(data._local, cut.own_sizes, own, whole, *args[4:])
     return BatchTensor(out, spec), *(BatchTensor(state, sequences) for state in after)
