@@ -83,7 +83,8 @@ def test_a_stopped_rank_is_told_to_be_stopped(flow: Flow) -> None:
 
 
 def test_a_rank_that_holds_the_interpreter_s_lock_is_found_too(flow: Flow) -> None:
-    result = run(flow, "if not is_rank_0: ctypes.PyDLL(None).sleep(60)\nepoch()")
+    # Asking for its stack wakes it, so it sleeps again.
+    result = run(flow, "while not is_rank_0: ctypes.PyDLL(None).sleep(60)\nepoch()")
     assert result.returncode == 1
     assert re.search(r"it is in script\.py:18|script\.py\", line 18 in <module>", result.stderr)
 
