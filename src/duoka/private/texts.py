@@ -23,10 +23,6 @@ TOO_LATE = ("timed out", "timeout")
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 # A fault that leaves a GPU of no use to this process.
 CUDA_FAULT = "CUDA error"
-# A sharded parameter met a plain tensor.
-MIXED = "got mixed torch.Tensor and DTensor"
-# A loader's worker died; raised by a signal handler, in whatever is running.
-LOADER_DIED = "DataLoader worker"
 # Before what the restricted unpickler found, and its advice.
 UNPICKLER = "WeightsUnpickler error: "
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -61,11 +60,6 @@ class RunComparison:
     def same_bits(self) -> bool:
         """True if everything recorded has the same bits."""
         return not self.gaps and self.steps[0] == self.steps[1] and (self.data is None or not self.data.counts)
-
-    @cached_property
-    def by_place(self) -> dict[tuple[int, str], Gap]:
-        """The gaps by step and name."""
-        return {(gap.step, gap.name): gap for gap in self.gaps}
 
 
 def compare(first: Recording, second: Recording) -> RunComparison:

@@ -70,24 +70,6 @@ def is_by_value(operator: Any) -> bool:
     return operator.overloadpacket.__name__ in _BY_VALUE
 
 
-def state_drawn_from(kwargs: dict[str, Any]) -> Any:
-    """The state of the generators that an operator draws from, to be put back by `draw_again_from`."""
-    generator = kwargs.get("generator")
-    return (
-        {device: get() for device, (get, _) in _generators().items()} if generator is None else generator.get_state()
-    )
-
-
-def draw_again_from(state: Any, kwargs: dict[str, Any]) -> None:
-    """The operator draws once more what it drew from this state."""
-    generator = kwargs.get("generator")
-    if generator is not None:
-        generator.set_state(state)
-        return
-    for device, (_, put) in _generators().items():
-        put(state[device])
-
-
 class SeededMode(TorchDispatchMode):
     """Hands every operator that draws to `draw(operator, args, kwargs)`."""
 

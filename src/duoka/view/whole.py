@@ -150,5 +150,3 @@ REFUSED = {
     "is_set_to": "",
     "register_post_accumulate_grad_hook": "; do what it does after backward() instead",
 }
-
-_INPUT_IS_NOT_FIRST = (torch.where, torch.searchsorted)
