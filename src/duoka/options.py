@@ -134,6 +134,7 @@ class Options:
     step_timeout: the same after the first step; None: a multiple of the slowest step so far.
     restarts: how often the workers may be started again after a fault.
     machines: those that compute together. key_file: where their key is.
+    row_independent: functions without a rule that compute each row by itself.
 
     Raises:
         OptionError: an option has a value that it does not take.
@@ -155,12 +156,14 @@ class Options:
     verbosity: Verbosity = "normal"
     machines: Machines = ONE_MACHINE
     key_file: Path | None = None
+    row_independent: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         one_of("--kind", self.kind, get_args(KindWord))
         one_of("--batch-norm", self.batch_norm, get_args(BatchNorm))
         one_of("--randomness", self.randomness, get_args(Randomness))
         one_of("--loading", self.loading, get_args(Loading))
+        check_names("--row-independent", self.row_independent)
         one_of("verbosity", self.verbosity, get_args(Verbosity))
         if self.shares is not None:
             check_shares(self.shares)
@@ -187,6 +190,18 @@ def one_of(option: str, given: str, allowed: Iterable[str]) -> None:
         close = get_close_matches(str(given).lower(), words, n=1)
         hint = f"did you mean {close[0]}?" if close else ""
         raise OptionError(option, given, f"one of {', '.join(words)}", hint)
+
+
+def check_names(option: str, names: Iterable[str]) -> None:
+    """Check names of functions: `Scan`, `train.Scan`, `mylib::square`.
+
+    Raises:
+        OptionError: one of them is no such name.
+    """
+    for name in names:
+        if not re.fullmatch(r"[^\W\d]\w*(::[^\W\d]\w*|(\.[^\W\d]\w*)*)", str(name)):
+            hint = "the name of a Function, a scripted function or module, or an operator"
+            raise OptionError(option, name, "names like Scan, train.Scan or mylib::square", hint)
 
 
 def check_shares(count: object, option: str = "--shares") -> None:

@@ -75,6 +75,7 @@ class Plan:
     self_launching: bool = False
     machines: Machines = ONE_MACHINE
     key_file: Path | None = None
+    row_independent: tuple[str, ...] = ()  # functions without a rule that the user says compute each row by itself
 
     @property
     def workers(self) -> int:
@@ -150,6 +151,7 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
         self_launching=alone,
         machines=machines,
         key_file=options.key_file,
+        row_independent=options.row_independent,
     )
 
 
@@ -231,7 +233,7 @@ def _kind(options: Options, told: Script, devices: int) -> tuple[Kind, str]:
 def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[str, ...]]:
     if kind is Kind.DISTRIBUTED:
         asked = Options(options.target)
-        names = ("strategy", "shares", "batch_norm", "randomness", "loading")
+        names = ("strategy", "shares", "batch_norm", "randomness", "loading", "row_independent")
         unused = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)]
         return "", (f"{', '.join(unused)}: without effect, as the script is left alone",) if unused else ()
     if options.strategy in _ASKED_IN_SCRIPTS:
@@ -354,6 +356,8 @@ def details(plan: Plan) -> str:
         if plan.shares:
             rows.append(("shares", f"{plan.shares} of each batch"))
         rows += [("batch norm", plan.batch_norm), ("randomness", plan.randomness), ("loading", plan.loading)]
+        if plan.row_independent:
+            rows.append(("on own rows", f"{', '.join(plan.row_independent)}, as --row-independent says"))
     else:
         rows.append(("script", _left_alone(plan)))
     if plan.kind_can_be_either:

@@ -287,7 +287,7 @@ def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None,
     index = 0 if device.type == "cuda" else device.index  # the only one that this process sees
     given = device.type if index is None else f"{device.type}:{index}"
     asked = Asked(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
-    asked = replace(asked, strategy=plan.strategy, shares=plan.shares)
+    asked = replace(asked, strategy=plan.strategy, shares=plan.shares, row_independent=plan.row_independent)
     ranks = place.rank, place.world_size, place.local_rank
     this_process().origin = Forked(*ranks, place, seat, exchange, given, asked, key)
 

@@ -259,3 +259,25 @@ for step in range(2):
     optimizer.step()
 dist.destroy_process_group()
 """
+
+MIXING = """
+    import torch
+    from torch import nn
+
+    class Centred(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x - x.mean(0)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad - grad.mean(0)
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for x in torch.randn(6, 16, 4):
+        optimizer.zero_grad()
+        Centred.apply(model(x)).square().mean().backward()
+        optimizer.step()
+"""

@@ -52,11 +52,12 @@ def test_bits_that_are_wanted_and_not_there(flow: Flow) -> None:
         (scripts.RIGHT, ["--batch-norm", "local"], "--batch-norm local: BatchNorm takes"),
         (scripts.RIGHT, ["--randomness", "worker"], "--randomness worker: each rank draws"),
         (scripts.AUGMENTED, ["--loading", "shared"], "--loading shared: random augmentation is seeded by sample"),
+        (scripts.MIXING, ["--row-independent", "Centred"], "--row-independent Centred: a function that it"),
         (scripts.UNSEEDED, [], "from the start: model.0.weight is another before the first step"),
         (scripts.SHUFFLED_BY_TIME, [], "it is given other data in step 1"),
         (scripts.NOISY, [], "a kernel is not deterministic"),
     ],
-    ids=["batch norm", "randomness", "augmentation", "process id", "time", "kernel"],
+    ids=["batch norm", "randomness", "augmentation", "rows that mix", "process id", "time", "kernel"],
 )
 def test_a_wrong_script_is_told_with_its_cause(flow: Flow, source: str, words: list[str], cause: str) -> None:
     code, found = data(flow, source, "--devices", "cpu:2", "--steps", "3", *words)

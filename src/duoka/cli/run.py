@@ -153,6 +153,12 @@ GROUPS: Groups = (
                 metavar="auto|whole|shared",
                 help="Each rank loads the whole batch, or its share. auto: its share where that is safe.",
             ),
+            click.Option(
+                ["--row-independent"],
+                metavar="NAME,...",
+                help="Autograd Functions, scripted functions and operators of extensions that compute each row by "
+                "itself, which duoka cannot know: they get each rank's rows. `duoka prove` compares.",
+            ),
         ),
     ),
     (
@@ -285,6 +291,7 @@ def asked_for(
     step_timeout: str,
     restarts: str,
     shares: str | None,
+    row_independent: str | None,
     quiet: bool,
     verbose: bool,
     machines: Machines = ONE_MACHINE,
@@ -300,6 +307,7 @@ def asked_for(
         step_timeout=None if step_timeout == "auto" else options.seconds(step_timeout, "--step-timeout"),
         restarts=options.whole_number(restarts, "--restarts"),
         shares=None if shares is None else options.whole_number(shares, "--shares"),
+        row_independent=() if row_independent is None else tuple(map(str.strip, row_independent.split(","))),
         verbosity="quiet" if quiet else "verbose" if verbose else "normal",
         machines=machines,
         **words,

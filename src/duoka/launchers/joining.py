@@ -119,6 +119,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "--batch-norm": plan.batch_norm,
         "--randomness": plan.randomness,
         "--loading": plan.loading,
+        "--row-independent": list(plan.row_independent),
         "--timeout": plan.timeout,
         "--step-timeout": plan.step_timeout,
         "--restarts": plan.restarts,

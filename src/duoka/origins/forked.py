@@ -67,3 +67,4 @@ class Asked:
     seed: int | None = None
     strategy: str = "auto"
     shares: int = 0
+    row_independent: tuple[str, ...] = ()

@@ -116,6 +116,7 @@ def run_plain(
         be_deterministic()
     strategy = create(plan.strategy, ranks, shares=plan.shares)
     view = strategy.view(ranks, say)
+    view.vouch(plan.row_independent)
     if plan.randomness == "worker":
         view.own_stream = OwnStream(int.from_bytes(chance.shared(7), "little") + ranks.rank)
     for line in untested(torch.__version__):
@@ -142,6 +143,8 @@ def _finish(view: View, verbose: bool) -> None:
     """The script has ended well: say what cost time, and do not let it pass that it caught a refusal."""
     if view.refusal is not None:
         raise Refused(f"the script caught this, and went on: {view.refusal}") from view.refusal
+    for name in sorted(view.vouched.unused):
+        view.say(f"--row-independent {name}: nothing of that name, and without a rule, was called with a batch")
     warning = view.gathered.warning()
     for line in view.gathered.lines()[:SHOWN] if verbose else filter(None, [warning]):
         view.say(line)

@@ -16,7 +16,9 @@ from torch.nn import functional as F
 from duoka.plain.session import Session
 from duoka.private.torch import backward_engine, note_constructors
 from duoka.view.batch import BatchTensor, batches_in, gather_all
+from duoka.view.own_rows import compute_opaque
 from duoka.view.rules.lookup import argument
+from duoka.view.vouched import names_of_class
 from duoka.view.whole import compute_whole
 
 
@@ -38,7 +40,7 @@ def install(session: Session) -> None:
                 return bound(*args, **kwargs)
             if cls.__module__.startswith(_KEEPING_ROWS):
                 return _of_rows(bound, args)
-            return compute_whole(bound, args, kwargs)
+            return compute_opaque(names_of_class(cls), bound, args, kwargs)
 
         return classmethod(apply)
 

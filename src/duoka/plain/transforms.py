@@ -1,4 +1,4 @@
-"""Functions made of functions (torch.compile, vmap, cond, torch.func) look inside of a tensor and ask nobody."""
+"""Functions made of functions (torch.compile, vmap, cond, torch.func, TorchScript) bypass `__torch_function__`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch.func
 from torch import nn
 
 from duoka.plain.session import Session
+from duoka.private.torch import SCRIPTED
 from duoka.view.batch import batches_in
+from duoka.view.own_rows import compute_opaque
 from duoka.view.whole import compute_whole
 
 TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian")
@@ -46,7 +48,18 @@ def install(session: Session) -> None:
 
         return applied
 
+    def make_scripted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not batches_in((args, kwargs)):
+                return original(self, *args, **kwargs)
+            with session.calls.computed_whole():
+                return compute_opaque((self.name,), functools.partial(original, self), args, kwargs)
+
+        return scripted
+
     session.patches.replace(torch, "compile", make_transform)
+    for kind in SCRIPTED:
+        session.patches.put(kind, "__call__", make_scripted(kind.__call__))
     session.patches.replace(torch, "vmap", make_transform)
     session.patches.replace(torch, "cond", of_all_rows)
     for name in TRANSFORMS:

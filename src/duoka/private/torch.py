@@ -92,6 +92,8 @@ with parts_of("torch", torch.__version__):
     rendezvous_handlers: dict[str, Any] = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     # `with torch.device(...)` notes which functions make tensors when it is first asked. Public: none.
     note_constructors: Callable[[], object] = _device._device_constructors
+    # What calls a function, and a method, of TorchScript. Public: torch.jit.ScriptFunction, of functions alone.
+    SCRIPTED = (torch.jit.ScriptFunction, torch._C.ScriptMethod)
     # What takes down operators at exit. Public: none.
     TAKE_DOWN = (torch.library, "_del_library")
 

@@ -14,11 +14,12 @@ from duoka.proving.bounds import Bound, Verdict, judge
 from duoka.proving.comparing import Gap, RunComparison
 from duoka.proving.runs import ScriptRun
 
-# Options that change numbers: name, the value that does, the value that does not, and its effect.
-OPTIONS: tuple[tuple[str, str, str, str], ...] = (
+# Options that change numbers: name, the value that does (None: any), the value that does not, and its effect.
+OPTIONS: tuple[tuple[str, str | None, Any, str], ...] = (
     ("batch_norm", "local", "whole", "BatchNorm takes the statistics of each share of the batch"),
     ("randomness", "worker", "whole", "each rank draws its own random numbers inside of models"),
     ("loading", "shared", "auto", "random augmentation is seeded by sample, not drawn from the one stream"),
+    ("row_independent", None, (), "a function that it names does not compute each row by itself"),
 )
 
 Compare = Callable[[ScriptRun], RunComparison]  # runs the script, and compares it with the first run
@@ -94,25 +95,38 @@ def _first_gap(comparison: RunComparison) -> Gap | None:
 
 def _by_option(run: ScriptRun, bound: Bound, compare_run: Compare) -> Iterator[str]:
     """Yield the option that causes the difference: each alone, and if that does not suffice, all together."""
-    in_use = [option for option in OPTIONS if getattr(run.plan, option[0]) == option[1]]
+    in_use = [option for option in OPTIONS if _is_in_use(run.plan, option)]
     if run.plan.kind is Kind.DISTRIBUTED or run.plan.world_size == 1:
         return
-    for name, value, neutral, effect in in_use:
+    for name, _, neutral, effect in in_use:
         changed: dict[str, Any] = {name: neutral}
         if _verdict(run, changed, bound, compare_run) != "different":
-            yield f"{_flag(name)} {value}: {effect}; with {_flag(name)} {neutral} nothing but rounding is left"
+            without = f"with {_flag(name)} {neutral}" if neutral else "without it"
+            yield f"{_given(run.plan, name)}: {effect}; {without} nothing but rounding is left"
             return
     if len(in_use) > 1:
         all_changed = {name: neutral for name, _, neutral, _ in in_use}
         if _verdict(run, all_changed, bound, compare_run) != "different":
-            flags = [f"{_flag(name)} {value}" for name, value, _, _ in in_use]
+            flags = [_given(run.plan, name) for name, *_ in in_use]
             yield f"{' and '.join(flags)}, together: without them nothing but rounding is left"
 
 
 def _verdict(run: ScriptRun, changed: dict[str, Any], bound: Bound, compare_run: Compare) -> Verdict:
     plan: Plan = replace(run.plan, **changed)
-    flags = " ".join(f"{_flag(name)} {value}" for name, value in changed.items())
-    return judge(compare_run(ScriptRun(f"{run.name} {flags}", plan)), bound).verdict
+    flags = (f"{_flag(name)} {value}" if value else f"without {_flag(name)}" for name, value in changed.items())
+    return judge(compare_run(ScriptRun(f"{run.name} {' '.join(flags)}", plan)), bound).verdict
+
+
+def _is_in_use(plan: Plan, option: tuple[str, str | None, Any, str]) -> bool:
+    name, changing, neutral, _ = option
+    value = getattr(plan, name)
+    return bool(value == changing if changing else value != neutral)
+
+
+def _given(plan: Plan, name: str) -> str:
+    """Return an option as it was typed."""
+    value = getattr(plan, name)
+    return f"{_flag(name)} {value if isinstance(value, str) else ','.join(value)}"
 
 
 def _flag(name: str) -> str:

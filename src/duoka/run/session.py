@@ -33,6 +33,7 @@ class Settings:
     """What may give other numbers than one device: the options of `duoka run` of the same names.
 
     compress: what goes between ranks for gradients. strategy: "auto" or "exact". shares: of each batch, with exact.
+    row_independent: functions without a rule that compute each row by itself.
     """
 
     batch_norm: BatchNorm = "whole"
@@ -41,6 +42,7 @@ class Settings:
     compress: str = "none"
     strategy: str = "auto"
     shares: int | None = None
+    row_independent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def open_session(ranks: Collectives, settings: Settings, entropy: int, say: Call
         be_deterministic()
     strategy = create(name, ranks, settings.compress, shares)
     view = strategy.view(ranks, say)
+    view.vouch(settings.row_independent)
     for line in untested(torch.__version__):
         say(line)
     own_stream = OwnStream(entropy + ranks.rank)

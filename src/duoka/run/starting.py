@@ -17,7 +17,7 @@ import torch
 from duoka import environment
 from duoka.errors import DeviceError, OptionError
 from duoka.logs import check_logs, open_logs
-from duoka.options import LONGEST, BatchNorm, Loading, Randomness, one_of
+from duoka.options import LONGEST, BatchNorm, Loading, Randomness, check_names, one_of
 from duoka.origins import Origin, find
 from duoka.origins.forked import Forked
 from duoka.process import this_process
@@ -41,6 +41,7 @@ def start(
     timeout: float | None = None,
     log: str | Sequence[str] = "console",
     compress: str = "none",
+    row_independent: Sequence[str] | None = None,
 ) -> Run:
     """Find out which rank this process is, and begin a run. One is open at a time; `run.close()` ends it.
 
@@ -59,8 +60,11 @@ def start(
             "mlflow", "mlflow:EXPERIMENT", or several of them.
         compress: what goes between ranks for gradients. "bf16" or "fp16": 16 bits, half the traffic. "powersgd",
             "powersgd:RANK" or "powersgd:RANK:AFTER": matrices of that rank, after so many backward passes (1000).
+        row_independent: names of autograd Functions, scripted functions or operators of extensions (`Scan`,
+            `train.Scan`, `mylib::square`) that compute each row by itself. Without it they are computed whole by
+            every rank, since nothing proves it; `duoka prove` compares the numbers.
 
-    What is left out is as `duoka run` was told, else whole, whole, auto and 600.
+    What is left out is as `duoka run` was told, else whole, whole, auto, 600 and no name.
 
     Raises:
         OptionError: a value that is not allowed, or a run is open already.
@@ -74,7 +78,7 @@ def start(
     origin = process.origin or find()
     if seed is None and isinstance(origin, Forked):
         seed = origin.asked.seed
-    settings, timeout = _settings(origin, batch_norm, randomness, loading, compress, timeout)
+    settings, timeout = _settings(origin, batch_norm, randomness, loading, compress, timeout, row_independent)
     _check_seed(seed)
     logs = check_logs(log)
     chosen = choose_device(device, origin)
@@ -98,6 +102,7 @@ def _settings(
     loading: Loading | None,
     compress: str,
     timeout: float | None,
+    row_independent: Sequence[str] | None,
 ) -> tuple[Settings, float]:
     asked = origin.asked if isinstance(origin, Forked) else None
     settings = Settings(
@@ -107,6 +112,7 @@ def _settings(
         compress,
         "exact" if asked and asked.strategy == "exact" else "auto",
         asked.shares or None if asked else None,
+        _names(row_independent) if row_independent is not None else asked.row_independent if asked else (),
     )
     compression(settings.compress)  # is it there?
     one_of("batch_norm", settings.batch_norm, get_args(BatchNorm))
@@ -116,6 +122,12 @@ def _settings(
     if not 0 < seconds <= LONGEST:
         raise OptionError("timeout", seconds, "more than 0 seconds and at most 30 days")
     return settings, seconds
+
+
+def _names(given: Sequence[str]) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given)
+    check_names("row_independent", names)
+    return names
 
 
 def _check_seed(seed: Any) -> None:

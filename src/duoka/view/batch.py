@@ -390,7 +390,7 @@ def of_the_whole(error: Exception, view: View, again: Callable[[], object]) -> E
 
 def gather_all(tree: Any) -> Any:
     """`tree` with every batch tensor in it gathered."""
-    return tree_map_only(BatchTensor, BatchTensor.full_tensor, tree)
+    return tree_map_only(BatchTensor, lambda batch: batch.full_tensor(), tree)  # of its own kind
 
 
 def batches_in(tree: Any) -> list[BatchTensor]:

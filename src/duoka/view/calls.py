@@ -24,8 +24,10 @@ from duoka.view.below import looks_below
 from duoka.view.compiled import Compiled
 from duoka.view.cut import Cut
 from duoka.view.lent import version
+from duoka.view.own_rows import on_own_rows
 from duoka.view.parts import is_compiled
 from duoka.view.view import View
+from duoka.view.vouched import names_of_module
 
 Original = Callable[..., Any]
 _DIMS = 2  # dimensions in which the batch of a plain input is looked for
@@ -153,7 +155,11 @@ class ModuleCalls:
         with self.computed_whole():
             if not batches_in((args, kwargs)):
                 return original(module, *args, **kwargs)
-            with self.view.gathered.timed(type(module).__name__):
+            name = self.view.vouched.name_of(names_of_module(module))
+            if name is not None and not looks_below() and not self.view.own.exact and self.view.own.count == 1:
+                self._meet(module)
+                return on_own_rows(name, partial(original, module), args, kwargs)
+            with self.view.gathered.timed(names_of_module(module)[0]):
                 args, kwargs = gather_all((args, kwargs))
                 return original(module, *args, **kwargs)
 

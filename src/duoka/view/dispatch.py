@@ -22,11 +22,13 @@ from duoka.view.below import looks_below
 from duoka.view.draws import Once
 from duoka.view.failing import MAY_FAIL, may_fail
 from duoka.view.layout import name_backward, with_order
+from duoka.view.own_rows import compute_opaque
 from duoka.view.parts import is_sharded
 from duoka.view.replay import Described, Outdated, Recorder
 from duoka.view.rules.lookup import dtype_of, ndim_of
 from duoka.view.site import user_line
 from duoka.view.view import View
+from duoka.view.vouched import OPERATORS, names_of_operator
 from duoka.view.whole import compute_whole, take_row
 
 Function = Callable[..., Any]
@@ -90,6 +92,8 @@ def _in_step(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view
 
 def _by_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, call: Described) -> Any:
     rule = BatchTensor.rules.get(func)
+    if rule is None and isinstance(func, OPERATORS):
+        return compute_opaque(names_of_operator(func), func, args, kwargs)
     if rule is None or kwargs.get("out") is not None:
         return compute_whole(func, args, kwargs)
     if func is Tensor.__getitem__ and type(args[1]) is int and args[0]._spec.dim == 0 and view.own.count == 1:

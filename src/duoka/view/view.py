@@ -5,7 +5,7 @@ Under `--strategy exact` a process computes several shares, and each has a view 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
@@ -28,6 +28,7 @@ from duoka.view.recent import KEPT, Recent
 from duoka.view.shares import DeviceShares, ExactShares, ShareRanks, Shares
 from duoka.view.site import user_line
 from duoka.view.tally import Tally
+from duoka.view.vouched import Vouched
 
 if TYPE_CHECKING:
     from duoka.view.draws import OwnStream
@@ -44,7 +45,8 @@ class View:
     step over ranks (`Strategy.adopt`). alias: gives what stands for such a leaf among this share's rows. own: the
     shares of this process. say: shows the user a line. gathered: what was computed whole. drawn: how often random
     numbers were drawn for rows. own_stream: where this rank draws them from, if not from one stream with the others.
-    lent: gathered copies that the script has memory of. refusal: the first that the script was given, and may have
+    lent: gathered copies that the script has memory of. vouched: functions that the user says compute each row by
+    itself. refusal: the first that the script was given, and may have
     caught.
     """
 
@@ -68,6 +70,7 @@ class View:
         self.drawn = 0
         self.own_stream: OwnStream | None = None
         self.lent = Lent()
+        self.vouched = Vouched()
         self.metas = Recent(KEPT)  # (spec, local shape, type, order) -> Meta: what is known of such a batch
         self.programs = Recent(KEPT)  # key -> Program: what rules did (replay.py)
         self.calls = Recent(KEPT)  # key -> how many calls have come that were not replayed, as far as it matters
@@ -97,6 +100,12 @@ class View:
                 view.refusal = view.refusal or error
         elif not isinstance(error, DuokaError):
             self.own.ranks.raised(type(error).__name__, user_line())
+
+    def vouch(self, names: Iterable[str]) -> None:
+        """Take the user's word that these functions compute each row by itself."""
+        vouched = Vouched(names)
+        for view in self.own.views:
+            view.vouched = vouched
 
     @property
     def met(self) -> int:

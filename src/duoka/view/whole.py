@@ -18,26 +18,27 @@ from duoka.view.lent import holders, version
 from duoka.view.site import user_line
 
 
-def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str = "") -> Any:
     """Gather, and compute as one device would: always right, at worst not faster.
 
-    What the operation writes into a batch is written back into each rank's own rows.
+    What the operation writes into a batch is written back into each rank's own rows. name: of the operation, to be
+    shown; default: what torch calls it.
     """
+    name = name or _name_of(func)
     first = batches_in((args, kwargs))[0]
     own = first._spec.view.own
     if len(first._shares) == own.count:
-        return _compute_whole(func, args, kwargs)
+        return _compute_whole(name, func, args, kwargs)
 
     def together(calls: list[Any]) -> list[Any]:  # one of several shares is here: the others compute the same
         args, kwargs = joined(calls)
-        out = _compute_whole(func, args, kwargs)
+        out = _compute_whole(name, func, args, kwargs)
         return [of_share(out, place) for place in range(own.count)]
 
     return own.meet(together, (args, kwargs))
 
 
-def _compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    name = _name_of(func)
+def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name in REFUSED:
         raise Refused(f"{name} of a batch cannot be shared out ({user_line()}){REFUSED[name]}")
     batches = batches_in((args, kwargs))
