@@ -10,15 +10,26 @@ import torch
 from torch import Tensor
 
 from duoka.proving.batches import BatchRecorder
-from duoka.proving.recording import Recording, RecordingWriter
+from duoka.proving.recording import Recording, RecordingWriter, TensorKind
 
 
-def record(folder: Path, states: Sequence[Mapping[str, Tensor]], batches: Sequence[Tensor] = ()) -> Recording:
-    """Record a run with these tensors before its first step and after each; one batch for each step."""
+def record(
+    folder: Path,
+    states: Sequence[Mapping[str, Tensor]],
+    batches: Sequence[Tensor] = (),
+    gradients: Mapping[int, Mapping[str, Tensor]] | None = None,
+) -> Recording:
+    """Record a run with these tensors before its first step and after each; one batch for each step.
+
+    gradients: of some steps.
+    """
     folder.mkdir()
     writer = RecordingWriter(folder, len(states))
     for step, tensors in enumerate(states):
-        entries = ((name, tensor, False) for name, tensor in tensors.items())
+        entries: list[tuple[str, Tensor, TensorKind]] = [
+            (name, tensor, "parameter") for name, tensor in tensors.items()
+        ]
+        writer.write_gradients((gradients or {}).get(step, {}).items())
         writer.write(step, "optimizer 0 (SGD) at train.py:1", [0.5], entries)
     writer.close()
     seen = BatchRecorder(folder, 0, own_rows=False)

@@ -281,3 +281,26 @@ MIXING = """
         Centred.apply(model(x)).square().mean().backward()
         optimizer.step()
 """
+
+# Its gradient depends on the number of rows, and Adam's steps hardly do.
+SCALED_GRADIENT = """
+    import torch
+    from torch import nn
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 16 / len(grad)
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    for x in torch.randn(6, 16, 4):
+        optimizer.zero_grad()
+        Scaled.apply(model(x)).square().mean().backward()
+        optimizer.step()
+"""

@@ -22,7 +22,7 @@ def found(*optimizers: torch.optim.Optimizer) -> dict[str, bool]:
     names = TensorNames()
     for optimizer in optimizers:
         names.number(optimizer)
-    return {name: is_buffer for name, _, is_buffer in names.tensors()}
+    return {name: kind == "buffer" for name, _, kind in names.tensors()}
 
 
 def test_a_model_is_called_what_the_script_calls_it() -> None:

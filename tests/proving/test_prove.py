@@ -81,10 +81,13 @@ def test_the_first_devices_are_what_the_others_are_compared_with(flow: Flow) -> 
     assert [(run["name"], run["verdict"]) for run in found["sides"]] == [("cpu:2", "bits"), ("cpu:3", "rounding")]
 
 
+SCALE = "optimizer 1 group 0 parameter 2"  # of no model
+
+
 @pytest.mark.parametrize(
     ("source", "steps", "tensors"),
     [
-        (scripts.GAN, 6, {"G.weight", "G.bias", "D.0.weight", "D.0.bias", "D.2.weight", "D.2.bias", "scale"}),
+        (scripts.GAN, 6, {"G.weight", "G.bias", "D.0.weight", "D.0.bias", "D.2.weight", "D.2.bias", SCALE}),
         (scripts.LBFGS, 2, {"net.weight", "net.bias"}),
     ],
     ids=["gan", "lbfgs"],
@@ -93,7 +96,7 @@ def test_several_optimizers_and_closures(flow: Flow, source: str, steps: int, te
     code, found = data(flow, source, "--devices", "cpu:2", "--steps", "6")
     run = found["sides"][0]
     assert (code, run["verdict"], run["steps"]) == (0, "rounding", steps), run
-    names = {gap["tensor"] for gap in run["gaps"]}
+    names = {gap["tensor"].removeprefix("gradient of ") for gap in run["gaps"]}
     assert names
     assert names <= tensors, names
 
@@ -220,3 +223,12 @@ def test_exact_is_python_to_rounding(flow: Flow) -> None:
     result = prove(flow, scripts.RIGHT, "--strategy", "exact", "--steps", "4", "--devices", "cpu:2")
     assert result.returncode == 0, result
     assert "running python, added up in 2 parts" in result.stderr
+
+
+def test_a_wrong_gradient_is_found_though_adam_makes_the_same_step_of_it(flow: Flow) -> None:
+    code, found = data(flow, scripts.SCALED_GRADIENT, "--devices", "cpu:2", "--row-independent", "Scaled")
+    run = found["sides"][0]
+    assert (code, run["verdict"]) == (1, "different")
+    assert (run["first"]["step"], run["first"]["tensor"]) == (1, "gradient of model.weight")
+    assert run["largest"]["relative"] < 1e-4
+    assert found["sides"][0]["causes"][0].startswith("--row-independent Scaled")

@@ -3,7 +3,8 @@
 A number of a run may differ from the other run's by the largest of
 
     ULPS units in the last place of the tensor's largest number     rounding when it is stored, step after step
-    OF_MOVE of how far the steps have moved the tensor              another order of adding up a gradient
+    OF_MOVE of how far the steps have moved the tensor,             another order of adding up a gradient
+        or of a gradient's largest number
     TIMES the difference in the reference runs, up to that step     amplification by the script itself
 
 where a reference run is the first run again, with only rounding changed. Whole numbers must be equal, unless they
@@ -58,6 +59,8 @@ class Bound:
 
     def _is_amplified(self, gap: Gap) -> bool:
         stored = max(ULPS * gap.epsilon * gap.size, 2 * self.grown(0, gap.name))  # step 0 differs by the nudge itself
+        if gap.kind == "gradient":  # one whose true value is 0 is nothing but rounding
+            return False
         return gap.step > 0 and gap.epsilon > 0 and gap.largest > max(stored, AMPLIFIED * gap.moved)
 
 
@@ -66,7 +69,7 @@ class Judgement:
     """The judgement of one comparison.
 
     parts: the first gap of any size. first: the first gap beyond rounding, and `allowed` its limit. worst: the
-    largest gap relative to its tensor. why: other differences than tensors, in words.
+    largest gap relative to its tensor, of parameters and buffers. why: other differences than tensors, in words.
     """
 
     verdict: Verdict
@@ -80,7 +83,9 @@ class Judgement:
 def judge(comparison: RunComparison, bound: Bound) -> Judgement:
     """Judge two runs, and find the first gap beyond rounding."""
     gaps = comparison.gaps
-    worst = max(gaps, key=lambda gap: (gap.relative, gap.largest), default=None)
+    worst = max(
+        (gap for gap in gaps if gap.kind != "gradient"), key=lambda gap: (gap.relative, gap.largest), default=None
+    )
     parts = gaps[0] if gaps else None
     if comparison.same_bits:
         return Judgement("bits", None, None, 0.0, None, "")

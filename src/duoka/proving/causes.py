@@ -68,7 +68,7 @@ def of_itself(first: ScriptRun, comparison: RunComparison) -> RepeatResult:
 
 def _repeat_difference(first: ScriptRun, comparison: RunComparison) -> str:
     data, gap, name = comparison.data, _first_gap(comparison), first.name
-    if gap is not None and gap.step == 0 and not gap.is_buffer:
+    if gap is not None and gap.step == 0 and gap.kind != "buffer":
         return (
             f"{name} gives other numbers each time it is run, from the start: {gap.name} is another before the first "
             "step, so something that is drawn for it is not seeded (a generator of its own, time, a process id)"
@@ -90,7 +90,7 @@ def _repeat_difference(first: ScriptRun, comparison: RunComparison) -> str:
 def _first_gap(comparison: RunComparison) -> Gap | None:
     """Return the first gap; before step 1 prefer a parameter, which no forward pass has changed."""
     found = comparison.gaps
-    return next((gap for gap in found if gap.step == 0 and not gap.is_buffer), found[0] if found else None)
+    return next((gap for gap in found if gap.step == 0 and gap.kind != "buffer"), found[0] if found else None)
 
 
 def _by_option(run: ScriptRun, bound: Bound, compare_run: Compare) -> Iterator[str]:
@@ -151,5 +151,5 @@ def _by_data(run: ScriptRun, found: RunComparison) -> Iterator[str]:
             yield f"{data.text}: what the script trains on depends on the rank or the process"
         else:
             yield f"it is given other data from step {data.step} on: {data.text}"
-    elif first is not None and first.step == 0 and not first.is_buffer:
+    elif first is not None and first.step == 0 and first.kind != "buffer":
         yield f"the models are others before the first step: {first.name} is"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from duoka.proving.data import DataGap, compare_data
-from duoka.proving.recording import Recording, TensorEntry
+from duoka.proving.recording import Recording, TensorEntry, TensorKind
 
 PIECE = 1 << 22  # numbers in a piece
 
@@ -28,8 +28,8 @@ class Gap:
     """The difference of one tensor after one step.
 
     largest: between two of its numbers; infinite if one is not finite. size: its largest number in either run. moved:
-    the distance it moved from its start, in the first run. epsilon: of its type; 0 for whole numbers. problem: the
-    reason why it cannot be compared. is_buffer: it is not a parameter.
+    the distance it moved from its start, in the first run; of a gradient, which starts at 0, its largest number.
+    epsilon: of its type; 0 for whole numbers. problem: the reason why it cannot be compared.
     """
 
     step: int
@@ -39,7 +39,7 @@ class Gap:
     moved: float
     epsilon: float
     problem: str = ""
-    is_buffer: bool = False
+    kind: TensorKind = "parameter"
 
     @property
     def relative(self) -> float:
@@ -110,13 +110,13 @@ def _gap(
         same = same and np.array_equal(_bits(flat[at : at + PIECE])[~both], _bits(theirs[at : at + PIECE])[~both])
         with np.errstate(invalid="ignore", over="ignore"):
             distance = np.where(both | (a == b), 0.0, np.abs(a - b))
-            way = a - a if begun is None else a - _wide(begun[at : at + PIECE])
+            way = a if entry.kind == "gradient" else a - a if begun is None else a - _wide(begun[at : at + PIECE])
         largest = max(largest, float(np.nan_to_num(distance, nan=np.inf, posinf=np.inf).max()))
         size = max(size, _largest(a), _largest(b))
         moved = max(moved, _largest(way))
     if same:
         return None
-    return Gap(step, entry.name, largest, size, moved, EPSILON.get(entry.dtype, 0.0), is_buffer=entry.is_buffer)
+    return Gap(step, entry.name, largest, size, moved, EPSILON.get(entry.dtype, 0.0), kind=entry.kind)
 
 
 def _wide(piece: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

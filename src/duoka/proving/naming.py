@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from duoka.checkpoint.names import WRAPPERS
 from duoka.private.torch import TENSORS_AND_CHILDREN, children_in
+from duoka.proving.recording import TensorKind
 from duoka.view.site import is_users
 
 
@@ -37,23 +38,23 @@ class TensorNames:
         self._look(optimizer)
         return len(self._optimizers) - 1
 
-    def tensors(self) -> Iterator[tuple[str, Tensor, bool]]:
-        """Yield name, tensor, and True for a buffer: all tensors of trained models, then parameters of no model."""
+    def tensors(self) -> Iterator[tuple[str, Tensor, TensorKind]]:
+        """Yield name, tensor and kind: all tensors of trained models, then parameters of no model."""
         taken: Counter[str] = Counter()
         seen: set[int] = set()
         for root, known in self._models:
             model = known()
-            for name, tensor, is_buffer in _tensors_of(model) if model is not None else ():
+            for name, tensor, kind in _tensors_of(model) if model is not None else ():
                 seen.add(id(tensor))
                 full = f"{root}.{_plain(name)}"
                 taken[full] += 1
-                yield (full if taken[full] == 1 else f"{full}#{taken[full]}"), tensor, is_buffer
+                yield (full if taken[full] == 1 else f"{full}#{taken[full]}"), tensor, kind
         for number, alive in enumerate(self._optimizers):
             optimizer = alive()
             for place, parameter in _parameters_of(optimizer) if optimizer is not None else ():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
-                    yield f"optimizer {number} {place}", parameter, False
+                    yield f"optimizer {number} {place}", parameter, "parameter"
 
     def _look(self, optimizer: Optimizer) -> None:
         """Find the models whose parameters this optimizer, or another one that exists, updates."""
@@ -94,9 +95,9 @@ def _trains(model: nn.Module, trained: set[int]) -> bool:
     )
 
 
-def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
-    yield from ((name, tensor, False) for name, tensor in model.named_parameters())
-    yield from ((name, tensor, True) for name, tensor in model.named_buffers())
+def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor, TensorKind]]:
+    yield from ((name, tensor, "parameter") for name, tensor in model.named_parameters())
+    yield from ((name, tensor, "buffer") for name, tensor in model.named_buffers())
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Record the models' tensors after each step, in every worker, and end the script after a number of steps.
+"""Record gradients before and models' tensors after each step, in every worker; end the script after some steps.
 
 Draws no random numbers, changes no tensor (except by a nudge), and communicates only to gather DTensors. Rank 0
 writes the states.
@@ -46,6 +46,7 @@ class _RecordingWatcher(StepWatcher):
         self._batches = BatchRecorder(folder, rank, recorder.own_rows)
         self._nudge = None if recorder.nudge is None else Nudge(recorder.nudge)
         self._names = TensorNames()
+        self._with_gradients = not recorder.own_rows  # ranks of a script's own may scale theirs as they like
         self._losses: list[Tensor] = []
 
     def install(self) -> None:
@@ -67,6 +68,8 @@ class _RecordingWatcher(StepWatcher):
             self._record(optimizer, "")
             if self._nudge is not None:  # parameters of no model, which no call has moved
                 self._nudge.move(tensor for group in optimizer.param_groups for tensor in group["params"])
+        if self._with_gradients and not self.over:
+            self._record_gradients(optimizer)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.over:
@@ -78,9 +81,23 @@ class _RecordingWatcher(StepWatcher):
         if self.steps >= self._wanted:
             self.enough()
 
+    def _record_gradients(self, optimizer: Optimizer) -> None:
+        self._names.number(optimizer)
+        updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        gradients = (
+            (name, _whole(tensor.grad))
+            for name, tensor, _ in self._names.tensors()
+            if id(tensor) in updated and tensor.grad is not None
+        )
+        if self._writer is None:
+            for _ in gradients:  # gathering a DTensor needs every rank
+                pass
+        else:
+            self._writer.write_gradients(gradients)
+
     def _record(self, optimizer: Optimizer, by: str) -> None:
         self._names.number(optimizer)
-        tensors = ((name, _whole(tensor), is_buffer) for name, tensor, is_buffer in self._names.tensors())
+        tensors = ((name, _whole(tensor), kind) for name, tensor, kind in self._names.tensors())
         if self._writer is None:
             for _ in tensors:  # gathering a DTensor needs every rank
                 pass

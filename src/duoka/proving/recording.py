@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from duoka.trials.observer import opened
 if TYPE_CHECKING:
     from torch import Tensor
 
+TensorKind = Literal["parameter", "buffer", "gradient"]
 STEPS, TENSORS = "steps.jsonl", "tensors.bin"
 ROW_DIGEST = 16  # characters of the digest of a batch's row
 _AS_NUMPY = {"bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64", "complex64", "complex128"}
@@ -36,7 +37,7 @@ _AS_NUMPY = {"bool", "uint8", "int8", "int16", "int32", "int64", "float32", "flo
 class TensorEntry:
     """A tensor of a state, stored in `tensors.bin`. dtype: torch's name; stored: numpy's name. digest: of its bytes.
 
-    is_buffer: it is not a parameter; a forward pass may have changed it before the first step.
+    kind: a forward pass may have changed a buffer before the first step; a gradient is that which made the step.
     """
 
     name: str
@@ -45,7 +46,7 @@ class TensorEntry:
     shape: tuple[int, ...]
     start: int
     digest: str
-    is_buffer: bool
+    kind: TensorKind
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,26 @@ class RecordingWriter:
     def __init__(self, folder: Path, steps: int) -> None:
         self._folder, self._steps = folder, steps
         self._last: dict[str, TensorEntry] = {}
+        self._gradients: dict[str, TensorEntry] = {}  # of the next step
         self._size = 0
         self._index = opened(folder / STEPS)
         self._data = opened(folder / TENSORS, "wb")
 
-    def write(self, step: int, by: str, losses: Iterable[float], tensors: Iterable[tuple[str, Tensor, bool]]) -> None:
+    def write_gradients(self, gradients: Iterable[tuple[str, Tensor]]) -> None:
+        """Write the gradients of parameters, by the parameters' names: they belong to the next state."""
+        named = ((f"gradient of {name}", gradient) for name, gradient in gradients)
+        self._gradients = {name: self._entry(name, gradient, "gradient") for name, gradient in named}
+
+    def write(
+        self, step: int, by: str, losses: Iterable[float], tensors: Iterable[tuple[str, Tensor, TensorKind]]
+    ) -> None:
         """Write a state.
 
         Raises:
             RunError: the disk has too little space for the whole recording.
         """
-        entries = {name: self._entry(name, tensor, is_buffer) for name, tensor, is_buffer in tensors}
+        entries = self._gradients | {name: self._entry(name, tensor, kind) for name, tensor, kind in tensors}
+        self._gradients = {}
         self._data.flush()
         self._last.update(entries)
         line = {"step": step, "by": by, "losses": list(losses), "tensors": [astuple(it) for it in entries.values()]}
@@ -86,20 +96,21 @@ class RecordingWriter:
         if step == 0:
             self._check_space()
 
-    def _entry(self, name: str, tensor: Tensor, is_buffer: bool) -> TensorEntry:
+    def _entry(self, name: str, tensor: Tensor, kind: TensorKind) -> TensorEntry:
         dtype = str(tensor.dtype).removeprefix("torch.")
         array = _as_array(tensor)
         digest = hashlib.blake2b(array.data, digest_size=16).hexdigest()
         before = self._last.get(name)
         if before is not None and (before.digest, before.shape, before.dtype) == (digest, array.shape, dtype):
             return before
-        entry = TensorEntry(name, dtype, array.dtype.name, array.shape, self._size, digest, is_buffer)
+        entry = TensorEntry(name, dtype, array.dtype.name, array.shape, self._size, digest, kind)
         self._data.write(array.data if array.size else b"")
         self._size += array.nbytes
         return entry
 
     def _check_space(self) -> None:
-        free, wanted = shutil.disk_usage(self._folder).free, self._size * self._steps
+        free = shutil.disk_usage(self._folder).free
+        wanted = 2 * self._size * self._steps  # with gradients
         if wanted > free:
             raise RunError(
                 f"recording {self._steps} steps may take {wanted / 1e9:,.1f} GB in {self._folder.parent.parent}, "

@@ -38,6 +38,7 @@ class ScriptRun:
         if plan.kind is Kind.DISTRIBUTED:
             raise TrialFailed(self.name, "its ranks add up by themselves", "")
         numbers: dict[str, Any] = {"batch_norm": "whole", "randomness": "whole", "loading": "auto"}
+        numbers |= {"row_independent": ()}
         plan = replace(plan, devices=plan.devices[:1], strategy="exact", shares=parts, **numbers)
         return ScriptRun(f"{self.name}, added up in {parts} parts", plan)
 

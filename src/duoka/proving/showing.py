@@ -61,7 +61,7 @@ def _steps(proof: Proof, outcome: Outcome) -> Table:
         table.add_column(name, overflow="fold")
     losses, others = outcome.comparison.losses
     for step in range(min(outcome.comparison.steps) + 1):
-        gaps = [gap for gap in outcome.comparison.gaps if gap.step == step]
+        gaps = [gap for gap in outcome.comparison.gaps if gap.step == step and gap.kind != "gradient"]
         worst = max(gaps, key=lambda gap: (gap.relative, gap.largest), default=None)
         allowed = proof.bound.allowed(worst) if worst and proof.bound else 0.0
         loss = [f"{them[step - 1]:.6g}" if step and step <= len(them) else "" for them in (losses, others)]
@@ -94,7 +94,13 @@ def _first(judged: Judgement) -> str:
     first = judged.first
     if first is None:
         return judged.why
-    when = f"step {first.step}" if first.step else "the forward pass of step 1" if first.is_buffer else "the start"
+    when = (
+        f"step {first.step}"
+        if first.step
+        else "the forward pass of step 1"
+        if first.kind == "buffer"
+        else "the start"
+    )
     where = f"{when}, {first.name}"
     if first.problem:
         return f"{where} {first.problem}"
@@ -105,8 +111,9 @@ def _first(judged: Judgement) -> str:
 def _rounding(proof: Proof) -> str:
     return (
         f"rounding: at most {ULPS} units in the last place of a tensor's largest number, {OF_MOVE:g} of how far the "
-        f"steps have moved it, or {TIMES} times what moving all weights by one unit in the last place ({REFERENCES} "
-        f"runs), or adding up the batch in another order on one device, does to {proof.request.first.name}"
+        f"steps have moved it (of a gradient: of its largest number), or {TIMES} times what moving all weights by one "
+        f"unit in the last place ({REFERENCES} runs), or adding up the batch in another order on one device, does to "
+        f"{proof.request.first.name}"
     )
 
 
