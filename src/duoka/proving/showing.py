@@ -111,9 +111,9 @@ def _first(judged: Judgement) -> str:
 def _rounding(proof: Proof) -> str:
     return (
         f"rounding: at most {ULPS} units in the last place of a tensor's largest number, {OF_MOVE:g} of how far the "
-        f"steps have moved it (of a gradient: of its largest number), or {TIMES} times what moving all weights by "
-        f"one unit in the last place ({REFERENCES} runs), or adding up the batch in another order on one device, does to "
-        f"{proof.request.first.name}"
+        "steps have moved it (of a gradient: of its largest number), or "
+        f"{TIMES} times what moving all weights by one unit in the last place ({REFERENCES} runs), or adding up the "
+        f"batch in another order on one device, does to {proof.request.first.name}"
     )
 
 
