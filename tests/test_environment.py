@@ -8,7 +8,7 @@ import pytest
 
 from duoka import environment
 from duoka.devices import Device
-from duoka.environment import RANKS, Place
+from duoka.environment import RANKS, RankInfo
 
 ROOT = Path(__file__).parents[1]
 GPUS = (Device("cuda", 3), Device("cuda", 0))
@@ -22,14 +22,14 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_of_a_rank_is_left() -> None:
     os.environ.update(dict.fromkeys(RANKS, "1"), OTHER="1")
-    environment.hide_ranks()
+    environment.unset_rank_variables()
     assert not set(RANKS) & set(os.environ)
     assert os.environ["OTHER"] == "1"
 
 
 def test_nothing_of_a_task_of_slurm_s_is_left_but_its_job() -> None:
     os.environ.update(dict.fromkeys(environment.TASKS, "1"), SLURM_JOB_ID="7")
-    environment.hide_tasks()
+    environment.unset_task_variables()
     assert not set(environment.TASKS) & set(os.environ)
     assert os.environ["SLURM_JOB_ID"] == "7"
 
@@ -37,13 +37,13 @@ def test_nothing_of_a_task_of_slurm_s_is_left_but_its_job() -> None:
 @pytest.mark.parametrize(("rank", "mode"), [(0, "online"), (1, "disabled")])
 def test_rank_0_alone_logs_to_wandb(rank: int, mode: str) -> None:
     os.environ["WANDB_MODE"] = "online"
-    environment.leave_wandb_to_rank_0(rank)
+    environment.disable_wandb_except_on_rank_0(rank)
     assert os.environ["WANDB_MODE"] == mode
 
 
 def test_a_rank_is_told_its_place_and_nothing_stale() -> None:
     os.environ.update(RANK="7", MASTER_ADDR="elsewhere", TORCHELASTIC_ERROR_FILE="stale")
-    environment.give_ranks(Place(rank=1, world_size=4, attempt=2, port=1234, run_id="abc", restarts=5))
+    environment.set_rank_variables(RankInfo(rank=1, world_size=4, attempt=2, port=1234, run_id="abc", restarts=5))
     told = {name: os.environ.get(name) for name in RANKS}
     assert told == {
         "RANK": "1",
@@ -67,17 +67,17 @@ def test_a_rank_is_told_its_place_and_nothing_stale() -> None:
 
 
 def test_a_rank_of_several_machines_is_told_its_place_as_torchrun_tells_it() -> None:
-    place = Place(
+    place = RankInfo(
         rank=3, world_size=5, attempt=0, port=1234, run_id="abc", host="node1", machine=1, machines=2, first=2, here=3
     )
-    environment.give_ranks(place)
+    environment.set_rank_variables(place)
     ranks = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR")]
     sizes = [os.environ[f"{name}WORLD_SIZE"] for name in ("", "LOCAL_", "GROUP_", "ROLE_")]
     assert (ranks, sizes) == (["3", "1", "1", "3", "node1"], ["5", "3", "2", "5"])
 
 
 def test_without_a_store_of_the_launcher_rank_0_opens_one() -> None:
-    environment.give_ranks(Place(rank=0, world_size=1, attempt=0, port=0, run_id="abc"))
+    environment.set_rank_variables(RankInfo(rank=0, world_size=1, attempt=0, port=0, run_id="abc"))
     assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
 
@@ -87,47 +87,47 @@ def test_without_a_store_of_the_launcher_rank_0_opens_one() -> None:
 )
 def test_a_process_sees_the_chosen_cards_alone_and_in_their_order(devices: list[Device], visible: str) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "5,6"
-    environment.show_cards(devices)
-    assert environment.visible_cards() == visible
+    environment.set_visible_devices(devices)
+    assert environment.visible_gpus() == visible
 
 
 def test_a_part_of_a_card_is_named_by_its_uuid() -> None:
-    environment.show_cards([Device("cuda", 3, "A100", "MIG-5a2f", part=0)])
-    assert environment.visible_cards() == "MIG-5a2f"
+    environment.set_visible_devices([Device("cuda", 3, "A100", "MIG-5a2f", part=0)])
+    assert environment.visible_gpus() == "MIG-5a2f"
 
 
 def test_cards_are_numbered_as_the_plan_numbers_them() -> None:
     os.environ["CUDA_DEVICE_ORDER"] = "FASTEST_FIRST"
-    environment.show_cards(GPUS)
+    environment.set_visible_devices(GPUS)
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 def test_for_other_devices_cards_are_left_as_they_are() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "5"
-    environment.show_cards([Device("xpu", 0)])
-    assert environment.visible_cards() == "5"
+    environment.set_visible_devices([Device("xpu", 0)])
+    assert environment.visible_gpus() == "5"
 
 
 def test_threads_are_set_only_where_they_are_planned() -> None:
     os.environ["OMP_NUM_THREADS"] = "9"
-    environment.give_threads(None)
+    environment.set_pool_sizes(None)
     assert environment.threads() == "9"
-    environment.give_threads(2)
+    environment.set_pool_sizes(2)
     assert environment.threads() == "2"
 
 
 def test_what_is_not_set_is_none() -> None:
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ.pop("OMP_NUM_THREADS", None)
-    assert environment.visible_cards() is None
+    assert environment.visible_gpus() is None
     assert environment.threads() is None
 
 
 def test_a_chosen_interface_of_gloo_is_respected() -> None:
-    environment.keep_gloo_here()
+    environment.use_loopback_for_gloo()
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-    environment.keep_gloo_here()
+    environment.use_loopback_for_gloo()
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
@@ -136,9 +136,9 @@ def test_whether_each_process_hashes_texts_differently(seed: str | None, differ:
     os.environ.pop("PYTHONHASHSEED", None)
     if seed is not None:
         os.environ["PYTHONHASHSEED"] = seed
-    assert environment.hashes_differ() == differ
-    environment.fix_hashes()
-    assert not environment.hashes_differ()
+    assert environment.hash_seed_is_random() == differ
+    environment.fix_hash_seed()
+    assert not environment.hash_seed_is_random()
 
 
 def test_where_ranks_meet() -> None:

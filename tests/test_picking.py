@@ -62,7 +62,7 @@ def test_a_part_is_all_that_this_process_sees(tmp_path: Path, monkeypatch: pytes
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-22222222-0000-5000-8000-000000000002"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(DeviceError, match=r"GPU 0:0 is a part \(MIG\), of which a process sees one: ask before"):
+    with pytest.raises(DeviceError, match=r"GPU 0:0 is a part of a GPU \(MIG\): call duoka.devices before"):
         duoka.devices("MIG-1")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 

@@ -1,7 +1,7 @@
-"""Microseconds that a step of 1 ms spends on telling where it is: `telling.py board | recorder | silent | watcher`.
+"""Print the microseconds that a step of 1 ms spends on its status: `telling.py board | recorder | silent | watcher`.
 
-board: on the board, as plain scripts do. recorder: by torch's flight recorder, and a thread that looks at it; silent:
-the same without them. watcher: what the process outside spends on looking at the board meanwhile.
+board: on the status board, as in plain scripts. recorder: by torch's flight recorder and the thread that reads it;
+silent: the same without them. watcher: what the command process spends on reading the board meanwhile.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ STEPS_BETWEEN_LOOKS = 500  # of 1 ms, in half a second
 def board() -> Callable[[], object]:
     import torch
 
-    from duoka.board import Board
+    from duoka.supervision.status_board import StatusBoard
     from duoka.view.site import user_line
 
-    seat = Board.create(2).seat(0)
+    slot = StatusBoard.create(2).slot(0)
     tensor, steps = torch.ones(3), 0
 
     def step() -> None:
         nonlocal steps
         for _ in range(COLLECTIVES):
             what = f"all_reduce {tuple(tensor.shape)} {str(tensor.dtype)[6:]} at {user_line()}"
-            seat.enter(hash(what), what)
-            seat.leave()
+            slot.begin_collective(hash(what), what)
+            slot.end_collective()
         steps += 1
-        seat.step(steps)
+        slot.step(steps)
 
     return step
 
@@ -54,33 +54,33 @@ def recorder() -> Callable[[], object]:
 
 
 def look() -> Callable[[], object]:
-    """What the thread does twice a second."""
-    from duoka.board import Board
-    from duoka.recorder import show_on
+    """Return the function that the thread calls twice a second."""
+    from duoka.supervision.flight_recorder import follow_recorder
+    from duoka.supervision.status_board import StatusBoard
 
-    return show_on(Board.create(2).seat(0)).look
+    return follow_recorder(StatusBoard.create(2).slot(0)).look
 
 
 def watcher() -> Callable[[], object]:
-    """What the process that watches two workers does twice a second: both are in a collective, and work."""
+    """Return what the command process calls twice a second: both workers are in a collective, and work."""
     import socket
 
-    from duoka.board import Board
-    from duoka.launchers.crew import Worker
-    from duoka.launchers.stuck import Idleness, Limits, find_stuck, waits_in_vain
+    from duoka.launchers.stuck import IdleClock, Limits, find_stuck, waiting_for_ended
+    from duoka.launchers.worker_group import Worker
+    from duoka.supervision.status_board import StatusBoard
 
-    board, limits, idleness = Board.create(2), Limits(600.0), Idleness()
+    board, limits, idle_clock = StatusBoard.create(2), Limits(600.0), IdleClock()
     workers = [Worker(rank, os.getpid(), socket.socket(), 0, own_log=False) for rank in range(2)]
     for rank in range(2):
-        seat = board.seat(rank)
+        slot = board.slot(rank)
         for number in range(100):
-            seat.enter(number, "all_reduce (3,) float32 at train.py:41")
+            slot.begin_collective(number, "all_reduce (3,) float32 at train.py:41")
             if number < 99:
-                seat.leave()
+                slot.end_collective()
 
     def watch() -> None:
-        assert find_stuck(board, workers, limits, idleness) is None
-        assert not waits_in_vain(board, workers)
+        assert find_stuck(board, workers, limits, idle_clock) is None
+        assert not waiting_for_ended(board, workers)
 
     return watch
 

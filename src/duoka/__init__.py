@@ -1,27 +1,30 @@
 """duoka runs PyTorch training on the devices you have: same script, same result, same checkpoint."""
 
-# The house, from the door inwards. A file imports downwards only.
+# Top-down; each module imports only what stands below it.
 #
 #   cli/          one file per command, and a table of them
-#   doctor/       whether this machine will train well
-#   launchers/    how workers come to life
-#   worker.py     one worker's life, to be read top to bottom
-#   run/          the API: what a script that knows of ranks holds in its hand
-#   plain/        running a script that knows nothing of all this
-#   inference/    a model's outputs for all items of some data, over every device
-#   data/         a rank's rows of every batch
-#   strategies/   how parameters are kept in step, one file per strategy
-#   process.py    the one thing that belongs to a process as a whole
-#   origins/      how this process was started, and so which rank it is
-#   checkpoint/   weights from anywhere, and checkpoints that cannot be lost
-#   view/         the global view: tensors that stand for a whole global batch
-#   board.py      what workers show the process that watches them
-#   environment.py, rendezvous.py, target.py, ending.py, traces.py    what a worker lives in, one subject each
-#   picking.py    devices for a program that picks its own
-#   plan.py       what was decided; made out of options.py (what was asked for), devices/ and script/
+#   doctor/, forecasting/, proving/    the commands that measure a machine or compare runs
+#   launchers/    start workers, watch them and report how they ended
+#   worker.py     one worker process, from the fork to its exit code
+#   run/          the API: duoka.start and what it returns
+#   plain/        runs scripts written for one device
+#   inference/    duoka.predict
+#   data/         loaders: a rank's rows of every batch
+#   strategies/   keep parameters in step, one file per strategy
+#   checkpoint/   reads and writes weights and checkpoints
+#   process.py    state of this process as a whole
+#   origins/      find out how this process was started, and its rank
+#   view/         batch tensors, which stand for a whole global batch
+#   picking.py    duoka.devices
+#   supervision/  status of workers, and how they ended
+#   network/      connections between the processes of a run
+#   engines/      read what torchrun, MPI, Slurm, LSF and Kubernetes tell their processes
+#   environment.py, target.py    environment variables; running a script as __main__
+#   plan.py       decided settings, made from options.py (requested ones), devices/ and script/
+#   system/       the operating system and the terminal
 #   errors.py     the tree of errors
 #
-# Importing duoka imports none of it: each public name brings its file on first use.
+# Importing duoka imports none of it: each public name imports its module on first use.
 
 from __future__ import annotations
 

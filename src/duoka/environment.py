@@ -1,7 +1,7 @@
-"""The environment variables that duoka reads and writes: all of them, and nowhere else.
+"""The environment variables that duoka reads and writes: no other module accesses os.environ.
 
-Whatever is set here is seen by the calling process and by what it starts from then on. torch, CUDA and the
-thread pools each look once, when they come up, so the worker sets what concerns them before that.
+Variables set here affect this process and the processes that it starts later. torch, CUDA and thread pools read
+theirs once, at their start, so a worker sets those before.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from duoka import libc
 from duoka.devices import Device
+from duoka.system import libc
 
-KEPT_BYTES = 512 * 2**20  # of what is freed
+KEPT_BYTES = 512 * 2**20  # of freed memory
 LOOPBACK = "127.0.0.1"
-_FIRST_PORT, _PORTS = 20_000, 12_000  # below 32768, where those begin that the kernel gives away
+_FIRST_PORT, _PORTS = 20_000, 12_000  # below 32768, where the kernel's ephemeral ports begin
 
-# Who a process is and where it meets the others, as torchrun tells its workers.
+# Rank and rendezvous variables, as torchrun sets them for its workers.
 RANKS = (
     "RANK",
     "LOCAL_RANK",
@@ -39,7 +39,7 @@ RANKS = (
     "DUOKA_RUN_ID",
 )
 
-# What Slurm, MPI, LSF and Kubernetes tell a process of its number, and of the others.
+# Rank variables of Slurm, MPI, LSF and Kubernetes.
 TASKS = (
     "SLURM_PROCID",
     "SLURM_LOCALID",
@@ -59,15 +59,15 @@ TASKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One worker's place in a run: what tells it from the others.
+class RankInfo:
+    """The rank of one worker, and what it needs to find the others.
 
-    attempt: 0 at first, and one more each time the run is started again.
-    restarts: how often that may be.
-    port: of the launcher's store on `host`; 0 where it has none, and rank 0 opens one on any free port.
+    attempt: 0 at first, and one more after each restart.
+    restarts: number of restarts allowed.
+    port: of the launcher's store on `host`; 0 without one: rank 0 opens one on any free port.
     machine: the number of this machine, out of `machines`.
-    first: the rank of its first worker. here: how many it has; 0: all.
-    file: the descriptor of the launcher's store, where that is a file without a name; None: it is at the port.
+    first: the rank of the machine's first worker. here: number of its workers; 0: all.
+    file: descriptor of the launcher's store, if that is an unnamed file; None: it is at the port.
     """
 
     rank: int
@@ -90,34 +90,34 @@ class Place:
 
     @property
     def local_world_size(self) -> int:
-        """How many workers its machine has."""
+        """Number of workers of its machine."""
         return self.here or self.world_size
 
 
-def visible_cards() -> str | None:
-    """CUDA_VISIBLE_DEVICES as it is set; None where it is not."""
+def visible_gpus() -> str | None:
+    """Return CUDA_VISIBLE_DEVICES; None if it is not set."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
-def order_cards_by_bus() -> None:
-    """Have CUDA, which has not looked yet, count cards as duoka and nvidia-smi do."""
+def order_gpus_by_bus() -> None:
+    """Let CUDA, if not initialised yet, number GPUs as duoka and nvidia-smi do."""
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
 
 
-def cards_are_ordered_by_bus() -> bool:
-    """Whether CUDA was told to count cards as duoka and nvidia-smi do."""
+def gpus_are_ordered_by_bus() -> bool:
+    """Return whether CUDA numbers GPUs as duoka and nvidia-smi do."""
     return os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
 
 
 def threads() -> str | None:
-    """OMP_NUM_THREADS as it is set; None where it is not."""
+    """Return OMP_NUM_THREADS; None if it is not set."""
     return os.environ.get("OMP_NUM_THREADS")
 
 
 def keep_freed_memory() -> None:
-    """Keep what a step frees for the next one, unless the user has chosen how.
+    """Let malloc keep freed memory for the next step, unless the user has set malloc's options.
 
-    The kernel would hand out the same pages in every step, and clear them each time.
+    Otherwise the kernel would hand out and clear the same pages in every step.
     """
     chosen = any(name.startswith("MALLOC_") for name in os.environ)
     if not chosen and "glibc.malloc" not in os.environ.get("GLIBC_TUNABLES", ""):
@@ -125,79 +125,79 @@ def keep_freed_memory() -> None:
 
 
 def fix_cublas_workspace() -> None:
-    """Let cuBLAS compute the same each time, unless the user has chosen how."""
+    """Make cuBLAS deterministic, unless the user has set its workspace."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def network_device() -> str | None:
-    """The network device that gloo was told to use; None where it was not."""
+    """Return the network interface that gloo was told to use; None if it was not."""
     return os.environ.get("GLOO_SOCKET_IFNAME")
 
 
 def variable(name: str) -> str | None:
-    """A variable by which a launcher or a scheduler tells a process who it is; None where it is not set."""
+    """Return a variable set by a launcher or a scheduler; None if it is not set or empty."""
     return os.environ.get(name) or None
 
 
 def number(name: str) -> int | None:
-    """The same, as a whole number; None where it is not set, or is none."""
+    """Return a variable as a whole number; None if it is not set or not one."""
     text = os.environ.get(name, "")
     return int(text) if text.isdecimal() else None
 
 
 def master(port: int | None = None) -> tuple[str, int] | None:
-    """MASTER_ADDR and MASTER_PORT (or `port`), where they are set."""
+    """Return MASTER_ADDR and MASTER_PORT (or `port`); None if one is not set."""
     address = variable("MASTER_ADDR")
     port = number("MASTER_PORT") or port
     return None if address is None or port is None else (address, port)
 
 
 def port_of(job: int) -> int:
-    """Where the ranks of a job meet that nobody has named a port for: all of them find the same by its number."""
+    """Return a port for a job without one, derived from its number and so the same on all machines."""
     return _FIRST_PORT + job % _PORTS
 
 
 def is_duokas_own(run: str | None) -> bool:
-    """Whether TORCHELASTIC_RUN_ID was set by duoka, in a worker from which this process was started."""
+    """Return whether TORCHELASTIC_RUN_ID was set by duoka, in a worker that has started this process."""
     return run is not None and run == variable("DUOKA_RUN_ID")
 
 
 def key() -> str | None:
-    """The key that all commands of a run on several machines were given; None where they were not."""
+    """Return DUOKA_KEY, the key of a run on several machines; None if it is not set."""
     return variable("DUOKA_KEY")
 
 
 def settings_folder() -> Path:
-    """Where this user's settings of duoka are."""
+    """Return the folder of this user's duoka settings."""
     return Path(variable("XDG_CONFIG_HOME") or Path.home() / ".config") / "duoka"
 
 
-def hide_key() -> None:
-    """What a script starts, logs or sends has no need of the key of its run."""
+def unset_key() -> None:
+    """Unset DUOKA_KEY: a script and its child processes do not need it."""
     os.environ.pop("DUOKA_KEY", None)
 
 
-def hide_ranks() -> None:
-    """A plain script sees no rank and no rendezvous, not even one that duoka itself was started with."""
+def unset_rank_variables() -> None:
+    """Unset rank and rendezvous variables: a plain script sees none."""
     for name in RANKS:
         os.environ.pop(name, None)
 
 
-def hide_tasks() -> None:
-    """Nor does it see that an engine has started it beside others, which libraries take for ranks."""
+def unset_task_variables() -> None:
+    """Unset rank variables of other launchers, which libraries would take for their own ranks."""
     for name in TASKS:
         os.environ.pop(name, None)
 
 
-def leave_wandb_to_rank_0(rank: int) -> None:
-    """A plain script that logs to W&B has one run there, and not one for each rank."""
+def disable_wandb_except_on_rank_0(rank: int) -> None:
+    """Disable W&B on other ranks, so that a plain script makes one W&B run."""
     if rank > 0:
         os.environ["WANDB_MODE"] = "disabled"
 
 
-def give_ranks(place: Place) -> None:
-    """A script that does its own torch.distributed sees what torchrun would tell it, and nothing stale."""
-    hide_ranks()
+def set_rank_variables(place: RankInfo) -> None:
+    """Set the variables that torchrun would set, and unset stale ones."""
+    unset_rank_variables()
     rank, size = str(place.rank), str(place.world_size)
     os.environ.update(
         RANK=rank,
@@ -220,10 +220,10 @@ def give_ranks(place: Place) -> None:
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
 
 
-def show_cards(devices: Sequence[Device]) -> None:
-    """Let this process see these GPUs alone, in this order; none, if they are CPUs.
+def set_visible_devices(devices: Sequence[Device]) -> None:
+    """Make only these GPUs visible to this process, in this order; none if they are CPUs.
 
-    CUDA looks when it is first used, so this comes before that. Devices of other types are not hidden so.
+    Call it before CUDA is initialised. Devices of other types are not hidden so.
     """
     if devices[0].type == "cuda":
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -233,56 +233,56 @@ def show_cards(devices: Sequence[Device]) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def give_threads(count: int | None) -> None:
-    """Tell the thread pools of torch, numpy and their libraries how large to be; None leaves it to them.
+def set_pool_sizes(count: int | None) -> None:
+    """Set the number of threads of torch, numpy and their libraries; None keeps their defaults.
 
-    They look when they are imported. MKL_NUM_THREADS and its like, where the user set them, still win.
+    They read it when imported. MKL_NUM_THREADS and the like, if set by the user, take precedence.
     """
     if count is not None:
         os.environ["OMP_NUM_THREADS"] = str(count)
 
 
-def keep_gloo_here() -> None:
-    """Let gloo talk over the loopback device, whatever this machine's name resolves to.
+def use_loopback_for_gloo() -> None:
+    """Let gloo use the loopback interface, whatever this machine's name resolves to.
 
-    Workers of one machine then find each other without a network, and no port of theirs is open to others.
+    Workers of one machine then need no network, and open no port to others.
     """
-    lead_gloo("lo")
+    set_gloo_device("lo")
 
 
-def lead_gloo(device: str) -> None:
-    """Let gloo talk over this network device, unless the user has chosen one."""
+def set_gloo_device(device: str) -> None:
+    """Let gloo use this network interface, unless the user has chosen one."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", device)
 
 
-def hashes_differ() -> bool:
-    """Whether Python hashes a text differently in every process that it is started in."""
+def hash_seed_is_random() -> bool:
+    """Return whether Python hashes strings differently in each process."""
     return not os.environ.get("PYTHONHASHSEED", "").isdecimal()
 
 
-def fix_hashes() -> None:
-    """Let Python, when it is started again, hash texts as on every machine: sets are gone through in that order."""
+def fix_hash_seed() -> None:
+    """Fix Python's hash seed for processes started later, so that sets have the same order everywhere."""
     os.environ["PYTHONHASHSEED"] = "0"
 
 
 def seed_hashes(entropy: int) -> None:
-    """Let the programs in Python that all ranks start hash texts alike, unless the user says how."""
+    """Set one hash seed for the Python programs that ranks start, unless the user has set one."""
     os.environ.setdefault("PYTHONHASHSEED", str(entropy % 2**32))
 
 
-def record_flights() -> None:
-    """Have torch's flight recorder keep the last collectives, on gloo too, unless the user says how many.
+def enable_flight_recorder() -> None:
+    """Enable torch's flight recorder, for gloo too, unless the user has set its size.
 
-    Reading them takes 30 us each, with the interpreter's lock held.
+    Reading it takes 30 us an entry, with the interpreter's lock held.
     """
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")
 
 
 def breakpoint_hook() -> str | None:
-    """PYTHONBREAKPOINT as it is set; None where it is not."""
+    """Return PYTHONBREAKPOINT; None if it is not set."""
     return os.environ.get("PYTHONBREAKPOINT") or None
 
 
-def keep_trackers_quiet() -> None:
-    """Let trackers of experiments send nothing: a script that is only looked at is no experiment."""
+def disable_trackers() -> None:
+    """Disable experiment trackers, for a script that only makes a trial."""
     os.environ["WANDB_MODE"] = "disabled"

@@ -1,4 +1,4 @@
-"""Devices for a program that picks its own: `duoka.devices("free:2")`."""
+"""`duoka.devices("free:2")`: devices for a program that places tensors itself."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from duoka.devices.locks import HeldLocks
 from duoka.devices.spec import parse
 from duoka.errors import DeviceError
 from duoka.options import waiting
+from duoka.system.messages import say
 
 
 class Picked(tuple[torch.device, ...]):
-    """Devices that were picked, as torch names them in this process. No other run of duoka picks them meanwhile.
+    """Devices, as torch names them in this process. No other run of duoka takes them.
 
-    They are kept until `release`, the end of a `with` block, or the end of this process.
-    why: why these, in words; empty where they were named.
+    They are locked until `release`, the end of a `with` block, or the end of this process.
+    why: reasons for the choice, in words; empty if they were named.
     """
 
     why: tuple[str, ...]
@@ -37,7 +38,7 @@ class Picked(tuple[torch.device, ...]):
         return picked
 
     def release(self) -> None:
-        """Let other runs have them."""
+        """Release the locks."""
         self._held.release()
 
     def __enter__(self) -> Picked:
@@ -51,28 +52,28 @@ def devices(request: str = "auto", *, wait: str | float = 0) -> Picked:
     """Pick devices of this machine, as `--devices` does.
 
     Args:
-        request: in the words of `--devices`: "free:2", "free:2,mem>=10G", "best:1", "0,3", "GPU-3c1a6d0e", "cpu:4".
-            Numbers are physical, as nvidia-smi shows them. Of a part of a GPU (MIG) this process sees no other.
-        wait: how long to queue until they are free, in seconds or like "30m"; 0 does not wait.
+        request: in the grammar of `--devices`: "free:2", "free:2,mem>=10G", "best:1", "0,3", "GPU-3c1a6d0e", "cpu:4".
+            Numbers are physical, as in nvidia-smi. A process can use one part of a GPU (MIG).
+        wait: time to queue until devices are free, in seconds or like "30m"; 0 does not wait.
 
     Returns:
-        One torch.device for each, numbered as torch numbers the cards that this process sees.
+        One torch.device for each, numbered as torch numbers the GPUs visible to this process.
 
     Raises:
-        DeviceError: a device is not there, or may not be used.
-        DevicesBusy: others use them now, and the time to wait is over.
+        DeviceError: a device does not exist, or may not be used.
+        DevicesBusy: other runs use the devices, and the time to wait is over.
         OptionError: `request` or `wait` is not in the grammar.
     """
-    asked = AllocationRequest(parse(request), environment.visible_cards(), _command())
+    asked = AllocationRequest(parse(request), environment.visible_gpus(), _command())
 
     def decide(found: Inventory) -> tuple[Choice, list[torch.device]]:
         choice = choose(asked.request, found, asked.visible)
         return choice, [_as_torch_names(device, found, asked.visible) for device in choice.devices]
 
-    allocation = allocate(asked, decide, lambda decided: decided[0].devices, waiting(wait), _say)
+    allocation = allocate(asked, decide, lambda decided: decided[0].devices, waiting(wait), say)
     choice, names = allocation.decided
     if any(device.part is not None for device in choice.devices):
-        environment.show_cards(choice.devices)
+        environment.set_visible_devices(choice.devices)
     return Picked(names, choice.notes + allocation.notes, allocation.locks)
 
 
@@ -81,17 +82,17 @@ def _as_torch_names(device: Device, inventory: Inventory, visible: str | None) -
         return torch.device(device.type) if device.index is None else torch.device(device.type, device.index)
     if device.part is not None:
         if torch.cuda.is_initialized():
-            raise DeviceError(f"{device} is a part (MIG), of which a process sees one: ask before CUDA is used")
+            raise DeviceError(f"{device} is a part of a GPU (MIG): call duoka.devices before CUDA is initialised")
         return torch.device("cuda", 0)
-    if torch.cuda.is_initialized() and not environment.cards_are_ordered_by_bus():
+    if torch.cuda.is_initialized() and not environment.gpus_are_ordered_by_bus():
         return torch.device("cuda", _place_by_uuid(device))
-    environment.order_cards_by_bus()
+    environment.order_gpus_by_bus()
     seen, _ = allowed_gpus(inventory.gpus, visible)
     return torch.device("cuda", [gpu.index for gpu in seen].index(device.index or 0))
 
 
 def _place_by_uuid(device: Device) -> int:
-    """The number of a card in a process whose CUDA came up with an order of its own."""
+    """Return the number of a GPU in a process whose CUDA was initialised with another order."""
 
     def uuid(index: int) -> Any:
         return torch.cuda.get_device_properties(index).uuid
@@ -101,7 +102,3 @@ def _place_by_uuid(device: Device) -> int:
 
 def _command() -> str:
     return f"python {sys.argv[0]}" if sys.argv and sys.argv[0] else "python"
-
-
-def _say(text: str) -> None:
-    print(f"duoka: {text}", file=sys.stderr, flush=True)

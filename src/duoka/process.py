@@ -1,7 +1,7 @@
-"""What belongs to this process as a whole, and is therefore the only state that belongs to no object.
+"""State of this process as a whole: the only mutable state that belongs to no object.
 
-torch can be intercepted once in a process, so one run is open at a time; and which worker a process is, it was told
-by whoever forked it.
+torch can be intercepted only once in a process, so one run is open at a time; and a worker's rank is set by the
+process that forked it.
 """
 
 from __future__ import annotations
@@ -18,44 +18,46 @@ if TYPE_CHECKING:  # a script with its own torch.distributed needs none of it
     from torch import Tensor
 
     from duoka.origins import Origin
-    from duoka.origins.meeting import Meeting
+    from duoka.origins.communication import Communication
 
 
 class Open(Protocol):
-    """A run that is going on (`duoka.run.Run`)."""
+    """The open run (`duoka.run.Run`)."""
 
     rank: int
     world_size: int
     device: torch.device
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's `value`, in the order of ranks. All ranks call it."""
+        """Return every rank's `value`, in the order of ranks. All ranks call it."""
 
     def close(self, wait: bool = True) -> None:
-        """End it; the others are waited for, if `wait`."""
+        """Close the run. wait: for the other ranks."""
 
     def has_held(self, parameters: Iterable[Tensor]) -> bool:
-        """Whether a gradient of these is this rank's own."""
+        """Return whether the gradient of one of these parameters is this rank's own, not yet averaged."""
 
 
 @dataclass(slots=True)
 class Process:
-    """origin: set in workers that duoka forked. meeting: where this process met the others, once for all runs.
+    """State of a process.
 
-    saved: told the step of each checkpoint that is on the disk.
+    origin: rank and settings, in workers forked by duoka. communication: the connections to other ranks, shared by
+    all runs of this process. run: the open run; runs: number of runs so far. saved: called with the step of each
+    checkpoint.
     """
 
     origin: Origin | None = None
-    meeting: Meeting | None = None
+    communication: Communication | None = None
     run: Open | None = None
     runs: int = 0  # opened so far
     saved: Callable[[int], None] = lambda step: None
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Around a script or a function: the run that it leaves open is closed; an error waits for nobody.
+        """Within the context, run a script; close the run that it leaves open, after an error without waiting.
 
-        A process that was forked within, and comes to the end of it, closes nothing.
+        A process forked within closes nothing.
         """
         well, home = False, os.getpid()
         try:
@@ -71,5 +73,5 @@ class Process:
 
 @cache
 def this_process() -> Process:
-    """The one object of this kind. A forked worker begins with a fresh one (`this_process.cache_clear()`)."""
+    """Return the state of this process. A forked worker calls `this_process.cache_clear()`."""
     return Process()

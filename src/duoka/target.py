@@ -1,4 +1,4 @@
-"""Running a script or a module as the main program, as the interpreter itself does."""
+"""Run a script or a module as the main program, as the interpreter does."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from duoka.script.files import STANDARD_INPUT, TYPED, standard_input
 
 
 def run_target(target: Target, first_args: Sequence[str] = ()) -> None:
-    """Run `target` as `__main__`; returns when its last line has run, and lets pass whatever it raises.
+    """Run `target` as `__main__`; its exceptions pass through.
 
-    Its module stays `sys.modules["__main__"]` afterwards, for its threads, its atexit functions and pickle.
+    Its module stays `sys.modules["__main__"]`, for its threads, its atexit functions and pickle.
 
     Args:
-        target: what to run.
-        first_args: arguments to be put in front of the target's own.
+        target: the script or module.
+        first_args: arguments put before the target's own.
 
     Raises:
-        ScriptError: there is no such file or module, or it cannot be read.
+        ScriptError: the script or module does not exist, or cannot be read.
     """
     if target.is_module:
         _run_module(target.name, [*first_args, *target.args])
@@ -67,7 +67,7 @@ def _run_module(name: str, args: Sequence[str]) -> None:
 
 
 def _module_code(name: str) -> tuple[ModuleSpec, CodeType]:
-    """A module found as `python -m` finds it: a package stands for its `__main__`."""
+    """Find a module as `python -m` does: for a package, its `__main__`."""
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -75,7 +75,7 @@ def _module_code(name: str) -> tuple[ModuleSpec, CodeType]:
             spec = importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
         if error.name is None or not name.startswith(error.name):
-            raise  # a package above the module is there, and what it imports is not
+            raise  # a parent package exists, but a module that it imports does not
         spec = None
     get_code = getattr(spec and spec.loader, "get_code", None)
     code = get_code(name) if get_code else None
@@ -85,17 +85,17 @@ def _module_code(name: str) -> tuple[ModuleSpec, CodeType]:
 
 
 def _search_first(folder: str) -> None:
-    """Put the program's folder where the interpreter has put that of duoka's own command."""
+    """Replace the folder of duoka's command in sys.path by the program's."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
 
 
 def _new_main(path: str, loader: object) -> ModuleType:
-    """A fresh `__main__` with the names in it that the interpreter gives."""
+    """Create a `__main__` module with the names that the interpreter sets."""
     main = ModuleType("__main__")
     main.__file__ = path
     main.__dict__.update(__builtins__=builtins, __loader__=loader, __cached__=None)
     if sys.version_info < (3, 14):
-        main.__dict__["__annotations__"] = {}  # noqa: RUF063  it is made here, not asked for
+        main.__dict__["__annotations__"] = {}  # noqa: RUF063  created here
     sys.modules["__main__"] = main
     return main

@@ -1,4 +1,4 @@
-"""One worker's life, from the fork to its exit code. To be read top to bottom."""
+"""One worker process, from the fork to its exit code. To be read top to bottom."""
 
 from __future__ import annotations
 
@@ -17,14 +17,9 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from duoka import debugging, ending, environment, loader_deaths, traces
-from duoka.board import Board
-from duoka.board import Seat as BoardSeat
-from duoka.ending import Ending
-from duoka.environment import Place
-from duoka.keys import Key
-from duoka.libc import flush_c_streams
-from duoka.lines import Lines
+from duoka import environment
+from duoka.environment import RankInfo
+from duoka.network.keys import Key
 from duoka.plan import Device, Kind, Plan
 from duoka.private.python import (
     forget_exit_functions,
@@ -33,69 +28,75 @@ from duoka.private.python import (
     put_sockets_into,
     run_exit_functions,
 )
+from duoka.supervision import debugging, ending, loader_deaths, tracebacks
+from duoka.supervision.ending import Ending
+from duoka.supervision.status_board import StatusBoard, StatusSlot
+from duoka.system.libc import flush_c_streams
+from duoka.system.messages import Lines
 from duoka.target import run_target
 
 if TYPE_CHECKING:
-    from duoka.view.collectives import Seat
+    from duoka.view.collectives import CollectiveSlot
 
-UNWRITTEN = 120  # python's exit code where standard output cannot be written out at the end
+UNWRITTEN = 120  # Python's exit code if standard output cannot be flushed at the end
 A_DAY = 24 * 3600.0
-STACKS_SIGNAL = signal.SIGRTMAX - 3  # none of those that scripts, schedulers and profilers use
+STACKS_SIGNAL = signal.SIGRTMAX - 3  # a signal that scripts, schedulers and profilers do not use
 
 
 class Observer(Protocol):
-    """What accompanies the script in every worker and leaves its numbers alone (`duoka.trials`)."""
+    """Observes the script in every worker without changing its numbers (`duoka.trials`)."""
 
     def begin(self, rank: int) -> None:
-        """Before anything is installed for the script."""
+        """Start, before anything is installed for the script."""
 
-    def around(self, seat: BoardSeat) -> AbstractContextManager[None]:
-        """Around the script, when all is installed. seat: where this rank is, and how far."""
+    def around(self, slot: StatusSlot) -> AbstractContextManager[None]:
+        """Observe the script within, when all is installed. slot: the status of this rank."""
 
 
-class Unobserved:
-    """No observer."""
+class NullObserver:
+    """Observes nothing."""
 
     def begin(self, rank: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
-    def around(self, seat: BoardSeat) -> AbstractContextManager[None]:
-        """Nothing."""
+    def around(self, slot: StatusSlot) -> AbstractContextManager[None]:
+        """Do nothing."""
         return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What all workers of one attempt have in common.
+    """Settings and resources that all workers of one attempt share.
 
-    number: 0 at first, and one more each time the run is started again.
-    entropy: a random number of 64 bits.
-    exchange: memory through which the ranks hand each other small tensors; None: they have gloo only.
-    key: of the run. store: the file without a name in which the ranks of one machine meet; None: a port.
-    gloo: the network device over which gloo talks; None: it finds one.
-    temporary: a directory for the sockets that multiprocessing makes, as for a loader's workers. The workers make it,
-        once somebody is there to remove it (`duoka.launchers.heir`). None: it makes its own.
-    function: what they run instead of the plan's script. observer: what accompanies it.
+    number: 0 at first, and one more after each restart.
+    entropy: 64 random bits.
+    exchange: shared memory for small tensors; None: gloo only.
+    key: of the run. store: descriptor of the unnamed file that is the store; None: the store is at a port.
+    gloo: the network interface for gloo; None: gloo chooses.
+    temporary: path of a directory for multiprocessing's sockets, which the workers create and
+    `duoka.launchers.reaper`
+        removes; None: multiprocessing chooses.
+    function: runs instead of the plan's script. observer: observes the script.
     """
 
     number: int
     run_id: str
     entropy: int
-    board: Board
+    board: StatusBoard
     exchange: mmap.mmap | None
     temporary: str | None = None
     function: Callable[[], object] | None = None
-    observer: Observer = field(default_factory=Unobserved)
+    observer: Observer = field(default_factory=NullObserver)
     gloo: str | None = "lo"
     key: Key = field(default_factory=Key)
     store: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
-    """What the command process hands to a worker by forking it.
+class WorkerArguments:
+    """The arguments of one worker.
 
-    rank: among those of all machines.
+    rank: among the workers of all machines.
     own_log: standard output and error are this rank's log file, not the terminal.
     """
 
@@ -104,48 +105,50 @@ class Post:
     own_log: bool
 
 
-def live(plan: Plan, post: Post, wire: socket.socket, stacks: int) -> int:
-    """Live a worker's life, and return its exit code.
+def run_worker(plan: Plan, arguments: WorkerArguments, wire: socket.socket, stacks: int) -> int:
+    """Run the script in this worker process, and return its exit code.
 
     Args:
-        plan: what the run does.
-        post: what tells this worker from the others.
-        wire: the store's port comes in here, and how the script ended goes out.
-        stacks: a file for the stacks of all threads, written when STACKS_SIGNAL comes, or in a crash.
+        plan: settings of the run.
+        arguments: of this worker.
+        wire: socket to the command process, which sends the store's port; the worker sends how the script ended.
+        stacks: file descriptor for stack dumps, written on STACKS_SIGNAL or in a crash.
     """
-    _tell_stacks(stacks)
-    if post.attempt.function is not None:
-        forget_exit_functions()  # of the program that it was forked from, whose end this is not
-    environment.hide_key()
-    environment.show_cards([_device(plan, post.rank)] if plan.kind is not Kind.DISTRIBUTED else plan.devices)
-    shared = post.attempt
+    _register_stack_dumps(stacks)
+    if arguments.attempt.function is not None:
+        forget_exit_functions()  # those of the calling program
+    environment.unset_key()
+    environment.set_visible_devices(
+        [_device(plan, arguments.rank)] if plan.kind is not Kind.DISTRIBUTED else plan.devices
+    )
+    shared = arguments.attempt
     if shared.gloo is not None:
-        environment.lead_gloo(shared.gloo)
+        environment.set_gloo_device(shared.gloo)
     set_threads(plan.threads)
     environment.keep_freed_memory()
-    place = _place(plan, post, _port(wire))
-    _put_sockets_into(shared.temporary)
-    loader_deaths.spare_temporary_files()
-    loader_deaths.forgive_lost_ranks()
+    info = _rank_info(plan, arguments, _port(wire))
+    _share_socket_directory(shared.temporary)
+    loader_deaths.delay_errors_in_tempfile()
+    loader_deaths.hide_lost_rank_errors()
 
-    shared.observer.begin(post.rank)
-    _count_steps(post.attempt.board.seat(post.rank))
-    _show_checkpoints(post.attempt.board.seat(post.rank))
+    shared.observer.begin(arguments.rank)
+    _count_steps(arguments.attempt.board.slot(arguments.rank))
+    _show_checkpoints(arguments.attempt.board.slot(arguments.rank))
     if plan.world_size > 1:
-        debugging.refuse(plan.kind, plan.world_size, post.rank)
-    plan = _with_patience(plan)
+        debugging.refuse(plan.kind, plan.world_size, arguments.rank)
+    plan = _with_long_timeout(plan)
     by_itself = plan.self_launching or (plan.kind is Kind.PLAIN and plan.strategy == "single")
-    run = _run_script if by_itself else LIVES[plan.kind]
+    run = _run_script if by_itself else RUNNERS[plan.kind]
     home = os.getpid()
-    end = _watched(run, plan, place, post)
-    if os.getpid() != home:  # a process that the script forked has come to the script's end: nothing of this rank's
-        if not (post.own_log or end.shown):
-            _write(end.trace or (end.said and f"{end.said}\n"))
-        return _leave(end.code)[0]
+    end = _run_and_record(run, plan, info, arguments)
+    if os.getpid() != home:  # a process forked by the script has reached the script's end: it reports nothing
+        if not (arguments.own_log or end.shown):
+            _print(end.trace or (end.said and f"{end.said}\n"))
+        return _shut_down(end.code)[0]
 
-    with suppress(OSError):  # there is nobody left to be told
+    with suppress(OSError):  # the command process is gone
         wire.sendall(end.line())
-    code, raised = _leave(end.code)
+    code, raised = _shut_down(end.code)
     if raised:
         with suppress(OSError):
             wire.sendall(json.dumps("".join(raised)).encode() + b"\n")
@@ -156,43 +159,46 @@ def _device(plan: Plan, rank: int) -> Device:
     return plan.devices[rank - plan.ranks.start]
 
 
-def _place(plan: Plan, post: Post, port: int) -> Place:
-    """Where this worker is among all. port: of the store, on machine 0."""
-    shared, machines = post.attempt, plan.machines
-    place = Place(post.rank, plan.world_size, shared.number, port, shared.run_id, plan.restarts, file=shared.store)
+def _rank_info(plan: Plan, arguments: WorkerArguments, port: int) -> RankInfo:
+    """Return this worker's rank, and what it needs to find the others. port: of the store, on machine 0."""
+    shared, machines = arguments.attempt, plan.machines
+    info = RankInfo(
+        arguments.rank, plan.world_size, shared.number, port, shared.run_id, plan.restarts, file=shared.store
+    )
     if machines.count == 1:
-        return place
+        return info
     local, here, host, hosts = machines.beside(plan.workers)
     first = plan.ranks.start - local
-    return replace(place, host=machines.host, machine=host, machines=hosts, first=first, here=here)
+    return replace(info, host=machines.host, machine=host, machines=hosts, first=first, here=here)
 
 
-def _with_patience(plan: Plan) -> Plan:
-    """Whoever watches the board ends a wait in time, or lets it go on while a rank is in a debugger.
+def _with_long_timeout(plan: Plan) -> Plan:
+    """Disable the timeout of collectives on CPUs: the command process, which watches the status board, ends waits.
 
-    Of what a GPU waits for the board knows nothing, and a script that is left alone chooses for itself.
+    It does not while a rank is in a debugger. The status board does not see waits of a GPU, and scripts with their
+    own torch.distributed set their own timeout.
     """
     if plan.kind is Kind.DISTRIBUTED or plan.devices[0].type != "cpu":
         return plan
     return replace(plan, timeout=max(plan.timeout, A_DAY))
 
 
-def _put_sockets_into(folder: str | None) -> None:
-    """multiprocessing removes a directory of its own at the end of python, which a worker may not live to see."""
+def _share_socket_directory(folder: str | None) -> None:
+    """Set the directory of multiprocessing's sockets; its own one would remain if the worker is killed."""
     if folder is not None:
         with suppress(OSError):
             os.makedirs(folder, mode=0o700, exist_ok=True)
             put_sockets_into(folder)
 
 
-def _tell_stacks(file: int) -> None:
+def _register_stack_dumps(file: int) -> None:
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
     if not faulthandler.is_enabled():
         faulthandler.enable(file=file)
 
 
-def _count_steps(seat: BoardSeat) -> None:
-    """Show on the board how many steps are done: of the optimizer that has made most."""
+def _count_steps(slot: StatusSlot) -> None:
+    """Record the number of steps on the status board: those of the optimizer that has made most."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from duoka.view.handles import unnumbered
@@ -205,22 +211,22 @@ def _count_steps(seat: BoardSeat) -> None:
         number = steps[optimizer] = steps.get(optimizer, 0) + 1
         if number > most:
             most = number
-            seat.step(number)
+            slot.step(number)
 
     with unnumbered():
         register_optimizer_step_post_hook(count)
 
 
-def _show_checkpoints(seat: BoardSeat) -> None:
-    """Show on the board of which step the newest checkpoint is."""
+def _show_checkpoints(slot: StatusSlot) -> None:
+    """Record the step of the newest checkpoint on the status board."""
     from duoka.process import this_process
 
-    this_process.cache_clear()  # a parent that called `duoka.launch` had one of its own
-    this_process().saved = seat.saved
+    this_process.cache_clear()  # the parent's, if it called `duoka.launch`
+    this_process().saved = slot.saved
 
 
 def set_threads(count: int | None) -> None:
-    """Let torch compute with so many threads; None leaves it to torch."""
+    """Set torch's number of threads; None keeps it."""
     if count is not None:
         import torch
 
@@ -228,97 +234,97 @@ def set_threads(count: int | None) -> None:
 
 
 def _port(wire: socket.socket) -> int:
-    """Wait for the store's port, which the command process sends when all workers are forked."""
+    """Receive the store's port, which the command process sends when all workers are forked."""
     with wire.makefile("rb", buffering=0) as stream:
         line = stream.readline()
-    return int(line) if line else sys.exit(1)  # its end without a word: the command process is gone
+    return int(line) if line else sys.exit(1)  # end of file: the command process is gone
 
 
-def _run_script(plan: Plan, place: Place, post: Post) -> None:
-    with post.attempt.observer.around(post.attempt.board.seat(post.rank)):
+def _run_script(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
+    with arguments.attempt.observer.around(arguments.attempt.board.slot(arguments.rank)):
         run_target(plan.target)
 
 
-def _run_plain(plan: Plan, place: Place, post: Post) -> None:
+def _run_plain(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
+    from duoka.network.rendezvous import reach_store
     from duoka.plain import meet, run_plain
     from duoka.plain.chance import Chance
-    from duoka.rendezvous import reach_store
 
-    environment.hide_ranks()
-    environment.hide_tasks()
-    environment.leave_wandb_to_rank_0(place.rank)
-    shared, seat = post.attempt, post.attempt.board.seat(place.rank)
-    script = partial(_run_script, plan, place, post)
+    environment.unset_rank_variables()
+    environment.unset_task_variables()
+    environment.disable_wandb_except_on_rank_0(info.rank)
+    shared, slot = arguments.attempt, arguments.attempt.board.slot(info.rank)
+    script = partial(_run_script, plan, info, arguments)
     if plan.world_size == 1:
         run_plain_alone(plan, shared.entropy, script)
         return
     environment.seed_hashes(shared.entropy)
-    reach = partial(reach_store, place, plan.timeout)
-    ranks = meet(plan, place.rank, reach(), seat, shared.exchange, shared.key)
-    with _saying(plan, place.rank) as say:
+    reach = partial(reach_store, info, plan.timeout)
+    ranks = meet(plan, info.rank, reach(), slot, shared.exchange, shared.key)
+    with _messages(plan, info.rank) as say:
         run_plain(plan, ranks, Chance(shared.entropy, reach, shared.key), say, script)
 
 
 def run_plain_alone(plan: Plan, entropy: int, script: Callable[[], None]) -> None:
-    """A plain script with the interceptions of several ranks, as the only worker of `plan`."""
+    """Run a plain script with the interceptions of several ranks, as the only worker of `plan`."""
     from duoka.plain import run_plain
     from duoka.plain.chance import Chance
     from duoka.view.alone import OneRank
 
-    with _saying(plan, 0) as say:
+    with _messages(plan, 0) as say:
         run_plain(plan, OneRank(), Chance(entropy), say, script)
 
 
-def _run_api(plan: Plan, place: Place, post: Post) -> None:
+def _run_api(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
     from duoka.process import this_process
 
-    environment.give_ranks(place)
-    take_place(plan, place, post.attempt.board.seat(place.rank), post.attempt.exchange, post.attempt.key)
+    environment.set_rank_variables(info)
+    set_origin(plan, info, arguments.attempt.board.slot(info.rank), arguments.attempt.exchange, arguments.attempt.key)
     with this_process().ending():
-        (post.attempt.function or partial(_run_script, plan, place, post))()
+        (arguments.attempt.function or partial(_run_script, plan, info, arguments))()
 
 
-def take_place(plan: Plan, place: Place, seat: Seat, exchange: mmap.mmap | None, key: Key) -> None:
-    """Let `duoka.start` in this process find who it is."""
-    from duoka.origins.forked import Asked, Forked
+def set_origin(plan: Plan, info: RankInfo, slot: CollectiveSlot, exchange: mmap.mmap | None, key: Key) -> None:
+    """Set what `duoka.start` in this process reads: rank, device, settings."""
+    from duoka.origins.forked import Forked, StartDefaults
     from duoka.process import this_process
 
-    device = _device(plan, place.rank)
-    index = 0 if device.type == "cuda" else device.index  # the only one that this process sees
+    device = _device(plan, info.rank)
+    index = 0 if device.type == "cuda" else device.index  # the only GPU that this process sees
     given = device.type if index is None else f"{device.type}:{index}"
-    asked = Asked(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
+    asked = StartDefaults(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
     asked = replace(asked, strategy=plan.strategy, shares=plan.shares, row_independent=plan.row_independent)
-    ranks = place.rank, place.world_size, place.local_rank
-    this_process().origin = Forked(*ranks, place, seat, exchange, given, asked, key)
+    ranks = info.rank, info.world_size, info.local_rank
+    this_process().origin = Forked(*ranks, info, slot, exchange, given, asked, key)
 
 
-def _run_distributed(plan: Plan, place: Place, post: Post) -> None:
+def _run_distributed(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
     import torch
 
-    from duoka.recorder import show_on
-    from duoka.rendezvous import empty_store_for_each_group, keep_destroyed_groups
+    from duoka.network.rendezvous import empty_store_for_each_group, keep_destroyed_groups
+    from duoka.supervision.flight_recorder import follow_recorder
     from duoka.view.site import user_line
 
-    environment.give_ranks(place)
-    environment.record_flights()
-    follower = show_on(post.attempt.board.seat(place.rank))
-    empty_store_for_each_group(lambda: follower.comes(user_line()))
+    environment.set_rank_variables(info)
+    environment.enable_flight_recorder()
+    follower = follow_recorder(arguments.attempt.board.slot(info.rank))
+    empty_store_for_each_group(lambda: follower.begin_group(user_line()))
     keep_destroyed_groups()
-    torch.default_generator.seed()  # under torchrun, too, every rank starts with random numbers of its own
+    torch.default_generator.seed()  # each rank has other random numbers, as under torchrun
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     try:
-        with post.attempt.observer.around(post.attempt.board.seat(place.rank)):
-            run_target(plan.target, local_rank_args(plan, place.local_rank))
+        with arguments.attempt.observer.around(arguments.attempt.board.slot(info.rank)):
+            run_target(plan.target, local_rank_args(plan, info.local_rank))
     finally:
         follower.look()
 
 
-LIVES = {Kind.PLAIN: _run_plain, Kind.API: _run_api, Kind.DISTRIBUTED: _run_distributed}
+RUNNERS = {Kind.PLAIN: _run_plain, Kind.API: _run_api, Kind.DISTRIBUTED: _run_distributed}
 
 
 def local_rank_args(plan: Plan, rank: int) -> list[str]:
-    """`--local_rank=N`, spelled as the script parses it, and in front as torch.distributed.launch has it."""
+    """Return `--local_rank=N`, spelled as the script parses it, unless it was given already."""
     flag = plan.local_rank_flag
     if flag is None or any(arg.partition("=")[0] == flag for arg in plan.target.args):
         return []
@@ -326,8 +332,8 @@ def local_rank_args(plan: Plan, rank: int) -> list[str]:
 
 
 @contextmanager
-def _saying(plan: Plan, rank: int) -> Iterator[Callable[[str], None]]:
-    """What shows a line of the header while the script runs: on rank 0, and not if it shall be quiet."""
+def _messages(plan: Plan, rank: int) -> Iterator[Callable[[str], None]]:
+    """Yield a function that prints lines while the script runs: on rank 0, unless --quiet."""
     if plan.verbosity == "quiet" or rank:
         yield lambda text: None
         return
@@ -335,70 +341,72 @@ def _saying(plan: Plan, rank: int) -> Iterator[Callable[[str], None]]:
         yield lines.say
 
 
-def _watched(run: Callable[[Plan, Place, Post], None], plan: Plan, place: Place, post: Post) -> Ending:
-    """Run the script, and put into words how it ended."""
+def _run_and_record(
+    run: Callable[[Plan, RankInfo, WorkerArguments], None], plan: Plan, info: RankInfo, arguments: WorkerArguments
+) -> Ending:
+    """Run the script, and record how it ended."""
     try:
-        run(plan, place, post)
+        run(plan, info, arguments)
     except SystemExit as error:
-        end = ending.exited(place.rank, error)
-        if end.said and post.own_log:
-            _write(f"{end.said}\n")
+        end = ending.exited(info.rank, error)
+        if end.said and arguments.own_log:
+            _print(f"{end.said}\n")
         return end
     except BaseException as raised:
-        loader_deaths.hush()
-        told = loader_deaths.told(raised)
-        end = ending.raised(place.rank, told)
-        return end if post.attempt.function is not None else _show(told, end, post.own_log)
-    return ending.returned(place.rank)
+        loader_deaths.disable()
+        told = loader_deaths.cause_of(raised)
+        end = ending.raised(info.rank, told)
+        return end if arguments.attempt.function is not None else _show(told, end, arguments.own_log)
+    return ending.returned(info.rank)
 
 
 def _show(error: BaseException, end: Ending, own_log: bool) -> Ending:
-    """Show an error where this rank's own eyes are: its log, and the script's sys.excepthook.
+    """Print an error to this rank's log, or by the script's own sys.excepthook.
 
-    On the terminal the command process shows one error for all.
+    On the terminal the command process prints one error for all ranks.
     """
     hook = _own_excepthook()
     if hook is not None and not end.consequence:
-        _call(lambda: hook(type(error), error, error.__traceback__))
+        _call_safely(lambda: hook(type(error), error, error.__traceback__))
         return replace(end, shown=not own_log)
     if own_log:
-        _write(end.trace)
+        _print(end.trace)
     return end
 
 
-def _write(text: str) -> None:
-    """Write to this rank's log; where its disk is full, the command process still tells it."""
+def _print(text: str) -> None:
+    """Print to this rank's log; if its disk is full, the command process still reports the error."""
     with suppress(OSError, ValueError):
         print(text, end="", file=sys.stderr, flush=True)
 
 
 def _own_excepthook() -> Callable[[type[BaseException], BaseException, TracebackType | None], Any] | None:
-    """The script's own sys.excepthook, if it set one; torch sets one, too, which only marks the lines."""
+    """Return the script's own sys.excepthook; None without one (torch's hook only marks the lines)."""
     hook = sys.excepthook
     if hook is sys.__excepthook__ or getattr(hook, "__module__", "").startswith("torch."):
         return None
     return hook
 
 
-def _leave(code: int) -> tuple[int, list[str]]:
-    """What the interpreter does before it ends: threads, atexit functions, streams.
+def _shut_down(code: int) -> tuple[int, list[str]]:
+    """Do what the interpreter does before it exits: join threads, call atexit functions, flush streams.
 
-    Returns the exit code, and the tracebacks of what atexit functions raised, which python shows and forgives.
-    The rest of its end is left out: nothing of it can be seen, and tearing down torch and CUDA takes time.
+    Returns the exit code, and the tracebacks of atexit functions that raised, which Python prints and ignores.
+    Tearing down modules, torch and CUDA is left out: it takes time without effect.
     """
-    _call(join_threads)  # as multiprocessing does for its children
-    _call(_leave_operators)
+    _call_safely(join_threads)  # as multiprocessing does for its children
+    _call_safely(_keep_operators)
     raised: list[str] = []
     show = sys.unraisablehook
 
     def show_and_note(seen: Any) -> None:
         show(seen)
         if seen.exc_value is not None:
-            traces.trim(seen.exc_value)
-            raised.append(traces.shown(seen.exc_value))
+            tracebacks.trim(seen.exc_value)
+            raised.append(tracebacks.shown(seen.exc_value))
 
     sys.unraisablehook = show_and_note
-    _call(run_exit_functions)
+    _call_safely(run_exit_functions)
     with suppress(Exception):
         sys.stderr.flush()
     try:
@@ -406,25 +414,25 @@ def _leave(code: int) -> tuple[int, list[str]]:
             sys.stdout.flush()
     except Exception as error:
         with suppress(Exception):
-            said = f"Exception ignored in: {sys.stdout!r}\n{traces.headline(error)}"
+            said = f"Exception ignored in: {sys.stdout!r}\n{tracebacks.headline(error)}"
             print(said, file=sys.stderr, flush=True)
         code = UNWRITTEN
     flush_c_streams()
     return code, raised
 
 
-def _leave_operators() -> None:
-    """Let torch not take down its operators at exit, which nobody sees and everybody waits for: 0.1 s and more."""
+def _keep_operators() -> None:
+    """Let torch not unregister its operators at exit, which takes 0.1 s and more without effect."""
     if "torch" in sys.modules:
         from duoka.private.torch import TAKE_DOWN
 
         keep_from_exit(getattr(*TAKE_DOWN))
 
 
-def _call(function: Callable[[], object]) -> None:
-    """Call what may raise at a moment when nobody is left to catch it; python, too, shows it and goes on."""
+def _call_safely(function: Callable[[], object]) -> None:
+    """Call a function, and print an exception of it, as Python does at exit."""
     try:
         function()
     except BaseException as error:
         with suppress(Exception):
-            print(traces.shown(error), end="", file=sys.stderr, flush=True)
+            print(tracebacks.shown(error), end="", file=sys.stderr, flush=True)

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from duoka import libc
 from duoka.doctor import network
 from duoka.doctor.network import check_clock, check_host_name, check_interface, check_localhost
+from duoka.system import libc
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_ranks_that_leave_while_another_machine_goes_on(flow: Flow) -> None:
     script = group(flow, "if rank == 1: sys.exit()\nwhile True: meet()\n")
     for result in run(flow, script):
         assert result.returncode == 1
-        assert f"duoka: the ranks of machine 1 ({socket.gethostname()}) left: their scripts ended" in result.stderr
+        assert f"duoka: the scripts of machine 1 ({socket.gethostname()}) ended while other ranks" in result.stderr
 
 
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("raise ValueError('boom')", 1)])
@@ -333,11 +333,13 @@ def test_nobody_waits_for_ever_for_a_machine(flow: Flow) -> None:
     words = ["run", "--quiet", "--devices", "cpu:1", "--timeout", "1", *machine(0, 2, place), script]
     alone = flow.run(words, env=SAME)
     assert alone.returncode == 1
-    assert alone.stderr == (f"duoka: error: machine 0 waited in vain for machine 1: nobody came at {place} in 1 s\n")
+    assert alone.stderr == (
+        f"duoka: error: machine 0 waited in vain for machine 1: no connection at {place} in 1 s\n"
+    )
     words[words.index("0")] = "1"
     alone = flow.run(words, env=SAME)
     assert alone.returncode == 1
-    assert f"machine 1 waited in vain for machine 0: nobody met it at {place} in 1 s" in alone.stderr
+    assert f"machine 1 waited in vain for machine 0: it did not answer at {place} in 1 s" in alone.stderr
 
 
 def test_without_a_key_it_is_said_what_that_means(flow: Flow) -> None:
@@ -345,7 +347,7 @@ def test_without_a_key_it_is_said_what_that_means(flow: Flow) -> None:
     words = ["run", "--quiet", "--devices", "cpu:1"]
     running = [flow.start([*words, *machine(number, 2, place), script], env=SAME_HASHES) for number in range(2)]
     first, second = [one.wait().ok() for one in running]
-    assert "duoka: the machines have no key in common, so whoever reaches this port can take part" in first.stderr
+    assert "duoka: the machines share no key, so anybody who reaches this port can take part" in first.stderr
     assert second.stderr == ""
 
 

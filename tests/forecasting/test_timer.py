@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from duoka.board import Board
 from duoka.forecasting.timer import Timer, samples
 from duoka.forecasting.timing import read
+from duoka.supervision.status_board import StatusBoard
 from duoka.trials.observer import StepLimitReached, TrialFolders
 
 
@@ -41,15 +41,15 @@ def test_how_many_steps_are_timed_together(tmp_path: Path, steps: int, device: s
 def test_a_device_is_waited_for_at_the_ends_of_windows_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uses a fake, as there is no GPU here."""
     waits: list[int] = []
-    seat = Board.create(1).seat(0)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: waits.append(seat.steps))
-    watch = timer(tmp_path, 30, "cuda").watch(seat)
+    slot = StatusBoard.create(1).slot(0)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: waits.append(slot.steps))
+    watch = timer(tmp_path, 30, "cuda").watch(slot)
     optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
     for step in range(1, 30):
-        seat.step(step)
+        slot.step(step)
         watch._after(optimizer, (), {})
         watch._after(optimizer, (), {})  # another optimizer of the same step
-    seat.step(30)
+    slot.step(30)
     with pytest.raises(StepLimitReached):
         watch._after(optimizer, (), {})
     assert waits == [2, 6, 10, 14, 18, 22, 26, 30]

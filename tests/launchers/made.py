@@ -7,10 +7,10 @@ import socket
 from typing import Any
 
 from duoka.devices import Device
-from duoka.ending import Ending, How
-from duoka.launchers.crew import Worker
+from duoka.launchers.worker_group import Worker
 from duoka.options import Target
 from duoka.plan import Kind, Plan
+from duoka.supervision.ending import Ending, How
 
 CPU = Device("cpu")
 NO_STACKS = os.memfd_create("no stacks")
@@ -55,7 +55,7 @@ def lost(rank: int, time: float = 0.0) -> Ending:
 
 
 def worker(rank: int, end: Ending | None = None, status: int | None = None, **given: Any) -> Worker:
-    """A worker as the command process sees it. Its process is this one, its wire leads nowhere."""
-    with socket.socket() as wire:
-        usual: dict[str, Any] = {"pid": os.getpid(), "wire": wire, "stacks": NO_STACKS, "own_log": rank > 0}
+    """A worker as the command process sees it. Its process is this one, its pipe leads nowhere."""
+    with socket.socket() as pipe:
+        usual: dict[str, Any] = {"pid": os.getpid(), "pipe": pipe, "stacks": NO_STACKS, "own_log": rank > 0}
     return Worker(rank, ending=end, status=status, **usual | given)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from duoka.keys import Key
 from duoka.launchers import joining as module
-from duoka.launchers.joining import together
-from duoka.launchers.machines import Alone
+from duoka.launchers.joining import join_machines
+from duoka.launchers.machines import SingleMachine
+from duoka.network.keys import Key
 from duoka.options import Target
 from duoka.plan import Plan
 from tests.launchers.made import plan
@@ -37,8 +37,8 @@ def test_what_must_be_the_same(
 
 
 def differing(one: Plan, other: Plan) -> list[str]:
-    """The facts by whose digests, which are all that is sent, two plans differ."""
-    first, second = (module._hello(made, Key(b"secret"), module._facts(made)).facts for made in (one, other))
+    """The settings by whose digests, which are all that is sent, two plans differ."""
+    first, second = (module._hello(made, Key(b"secret"), module._settings(made)).settings for made in (one, other))
     return [name for name in first if first[name] != second[name]]
 
 
@@ -46,26 +46,26 @@ def test_the_script_s_own_modules_are_looked_at_too(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("import more\n")
     Path("more.py").write_text("x = 1\n")
-    before = module._facts(plan())
+    before = module._settings(plan())
     Path("more.py").write_text("x = 2\n")
-    after = module._facts(plan())
+    after = module._settings(plan())
     assert [name for name in before if before[name] != after[name]] == ["the content of more.py"]
 
 
 def test_one_machine_has_nobody_to_ask() -> None:
-    with together(plan(), lambda text: None) as (made, name, others):
+    with join_machines(plan(), lambda text: None) as (made, name, others):
         assert made == plan()
         assert len(name) == 16
-        assert type(others) is Alone
-    assert (others.gloo, others.files, others.alarmed(), others.progress()) == ("lo", (), None, {})
+        assert type(others) is SingleMachine
+    assert (others.gloo, others.files, others.announced_end(), others.progress()) == ("lo", (), None, {})
 
 
 def test_it_is_told_once_and_late_for_whom_a_machine_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    waits = module._patiently(told.append)
+    waits = module._report_long_waits(told.append)
     waits("a")
     assert told == []
-    monkeypatch.setattr(module, "TO_SAY", -1.0)
+    monkeypatch.setattr(module, "REPORT_WAIT_AFTER", -1.0)
     for text in ("a", "b", "a"):
         waits(text)
     assert told == ["a", "b"]

@@ -43,7 +43,7 @@ def test_an_attempt_can_follow_another_in_the_same_process(flow: Flow) -> None:
         what = plan(target=Target("ranks.py"), kind=Kind.DISTRIBUTED)
         files = set()
         with Signals() as signals:
-            run = local.Run(what, "id", Outputs(None, range(0)), signals)
+            run = local.RunContext(what, "id", Outputs(None, range(0)), signals)
             for number in range(3):
                 verdict = local.attempt(run, number)
                 files.add(len(os.listdir("/proc/self/fd")))

@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from duoka.board import AT_END, Board, Parting
-from duoka.launchers.crew import Worker
 from duoka.launchers.output import Outputs
-from duoka.launchers.report import Scene, report
+from duoka.launchers.report import ReportContext, report
 from duoka.launchers.stuck import Stuck
 from duoka.launchers.verdict import Elsewhere, Verdict, judge
+from duoka.launchers.worker_group import Worker
 from duoka.options import Machines
+from duoka.supervision.status_board import AT_END, CollectiveMismatch, StatusBoard
 from tests.launchers.made import CPU, ending, lost, plan, raised, worker
 
 HOST = os.uname().nodename
-ENDED: dict[str, Any] = {"status": -15, "told_at": 9.0}
+ENDED: dict[str, Any] = {"status": -15, "signalled_at": 9.0}
 
 Tell = Callable[..., list[str]]
 
 
 @pytest.fixture
-def board() -> Board:
-    return Board.create(3)
+def board() -> StatusBoard:
+    return StatusBoard.create(3)
 
 
 @pytest.fixture
@@ -35,21 +35,21 @@ def outputs() -> Iterator[Outputs]:
 
 
 @pytest.fixture
-def tell(board: Board, outputs: Outputs) -> Tell:
+def tell(board: StatusBoard, outputs: Outputs) -> Tell:
     """The lines that are told of some workers' end."""
 
     def tell(*workers: Worker, stuck: Stuck | None = None, verbose: bool = False) -> list[str]:
         one = plan(devices=(CPU,) * 3, timeout=3.0, verbosity="verbose" if verbose else "normal")
-        return report(judge(workers, stuck, None), Scene(one, board, workers, outputs)).splitlines()
+        return report(judge(workers, stuck, None), ReportContext(one, board, workers, outputs)).splitlines()
 
     return tell
 
 
-def step(board: Board, rank: int, text: str, leave: bool = True) -> None:
-    seat = board.seat(rank)
-    seat.enter(hash(text), text)
+def step(board: StatusBoard, rank: int, text: str, leave: bool = True) -> None:
+    slot = board.slot(rank)
+    slot.begin_collective(hash(text), text)
     if leave:
-        seat.leave()
+        slot.end_collective()
 
 
 def test_nothing_is_told_of_a_run_that_ended_well(tell: Tell) -> None:
@@ -95,7 +95,7 @@ def test_what_all_ranks_say_at_exit_is_said_once(tell: Tell) -> None:
     assert tell(*(worker(rank, ending(rank, "exited", 1, said="sorry"), 1) for rank in range(3))) == ["sorry"]
 
 
-def test_the_place_is_told_where_the_board_knows_it(board: Board, tell: Tell) -> None:
+def test_the_place_is_told_where_the_board_knows_it(board: StatusBoard, tell: Tell) -> None:
     step(board, 1, "all_reduce (3,) float32 at train.py:41")
     inside = f"duoka: rank 1 of 2 exited with code 3 ({HOST}), in step 1, after all_reduce 1 at train.py:41; "
     lines = tell(worker(0, **ENDED), worker(1, ending(1, "exited", 3), 3))
@@ -105,7 +105,7 @@ def test_the_place_is_told_where_the_board_knows_it(board: Board, tell: Tell) ->
     assert ", in broadcast 2 at train.py:50; " in lines[0]
 
 
-def test_a_number_is_told_where_the_text_is_forgotten_or_odd(board: Board, tell: Tell) -> None:
+def test_a_number_is_told_where_the_text_is_forgotten_or_odd(board: StatusBoard, tell: Tell) -> None:
     for _ in range(1204):
         step(board, 1, "barrier")
     assert ", after barrier 1,204; " in tell(worker(0, **ENDED), worker(1, None, 3))[0]
@@ -150,7 +150,7 @@ def test_an_exit_that_python_did_not_see(tell: Tell) -> None:
     assert "rank 1 of 2 exited with code 5 without ending python, as by os._exit" in line
 
 
-def test_a_rank_that_left(board: Board, tell: Tell) -> None:
+def test_a_rank_that_left(board: StatusBoard, tell: Tell) -> None:
     for rank in range(3):
         step(board, rank, "all_reduce (3,) float32 at train.py:41")
     for rank in (0, 2):
@@ -168,7 +168,7 @@ def test_a_rank_that_left_without_a_board(tell: Tell) -> None:
     assert line.startswith(f"duoka: rank 1 of 2 ({HOST}) left: the script ended there, while rank 0 went on; ")
 
 
-def test_a_rank_that_does_not_come(board: Board, tell: Tell) -> None:
+def test_a_rank_that_does_not_come(board: StatusBoard, tell: Tell) -> None:
     for rank in range(3):
         step(board, rank, "all_reduce (3,) float32 at train.py:38")
     for rank in (0, 2):
@@ -192,23 +192,23 @@ def test_a_rank_that_does_not_come(board: Board, tell: Tell) -> None:
     ("odd", "words"),
     [({1: "is stopped (SIGSTOP)"}, "is stopped (SIGSTOP)"), ({}, "does not answer when it is asked")],
 )
-def test_a_rank_that_does_not_answer(board: Board, tell: Tell, odd: dict[int, str], words: str) -> None:
+def test_a_rank_that_does_not_answer(board: StatusBoard, tell: Tell, odd: dict[int, str], words: str) -> None:
     step(board, 0, "barrier", leave=False)
     lines = tell(worker(0, **ENDED), worker(1, **ENDED), stuck=Stuck(1, 3.0, (0,), (1,), odd=odd))
     assert lines[1].startswith(f"  rank 1 {words}")
 
 
-def test_ranks_that_do_different_things(board: Board, tell: Tell) -> None:
+def test_ranks_that_do_different_things(board: StatusBoard, tell: Tell) -> None:
     step(board, 0, "broadcast at a.py:1", leave=False)
     step(board, 1, "all_reduce at a.py:2", leave=False)
-    stuck = Stuck(1, 0.1, (0, 1), (), parting=board.apart(1))
+    stuck = Stuck(1, 0.1, (0, 1), (), mismatch=board.mismatch_at(1))
     assert tell(worker(0, **ENDED), worker(1, **ENDED), stuck=stuck)[0] == (
         f"duoka: the ranks came to different collectives (number 1): rank 0 of 2 ({HOST}) in step 1 came to "
         "broadcast at a.py:1, rank 1 to all_reduce at a.py:2; the run was ended"
     )
 
 
-def test_a_collective_that_does_not_end(board: Board, tell: Tell) -> None:
+def test_a_collective_that_does_not_end(board: StatusBoard, tell: Tell) -> None:
     for rank in (0, 1):
         step(board, rank, "barrier", leave=False)
     lines = tell(worker(0, **ENDED), worker(1, **ENDED), stuck=Stuck(1, 3.0, (0, 1), ()))
@@ -216,7 +216,7 @@ def test_a_collective_that_does_not_end(board: Board, tell: Tell) -> None:
 
 
 def test_a_rank_that_is_stopped_in_a_collective_is_named_and_not_those_who_wait_for_it(
-    board: Board, tell: Tell
+    board: StatusBoard, tell: Tell
 ) -> None:
     for rank in (0, 1):
         step(board, rank, "barrier", leave=False)
@@ -239,13 +239,13 @@ def test_what_is_raised_at_exit_is_told_where_nobody_saw_it(tell: Tell) -> None:
     assert tell(*both) == []  # rank 0 has the terminal, where python has shown it
 
 
-def test_a_rank_whose_script_ended_while_others_went_on_has_left(board: Board, tell: Tell) -> None:
+def test_a_rank_whose_script_ended_while_others_went_on_has_left(board: StatusBoard, tell: Tell) -> None:
     for rank in range(3):
         step(board, rank, "all_reduce at train.py:41")
-        board.seat(rank).step(1)
+        board.slot(rank).step(1)
     for rank in range(3):
         step(board, rank, f"all_reduce at {AT_END}" if rank == 1 else "all_reduce at train.py:42", leave=False)
-    stuck = Stuck(2, 0.1, (0, 1, 2), (), parting=board.parting())
+    stuck = Stuck(2, 0.1, (0, 1, 2), (), mismatch=board.first_mismatch())
     lines = tell(*(worker(rank, lost(rank), 1) for rank in range(3)), stuck=stuck)
     assert lines == [
         f"duoka: rank 1 of 3 ({HOST}) left in step 2, after all_reduce 1 at train.py:41: the script ended there, "
@@ -253,22 +253,22 @@ def test_a_rank_whose_script_ended_while_others_went_on_has_left(board: Board, t
     ]
 
 
-def test_what_another_machine_tells_is_one_line(board: Board, outputs: Outputs) -> None:
+def test_what_another_machine_tells_is_one_line(board: StatusBoard, outputs: Outputs) -> None:
     elsewhere = Elsewhere("rank 2 raised ValueError: boom (on machine 1 (node2))", True)
     ended = worker(0, lost(0), 1)
     verdict = Verdict("elsewhere", 1, others=(ended,), elsewhere=elsewhere)
     machines = Machines(2, 0, workers=(1, 2), names=("node1", "node2"))
-    scene = Scene(plan(devices=(CPU,), machines=machines), board, [ended], outputs)
+    scene = ReportContext(plan(devices=(CPU,), machines=machines), board, [ended], outputs)
     assert report(verdict, scene).splitlines() == [
         "duoka: rank 2 raised ValueError: boom (on machine 1 (node2)); the run was ended",
         "  rank 0: lost the connection (--verbose shows it)",
     ]
 
 
-def test_ranks_of_other_machines_are_counted_and_named(board: Board, outputs: Outputs) -> None:
+def test_ranks_of_other_machines_are_counted_and_named(board: StatusBoard, outputs: Outputs) -> None:
     machines = Machines(2, 0, workers=(1, 2), names=("node1", "node2"))
     one = plan(devices=(CPU,), machines=machines)
-    scene = Scene(one, Board.create(1), [worker(0, **ENDED)], outputs)
+    scene = ReportContext(one, StatusBoard.create(1), [worker(0, **ENDED)], outputs)
     step(scene.board, 0, "barrier at a.py:1", leave=False)
 
     def told(stuck: Stuck) -> str:
@@ -281,5 +281,5 @@ def test_ranks_of_other_machines_are_counted_and_named(board: Board, outputs: Ou
     assert told(Stuck(2, 3.0, (1,), (0,), limit=3.0, text="all_reduce (3,) at a.py:2")).startswith(
         f"duoka: rank 0 of 3 ({HOST}) in step 1 has not come to all_reduce 2 at a.py:2; rank 1 waits since 3 s"
     )
-    parting = Parting(1, (((2,), "all_reduce at a.py:2"), ((0,), "barrier at a.py:1")))
-    assert "rank 2 of 3" in told(Stuck(1, 0.0, (2, 0), (), parting))
+    mismatch = CollectiveMismatch(1, (((2,), "all_reduce at a.py:2"), ((0,), "barrier at a.py:1")))
+    assert "rank 2 of 3" in told(Stuck(1, 0.0, (2, 0), (), mismatch))

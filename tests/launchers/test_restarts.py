@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from duoka.checkpoint.preemption import AGAIN as SAVED
-from duoka.ending import Ending
 from duoka.launchers import restarts
 from duoka.launchers.restarts import AGAIN, cause, is_fault, with_restarts
 from duoka.launchers.signals import Signals
 from duoka.launchers.verdict import Elsewhere, Verdict
+from duoka.supervision.ending import Ending
 from tests.launchers.made import ending, raised, worker
 
 KILLED = Verdict("died", 137, (worker(1, status=-9),))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 
 from duoka.launchers.stacks import excerpt, in_debugger, users_line
-from duoka.traces import OURS
+from duoka.supervision.tracebacks import OURS
 
 DUMP = f"""\
 Thread 0x00007f2 (most recent call first):

@@ -7,33 +7,33 @@ import time
 
 import pytest
 
-from duoka.board import Board, Collective, Progress
 from duoka.launchers import stuck as module
-from duoka.launchers.crew import Worker
-from duoka.launchers.stuck import LEAST, TO_TELL, Idleness, Limits, Stuck, find_stuck, waiting_in_vain
+from duoka.launchers.stuck import LEAST, TO_TELL, IdleClock, Limits, Stuck, find_stuck, waiting_for_ended
+from duoka.launchers.worker_group import Worker
+from duoka.supervision.status_board import Collective, Progress, StatusBoard
 from tests.launchers.made import ending, lost, raised, worker
 
 
-def come(board: Board, rank: int, *texts: str, leave: bool = True) -> None:
-    seat = board.seat(rank)
+def come(board: StatusBoard, rank: int, *texts: str, leave: bool = True) -> None:
+    slot = board.slot(rank)
     for text in texts:
-        seat.enter(hash(text), text)
+        slot.begin_collective(hash(text), text)
         if leave:
-            seat.leave()
+            slot.end_collective()
 
 
-def found_stuck(board: Board, workers: list[Worker], timeout: float) -> Stuck | None:
-    return find_stuck(board, workers, Limits(timeout), Idleness())
+def found_stuck(board: StatusBoard, workers: list[Worker], timeout: float) -> Stuck | None:
+    return find_stuck(board, workers, Limits(timeout), IdleClock())
 
 
 def test_nobody_is_stuck_who_is_not_waiting() -> None:
-    board = Board.create(2)
+    board = StatusBoard.create(2)
     come(board, 0, "a", "b")
     assert found_stuck(board, [worker(0), worker(1)], timeout=-1) is None
 
 
 def test_who_waits_and_who_is_missing() -> None:
-    board = Board.create(3)
+    board = StatusBoard.create(3)
     for rank in range(3):
         come(board, rank, "a")
     come(board, 0, "b", leave=False)
@@ -42,20 +42,20 @@ def test_who_waits_and_who_is_missing() -> None:
     assert found_stuck(board, workers, timeout=60) is None
     found = found_stuck(board, workers, timeout=0)
     assert found is not None
-    assert (found.number, found.waiting, found.missing, found.parting) == (2, (0, 2), (1,), None)
+    assert (found.number, found.waiting, found.missing, found.mismatch) == (2, (0, 2), (1,), None)
 
 
 def test_of_several_on_their_way_the_first_counts() -> None:
     """A rank that begun more before it waits is not the one to blame the others for."""
-    board = Board.create(2)
+    board = StatusBoard.create(2)
     come(board, 0, "a", "b", "c", leave=False)
     come(board, 1, "a", "b", leave=False)
-    assert find_stuck(board, [worker(0), worker(1)], Limits(0.0, patient=True), Idleness()) is None
+    assert find_stuck(board, [worker(0), worker(1)], Limits(0.0, wait_while_busy=True), IdleClock()) is None
 
 
 def test_a_rank_that_waits_for_the_same_one_as_others_further_on_is_not_to_blame() -> None:
     """Rank 0 sends to rank 2, which goes on to the next, and to rank 1, which does not take it."""
-    board = Board.create(3)
+    board = StatusBoard.create(3)
     for rank in range(3):
         come(board, rank, "a")
     come(board, 0, "b", leave=False)
@@ -67,7 +67,7 @@ def test_a_rank_that_waits_for_the_same_one_as_others_further_on_is_not_to_blame
 
 
 def test_a_rank_that_computes_with_a_collective_on_its_way_is_missing_in_the_next() -> None:
-    board = Board.create(2)
+    board = StatusBoard.create(2)
     come(board, 0, "a", leave=False)
     come(board, 1, "a")
     come(board, 1, "b", leave=False)
@@ -77,43 +77,43 @@ def test_a_rank_that_computes_with_a_collective_on_its_way_is_missing_in_the_nex
 
 
 def test_where_all_came_the_network_is_waited_for_unless_one_is_stopped() -> None:
-    board = Board.create(2)
+    board = StatusBoard.create(2)
     for rank in range(2):
         come(board, rank, "a", leave=False)
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         workers = [worker(0), worker(1, pid=sleeper.pid)]
-        patient = Limits(0.0, patient=True)
-        assert find_stuck(board, workers, patient, Idleness()) is None
+        wait_while_busy = Limits(0.0, wait_while_busy=True)
+        assert find_stuck(board, workers, wait_while_busy, IdleClock()) is None
         sleeper.send_signal(signal.SIGSTOP)
         deadline = time.monotonic() + 10
-        while (found := find_stuck(board, workers, patient, Idleness())) is None:
+        while (found := find_stuck(board, workers, wait_while_busy, IdleClock())) is None:
             assert time.monotonic() < deadline
         assert (found.waiting, found.missing) == ((0, 1), ())
         sleeper.kill()
 
 
 def test_what_all_came_to_may_take_as_long_as_the_longest_limit() -> None:
-    board = Board.create(2)
+    board = StatusBoard.create(2)
     for rank in range(2):
         come(board, rank, "a", leave=False)
     workers = [worker(0), worker(1)]
-    assert find_stuck(board, workers, Limits(600.0, step=0.0), Idleness()) is None
-    found = find_stuck(board, workers, Limits(0.0), Idleness())
+    assert find_stuck(board, workers, Limits(600.0, step=0.0), IdleClock()) is None
+    found = find_stuck(board, workers, Limits(0.0), IdleClock())
     assert found is not None
     assert (found.waiting, found.missing) == ((0, 1), ())
 
 
 def test_ranks_that_came_to_different_collectives_are_stuck_at_once() -> None:
-    board = Board.create(2)
+    board = StatusBoard.create(2)
     come(board, 0, "a", leave=False)
     come(board, 1, "b", leave=False)
     found = found_stuck(board, [worker(0), worker(1)], timeout=600)
     assert found is not None
-    assert "rank 0 came to a, rank 1 came to b" in str(found.parting)
+    assert "rank 0 came to a, rank 1 came to b" in str(found.mismatch)
 
 
 def test_who_failed_still_counts_as_waiting_and_who_left_does_not_count() -> None:
-    board = Board.create(3)
+    board = StatusBoard.create(3)
     come(board, 0, "a", leave=False)
     workers = [worker(0, lost(0), 1), worker(1), worker(2, ending(2), 0)]
     found = found_stuck(board, workers, timeout=0)
@@ -124,13 +124,13 @@ def test_who_failed_still_counts_as_waiting_and_who_left_does_not_count() -> Non
 @pytest.mark.parametrize("text", ["left before it", "left after it"])
 def test_waiting_in_vain_for_a_rank_that_left(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(module, "TO_FOLLOW", 0.0)
-    board = Board.create(2)
+    board = StatusBoard.create(2)
     come(board, 0, "a", leave=False)
     if text == "left after it":
         come(board, 1, "a")
-    assert bool(waiting_in_vain(board, [worker(0), worker(1, ending(1))])) == (text == "left before it")
-    assert not waiting_in_vain(board, [worker(0), worker(1)])
-    assert not waiting_in_vain(board, [worker(0, raised(0)), worker(1, ending(1))])
+    assert bool(waiting_for_ended(board, [worker(0), worker(1, ending(1))])) == (text == "left before it")
+    assert not waiting_for_ended(board, [worker(0), worker(1)])
+    assert not waiting_for_ended(board, [worker(0, raised(0)), worker(1, ending(1))])
     assert os.getpid() == worker(0).pid
 
 
@@ -152,70 +152,74 @@ def test_the_limit_follows_the_steps(limits: Limits, steps: int, slowest: float,
 
 
 @pytest.fixture
-def late() -> Board:
+def late() -> StatusBoard:
     """Rank 1 has not come to what rank 0 has waited in for 5 minutes, after quick steps."""
-    board = Board.create(2)
+    board = StatusBoard.create(2)
     for rank in range(2):
-        board.seat(rank).step(1)
-        board.seat(rank).step(2)
-    board.seat(0).mirror(1, 0, [Collective(1, 1, "a", time.monotonic_ns() - 300 * 10**9)])
+        board.slot(rank).step(1)
+        board.slot(rank).step(2)
+    board.slot(0).mirror(1, 0, [Collective(1, 1, "a", time.monotonic_ns() - 300 * 10**9)])
     return board
 
 
 def test_a_rank_that_works_is_waited_for_and_one_that_is_idle_is_not(
-    late: Board, monkeypatch: pytest.MonkeyPatch
+    late: StatusBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = iter(range(1000))
     monkeypatch.setattr(module, "work_done", lambda pid: next(work))
-    workers, idleness = [worker(0), worker(1)], Idleness()
-    assert all(find_stuck(late, workers, Limits(600.0), idleness) is None for _ in range(5))
+    workers, idle_clock = [worker(0), worker(1)], IdleClock()
+    assert all(find_stuck(late, workers, Limits(600.0), idle_clock) is None for _ in range(5))
     now = time.monotonic()
     monkeypatch.setattr(module, "work_done", lambda pid: 10**6)
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    assert find_stuck(late, workers, Limits(600.0), idleness) is None
+    assert find_stuck(late, workers, Limits(600.0), idle_clock) is None
     monkeypatch.setattr(time, "monotonic", lambda: now + LEAST / 2)
-    found = find_stuck(late, workers, Limits(600.0), idleness)
+    found = find_stuck(late, workers, Limits(600.0), idle_clock)
     assert found is not None
     assert (found.missing, found.limit) == ((1,), LEAST)
 
 
 @pytest.mark.parametrize(
     ("limits", "stuck"),
-    [(Limits(100.0), True), (Limits(100.0, patient=True), False), (Limits(600.0, 100.0, patient=True), True)],
+    [
+        (Limits(100.0), True),
+        (Limits(100.0, wait_while_busy=True), False),
+        (Limits(600.0, 100.0, wait_while_busy=True), True),
+    ],
 )
 def test_beyond_the_longest_limit_only_the_patient_wait(
-    late: Board, monkeypatch: pytest.MonkeyPatch, limits: Limits, stuck: bool
+    late: StatusBoard, monkeypatch: pytest.MonkeyPatch, limits: Limits, stuck: bool
 ) -> None:
     work = iter(range(1000))
     monkeypatch.setattr(module, "work_done", lambda pid: next(work))
-    assert (find_stuck(late, [worker(0), worker(1)], limits, Idleness()) is not None) == stuck
+    assert (find_stuck(late, [worker(0), worker(1)], limits, IdleClock()) is not None) == stuck
 
 
-def test_what_was_seen_before_a_rank_left_is_not_waiting_for_it(late: Board) -> None:
-    """The seat of a script that is looked at now and then may be older than the end of another."""
+def test_what_was_seen_before_a_rank_left_is_not_waiting_for_it(late: StatusBoard) -> None:
+    """The slot of a script that is looked at now and then may be older than the end of another."""
     left = worker(1, ending(1, time=time.monotonic() + 5))
-    assert not waiting_in_vain(late, [worker(0), left])
-    assert waiting_in_vain(late, [worker(0), worker(1, ending(1))])
+    assert not waiting_for_ended(late, [worker(0), left])
+    assert waiting_for_ended(late, [worker(0), worker(1, ending(1))])
 
 
 def test_a_rank_that_waits_with_the_lock_held_is_seen_to_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    board = Board.create(2)
+    board = StatusBoard.create(2)
     for rank in range(2):
-        board.seat(rank).mirror(5, 5)
+        board.slot(rank).mirror(5, 5)
     looked = time.monotonic_ns()
     monkeypatch.setattr(module, "is_asleep", lambda pid: True)
     monkeypatch.setattr(module, "is_stopped", lambda pid: False)
     monkeypatch.setattr(time, "monotonic", lambda: looked / 1e9 + 100)
     monkeypatch.setattr(time, "monotonic_ns", lambda: looked + 100 * 10**9)
-    board.seat(1).mirror(5, 5)
+    board.slot(1).mirror(5, 5)
     workers = [worker(0), worker(1)]
-    found = find_stuck(board, workers, Limits(50.0), Idleness())
+    found = find_stuck(board, workers, Limits(50.0), IdleClock())
     assert found is not None
     assert (found.number, found.waiting, found.missing) == (6, (0,), (1,))
     monkeypatch.setattr(module, "is_asleep", lambda pid: False)
-    assert find_stuck(board, workers, Limits(50.0), Idleness()) is None
+    assert find_stuck(board, workers, Limits(50.0), IdleClock()) is None
 
 
 def far(rank: int, number: int, seconds: float, text: str = "b") -> dict[int, Progress]:
@@ -225,18 +229,18 @@ def far(rank: int, number: int, seconds: float, text: str = "b") -> dict[int, Pr
 
 
 def test_a_rank_for_which_another_machine_waits_is_missing_here() -> None:
-    board = Board.create(1, 2)
+    board = StatusBoard.create(1, 2)
     come(board, 2, "a")
     afar = far(0, 2, seconds=5.0)
-    found = find_stuck(board, [worker(2)], Limits(3.0), Idleness(), afar)
+    found = find_stuck(board, [worker(2)], Limits(3.0), IdleClock(), afar)
     assert found is not None
     assert (found.waiting, found.missing, found.number, found.text) == ((0,), (2,), 2, "b")
-    assert find_stuck(board, [worker(2)], Limits(6.0), Idleness(), afar) is None
+    assert find_stuck(board, [worker(2)], Limits(6.0), IdleClock(), afar) is None
 
 
 def test_one_that_waits_itself_may_wait_for_another_machine() -> None:
-    """Alone, the rank that is a collective behind would be to blame."""
-    board = Board.create(2)
+    """Without other machines, the rank that is a collective behind would be to blame."""
+    board = StatusBoard.create(2)
     for rank in range(2):
         come(board, rank, "a")
     come(board, 0, "b")
@@ -245,36 +249,38 @@ def test_one_that_waits_itself_may_wait_for_another_machine() -> None:
     workers = [worker(0), worker(1)]
     limits = Limits(600.0, step=-1.0)
     for rank in range(2):
-        board.seat(rank).step(1)
-    found = find_stuck(board, workers, limits, Idleness())
+        board.slot(rank).step(1)
+    found = find_stuck(board, workers, limits, IdleClock())
     assert found is not None
     assert found.missing == (1,)
-    assert find_stuck(board, workers, limits, Idleness(), far(2, 1, seconds=0)) is None
+    assert find_stuck(board, workers, limits, IdleClock(), far(2, 1, seconds=0)) is None
 
 
 def test_for_a_rank_of_another_machine_the_longest_limit_holds_and_its_own_is_asked_first() -> None:
-    board = Board.create(2)
+    board = StatusBoard.create(2)
     for rank in range(2):
         come(board, rank, "a", leave=False)
     workers = [worker(0), worker(1)]
-    assert find_stuck(board, workers, Limits(0.0), Idleness(), far(2, 0, seconds=0)) is None
-    found = find_stuck(board, workers, Limits(-TO_TELL), Idleness(), far(2, 0, seconds=0))
+    assert find_stuck(board, workers, Limits(0.0), IdleClock(), far(2, 0, seconds=0)) is None
+    found = find_stuck(board, workers, Limits(-TO_TELL), IdleClock(), far(2, 0, seconds=0))
     assert found is not None
     assert (found.waiting, found.missing, found.afar) == ((0, 1), (), (2,))
 
 
 def test_ranks_of_machines_that_came_to_different_collectives() -> None:
-    board = Board.create(1)
+    board = StatusBoard.create(1)
     come(board, 0, "a")
     come(board, 0, "b", leave=False)
-    assert find_stuck(board, [worker(0)], Limits(600.0), Idleness(), far(1, 2, 0.1)) is None
-    found = find_stuck(board, [worker(0)], Limits(600.0), Idleness(), far(1, 2, 0.1, "c"))
+    assert find_stuck(board, [worker(0)], Limits(600.0), IdleClock(), far(1, 2, 0.1)) is None
+    found = find_stuck(board, [worker(0)], Limits(600.0), IdleClock(), far(1, 2, 0.1, "c"))
     assert found is not None
-    assert str(found.parting).endswith("rank 0 came to b, rank 1 came to c")
-    patient = Limits(600.0, patient=True)  # a script with ranks of its own may have shapes of its own on each
-    assert find_stuck(board, [worker(0)], patient, Idleness(), far(1, 2, 0.1, "c")) is None
+    assert str(found.mismatch).endswith("rank 0 came to b, rank 1 came to c")
+    wait_while_busy = Limits(
+        600.0, wait_while_busy=True
+    )  # a script with ranks of its own may have shapes of its own on each
+    assert find_stuck(board, [worker(0)], wait_while_busy, IdleClock(), far(1, 2, 0.1, "c")) is None
 
 
 def test_who_is_done_is_not_stuck_whoever_waits() -> None:
-    board = Board.create(1)
-    assert find_stuck(board, [worker(0, ending(0))], Limits(-1.0), Idleness(), far(1, 2, 5.0)) is None
+    board = StatusBoard.create(1)
+    assert find_stuck(board, [worker(0, ending(0))], Limits(-1.0), IdleClock(), far(1, 2, 5.0)) is None

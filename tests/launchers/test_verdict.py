@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from duoka.board import Parting
-from duoka.launchers.crew import Worker
 from duoka.launchers.stuck import Stuck
-from duoka.launchers.verdict import Doubt, Verdict, agreed, apart, doubt_of, judge, way_of
+from duoka.launchers.verdict import Doubt, Verdict, agreed, agreement_key, doubt_of, judge, without_agreement
+from duoka.launchers.worker_group import Worker
+from duoka.supervision.status_board import CollectiveMismatch
 from tests.launchers.made import ending, lost, raised, worker
 
 STUCK = Stuck(number=5, seconds=3.0, waiting=(0,), missing=(1,))
@@ -40,7 +40,7 @@ def test_an_error_outranks_earlier_noise_of_the_network() -> None:
 
 
 def test_a_death_outranks_earlier_noise_of_the_network() -> None:
-    verdict = judged(worker(0, lost(0, time=1.0), 1), worker(1, None, -9, gone_at=2.0))
+    verdict = judged(worker(0, lost(0, time=1.0), 1), worker(1, None, -9, ended_at=2.0))
     assert (verdict.why, verdict.code, ranks(verdict.culprits)) == ("died", 137, [1])
 
 
@@ -56,12 +56,14 @@ def test_os_exit_with_0_is_leaving_too() -> None:
 
 
 def test_others_that_had_to_be_ended_are_no_cause() -> None:
-    verdict = judged(worker(0, None, -15, told_at=9.0), worker(1, raised(1), 1), worker(2, None, -9, told_at=9.0))
+    verdict = judged(
+        worker(0, None, -15, signalled_at=9.0), worker(1, raised(1), 1), worker(2, None, -9, signalled_at=9.0)
+    )
     assert (verdict.why, ranks(verdict.culprits), verdict.others) == ("raised", [1], ())
 
 
 def test_a_rank_that_left_while_the_others_were_ended_waiting() -> None:
-    verdict = judged(worker(0, None, -15, told_at=9.0), worker(1, ending(1), -9, told_at=9.0))
+    verdict = judged(worker(0, None, -15, signalled_at=9.0), worker(1, ending(1), -9, signalled_at=9.0))
     assert (verdict.why, verdict.code, ranks(verdict.culprits)) == ("left", 1, [1])
 
 
@@ -76,8 +78,8 @@ def test_being_stuck_explains_noise_but_not_an_error() -> None:
 
 
 def test_what_ranks_that_were_stuck_say_to_being_ended_is_no_cause() -> None:
-    saved = [worker(rank, ending(rank, "exited", 75, time=9.5), 75, told_at=9.0) for rank in range(2)]
-    for workers in ([saved[0], worker(1, lost(1, time=9.5), 1, told_at=9.0)], saved):
+    saved = [worker(rank, ending(rank, "exited", 75, time=9.5), 75, signalled_at=9.0) for rank in range(2)]
+    for workers in ([saved[0], worker(1, lost(1, time=9.5), 1, signalled_at=9.0)], saved):
         verdict = judged(*workers, stuck=STUCK)
         assert (verdict.why, verdict.code, verdict.others) == ("stuck", 1, ())
 
@@ -90,7 +92,7 @@ def test_the_same_error_on_all_ranks_is_the_script_s() -> None:
 
 def test_the_same_error_on_some_ranks_is_theirs() -> None:
     workers = [worker(rank, raised(rank, trace="the same"), 1) for rank in (0, 2)]
-    verdict = judged(workers[0], worker(1, None, -15, told_at=9.0), workers[1])
+    verdict = judged(workers[0], worker(1, None, -15, signalled_at=9.0), workers[1])
     assert (verdict.why, ranks(verdict.culprits)) == ("raised", [0, 2])
 
 
@@ -129,13 +131,13 @@ def test_ranks_that_all_ended_well_or_all_lost_each_other_do_not_agree_on_an_err
     ],
 )
 def test_exit_codes_are_python_s_and_the_shell_s(end: object, status: int, why: str, code: int) -> None:
-    others = worker(0, None, -15, told_at=9.0)
+    others = worker(0, None, -15, signalled_at=9.0)
     verdict = judged(others, worker(1, end, status))  # type: ignore[arg-type]
     assert (verdict.why, verdict.code, ranks(verdict.culprits)) == (why, code, [1])
 
 
 def test_a_script_that_was_hurried_at_its_end_keeps_its_code() -> None:
-    verdict = judged(worker(0, None, -15, told_at=9.0), worker(1, ending(1, "exited", 3), -9, told_at=9.0))
+    verdict = judged(worker(0, None, -15, signalled_at=9.0), worker(1, ending(1, "exited", 3), -9, signalled_at=9.0))
     assert (verdict.why, verdict.code) == ("exited", 3)
 
 
@@ -143,13 +145,13 @@ def test_a_script_that_was_hurried_at_its_end_keeps_its_code() -> None:
     ("end", "status"), [(raised(0, "BrokenPipeError: [Errno 32] Broken pipe"), 1), (ending(0), 120)]
 )
 def test_a_reader_that_has_enough_is_nobody_s_failure(end: object, status: int) -> None:
-    verdict = judged(worker(0, end, status), worker(1, None, -15, told_at=9.0))  # type: ignore[arg-type]
+    verdict = judged(worker(0, end, status), worker(1, None, -15, signalled_at=9.0))  # type: ignore[arg-type]
     assert (verdict.why, verdict.code) == ("agreed", status)
 
 
 def test_a_broken_pipe_of_a_rank_that_has_no_reader_is_a_failure() -> None:
     broken = raised(1, "BrokenPipeError: [Errno 32] Broken pipe")
-    assert judged(worker(0, None, -15, told_at=9.0), worker(1, broken, 1)).why == "raised"
+    assert judged(worker(0, None, -15, signalled_at=9.0), worker(1, broken, 1)).why == "raised"
 
 
 @pytest.mark.parametrize(
@@ -171,13 +173,13 @@ def test_a_script_s_own_answer_to_a_signal_counts(ends: list[tuple[object, int]]
 
 
 def test_ranks_that_were_all_told_to_end_saw_nothing_of_the_cause() -> None:
-    verdict = judged(worker(0, None, -15, told_at=9.0), worker(1, None, -9, told_at=9.0))
+    verdict = judged(worker(0, None, -15, signalled_at=9.0), worker(1, None, -9, signalled_at=9.0))
     assert (verdict.why, verdict.code, verdict.culprits) == ("elsewhere", 1, ())
     assert doubt_of(verdict) is Doubt.NOTHING
 
 
 def test_what_gloo_ends_is_the_fault_of_ranks_that_parted() -> None:
-    parted = Stuck(5, 0.0, (0, 2), (), parting=Parting(5, (((0,), "a"), ((2,), "b"))))
+    parted = Stuck(5, 0.0, (0, 2), (), mismatch=CollectiveMismatch(5, (((0,), "a"), ((2,), "b"))))
     aborted = [worker(rank, None, -signal.SIGABRT) for rank in range(2)]
     assert judged(*aborted, stuck=parted).why == "stuck"
     assert judged(*aborted).why == "died"
@@ -188,13 +190,17 @@ def test_what_gloo_ends_is_the_fault_of_ranks_that_parted() -> None:
 def test_all_ranks_of_one_machine_are_not_all(end: object, why: str) -> None:
     verdict = judged(worker(0, end, 1))  # type: ignore[arg-type]
     assert verdict.why == "agreed"
-    assert way_of(verdict)
-    assert (apart(verdict).why, apart(verdict).code, way_of(apart(verdict))) == (why, verdict.code, None)
+    assert agreement_key(verdict)
+    assert (
+        without_agreement(verdict).why,
+        without_agreement(verdict).code,
+        agreement_key(without_agreement(verdict)),
+    ) == (why, verdict.code, None)
 
 
 def test_a_reader_that_has_enough_stays_nobody_s_failure_on_several_machines() -> None:
     verdict = judged(worker(0, raised(0, "BrokenPipeError: [Errno 32] Broken pipe"), 1))
-    assert apart(verdict) is verdict
+    assert without_agreement(verdict) is verdict
 
 
 @pytest.mark.parametrize(

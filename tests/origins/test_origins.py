@@ -34,12 +34,12 @@ MPICH = {"PMI_RANK": 1, "PMI_SIZE": 2}
 @pytest.mark.parametrize(
     ("variables", "kind", "ranks"),
     [
-        ({}, "Alone", (0, 1, 0)),
+        ({}, "SingleProcess", (0, 1, 0)),
         (TORCHRUN, "Started", (3, 4, 1)),
-        ({"RANK": 0, "WORLD_SIZE": 1}, "Alone", (0, 1, 0)),
+        ({"RANK": 0, "WORLD_SIZE": 1}, "SingleProcess", (0, 1, 0)),
         (SRUN, "Started", (5, 8, 1)),
-        (SRUN | {"SLURM_STEP_ID": ""}, "Alone", (0, 1, 0)),
-        ({"SLURM_NTASKS": 4, "SLURM_PROCID": 0, "SLURM_JOB_ID": 3}, "Alone", (0, 1, 0)),
+        (SRUN | {"SLURM_STEP_ID": ""}, "SingleProcess", (0, 1, 0)),
+        ({"SLURM_NTASKS": 4, "SLURM_PROCID": 0, "SLURM_JOB_ID": 3}, "SingleProcess", (0, 1, 0)),
         (OPEN_MPI, "Started", (2, 3, 0)),
         (MPICH, "Started", (1, 2, 1)),
         (SRUN | TORCHRUN, "Started", (3, 4, 1)),
@@ -117,7 +117,7 @@ def test_nobody_answers() -> None:
 def test_a_rank_that_does_not_come() -> None:
     from torch.distributed import HashStore
 
-    from duoka.origins.meeting import meet
+    from duoka.origins.communication import meet
 
     with pytest.raises(TimedOut, match=r"rank 1 of 2 did not come in 0\.2 s"):
         meet(HashStore(), 0, 2, 0.2)
@@ -128,12 +128,12 @@ def met() -> dict[int, Any]:
     import torch
     from torch.distributed import HashStore
 
-    from duoka.origins.meeting import Meeting, meet
+    from duoka.origins.communication import Communication, meet
 
     store, found = HashStore(), {}
 
     def rank(number: int) -> None:
-        meeting: Meeting = meet(store, number, 2, 20.0)
+        meeting: Communication = meet(store, number, 2, 20.0)
         ranks = meeting.collectives(number, 2, 20.0, 0)
         found[number] = meeting.here, meeting.exchange is not None, ranks.all_reduce(torch.ones(2) + number).tolist()
 
@@ -154,11 +154,11 @@ def test_ranks_of_one_machine_share_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_ranks_of_several_machines_have_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr("duoka.origins.meeting.machine_name", lambda: secrets.token_hex(8))
+    monkeypatch.setattr("duoka.origins.communication.machine_name", lambda: secrets.token_hex(8))
     assert met() == {0: (1, False, [3, 3]), 1: (1, False, [3, 3])}
 
 
 def test_no_room_for_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr("duoka.origins.meeting._make", lambda size: "")
+    monkeypatch.setattr("duoka.origins.communication._make", lambda size: "")
     assert met() == {0: (2, False, [3, 3]), 1: (2, False, [3, 3])}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from duoka.board import Board, Seat
+from duoka.supervision.status_board import StatusBoard, StatusSlot
 from duoka.trials.observer import StepWatcher, TrialEnd, TrialFolders, TrialObserver, end_of
 from tests.view.processes import GONE, Raised, forked
 
@@ -32,8 +32,8 @@ class Counting(StepWatcher):
 
 @dataclass(frozen=True)
 class Counter(TrialObserver):
-    def watch(self, seat: Seat) -> Counting:
-        found = Counting(self.folders.seen, seat.rank)
+    def watch(self, slot: StatusSlot) -> Counting:
+        found = Counting(self.folders.seen, slot.rank)
         object.__setattr__(self, "made", found)  # for the script, which is here
         return found
 
@@ -43,7 +43,7 @@ def lived(folder: Path, script: Callable[[Counting], object], rank: int = 0) -> 
     counter = Counter(TrialFolders(folder, folder, folder), 3, 7, own_rows=False)
 
     def life(_: int) -> str:
-        with counter.around(Board.create(rank + 1).seat(rank)):
+        with counter.around(StatusBoard.create(rank + 1).slot(rank)):
             script(counter.made)  # type: ignore[attr-defined]
         return "went on"
 

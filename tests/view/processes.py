@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from duoka.board import Board
-from duoka.environment import keep_gloo_here
+from duoka.environment import use_loopback_for_gloo
+from duoka.supervision.status_board import StatusBoard
 from duoka.view.collectives import ProcessCollectives
 from duoka.view.nearby import Nearby, memory_size
 
@@ -79,16 +79,16 @@ def in_processes(
     nearby: whether they have memory in common, or gloo only. timeout: seconds that a collective may wait.
     """
     memory = mmap.mmap(-1, memory_size(world_size))
-    board = Board.create(world_size)
+    board = StatusBoard.create(world_size)
     with tempfile.TemporaryDirectory() as folder:
         place = os.path.join(folder, "store")
 
         def on_rank(rank: int) -> Any:
-            keep_gloo_here()
+            use_loopback_for_gloo()
             limit = timedelta(seconds=timeout)
             store = FileStore(place, world_size)
             end = Nearby(memory, rank, world_size, timeout) if nearby else None
-            return work(ProcessCollectives(store, rank, world_size, limit, board.seat(rank), end))
+            return work(ProcessCollectives(store, rank, world_size, limit, board.slot(rank), end))
 
         return forked(world_size, on_rank)
 

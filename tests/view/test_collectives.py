@@ -33,7 +33,7 @@ def test_it_is_counted_how_long_a_rank_waits(nearby: bool) -> None:
     def work(ranks: ProcessCollectives) -> float:
         time.sleep(0.5 * ranks.rank)
         ranks.barrier()
-        return ranks._seat.waited  # type: ignore[attr-defined]
+        return ranks._slot.waited  # type: ignore[attr-defined]
 
     early, late = all_well(in_processes(2, work, nearby=nearby))
     assert early > late > 0

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from duoka.keys import Key
+from duoka.network.keys import Key
 from duoka.view import direct
 from duoka.view.collectives import Failed
 from duoka.view.direct import MOST, Direct

@@ -12,11 +12,11 @@ from tests.view.processes import Raised, all_well, in_processes
 
 
 def over_the_network(ranks: ProcessCollectives) -> FarCollectives:
-    """The same ranks, as if they were on machines of their own: the board of one has nobody else's seat."""
-    from duoka.origins.meeting import NoSeat
+    """The same ranks, as if they were on machines of their own: the board of one has nobody else's slot."""
+    from duoka.origins.communication import NullSlot
 
     store = torch.distributed.PrefixStore("far", ranks._store)
-    return FarCollectives(store, ranks.rank, ranks.world_size, ranks._timeout, NoSeat())
+    return FarCollectives(store, ranks.rank, ranks.world_size, ranks._timeout, NullSlot())
 
 
 def test_what_belongs_together_is_added_up() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from duoka import libc
+from duoka.system import libc
 
 PARTIAL = ".partial"  # suffix of files that are incomplete or about to be removed
 PIECE = 16 << 20  # bytes written at once

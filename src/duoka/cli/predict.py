@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from duoka import traces
 from duoka.engines import refuse_copies
 from duoka.errors import BatchFailed, OptionError
+from duoka.supervision import tracebacks
+from duoka.system.messages import say
 
 if TYPE_CHECKING:
     from duoka.inference.predict import Predictions
@@ -67,10 +68,10 @@ def _predict(
     net = model_named(model)
     check_kind(items, data, net)
     if weights is not None:
-        print(f"duoka: {load_weights(net, weights)}", file=sys.stderr)
+        say(str(load_weights(net, weights)))
     with closing(output), pick_devices(devices, wait=wait or 0) as picked:
         for why in picked.why:
-            print(f"duoka: {why}", file=sys.stderr)
+            say(why)
         rest = items[output.done :]
         predictions = start(net, rest, devices=picked, batch_size=batch_size, precision=precision)
         return _fill(output, predictions, batch_size)
@@ -85,9 +86,9 @@ def _fill(output: Writer, predictions: Predictions, batch_size: int) -> int:
         print(f"\nduoka: interrupted{f'; {_left(output)}' if output.done else ''}", file=sys.stderr)
         return 130
     except BatchFailed as error:
-        print(traces.shown(error.__cause__ or error), end="", file=sys.stderr)
+        print(tracebacks.shown(error.__cause__ or error), end="", file=sys.stderr)
         if output.done:
-            print(f"duoka: {_left(output)}", file=sys.stderr)
+            say(_left(output))
         indices = range(begin + error.indices.start, begin + error.indices.stop)
         raise BatchFailed(indices, error.device, error.reason) from error
     output.finish()

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from duoka import engines, environment, libc, options
+from duoka import engines, environment, options
 from duoka.cli.words import arrange, check_habits, check_times, with_values
 from duoka.devices import inventory
 from duoka.devices.allocation import Allocation, AllocationRequest, allocate, with_holders
@@ -23,6 +23,8 @@ from duoka.engines import slurm, torchrun
 from duoka.options import ONE_MACHINE, Machines, Options, Target
 from duoka.plan import Plan, decide, details, header
 from duoka.script.files import STANDARD_INPUT
+from duoka.system import libc
+from duoka.system.messages import say
 
 INTRODUCTION = """\
 Run a PyTorch script, unedited, on one device or many.
@@ -244,15 +246,15 @@ def _run(opts: Options, limit: float) -> int:
     """Allocate the devices, waiting for them if requested, and run the script on them."""
     if torchrun.found() is not None:  # which leaves its processes running if it is killed
         libc.die_with(os.getppid())
-    if opts.machines.count > 1 and environment.hashes_differ():
-        environment.fix_hashes()
+    if opts.machines.count > 1 and environment.hash_seed_is_random():
+        environment.fix_hash_seed()
         if opts.target.name == STANDARD_INPUT:
             os.lseek(0, 0, os.SEEK_SET)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # Python reads the variable at its start
     try:
         allocation = _allocate(opts, limit)
     except KeyboardInterrupt:
-        _say("interrupted while waiting for devices")
+        say("interrupted while waiting for devices")
         return 130
     plan = replace(allocation.decided, notes=(*allocation.decided.notes, *allocation.notes, *_idle(opts.machines)))
     with allocation.locks:
@@ -271,17 +273,17 @@ def _idle(machines: Machines) -> tuple[str, ...]:
 
 def _allocate(opts: Options, wait: float) -> Allocation[Plan]:
     """Decide, and allocate the devices."""
-    visible, threads = environment.visible_cards(), environment.threads()
+    visible, threads = environment.visible_gpus(), environment.threads()
     command = f"duoka run {'-m ' * opts.target.is_module}{opts.target.name}"
     asked = AllocationRequest(parse(opts.devices), visible, command)
-    return allocate(asked, lambda found: decide(opts, found, visible, threads), lambda plan: plan.devices, wait, _say)
+    return allocate(asked, lambda found: decide(opts, found, visible, threads), lambda plan: plan.devices, wait, say)
 
 
 def _decide(opts: Options) -> Plan:
     """Decide without allocating devices."""
     seen = inventory.read()
     with Locks() as locks:
-        return decide(opts, with_holders(seen, locks), environment.visible_cards(), environment.threads())
+        return decide(opts, with_holders(seen, locks), environment.visible_gpus(), environment.threads())
 
 
 def asked_for(
@@ -322,10 +324,6 @@ def _show(plan: Plan) -> None:
     elif plan.verbosity == "verbose":
         lines = details(plan).splitlines()
         print("\n".join(f"duoka: {line}" for line in lines), file=sys.stderr, flush=True)
-
-
-def _say(text: str) -> None:
-    print(f"duoka: {text}", file=sys.stderr, flush=True)
 
 
 def _launch(plan: Plan) -> int:

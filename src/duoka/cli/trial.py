@@ -18,6 +18,7 @@ from duoka.devices.allocation import with_holders
 from duoka.devices.locks import HeldLocks, Locks
 from duoka.options import Options
 from duoka.plan import Plan, decide, header
+from duoka.system.messages import say
 
 OF_RUN = {str(option.name): option for _, group in GROUPS for option in group}
 
@@ -46,7 +47,7 @@ def decide_and_take(
     choose: called with a function that makes a plan for a `--devices` text; returns all plans.
     """
     engines.refuse_copies(f"duoka {command}")
-    visible, threads = environment.visible_cards(), environment.threads()
+    visible, threads = environment.visible_gpus(), environment.threads()
     seen = inventory.read()  # outside the lock: a slow driver blocks no other process
     with Locks() as locks:
         known = with_holders(seen, locks)
@@ -66,12 +67,7 @@ def named(plan: Plan) -> str:
 
 def sayer(shown: str) -> Callable[[str], None]:
     """Return a function that prints progress on standard error, if shown."""
-
-    def say(text: str) -> None:
-        if shown in ("normal", "verbose"):
-            print(f"duoka: {text}", file=sys.stderr, flush=True)
-
-    return say
+    return say if shown in ("normal", "verbose") else lambda text: None
 
 
 def say_plan(name: str, plan: Plan, say: Callable[[str], None]) -> None:
@@ -91,7 +87,7 @@ def to_the_end(trials: Callable[[], int]) -> int:
     try:
         code = trials()
     except Stopped as stopped:
-        print("duoka: interrupted" if stopped.code == 130 else "duoka: stopped", file=sys.stderr, flush=True)
+        say("interrupted" if stopped.code == 130 else "stopped")
         code = stopped.code
     except TrialFailed as failed:
         print(failed.report, end="", file=sys.stderr, flush=True)

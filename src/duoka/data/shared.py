@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from duoka import traces
 from duoka.data.dataset_state import DatasetState, state_of
 from duoka.errors import Refused
 from duoka.options import Loading
 from duoka.private.torch import KEPT_ITERATOR, ExceptionWrapper, begin, begin_again, tree_leaves, tree_map_only
+from duoka.supervision import tracebacks
 from duoka.view.batch import BatchTensor
 from duoka.view.cut import Cut
 from duoka.view.draws import random_states, same_states, set_random_states
@@ -106,7 +106,7 @@ class Reader:
         try:
             return self._labelled(request)
         except Exception as error:
-            traces.trim(error)
+            tracebacks.trim(error)
             where = f"in DataLoader worker process {info.id}"
             return ExceptionWrapper((type(error), error, error.__traceback__), where)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from duoka.devices.gpu import Gpu
-from duoka.patience import within
+from duoka.system.time_limit import within
 
 DRIVER = Path("/dev/kfd")  # exists if the AMD driver is loaded
 NO_LIBRARY = "there is an AMD GPU (/dev/kfd), and the package amdsmi, which comes with ROCm, is missing"

@@ -14,7 +14,7 @@ from typing import Any
 
 from duoka.devices.gpu import Gpu, GpuProcess
 from duoka.devices.processes import describe
-from duoka.patience import within
+from duoka.system.time_limit import within
 
 TIME_LIMIT = 30.0  # seconds; a driver without persistence mode takes one or two to wake each GPU
 NO_LIBRARY = "GPUs are found through the package nvidia-ml-py, which is missing"

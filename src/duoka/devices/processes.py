@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from duoka.printable import printable
+from duoka.system.printable import printable
 
 LONGEST = 1 << 17  # characters of a command
 

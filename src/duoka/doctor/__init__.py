@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 
 from duoka.doctor.finding import Finding
-from duoka.patience import within
+from duoka.system.time_limit import within
 
 # subject -> (module, function, time limit in seconds)
 SUBJECTS = {

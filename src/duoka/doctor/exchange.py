@@ -26,7 +26,7 @@ from duoka.devices.gpu import Gpu
 from duoka.devices.locks import Locks
 from duoka.devices.pick import user_of
 from duoka.doctor.finding import Finding
-from duoka.libc import die_with
+from duoka.system.libc import die_with
 
 LIMIT = 90.0  # seconds for the whole measurement
 LARGE = {"gloo": 16 << 20, "nccl": 256 << 20}  # bytes of the tensor used to measure bandwidth
@@ -134,11 +134,11 @@ def _wait(pids: list[int]) -> int:
 
 
 def _rank(backend: str, rank: int, devices: Sequence[Device], store: str) -> int:
-    environment.show_cards([devices[rank]])
+    environment.set_visible_devices([devices[rank]])
     import torch
     from torch import distributed
 
-    environment.keep_gloo_here()
+    environment.use_loopback_for_gloo()
     torch.set_num_threads(1)
     where, ranks, large = torch.device(devices[rank].type), len(devices), LARGE[backend]
     try:

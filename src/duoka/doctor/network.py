@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from duoka import environment, libc
+from duoka import environment
 from duoka.doctor.finding import Finding
-from duoka.patience import within
+from duoka.system import libc
+from duoka.system.time_limit import within
 
 RESOLVE_LIMIT = 5.0  # seconds
 SLOW = 1.0  # seconds

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from duoka.board import Seat
 from duoka.forecasting.timing import WINDOWS, Mark, RankTimes, warmup_steps, write
 from duoka.private.torch import tree_leaves
+from duoka.supervision.status_board import StatusSlot
 from duoka.trials.loaders import watch_loaders
 from duoka.trials.observer import StepWatcher, TrialObserver, replace_function
 from duoka.view.tally import Tally
@@ -34,16 +34,16 @@ class Timer(TrialObserver):
         """Number of steps timed together: an asynchronous device is synchronized once per window only."""
         return 1 if self.device == "cpu" else max(1, (self.steps - warmup_steps(self.steps)) // WINDOWS)
 
-    def watch(self, seat: Seat) -> _TimingWatcher:
-        return _TimingWatcher(self, seat)
+    def watch(self, slot: StatusSlot) -> _TimingWatcher:
+        return _TimingWatcher(self, slot)
 
 
 class _TimingWatcher(StepWatcher):
     """Measurements of one rank. samples: None once they cannot be counted."""
 
-    def __init__(self, timer: Timer, seat: Seat) -> None:
-        super().__init__(timer.folders.seen, seat.rank)
-        self._timer, self._seat = timer, seat
+    def __init__(self, timer: Timer, slot: StatusSlot) -> None:
+        super().__init__(timer.folders.seen, slot.rank)
+        self._timer, self._slot = timer, slot
         self._offset = warmup_steps(timer.steps) % timer.window  # a window begins with the first counted step
         self._marks: list[Mark] = []
         self._samples: int | None = 0
@@ -59,12 +59,12 @@ class _TimingWatcher(StepWatcher):
     def close(self) -> None:
         costliest = next((f"{name} at {line}" for name, line in self._tally.shares()), "")
         times = RankTimes(self._marks, self._own_samples, costliest, torch.get_num_threads())
-        write(self._timer.folders.seen, self._seat.rank, times)
+        write(self._timer.folders.seen, self._slot.rank, times)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._seat.steps == self.steps:  # another optimizer of the same step
+        if self._slot.steps == self.steps:  # another optimizer of the same step
             return
-        self.steps = self._seat.steps
+        self.steps = self._slot.steps
         if self.steps % self._timer.window == self._offset and not self.over:
             self._mark()
         if self.steps >= self._timer.steps:
@@ -74,7 +74,7 @@ class _TimingWatcher(StepWatcher):
         if self._timer.device != "cpu":
             torch.accelerator.synchronize()
         whole = sum(self._tally.seconds.values())
-        self._marks.append(Mark(self.steps, perf_counter(), self._seat.waited, whole, self._samples))
+        self._marks.append(Mark(self.steps, perf_counter(), self._slot.waited, whole, self._samples))
 
     def _count(self, loader: Any, batch: Any, is_local: bool) -> None:
         self._own_samples = self._own_samples or is_local

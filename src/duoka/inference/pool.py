@@ -20,7 +20,7 @@ import torch
 from duoka.errors import RunError, TimedOut
 from duoka.inference.replica import Replica, is_fatal
 from duoka.inference.sources import Batch
-from duoka.libc import raise_in_thread
+from duoka.system.libc import raise_in_thread
 
 QUEUED = 2  # batches queued on a device: one in computation, and the next
 STOP_LIMIT = 2.0  # seconds for threads to return from their current operation

@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from duoka import traces
 from duoka.devices.inventory import cores
 from duoka.errors import AskedError, BatchFailed, OptionError
 from duoka.inference import rows
@@ -25,6 +24,7 @@ from duoka.options import one_of
 from duoka.picking import Picked
 from duoka.picking import devices as pick_devices
 from duoka.process import this_process
+from duoka.supervision import tracebacks
 from duoka.view.parts import holds_shards
 
 OnError = Literal["raise", "collect"]
@@ -189,7 +189,7 @@ def _failed(collected: list[BatchFailed] | None, result: Result) -> list[Any]:
     assert result.error is not None
     if isinstance(result.error, AskedError):  # an error in the call, which every batch would raise
         raise result.error
-    failure = BatchFailed(result.batch.indices, result.device, traces.headline(result.error))
+    failure = BatchFailed(result.batch.indices, result.device, tracebacks.headline(result.error))
     if collected is None:
         raise failure from result.error
     failure.__cause__ = result.error

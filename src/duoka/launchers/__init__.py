@@ -1,13 +1,23 @@
-"""How workers come to life.
+"""Start workers, watch them and report how they ended.
 
-    inline.py   one worker, in the command process itself
-    local.py    several on this machine or on several, or one that may be started again: forked from the command
-                process of their machine and watched by it
+inline.py         one worker, in the command process itself
+local.py          several workers on this machine or on several, or one that may be restarted: forked from the command
+                  process of their machine and watched by it
+function.py       duoka.launch: the same for a function
 
-What local.py is made of: signals, output (log files), birth (the fork), crew (the workers from outside), heir
-(should the command process be killed), stuck (who is waited for), verdict (why a run ended), restarts (whether
-it begins again), report and hints (what a person reads), processes and stacks (what the kernel and faulthandler
-tell), joining (several machines meet), machines (what their commands tell each other) and talk (how).
+The parts of local.py:
+
+joining.py        the commands of several machines connect and compare their settings (hello.py)
+machines.py       what these commands exchange during the run, over channel.py and listening.py
+forking.py        forks a worker
+worker_group.py   the workers of one attempt: started, listened to, ended
+signals.py        signals to the command process
+output.py         log files
+reaper.py         ends the workers' processes if the command process is killed
+stuck.py          finds the rank that others wait for (processes.py: /proc; stacks.py: stack dumps)
+verdict.py        finds out why a run ended
+restarts.py       restarts a run after a fault
+report.py         the messages about a run that ended badly (hints.py)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`duoka.launch`: a function on several devices, started from Python: a script, a notebook, a test.
+"""`duoka.launch`: call a function on several devices from Python (a script, a notebook, a test).
 
-Workers are forked from this process. So the function may be a closure or a lambda and sees all that is there,
-nothing has to be imported again, and a script needs no `if __name__ == "__main__"`.
+Workers are forked from this process. So the function may be a closure or a lambda, nothing is imported again, and a
+script needs no `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from duoka.devices.allocation import Allocation, AllocationRequest, allocate
 from duoka.devices.inventory import Inventory
 from duoka.devices.spec import parse
 from duoka.errors import DeviceError, OptionError, RanksApart, RunError, TimedOut, WorkerFailed
-from duoka.launchers.local import Run, attempt
+from duoka.launchers.local import RunContext, attempt
 from duoka.launchers.output import Outputs
 from duoka.launchers.signals import Signals
 from duoka.launchers.verdict import Verdict
-from duoka.libc import end_thread_pools
 from duoka.options import Options, Target, waiting
 from duoka.plan import Plan, decide_function
 from duoka.process import this_process
+from duoka.system.libc import end_thread_pools
+from duoka.system.messages import say
 
 
 def launch(
@@ -44,30 +45,30 @@ def launch(
     log_dir: str | Path | None = None,
     **kwargs: Any,
 ) -> list[Any]:
-    """Call `function(*args, **kwargs)` in one worker for each device, and return what each rank's call returned.
+    """Call `function(*args, **kwargs)` in one worker for each device, and return the results in the order of ranks.
 
-    The function begins with `duoka.start()` in every worker. What ranks 1, 2, ... print goes to log files.
+    `duoka.start()` works in every worker. Output of ranks 1, 2, ... goes to log files.
 
     Args:
-        function: any callable, a closure or a lambda too.
-        *args: what it is called with.
+        function: any callable, also a closure or a lambda.
+        *args: positional arguments of the function.
         devices: as `duoka run --devices`: "auto", 2, "0,3", [0, 3], "cpu:2", ...
-        wait: how long to queue until devices are free, in seconds or like "30m"; 0 does not wait.
-        threads: processor threads of each worker; None: its part of the cores.
+        wait: time to queue until devices are free, in seconds or like "30m"; 0 does not wait.
+        threads: CPU threads of each worker; None divides the cores.
         timeout: seconds that one rank waits for the others.
         step_timeout: the same after the first step, whatever the others do; None: 20 times the slowest step so far,
             at least 60 s, for a rank that is idle.
-        log_dir: where the output of ranks 1, 2, ... is kept.
-        **kwargs: what it is called with, too.
+        log_dir: directory for the output of ranks 1, 2, ...
+        **kwargs: keyword arguments of the function.
 
     Raises:
-        OptionError: a value that is not allowed; or it is called in a worker, or not in the main thread.
-        DevicesBusy: others use the devices now, and the time to wait is over.
-        DeviceError: a device is not there, or this process has used CUDA already.
+        OptionError: a value is not allowed; or this is a worker, or not the main thread.
+        DevicesBusy: other runs use the devices, and the time to wait is over.
+        DeviceError: a device does not exist, or this process has used CUDA already.
         WorkerFailed: a worker died.
-        RanksApart: a rank came to another collective than the others, or ended while they went on.
-        TimedOut: a rank did not come to a collective in time.
-        Exception: the first that a worker raised; its cause is that worker's own traceback.
+        RanksApart: a rank called another collective than the others, or ended while they went on.
+        TimedOut: a rank did not join a collective in time.
+        Exception: the first exception of a worker; its cause is the worker's traceback.
     """
     _check(function)
     words = devices if isinstance(devices, (str, int)) else ",".join(map(str, devices)) + "," * (len(devices) == 1)
@@ -86,28 +87,24 @@ def launch(
 
 
 def _allocate(options: Options, limit: float) -> Allocation[Plan]:
-    """Decide, and take the devices: no other run of duoka picks them meanwhile."""
-    visible, threads = environment.visible_cards(), environment.threads()
+    """Decide on a plan and lock its devices, so that no other run of duoka takes them."""
+    visible, threads = environment.visible_gpus(), environment.threads()
     asked = AllocationRequest(parse(options.devices), visible, f"duoka.launch({options.target.name})")
 
     def decide(found: Inventory) -> Plan:
         return decide_function(options.target.name, options, found, visible, threads)
 
-    return allocate(asked, decide, lambda plan: plan.devices, limit, _say)
-
-
-def _say(text: str) -> None:
-    print(f"duoka: {text}", file=sys.stderr, flush=True)
+    return allocate(asked, decide, lambda plan: plan.devices, limit, say)
 
 
 def _start(plan: Plan, call: Callable[[], Any]) -> list[Any]:
     if plan.devices[0].type == "cuda" and _has_used_cuda():
         raise DeviceError(
-            "duoka.launch: this process has used CUDA already, which cannot be used after a fork; "
-            "move that into the function, or restart the notebook's kernel"
+            "duoka.launch: this process has used CUDA already, and CUDA does not work after a fork; "
+            "use CUDA only in the function, and restart this program or the notebook's kernel"
         )
     if not end_thread_pools():
-        plan = replace(plan, threads=1)  # a worker that asked for the threads of this process would wait for ever
+        plan = replace(plan, threads=1)  # a forked worker would wait for the threads of this process for ever
     return _run(plan, call)
 
 
@@ -139,7 +136,7 @@ def _run(plan: Plan, call: Callable[[], Any]) -> list[Any]:
     try:
         with Signals() as signals:
             keep = partial(_keep, call, results)
-            verdict = attempt(Run(plan, secrets.token_hex(8), outputs, signals, told.append, keep), 0)
+            verdict = attempt(RunContext(plan, secrets.token_hex(8), outputs, signals, told.append, keep), 0)
         if verdict.code or verdict.why != "well":
             _raise(verdict, results, "".join(told))
         return [_read(file) for file in results]
@@ -150,7 +147,7 @@ def _run(plan: Plan, call: Callable[[], Any]) -> list[Any]:
 
 
 def _keep(call: Callable[[], Any], results: Sequence[IO[bytes]]) -> None:
-    """In a worker: call, and write down what came of it."""
+    """Call the function in a worker, and pickle its result or its exception."""
     origin = this_process().origin
     assert origin is not None
     file = results[origin.rank]
@@ -166,7 +163,7 @@ def _keep(call: Callable[[], Any], results: Sequence[IO[bytes]]) -> None:
 
 
 def _write_error(error: Exception, file: IO[bytes]) -> None:
-    """An exception whose class pickle cannot make again is told in words (`_raise`)."""
+    """Pickle an exception; write nothing if it cannot be unpickled (`_raise` then raises one with its text)."""
     try:
         data = pickle.dumps(error)
         pickle.loads(data)
@@ -176,14 +173,14 @@ def _write_error(error: Exception, file: IO[bytes]) -> None:
 
 
 def _read(file: IO[bytes]) -> Any:
-    """What a worker wrote; None where it left by `sys.exit(0)`."""
+    """Read what a worker wrote; None if it ended by `sys.exit(0)`."""
     file.seek(0)
     data = file.read()
     return pickle.loads(data) if data else None
 
 
 class RemoteTraceback(Exception):
-    """A worker's own traceback, as the cause of the exception that was raised there."""
+    """The traceback of a worker, as the cause of the exception that it raised."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -191,7 +188,7 @@ class RemoteTraceback(Exception):
 
 
 def _raise(verdict: Verdict, results: Sequence[IO[bytes]], told: str) -> None:
-    """Raise in this process what ended the workers."""
+    """Raise the error that ended the workers in this process."""
     if verdict.why == "stopped":
         if verdict.code == 128 + signal.SIGINT:
             raise KeyboardInterrupt
@@ -205,7 +202,7 @@ def _raise(verdict: Verdict, results: Sequence[IO[bytes]], told: str) -> None:
 
 
 def _kind(verdict: Verdict) -> type[RunError]:
-    """What a rank raises that notices it itself: who is first must not make a difference to the caller."""
-    if verdict.why == "left" or (verdict.stuck is not None and verdict.stuck.parting is not None):
+    """Return the class of error that a rank would raise if it noticed the same failure."""
+    if verdict.why == "left" or (verdict.stuck is not None and verdict.stuck.mismatch is not None):
         return RanksApart
     return WorkerFailed if verdict.stuck is None else TimedOut

@@ -1,4 +1,4 @@
-"""What a command says first when the machines meet, and whether it belongs to the run."""
+"""The first message of each command of a run on several machines, and the check that they fit together."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from duoka.errors import AskedError
 from duoka.options import Machines
-from duoka.printable import printable
+from duoka.system.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a command says first.
+    """The first message of a command.
 
-    name: of its host. machines: how many there are. each: for what each command stands, a machine or a rank.
-    workers: of its own. run: a name for the run, of which machine 0's counts. host: which real machine it is on.
-    device: its own, if it is a rank and others could have the same. facts: what must be the same on all, by the
-    words in which it is told, as digests: what differs is never sent.
+    name: host name. machines: number of machines. each: what a command runs, the workers of a machine or one rank.
+    workers: number of its workers. run: a name for the run; machine 0's is used. host: digest that names the real
+    machine. device: digest of its device, if each command is one rank. settings: digests of what must be equal on all
+    machines, by name; values themselves are not sent.
     """
 
     name: str
@@ -28,44 +28,44 @@ class Hello:
     run: str = ""
     host: str = ""
     device: str = ""
-    facts: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, value: Any) -> Hello:
-        """Read one that has come over a line.
+        """Check and convert a received message.
 
         Raises:
-            ValueError: no command of duoka's says this.
+            ValueError: it is not a hello message of duoka.
         """
         try:
             found = cls(**value)
         except TypeError:
-            raise ValueError("not what a command says first") from None
+            raise ValueError("not the first message of a duoka command") from None
         texts = (found.name, found.each, found.run, found.host, found.device)
         numbers = (found.machines, found.workers)
-        facts = found.facts if isinstance(found.facts, dict) else {"": None}
-        good = all(isinstance(text, str) and len(text) < 1024 for text in (*texts, *facts, *facts.values()))
+        settings = found.settings if isinstance(found.settings, dict) else {"": None}
+        good = all(isinstance(text, str) and len(text) < 1024 for text in (*texts, *settings, *settings.values()))
         if not good or not all(type(number) is int and 0 < number < 1 << 20 for number in numbers):
-            raise ValueError("not what a command says first")
+            raise ValueError("not the first message of a duoka command")
         return cls(printable(found.name, 255), *(getattr(found, name) for name in cls.__slots__[1:]))
 
 
-class Differs(AskedError):
-    """Two machines were not started to do the same. what: of the facts. other: the machine with which one differs."""
+class SettingsDiffer(AskedError):
+    """Two machines were started with different settings. what: the setting. other: a machine with another value."""
 
     def __init__(self, what: str, other: int, name: str) -> None:
         self.what, self.other, self.name = what, other, name
         super().__init__(f"all machines must do the same: {what} is not the same on {name}")
 
 
-def refusal_of(number: int, hello: Hello, met: Mapping[int, Hello], machines: Machines) -> AskedError | None:
-    """Why a command is none of this run's, although it has the key; None: it is one.
+def find_refusal(number: int, hello: Hello, met: Mapping[int, Hello], machines: Machines) -> AskedError | None:
+    """Return the error for a command that has the key but does not fit the run; None if it fits.
 
     Args:
-        number: what it says of itself.
-        hello: what it said first.
-        met: what those said who have come before it, machine 0 among them.
-        machines: as machine 0 knows them.
+        number: machine number of that command.
+        hello: its first message.
+        met: messages of the commands accepted so far, machine 0's among them.
+        machines: settings of machine 0.
     """
     mine, count, each = met[0], machines.count, machines.each
     if hello.machines != count:
@@ -74,14 +74,14 @@ def refusal_of(number: int, hello: Hello, met: Mapping[int, Hello], machines: Ma
         return AskedError(f"there is no {each} {number} of {count}")
     if number in met:
         return AskedError(f"--machine {number} was given on two machines: {met[number].name} and {hello.name}")
-    for what in {**mine.facts, **hello.facts}:
-        if mine.facts.get(what) != hello.facts.get(what):
-            return Differs(what, number, f"{each} 0 ({mine.name}) and {each} {number} ({hello.name})")
-    return _not_beside(number, hello, met, machines) if machines.told_by else None
+    for what in {**mine.settings, **hello.settings}:
+        if mine.settings.get(what) != hello.settings.get(what):
+            return SettingsDiffer(what, number, f"{each} 0 ({mine.name}) and {each} {number} ({hello.name})")
+    return _device_conflict(number, hello, met, machines) if machines.told_by else None
 
 
-def _not_beside(number: int, hello: Hello, met: Mapping[int, Hello], machines: Machines) -> AskedError | None:
-    """Why a command cannot compute beside those that an engine has started: they would use the same devices twice."""
+def _device_conflict(number: int, hello: Hello, met: Mapping[int, Hello], machines: Machines) -> AskedError | None:
+    """Return an error if two commands that an engine started would use the same devices; None otherwise."""
     lines = f"{machines.how} starts one for each machine; --machines 1 makes each a run of its own"
     for other, one in met.items():
         beside = f"process {other} and process {number} of {machines.told_by}"

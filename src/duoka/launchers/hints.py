@@ -1,10 +1,10 @@
-"""What to do about errors whose own words do not say it."""
+"""Advice on errors whose own message does not say what to do."""
 
 from __future__ import annotations
 
 import re
 
-# What an error's last line says -> what to do.
+# Pattern of an error's last line -> advice.
 HINTS = {
     r"MemoryError|OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory": (
         "memory ran out on this rank; what helps: a smaller batch_size (it counts all ranks), more devices"
@@ -31,5 +31,5 @@ HINTS = {
 
 
 def hints(error: str) -> list[str]:
-    """A line with what to do, or none. error: the last line of a traceback."""
+    """Return a line of advice for the last line of a traceback, or an empty list."""
     return [f"  {hint}" for pattern, hint in HINTS.items() if re.search(pattern, error)][:1]

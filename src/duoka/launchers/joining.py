@@ -1,4 +1,4 @@
-"""Before a run on several machines: their commands meet, and see that they were started to do the same."""
+"""Connect the commands of a run on several machines, and compare their settings."""
 
 from __future__ import annotations
 
@@ -16,75 +16,77 @@ from typing import Any
 
 from duoka import __version__, environment
 from duoka.errors import MISSING, AskedError, DuokaError
-from duoka.keys import Key, key_of
-from duoka.launchers.hello import Differs, Hello
-from duoka.launchers.machines import Alone, Several
-from duoka.launchers.talk import LOST, Talk, begin
-from duoka.machine_name import machine_name
-from duoka.network import device_of
+from duoka.launchers.channel import LOST, Channel, open_channel
+from duoka.launchers.hello import Hello, SettingsDiffer
+from duoka.launchers.machines import SeveralMachines, SingleMachine
+from duoka.network.interfaces import device_of
+from duoka.network.keys import Key, key_of
 from duoka.plan import Plan, joined
 from duoka.script.files import sources
+from duoka.system.machine_name import machine_name
 
-TO_SAY = 3.0  # seconds after which it is said for whom this machine waits
+REPORT_WAIT_AFTER = 3.0  # seconds of waiting after which a line says for whom
 WITHOUT_KEY = (
-    "the machines have no key in common, so whoever reaches this port can take part in the run and read what it "
-    "computes; DUOKA_KEY or --key-file, the same on all, closes it"
+    "the machines share no key, so anybody who reaches this port can take part in the run and read what it "
+    "computes; give all machines the same DUOKA_KEY or --key-file to prevent that"
 )
 
 
 @contextmanager
-def together(plan: Plan, say: Callable[[str], None]) -> Iterator[tuple[Plan, str, Alone]]:
-    """Meet the other machines, if there are any: the plan, completed; a name for the run; the others.
+def join_machines(plan: Plan, say: Callable[[str], None]) -> Iterator[tuple[Plan, str, SingleMachine]]:
+    """Connect to the other machines, if there are any; yield the completed plan, a name for the run, and the others.
 
-    say: shows a line.
+    say: prints a line.
 
     Raises:
-        TimedOut: not all came.
-        AskedError: they were not started to do the same.
+        TimedOut: a machine did not connect in time.
+        AskedError: the machines were started with different settings.
     """
     if plan.machines.count == 1:
-        yield plan, secrets.token_hex(8), Alone()
+        yield plan, secrets.token_hex(8), SingleMachine()
         return
     key = key_of(plan.machines, plan.key_file)
     if not key.is_given and plan.machines.number == 0:
         say(WITHOUT_KEY)
-    talk, facts = begin(plan.machines, key), _facts(plan)
+    channel, settings = open_channel(plan.machines, key), _settings(plan)
     try:
-        hellos = _met(talk, plan, facts, say)
-        plan = replace(plan, machines=replace(plan.machines, host=talk.host))
+        hellos = _connect(channel, plan, settings, say)
+        plan = replace(plan, machines=replace(plan.machines, host=channel.host))
         workers, names, hosts = zip(*((one.workers, one.name, one.host) for one in hellos), strict=True)
         plan = joined(plan, workers, names, hosts)
-        yield plan, hellos[0].run, Several(talk, plan, device_of(talk.address), hellos[0].run)
+        yield plan, hellos[0].run, SeveralMachines(channel, plan, device_of(channel.address), hellos[0].run)
     except DuokaError as error:
-        talk.say(LOST, str(error))
+        channel.send(LOST, str(error))
         raise
     finally:
-        talk.close()
+        channel.close()
 
 
-def _met(talk: Talk, plan: Plan, facts: Mapping[str, Any], say: Callable[[str], None]) -> list[Hello]:
-    """Meet. What differs is told in each machine's own words: what a script is given is not sent to others."""
+def _connect(channel: Channel, plan: Plan, settings: Mapping[str, Any], say: Callable[[str], None]) -> list[Hello]:
+    """Connect. Each machine names a differing setting with its own value: values are not sent to others."""
     try:
-        return talk.meet(_hello(plan, talk.key, facts), plan.timeout, _patiently(say))
-    except Differs as error:
-        here = f"{facts.get(error.what, MISSING)!r} on {plan.machines.called(plan.machines.number)} ({_host_name()})"
+        return channel.connect(_hello(plan, channel.key, settings), plan.timeout, _report_long_waits(say))
+    except SettingsDiffer as error:
+        here = (
+            f"{settings.get(error.what, MISSING)!r} on {plan.machines.called(plan.machines.number)} ({_host_name()})"
+        )
         other = plan.machines.called(error.other)
         raise AskedError(f"all machines must do the same: {error.what} is {here}, and is not on {other}") from None
 
 
-def _patiently(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Tells for whom this machine waits, where it takes long."""
+def _report_long_waits(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that prints its text once the same text has been passed for 3 s."""
     since, told = dict[str, float](), set[str]()
 
     def waits(text: str) -> None:
-        if time.monotonic() - since.setdefault(text, time.monotonic()) > TO_SAY and text not in told:
+        if time.monotonic() - since.setdefault(text, time.monotonic()) > REPORT_WAIT_AFTER and text not in told:
             told.add(text)
             say(text)
 
     return waits
 
 
-def _hello(plan: Plan, key: Key, facts: Mapping[str, Any]) -> Hello:
+def _hello(plan: Plan, key: Key, settings: Mapping[str, Any]) -> Hello:
     device = plan.devices[0].uuid if plan.machines.each == "rank" else ""
     return Hello(
         name=_host_name(),
@@ -94,7 +96,9 @@ def _hello(plan: Plan, key: Key, facts: Mapping[str, Any]) -> Hello:
         run=secrets.token_hex(8),
         host=key.sign(b"host", machine_name().encode()),
         device=device and key.sign(b"device", device.encode()),
-        facts={what: key.sign(b"fact", what.encode(), json.dumps(value).encode()) for what, value in facts.items()},
+        settings={
+            what: key.sign(b"fact", what.encode(), json.dumps(value).encode()) for what, value in settings.items()
+        },
     )
 
 
@@ -102,8 +106,8 @@ def _host_name() -> str:
     return socket.gethostname()
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
-    """What must be the same on all machines, by the words in which it is told."""
+def _settings(plan: Plan) -> dict[str, Any]:
+    """Return what must be equal on all machines, by the name used in messages."""
     files = {f"the content of {one.shown}": one.digest[:12] for one in sources(plan.target)}
     return {
         "the version of duoka": __version__,

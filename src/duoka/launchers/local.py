@@ -1,9 +1,9 @@
-"""Several workers on this machine: forked from this process, which imported torch once, and watched by it.
+"""Run several workers on this machine: forked from this process, which has imported torch, and watched by it.
 
-Where the run has other machines, too, each has a process like this one, and they tell each other (`machines`).
+In a run on several machines, each has a process like this one, and they exchange messages (`machines`).
 
 run_local    the whole run: one attempt, and after faults others, if that was asked for
-attempt      one life of all workers: fork, store, go, watch, end, verdict
+attempt      one attempt: fork, open the store, start, watch, end, find the cause
 """
 
 from __future__ import annotations
@@ -23,41 +23,40 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from duoka import environment
-from duoka.board import Board, name_ranks
 from duoka.errors import WorkerFailed
-from duoka.launchers.crew import Crew
-from duoka.launchers.heir import heir
-from duoka.launchers.joining import together
-from duoka.launchers.machines import Alone
+from duoka.launchers.joining import join_machines
+from duoka.launchers.listening import open_to
+from duoka.launchers.machines import SingleMachine
 from duoka.launchers.output import Outputs
-from duoka.launchers.places import open_to
-from duoka.launchers.report import Scene, report
+from duoka.launchers.reaper import orphan_reaper
+from duoka.launchers.report import ReportContext, report
 from duoka.launchers.restarts import with_restarts
 from duoka.launchers.signals import Signals
 from duoka.launchers.stuck import (
-    Idleness,
+    IdleClock,
     Limits,
     Stuck,
-    ask_for_stacks,
-    find_staying,
+    collect_stacks,
+    find_not_exiting,
     find_stuck,
     is_debugged,
-    look_closer,
-    waiting_in_vain,
+    refine_with_stacks,
+    waiting_for_ended,
 )
 from duoka.launchers.verdict import Verdict, agreed, is_consequence, is_gloos, judge
-from duoka.libc import names_from_files
+from duoka.launchers.worker_group import WorkerGroup
 from duoka.plan import Kind, Machines, Plan
-from duoka.worker import Attempt, Observer, Unobserved
+from duoka.supervision.status_board import StatusBoard, name_ranks
+from duoka.system.libc import names_from_files
+from duoka.system.messages import say
+from duoka.worker import Attempt, NullObserver, Observer
 
-TICK = 0.5  # seconds between two looks at the board
-GRACE = 0.5  # seconds that the other ranks have after the first bad end, to end by themselves
-GRACE_AFAR = 2.0  # the same after one on another machine, as the script may end so there and here
-TO_SHOW = 1.0  # seconds between two words to other machines on how far the ranks are
-TO_DEBUG = 10.0  # seconds between two looks at whether a rank is still in a debugger
-TO_STOP = {signal.SIGINT: 10, signal.SIGTERM: 30, signal.SIGHUP: 30}  # seconds to answer a signal
-
-
+TICK = 0.5  # seconds between two reads of the status board
+GRACE = 0.5  # seconds for the other ranks to end by themselves after the first bad end
+GRACE_AFAR = 2.0  # the same after one on another machine, as the scripts may end in the same way
+TO_SHOW = 1.0  # seconds between two progress messages to other machines
+TO_DEBUG = 10.0  # seconds between two checks whether a rank is still in a debugger
+TO_STOP = {signal.SIGINT: 10, signal.SIGTERM: 30, signal.SIGHUP: 30}  # seconds for a script to end after a signal
 NEVER = 1e9  # seconds
 
 
@@ -66,20 +65,16 @@ def _tell(text: str) -> None:
 
 
 def _tell_nobody(text: str) -> None:
-    """Of what rank 0's command tells of all ranks."""
-
-
-def _note(text: str) -> None:
-    _tell(f"duoka: {text}\n")
+    """Print nothing: rank 0's command reports the end of all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What is the same for all attempts of a run.
+class RunContext:
+    """Settings and resources of all attempts of a run.
 
-    tell: shows what ended it. function: what is run, if no script. observer: what accompanies it. entropy: 64 bits
-    for all random numbers that a script leaves to the system; None: new ones for each attempt. others: the other
-    machines.
+    tell: prints the report. function: runs instead of the script. observer: observes the script in each worker.
+    entropy: 64 bits for all random numbers that a script leaves to the system; None: new ones for each attempt.
+    others: the other machines.
     """
 
     plan: Plan
@@ -88,28 +83,28 @@ class Run:
     signals: Signals
     tell: Callable[[str], None] = _tell
     function: Callable[[], object] | None = None
-    observer: Observer = field(default_factory=Unobserved)
+    observer: Observer = field(default_factory=NullObserver)
     entropy: int | None = None
-    others: Alone = field(default_factory=Alone)
+    others: SingleMachine = field(default_factory=SingleMachine)
 
 
 def run_local(plan: Plan) -> int:
-    """Run `plan` with one worker for each device, again after faults, and return the exit code.
+    """Run `plan` with one worker for each device, restart it after faults, and return the exit code.
 
     Raises:
-        OptionError: the log files cannot be made; or the machines cannot meet so.
-        AskedError: the machines were not started to do the same.
-        TimedOut: another machine did not come.
+        OptionError: the log files cannot be created; or machine 0 cannot listen at `--meet`.
+        AskedError: the machines were started with different settings.
+        TimedOut: another machine did not connect.
         WorkerFailed: a worker cannot be started.
     """
     try:
-        with together(plan, _note) as (plan, run_id, others), _outputs(plan) as outputs:
+        with join_machines(plan, say) as (plan, run_id, others), _outputs(plan) as outputs:
             if plan.machines.count > 1 and plan.machines.each == "machine" and plan.verbosity != "quiet":
                 is_or_are = "is" if plan.workers == 1 else "are"
-                _note(f"{name_ranks(list(plan.ranks))} of {plan.world_size} {is_or_are} here")
+                say(f"{name_ranks(list(plan.ranks))} of {plan.world_size} {is_or_are} here")
             import_once(plan)
             with Signals() as signals:
-                run = Run(plan, run_id, outputs, signals, others=others)
+                run = RunContext(plan, run_id, outputs, signals, others=others)
                 tells_all = plan.machines.each == "machine" or plan.machines.number == 0
 
                 def again(number: int) -> Verdict:
@@ -118,7 +113,7 @@ def run_local(plan: Plan) -> int:
 
                 return with_restarts(again, plan.restarts, signals, run.tell if tells_all else _tell_nobody)
     except KeyboardInterrupt:  # before there was a worker
-        print("duoka: interrupted", file=sys.stderr)
+        say("interrupted")
         return 128 + signal.SIGINT
 
 
@@ -132,12 +127,12 @@ def _outputs(plan: Plan) -> Iterator[Outputs]:
 
 
 def import_once(plan: Plan) -> None:
-    """Import what every worker needs, in this process, which they are forked from.
+    """Import what every worker needs before forking them.
 
-    All of it lives as long as the run, so the garbage collector neither looks at it now, which takes time,
-    nor in the workers, where its looking writes to, and so copies, the memory that they share.
+    All of it lives as long as the run. So the garbage collector is disabled meanwhile, to save time, and the objects
+    are frozen: collecting in the workers would write to, and so copy, the memory that they share.
     """
-    environment.give_threads(plan.threads)
+    environment.set_pool_sizes(plan.threads)
     gc.disable()
 
     if plan.kind is not Kind.DISTRIBUTED:
@@ -151,14 +146,14 @@ def import_once(plan: Plan) -> None:
     gc.enable()
 
 
-def attempt(run: Run, number: int) -> Verdict:
-    """One life of all workers, from the fork to the end of the last. What ended it is told, and returned.
+def attempt(run: RunContext, number: int) -> Verdict:
+    """Run all workers once, from the fork to the end of the last; report what ended them, and return it.
 
-    Every attempt has a board, a store and a prefix in it of its own, so that nothing of one reaches the next.
+    Each attempt has its own status board, store and key prefix, so that no state reaches the next attempt.
     """
     plan, others = run.plan, run.others
-    board = Board.create(plan.workers, plan.ranks.start)
-    crew = Crew(run.signals, others)
+    board = StatusBoard.create(plan.workers, plan.ranks.start)
+    group = WorkerGroup(run.signals, others)
     others.begin(number)
     store = None
     try:
@@ -168,121 +163,133 @@ def attempt(run: Run, number: int) -> Verdict:
         entropy = _entropy(run, number)
         store = _file_for_a_store(plan)
         shared = Attempt(number, run.run_id, entropy, board, exchange, temporary, run.function, run.observer)
-        crew.start(plan, replace(shared, gloo=others.gloo, key=others.key, store=store), run.outputs)
-        pids = [worker.pid for worker in crew.workers]
-        with heir(pids, temporary, others.let_go), _store(plan.machines, store) as port:  # a thread: after the forks
-            others.start(crew, port)
-            stuck, asked = _watch(plan, crew, board, others)
+        group.start(plan, replace(shared, gloo=others.gloo, key=others.key, store=store), run.outputs)
+        pids = [worker.pid for worker in group.workers]
+        with (
+            orphan_reaper(pids, temporary, others.close_files),
+            _store(plan.machines, store) as port,
+        ):  # a thread: after the forks
+            others.start(group, port)
+            stuck, asked = _watch(plan, group, board, others)
             if asked is not None:
-                others.alarm(asked)
-                _stop(crew, asked, board)
-            elif crew.failed() or not crew.gone():
-                others.alarm()
-                crew.end()
-            verdict = replace(judge(crew.workers, stuck, asked), saved=board.saved())
-            verdict = others.conclude(verdict, crew)
+                others.announce_end(asked)
+                _stop(group, asked, board)
+            elif group.failed() or not group.gone():
+                others.announce_end()
+                group.end()
+            verdict = replace(judge(group.workers, stuck, asked), saved=board.saved())
+            verdict = others.conclude(verdict, group)
         if _is_to_tell(plan.machines, verdict):
-            run.tell(report(verdict, Scene(plan, board, crew.workers, run.outputs)))
+            run.tell(report(verdict, ReportContext(plan, board, group.workers, run.outputs)))
         return verdict
     finally:
-        crew.close()
+        group.close()
         if store is not None:
             os.close(store)
 
 
 def _is_to_tell(machines: Machines, verdict: Verdict) -> bool:
-    """Whether this command tells of the end: where each is for one rank, the one whose rank it was, or the first."""
+    """Return whether this command reports the end: if each is one rank, the failed rank's or rank 0's does."""
     own = verdict.why not in ("elsewhere", "agreed", "stopped")
     return machines.each == "machine" or machines.number == 0 or own
 
 
-def _entropy(run: Run, number: int) -> int:
-    """The same on all machines, which know the run by the same name, and another one in each attempt."""
+def _entropy(run: RunContext, number: int) -> int:
+    """Return random bits, equal on all machines (which know the run by one name) and different in each attempt."""
     return random.Random(f"{run.run_id} {number}").getrandbits(64) if run.entropy is None else run.entropy
 
 
-def _watch(plan: Plan, crew: Crew, board: Board, others: Alone) -> tuple[Stuck | None, signal.Signals | None]:
-    """Watch until all are gone, or it is time to end them.
+def _watch(
+    plan: Plan, group: WorkerGroup, board: StatusBoard, others: SingleMachine
+) -> tuple[Stuck | None, signal.Signals | None]:
+    """Watch until all workers have ended, or it is time to end them.
 
-    Returns where the ranks are stuck, if they are, and the signal by which the run was asked to end.
+    Returns the hang, if ranks are stuck, and the signal that asked the run to end.
     """
-    limits = Limits(plan.timeout, plan.step_timeout, patient=plan.kind is Kind.DISTRIBUTED)
-    idleness, debugged_until = Idleness(), 0.0
+    limits = Limits(plan.timeout, plan.step_timeout, wait_while_busy=plan.kind is Kind.DISTRIBUTED)
+    idle_clock, debugged_until = IdleClock(), 0.0
 
     def found() -> Stuck | None:
         waits = time.monotonic() > debugged_until and not others.is_debugging()
-        return find_stuck(board, crew.workers, limits, idleness, others.progress()) if waits else None
+        return find_stuck(board, group.workers, limits, idle_clock, others.progress()) if waits else None
 
-    while not crew.gone():
-        crew.listen(TICK)
+    while not group.gone():
+        group.listen(TICK)
         others.show(board, TO_SHOW, debugged=time.monotonic() < debugged_until)
-        if crew.signals.stops:
-            return None, crew.signals.stops[0]
-        alarm = others.alarmed()
-        if alarm is not None and alarm.asked is not None:
-            return None, alarm.asked
-        if crew.failed():
-            others.alarm()
-        if alarm is not None or (crew.failed() and not agreed(crew.workers)):
+        if group.signals.stops:
+            return None, group.signals.stops[0]
+        announce_end = others.announced_end()
+        if announce_end is not None and announce_end.asked is not None:
+            return None, announce_end.asked
+        if group.failed():
+            others.announce_end()
+        if announce_end is not None or (group.failed() and not agreed(group.workers)):
             others.show(board, last=True)
-            crew.wait(lambda: crew.done() and others.have_shown(), GRACE if alarm is None else GRACE_AFAR)
-            if alarm is not None or not agreed(crew.workers):
-                return _missed(plan, crew, board, others), None
+            group.wait(
+                lambda: group.done() and others.all_sent_last_progress(),
+                GRACE if announce_end is None else GRACE_AFAR,
+            )
+            if announce_end is not None or not agreed(group.workers):
+                return _missed(plan, group, board, others), None
         elif stuck := found():
-            stuck = look_closer(ask_for_stacks(stuck, crew), board)
+            stuck = refine_with_stacks(collect_stacks(stuck, group), board)
             if not is_debugged(stuck, stuck.missing):
                 return stuck, None
             debugged_until = time.monotonic() + TO_DEBUG
-        elif waiting_in_vain(board, crew.workers):
+        elif waiting_for_ended(board, group.workers):
             return None, None
-        elif crew.done() and (stuck := find_staying(crew.workers, limits, idleness)):
-            return ask_for_stacks(stuck, crew), None
+        elif group.done() and (stuck := find_not_exiting(group.workers, limits, idle_clock)):
+            return collect_stacks(stuck, group), None
     return None, None
 
 
-def _missed(plan: Plan, crew: Crew, board: Board, others: Alone) -> Stuck | None:
-    """For whom the ranks were stuck, or how they parted, where they noticed it themselves."""
-    failed = [worker for worker in crew.workers if worker.failed]
+def _missed(plan: Plan, group: WorkerGroup, board: StatusBoard, others: SingleMachine) -> Stuck | None:
+    """Return the hang, if the ranks themselves noticed that others did not join or called another collective."""
+    failed = [worker for worker in group.workers if worker.failed]
     if not failed or not all(is_consequence(worker) or is_gloos(worker) for worker in failed):
         return None
     timed_out = any(worker.ending is not None and worker.ending.kind == "TimedOut" for worker in failed)
-    limits = Limits(0.0 if timed_out else NEVER, patient=plan.kind is Kind.DISTRIBUTED)
-    stuck = find_stuck(board, crew.workers, limits, Idleness(), others.progress())
+    limits = Limits(0.0 if timed_out else NEVER, wait_while_busy=plan.kind is Kind.DISTRIBUTED)
+    stuck = find_stuck(board, group.workers, limits, IdleClock(), others.progress())
     if stuck is None:
         return None
-    return look_closer(ask_for_stacks(replace(stuck, limit=plan.timeout), crew), board)
+    return refine_with_stacks(collect_stacks(replace(stuck, limit=plan.timeout), group), board)
 
 
-def _stop(crew: Crew, asked: signal.Signals, board: Board) -> None:
-    """Pass a request to end on to the scripts, and wait for them to answer; a second Ctrl-C is the last word.
+def _stop(group: WorkerGroup, asked: signal.Signals, board: StatusBoard) -> None:
+    """Forward a request to end to the scripts and wait until they have ended; a second Ctrl-C kills them.
 
-    Who is in torch, waiting for a rank that has ended, cannot answer.
+    A rank that waits in torch for one that has ended cannot answer a signal, and is not waited for.
     """
-    pressed = int(asked is signal.SIGINT)  # a second one may be here already
+    pressed = int(asked is signal.SIGINT)  # a second one may have arrived already
 
     def is_over() -> bool:
-        left = [worker for worker in crew.workers if not worker.done]
-        return crew.gone() or crew.signals.interrupts > pressed or left == waiting_in_vain(board, crew.workers) != []
+        left = [worker for worker in group.workers if not worker.done]
+        return (
+            group.gone()
+            or group.signals.interrupts > pressed
+            or left == waiting_for_ended(board, group.workers) != []
+        )
 
-    crew.signal(asked)
+    group.signal(asked)
     for _ in range(TO_STOP[asked]):
-        if crew.wait(is_over, 1.0):
+        if group.wait(is_over, 1.0):
             break
-        crew.wake()
-    if crew.signals.interrupts > pressed:
-        crew.kill()
+        group.wake()
+    if group.signals.interrupts > pressed:
+        group.kill()
     else:
-        crew.end()
+        group.end()
 
 
 def _ranks_with_a_log(plan: Plan) -> range:
-    """All but the first, which has the terminal. A script that is left alone prints there from every rank."""
+    """Return all ranks but the first, which has the terminal; none for a script left to print from every rank."""
     left_alone = plan.kind is Kind.DISTRIBUTED and plan.log_dir is None
     return range(0) if left_alone else range(max(1, plan.ranks.start), plan.ranks.stop)
 
 
 def _exchange(plan: Plan) -> mmap.mmap | None:
-    """Memory for small tensors that the ranks exchange on CPUs, if it is duoka that lets them, on one machine."""
+    """Map shared memory for small CPU tensors, if duoka does the communication and there is one machine."""
     if plan.kind is Kind.DISTRIBUTED or plan.machines.count > 1:
         return None
     from duoka.view import nearby
@@ -291,9 +298,9 @@ def _exchange(plan: Plan) -> mmap.mmap | None:
 
 
 def _file_for_a_store(plan: Plan) -> int | None:
-    """Where the workers of one machine meet, which they inherit: no other user of the machine can reach it.
+    """Create an unnamed file as the store of the workers of one machine: no other user can open it.
 
-    A script that calls torch.distributed itself looks for a port. None: they meet at one.
+    Returns its descriptor; None if the store needs a port, as for scripts that call torch.distributed themselves.
     """
     if plan.kind is Kind.DISTRIBUTED or plan.machines.count > 1 or not os.path.isdir("/proc/self/fd"):
         return None
@@ -301,15 +308,15 @@ def _file_for_a_store(plan: Plan) -> int | None:
 
 
 def _temporary() -> str | None:
-    """A path for a directory of the workers' own, as short as multiprocessing's: those of sockets may not be long."""
+    """Return a path for the workers' sockets, short as socket paths must be; None if no directory is writable."""
     try:
         return os.path.join(tempfile.gettempdir(), f"duoka-{secrets.token_urlsafe(6)}")
-    except FileNotFoundError:  # nowhere can be written
+    except FileNotFoundError:  # no directory is writable
         return None
 
 
 def _check_files(workers: int) -> None:
-    """See that this process may open what it is about to: torch's store ends a process that may not.
+    """Check that this process may open enough files: torch's store aborts the process otherwise.
 
     Raises:
         WorkerFailed: it may not.
@@ -328,12 +335,12 @@ def _check_files(workers: int) -> None:
 
 @contextmanager
 def _store(machines: Machines, file: int | None) -> Iterator[int]:
-    """A store for the workers of all machines on any free port, open while it is needed; its port.
+    """Run a store for the workers of all machines on a free port, and yield the port.
 
-    On one machine it is open to that alone. Where there are several, it is on machine 0: elsewhere the port is 0, and
-    so it is where the workers meet in a file.
+    With one machine it listens on loopback only. On other machines than machine 0, and if the workers use a file,
+    there is none, and the port is 0.
     """
-    from duoka.rendezvous import tcp_store
+    from duoka.network.rendezvous import tcp_store
 
     if machines.number > 0 or file is not None:
         yield 0

@@ -1,4 +1,4 @@
-"""Where the ranks write that do not own the terminal: one log file each."""
+"""Log files of the ranks that do not write to the terminal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from duoka.errors import OptionError
 
 
 class Outputs:
-    """The log files of some ranks, in `--log-dir`, or else without a name until they are wanted.
+    """The log files of some ranks: in `--log-dir`, else unnamed temporary files, named when something must be kept.
 
-    A file without a name is gone with the processes that hold it open, however they end.
+    An unnamed file disappears with the processes that have it open.
 
     Raises:
-        OptionError: the files cannot be made.
+        OptionError: the files cannot be created.
     """
 
     def __init__(self, log_dir: Path | None, ranks: range) -> None:
@@ -26,7 +26,7 @@ class Outputs:
         self.begin(0)
 
     def begin(self, attempt: int) -> None:
-        """Begin with empty files: those of the first attempt are in the directory itself, the others' below it."""
+        """Open empty files for an attempt: in `--log-dir` for the first, in its folder restartN for the others."""
         self.close()
         self._dir = self._log_dir
         try:
@@ -45,15 +45,15 @@ class Outputs:
         return (self._dir / f"rank{rank}.log").open("w+b")
 
     def file(self, rank: int) -> IO[bytes] | None:
-        """The log file of `rank`; None where it writes to the terminal."""
+        """Return the log file of `rank`; None if it writes to the terminal."""
         return self._files.get(rank)
 
     def has_any(self) -> bool:
-        """Whether there is a rank that does not write to the terminal."""
+        """Return whether any rank has a log file."""
         return bool(self._files)
 
     def tail(self, rank: int, lines: int) -> list[str]:
-        """The last lines that `rank` wrote to its log file."""
+        """Return the last lines of the log file of `rank`."""
         file = self._files.get(rank)
         if file is None:
             return []
@@ -63,9 +63,9 @@ class Outputs:
         return [line[:300] for line in text.splitlines()[-lines:]]
 
     def keep(self, more: dict[str, str]) -> Path | None:
-        """Let the files outlive the run, with `more` (name → text) beside them.
+        """Keep the log files after the run, and write `more` (name → text) beside them.
 
-        Returns where they are; None if there is nothing in them.
+        Returns their folder; None if there is nothing to keep.
         """
         written = {rank: file for rank, file in self._files.items() if os.fstat(file.fileno()).st_size}
         if not written and not more:
@@ -84,7 +84,7 @@ class Outputs:
         return self._dir
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for file in self._files.values():
             file.close()
         self._files.clear()

@@ -1,4 +1,4 @@
-"""What the kernel tells about processes, in /proc."""
+"""States and activity of processes, read from /proc."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATES = {
 
 
 def session_members(sessions: Iterable[int]) -> list[int]:
-    """The processes that live in one of these sessions."""
+    """Return the pids of the live processes of these sessions."""
     wanted = set(sessions)
     found = []
     for entry in os.listdir("/proc"):
@@ -27,19 +27,19 @@ def session_members(sessions: Iterable[int]) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is a process of this number that has not ended."""
+    """Return whether a process with this pid exists and has not ended."""
     return _state_and_session(pid)[0] not in ("", "Z")
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is kept from running by SIGSTOP until it is told to go on; not if by a debugger."""
+    """Return whether a process is stopped by SIGSTOP (not by a debugger)."""
     return _state_and_session(pid)[0] == "T"
 
 
 def work_done(session: int) -> int:
-    """A number that grows while the processes of a session use the processor, read or write; in no unit.
+    """Return a number that grows while processes of a session use the CPU, read or write; it has no unit.
 
-    The processor's time counts by tenths of a second, so that a thread that looks around now and then is no work.
+    CPU time counts in tenths of a second, so that a thread that polls does not count as work.
     """
     ticks = moved = 0
     for pid in session_members([session]):
@@ -52,12 +52,12 @@ def work_done(session: int) -> int:
 
 
 def is_asleep(pid: int) -> bool:
-    """Whether a process waits for something, rather than computes."""
+    """Return whether a process sleeps, as opposed to computing."""
     return _state_and_session(pid)[0] == "S"
 
 
 def odd_state(pid: int) -> str:
-    """What keeps a process from running, in words; empty if nothing does."""
+    """Return the reason why a process does not run, in words; empty if there is none."""
     return STATES.get(_state_and_session(pid)[0], "")
 
 

@@ -1,4 +1,4 @@
-"""What a person reads when a run has ended badly: the first error, once, and where to look for more."""
+"""The report of a run that ended badly: the first error, once, and the place of the logs."""
 
 from __future__ import annotations
 
@@ -7,53 +7,53 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from duoka.board import AT_END, Board, Parting, name_ranks
 from duoka.launchers import signals, stacks
-from duoka.launchers.crew import Worker
 from duoka.launchers.hints import hints
 from duoka.launchers.output import Outputs
 from duoka.launchers.stuck import Stuck, read_stacks
 from duoka.launchers.verdict import Verdict
+from duoka.launchers.worker_group import Worker
 from duoka.plan import Plan
+from duoka.supervision.status_board import AT_END, CollectiveMismatch, StatusBoard, name_ranks
 
 LOG_LINES = 5  # of a dead rank's log
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """What an attempt leaves behind to be looked at."""
+class ReportContext:
+    """What the report reads."""
 
     plan: Plan
-    board: Board
+    board: StatusBoard
     workers: Sequence[Worker]
     outputs: Outputs
 
     @property
     def world_size(self) -> int:
-        """How many ranks there were, on all machines."""
+        """Number of ranks on all machines."""
         return sum(self.plan.machines.workers) or len(self.workers)
 
     @property
     def verbose(self) -> bool:
-        """Whether everything is wanted, at any length."""
+        """Return whether --verbose was given."""
         return self.plan.verbosity == "verbose"
 
 
-def report(verdict: Verdict, scene: Scene) -> str:
-    """All that is to be said of a run's end: lines for standard error; nothing, if it ended well."""
+def report(verdict: Verdict, scene: ReportContext) -> str:
+    """Return the lines for standard error about the end of a run; empty if it ended well."""
     lines = WORDS[verdict.why](verdict, scene)
     lines += _others_in_full(verdict, scene) if scene.verbose else _others(verdict)
     return "".join(f"{line}\n" for line in lines)
 
 
-def _well(verdict: Verdict, scene: Scene) -> list[str]:
-    """Nothing; unless a rank whose output is not seen raised at exit, which python shows and forgives."""
+def _well(verdict: Verdict, scene: ReportContext) -> list[str]:
+    """Report functions that raised at exit on ranks whose output is in log files; Python prints and ignores those."""
     said: dict[str, list[int]] = {}
     for worker in scene.workers:
         if worker.afterwards:
             said.setdefault(worker.afterwards, []).append(worker.rank)
     if any(0 in ranks and len(said) == 1 for ranks in said.values()) or not scene.outputs.has_any():
-        return []  # rank 0 has shown it
+        return []  # rank 0 has printed it
     return [
         line
         for trace, ranks in said.items()
@@ -61,20 +61,20 @@ def _well(verdict: Verdict, scene: Scene) -> list[str]:
     ]
 
 
-def _agreed(verdict: Verdict, scene: Scene) -> list[str]:
-    """As python shows it: the error is the script's, and which rank it was on says nothing."""
+def _agreed(verdict: Verdict, scene: ReportContext) -> list[str]:
+    """Report the error as Python would: it is the script's, and the same on all ranks."""
     first = verdict.culprits[0]
     return [*_last_words(first, scene), *hints(first.ending.error if first.ending else "")]
 
 
-def _raised(verdict: Verdict, scene: Scene) -> list[str]:
+def _raised(verdict: Verdict, scene: ReportContext) -> list[str]:
     first, ending = verdict.culprits[0], verdict.culprits[0].ending
     assert ending is not None
     what = f"raised on {_of_all(verdict, scene)} ({ending.host}){_place(first, scene)}"
     return [*_last_words(first, scene), _headline(what, verdict, scene), *hints(ending.error)]
 
 
-def _exited(verdict: Verdict, scene: Scene) -> list[str]:
+def _exited(verdict: Verdict, scene: ReportContext) -> list[str]:
     first = verdict.culprits[0]
     how = ""
     if first.ending is None:
@@ -86,7 +86,7 @@ def _exited(verdict: Verdict, scene: Scene) -> list[str]:
     return [*_last_words(first, scene), _headline(what, verdict, scene), *_log(first, scene)]
 
 
-def _died(verdict: Verdict, scene: Scene) -> list[str]:
+def _died(verdict: Verdict, scene: ReportContext) -> list[str]:
     first = verdict.culprits[0]
     assert first.status is not None
     number = -first.status
@@ -96,8 +96,8 @@ def _died(verdict: Verdict, scene: Scene) -> list[str]:
     return [_headline(what, verdict, scene), *_crash(first), *_log(first, scene)]
 
 
-def _left(verdict: Verdict, scene: Scene) -> list[str]:
-    """A rank's script ended well while others went on."""
+def _left(verdict: Verdict, scene: ReportContext) -> list[str]:
+    """Report ranks whose script ended while others went on."""
     first = verdict.culprits[0].rank
     board, ranks = scene.board, [worker.rank for worker in verdict.culprits]
     last = board.read(first).begun
@@ -115,13 +115,13 @@ def _left(verdict: Verdict, scene: Scene) -> list[str]:
     return [_headline(what, verdict, scene)]
 
 
-def _stuck(verdict: Verdict, scene: Scene) -> list[str]:
+def _stuck(verdict: Verdict, scene: ReportContext) -> list[str]:
     stuck = verdict.stuck
     assert stuck is not None
     ranks: Sequence[int] = stuck.missing or (*stuck.waiting, *stuck.within)
-    if stuck.parting is not None:
-        what = _apart(stuck.parting, scene)
-        ranks = stuck.parting.sides[0][0]
+    if stuck.mismatch is not None:
+        what = _apart(stuck.mismatch, scene)
+        ranks = stuck.mismatch.sides[0][0]
     else:
         what = _stays(stuck, scene) if stuck.at_exit else _waited(stuck, scene)
     ended = [worker.rank for worker in scene.workers if worker.ending is not None and not stuck.at_exit]
@@ -130,8 +130,8 @@ def _stuck(verdict: Verdict, scene: Scene) -> list[str]:
     return [_headline(what, verdict, scene), *whereabouts]
 
 
-def _waited(stuck: Stuck, scene: Scene) -> str:
-    """`rank 1 of 3 (host) has not come to all_reduce 12 at train.py:41; it is ...; ranks 0 and 2 wait since 31 s`."""
+def _waited(stuck: Stuck, scene: ReportContext) -> str:
+    """Return `rank 1 of 3 (host) has not come to all_reduce 12 at a.py:4; it is ...; rank 0 waits since 31 s`."""
     collective = _collective(scene.board, stuck.waiting[0], stuck.number, stuck.text)
     others = [rank for rank in stuck.waiting if rank not in stuck.odd] or list(stuck.waiting)
     waiting = f"{name_ranks(others)} {'waits' if len(others) == 1 else 'wait'}"
@@ -153,8 +153,8 @@ def _waited(stuck: Stuck, scene: Scene) -> str:
     return f"{_ranks_of(missing, scene)} ({_host()}){step} {has} not come to {collective}; {place}{since}"
 
 
-def _afar(stuck: Stuck, scene: Scene) -> str:
-    """`; rank 2 (on machine 1 (node2)) has not come to it`."""
+def _afar(stuck: Stuck, scene: ReportContext) -> str:
+    """Return `; rank 2 on machine 1 (node2) has not come to it`."""
     machines = scene.plan.machines
     there: dict[int, list[int]] = {}
     for rank in stuck.afar:
@@ -163,15 +163,15 @@ def _afar(stuck: Stuck, scene: Scene) -> str:
     return f"; {', '.join(who)} {'has' if len(stuck.afar) == 1 else 'have'} not come to it" if who else ""
 
 
-def _stays(stuck: Stuck, scene: Scene) -> str:
-    """The threads that it waits for are in its stack."""
+def _stays(stuck: Stuck, scene: ReportContext) -> str:
+    """Report ranks that do not exit; their stacks show the threads that they wait for."""
     ranks, has = list(stuck.missing), "has" if len(stuck.missing) == 1 else "have"
     since = f"{stuck.seconds:.0f} s after the script ended (the limit is {stuck.limit:g} s)"
     return f"{_ranks_of(ranks, scene)} ({_host()}) {has} not exited {since}"
 
 
-def _apart_unseen(stuck: Stuck, collective: str, scene: Scene) -> str:
-    """The smaller side first, as where both can be seen."""
+def _apart_unseen(stuck: Stuck, collective: str, scene: ReportContext) -> str:
+    """Report ranks of which some wait in a collective and others somewhere in torch; the smaller side first."""
     line = stacks.users_line(stuck.stacks.get(stuck.within[0], "")) or "?"
     sides = sorted([(stuck.waiting, collective), (stuck.within, f"torch at {line}")], key=lambda side: len(side[0]))
     (ranks, where), (them, theirs) = sides
@@ -180,28 +180,28 @@ def _apart_unseen(stuck: Stuck, collective: str, scene: Scene) -> str:
     return f"the ranks do not meet: {who} waits in {where}, {name_ranks(list(them))} in {theirs}, {waited}"
 
 
-def _apart(parting: Parting, scene: Scene) -> str:
-    """The smaller side first: it is the one that went astray, if sizes tell."""
-    (ranks, text), *others = parting.sides
+def _apart(mismatch: CollectiveMismatch, scene: ReportContext) -> str:
+    """Report ranks that called different collectives; the smaller side, the likelier cause, first."""
+    (ranks, text), *others = mismatch.sides
     theirs = ", ".join(f"{name_ranks(list(them))} to {what}" for them, what in others)
     step = _step(ranks[0], scene)
     who = f"{_ranks_of(list(ranks), scene)} ({_host()}){step}"
-    return f"the ranks came to different collectives (number {parting.number:,}): {who} came to {text}, {theirs}"
+    return f"the ranks came to different collectives (number {mismatch.number:,}): {who} came to {text}, {theirs}"
 
 
-def _elsewhere(verdict: Verdict, scene: Scene) -> list[str]:
+def _elsewhere(verdict: Verdict, scene: ReportContext) -> list[str]:
     cause = verdict.elsewhere.cause if verdict.elsewhere else "another machine ended the run"
     return [_headline(cause, verdict, scene)]
 
 
-def _stopped(verdict: Verdict, scene: Scene) -> list[str]:
-    killed = [worker.rank for worker in scene.workers if worker.told_to_end]
+def _stopped(verdict: Verdict, scene: ReportContext) -> list[str]:
+    killed = [worker.rank for worker in scene.workers if worker.was_signalled]
     forced = f"; {name_ranks(killed)} had to be ended by force" if killed else ""
     by = "interrupted" if verdict.code == 128 + signal.SIGINT else "stopped"
     return [f"duoka: {by}{forced}"]
 
 
-WORDS: dict[str, Callable[[Verdict, Scene], list[str]]] = {
+WORDS: dict[str, Callable[[Verdict, ReportContext], list[str]]] = {
     "agreed": _agreed,
     "died": _died,
     "elsewhere": _elsewhere,
@@ -214,11 +214,11 @@ WORDS: dict[str, Callable[[Verdict, Scene], list[str]]] = {
 }
 
 
-# The parts of it.
+# Parts of the report.
 
 
-def _headline(what: str, verdict: Verdict, scene: Scene) -> str:
-    """What happened, what became of the others, and where the logs are."""
+def _headline(what: str, verdict: Verdict, scene: ReportContext) -> str:
+    """Return what happened, what became of the other ranks, and the place of the logs."""
     rest = scene.world_size - len(verdict.culprits)
     ended = {0: "", 1: "; the other rank was ended"}.get(rest, "; the other ranks were ended")
     if verdict.why in ("stuck", "elsewhere"):
@@ -230,16 +230,16 @@ def _headline(what: str, verdict: Verdict, scene: Scene) -> str:
 
 
 def _others(verdict: Verdict) -> list[str]:
-    """One line for what the others said."""
+    """Return one line for each way in which other ranks ended."""
     if verdict.stuck is not None or verdict.why == "stopped":
-        return []  # they waited, or were asked to end: that is told already
+        return []  # they waited, or were asked to end, which the headline says
     ranks: dict[str, list[int]] = {}
     for worker in sorted(verdict.others, key=lambda worker: worker.rank):
         ranks.setdefault(_in_a_word(worker, verdict), []).append(worker.rank)
     return [f"  {name_ranks(those)}: {word}" for word, those in ranks.items()]
 
 
-def _others_in_full(verdict: Verdict, scene: Scene) -> list[str]:
+def _others_in_full(verdict: Verdict, scene: ReportContext) -> list[str]:
     return [
         line
         for worker in sorted(verdict.others, key=lambda worker: worker.rank)
@@ -259,8 +259,8 @@ def _in_a_word(worker: Worker, verdict: Verdict) -> str:
     return f"{word} (--verbose shows it)"
 
 
-def _last_words(worker: Worker, scene: Scene) -> list[str]:
-    """The traceback, or what sys.exit was to say; as python shows it."""
+def _last_words(worker: Worker, scene: ReportContext) -> list[str]:
+    """Return the traceback or the message of sys.exit, as Python prints it."""
     ending = worker.ending
     if ending is None:
         return []
@@ -276,15 +276,15 @@ def _crash(worker: Worker) -> list[str]:
     return ["  it was at (innermost first):", *(f"  {frame}" for frame in frames)] if frames else []
 
 
-def _log(worker: Worker, scene: Scene) -> list[str]:
-    """The end of the log of a rank that went without a word of its own."""
+def _log(worker: Worker, scene: ReportContext) -> list[str]:
+    """Return the end of the log of a rank that died without a report."""
     if worker.ending is not None:
         return []
     lines = scene.outputs.tail(worker.rank, LOG_LINES)
     return [f"  the end of rank {worker.rank}'s log:", *(f"    {line}" for line in lines)] if lines else []
 
 
-def _whereabouts(rank: int, stuck: Stuck, scene: Scene) -> Iterator[str]:
+def _whereabouts(rank: int, stuck: Stuck, scene: ReportContext) -> Iterator[str]:
     finished = scene.board.read(rank).finished
     after = ""
     if finished and rank in stuck.missing:
@@ -298,16 +298,16 @@ def _whereabouts(rank: int, stuck: Stuck, scene: Scene) -> Iterator[str]:
         yield f"  rank {rank}{after} {state}"
 
 
-def _of_all(verdict: Verdict, scene: Scene) -> str:
+def _of_all(verdict: Verdict, scene: ReportContext) -> str:
     return _ranks_of([worker.rank for worker in verdict.culprits], scene)
 
 
-def _ranks_of(ranks: list[int], scene: Scene) -> str:
+def _ranks_of(ranks: list[int], scene: ReportContext) -> str:
     return f"{name_ranks(ranks)} of {scene.world_size}"
 
 
-def _place(worker: Worker, scene: Scene) -> str:
-    """`, in step 6, after all_reduce 22 at train.py:41`."""
+def _place(worker: Worker, scene: ReportContext) -> str:
+    """Return `, in step 6, after all_reduce 22 at train.py:41`."""
     progress, step = scene.board.read(worker.rank), _step(worker.rank, scene)
     parts = [step] if step else []
     if progress.waiting:
@@ -317,10 +317,10 @@ def _place(worker: Worker, scene: Scene) -> str:
     return "".join(f",{part}" for part in parts)
 
 
-def _step(rank: int, scene: Scene) -> str:
-    """` in step 6`, where the board knows of any."""
+def _step(rank: int, scene: ReportContext) -> str:
+    """Return ` in step 6`; empty if the status board has no step."""
     worker = next((worker for worker in scene.workers if worker.rank == rank), None)
-    if worker is None:  # on another machine
+    if worker is None:  # it is on another machine
         return ""
     progress = scene.board.read(rank)
     if worker.ending is not None and worker.ending.how == "returned":
@@ -328,10 +328,10 @@ def _step(rank: int, scene: Scene) -> str:
     return f" in step {progress.steps + 1:,}" if progress.begun or progress.steps else ""
 
 
-def _collective(board: Board, rank: int, number: int, text: str = "") -> str:
-    """`all_reduce 1,205 at train.py:41`: what a rank called a collective, short, with its number.
+def _collective(board: StatusBoard, rank: int, number: int, text: str = "") -> str:
+    """Return `all_reduce 1,205 at train.py:41`: operation, number and line of a collective.
 
-    text: what it is called if that rank does not remember it.
+    text: its name, in case the board has forgotten it.
     """
     text = board.text(rank, number) if board.remembers(rank, number) else text
     if not text:

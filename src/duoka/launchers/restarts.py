@@ -1,8 +1,8 @@
-"""Starting the workers again after a fault, from the process that has imported torch already.
+"""Restart the workers after a fault, from the process that has imported torch already.
 
-A fault is what a run did not mean: a rank that is killed, crashes, hangs, leaves early or raises. Whoever asked for
-an end (a signal to the command process, `sys.exit` on all ranks, exit code 75 after a save) is not answered by a
-new beginning, and what could not go well the next time either (a wrong option, no script) is not tried again.
+A fault is an end that the script did not choose: a rank that is killed, crashes, hangs, leaves early or raises.
+A requested end (a signal to the command process, `sys.exit` on all ranks, exit code 75 after a save) and an error
+that would come again (a wrong option, a missing script) are not followed by a restart.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ import time
 from collections.abc import Callable
 
 from duoka import errors
-from duoka.board import name_ranks
 from duoka.launchers import signals as names
-from duoka.launchers.crew import Worker
 from duoka.launchers.signals import Signals
 from duoka.launchers.verdict import Verdict
+from duoka.launchers.worker_group import Worker
+from duoka.supervision.status_board import name_ranks
 
-AGAIN = 75  # `duoka.checkpoint.preemption`: the script has saved, and its caller is to start it again
-SHORT = 10.0  # seconds: an attempt that fails sooner may have failed for a reason that is still there
+AGAIN = 75  # `duoka.checkpoint.preemption`: the script has saved, and its caller restarts it
+SHORT = 10.0  # seconds: the cause of an earlier failure may persist
 LONGEST_PAUSE = 60.0
 
 
 def with_restarts(attempt: Callable[[int], Verdict], most: int, signals: Signals, tell: Callable[[str], None]) -> int:
-    """Make attempts until one is not ended by a fault, or `most` restarts are used up; the last one's exit code.
+    """Make attempts until one does not end by a fault or `most` restarts are used up; return the last exit code.
 
-    The first restart is at once. Where attempts fail within seconds again and again, each waits twice as long as the
-    one before, so that what is wrong outside (a full disk, a server) has time to pass, and nothing spins.
+    The first restart is at once. If attempts fail within seconds one after the other, each waits twice as long as the
+    one before: an outside cause (a full disk, a server) has time to pass.
 
     Args:
-        attempt: one life of all workers, given its number: 0, 1, ...
-        most: restarts that are allowed.
-        signals: what reaches the command process meanwhile.
-        tell: shows a line to whoever started the run.
+        attempt: runs all workers once, given the number of the attempt: 0, 1, ...
+        most: number of restarts allowed.
+        signals: those that reach the command process.
+        tell: prints a line.
     """
     short = 0  # attempts in a row
     saved: int | None = None
@@ -45,7 +45,7 @@ def with_restarts(attempt: Callable[[int], Verdict], most: int, signals: Signals
         answered = len(signals.for_scripts)
         if not most or not is_fault(verdict) or was_meant(verdict, signals):
             break
-        signals.read()  # a scheduler asks ranks and this process in any order
+        signals.read()  # a scheduler signals ranks and this process in any order
         if asked := _asked(signals, answered):
             return _stopped(asked, tell)
         if number == most:
@@ -63,7 +63,7 @@ def with_restarts(attempt: Callable[[int], Verdict], most: int, signals: Signals
 
 
 def is_fault(verdict: Verdict) -> bool:
-    """Whether the workers ended against the script's will, and may fare better another time."""
+    """Return whether the workers ended against the script's will, so that a restart may help."""
     if verdict.elsewhere is not None:
         return verdict.elsewhere.fault
     if verdict.why in ("well", "stopped") or (verdict.stuck is not None and verdict.stuck.at_exit):
@@ -73,15 +73,15 @@ def is_fault(verdict: Verdict) -> bool:
         return False
     if any(ending.how == "raised" and _is_an_answer(ending.kind) for ending in endings):
         return False
-    # `agreed` is also said of a run whose output nobody reads any longer, as with `head`
+    # BrokenPipeError: the reader of the output, such as `head`, is gone
     return verdict.why != "agreed" or any(end.how == "raised" and end.kind != "BrokenPipeError" for end in endings)
 
 
 def cause(verdict: Verdict) -> str:
-    """What ended an attempt, in a few words; the report has told it in full."""
+    """Describe what ended an attempt in a few words."""
     if verdict.elsewhere is not None:
         return verdict.elsewhere.cause
-    if verdict.stuck is not None and verdict.stuck.parting is not None:
+    if verdict.stuck is not None and verdict.stuck.mismatch is not None:
         return "the ranks came to different collectives"
     if verdict.stuck is not None:
         missing = verdict.stuck.missing or verdict.stuck.waiting
@@ -101,24 +101,24 @@ def _end_of(worker: Worker, code: int) -> str:
 
 
 def _is_an_answer(kind: str) -> bool:
-    """Whether it says that what is asked for cannot be, or that somebody pressed Ctrl-C."""
+    """Return whether an error of this class comes again after a restart, or is a KeyboardInterrupt."""
     found = getattr(errors, kind, None)
     refused = isinstance(found, type) and issubclass(found, (errors.AskedError, errors.Refused))
     return refused or kind == "KeyboardInterrupt"
 
 
 def was_meant(verdict: Verdict, signals: Signals) -> bool:
-    """Whether the workers died of a signal that this process was sent for them."""
+    """Return whether the workers died of a signal that this process was sent for them."""
     return any(worker.status == -number for worker in verdict.culprits for number in signals.for_scripts)
 
 
 def _asked(signals: Signals, answered: int) -> signal.Signals | None:
-    """What asks for an end. So does, while no script is there, a signal for it; the first ones were answered."""
+    """Return the first request to end; between attempts also a new signal for scripts, after `answered` ones."""
     return next(iter([*signals.stops, *signals.for_scripts[answered:]]), None)
 
 
 def _pause(seconds: float, signals: Signals, answered: int) -> signal.Signals | None:
-    """Wait; what asked for an end meanwhile."""
+    """Wait, and return a request to end that came meanwhile."""
     deadline = time.monotonic() + seconds
     while (asked := _asked(signals, answered)) is None and (left := deadline - time.monotonic()) > 0:
         select.select([signals.fd], [], [], left)
@@ -127,6 +127,6 @@ def _pause(seconds: float, signals: Signals, answered: int) -> signal.Signals | 
 
 
 def _stopped(asked: signal.Signals, tell: Callable[[str], None]) -> int:
-    """A request to end that came between two attempts, or while one was ended."""
+    """Report a request to end that came between two attempts, and return the exit code."""
     tell(f"duoka: {'interrupted' if asked is signal.SIGINT else 'stopped'}\n")
     return 128 + asked

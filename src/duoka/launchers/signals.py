@@ -1,4 +1,4 @@
-"""The signals that the command process takes in while it has workers."""
+"""Signals that the command process handles while it has workers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from types import FrameType
 from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-MEANT_FOR_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)  # a scheduler sends them to the process that it has started
+MEANT_FOR_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)  # schedulers send them to the process that they started
 
 
 class Signals:
-    """Turns signals into bytes to be read from `fd`, so that one loop can wait for everything.
+    """Convert signals to bytes readable from `fd`, so that one select call waits for everything.
 
-    stops: those received that ask for an end, in their order. for_scripts: those that are the scripts' to answer.
+    stops: received requests to end, in order. for_scripts: received signals meant for the scripts.
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class Signals:
     def __enter__(self) -> Signals:
         self._wakeup_before = signal.set_wakeup_fd(self._inlet, warn_on_full_buffer=False)
         for one in (signal.SIGCHLD, *STOPS):
-            # Who is started to ignore a signal (nohup, a background job) goes on to do so.
+            # A process started with a signal ignored (nohup, a background job) goes on to ignore it.
             if one is signal.SIGCHLD or signal.getsignal(one) is not signal.SIG_IGN:
                 self._before[one] = signal.signal(one, _nothing)
         for one in MEANT_FOR_SCRIPTS:
-            if signal.getsignal(one) is signal.SIG_DFL:  # which would end this process, and the workers with it
+            if signal.getsignal(one) is signal.SIG_DFL:  # the default would end this process and its workers
                 self._before[one] = signal.signal(one, _nothing)
         return self
 
@@ -43,7 +43,7 @@ class Signals:
         self.restore()
 
     def restore(self) -> None:
-        """Put everything back as it was; in a worker, too, which is to find what python found."""
+        """Restore the previous handlers; also called in workers."""
         if not self._before:
             return
         for one, handler in self._before.items():
@@ -55,11 +55,11 @@ class Signals:
 
     @property
     def interrupts(self) -> int:
-        """How often Ctrl-C was pressed."""
+        """Number of SIGINTs received."""
         return self.stops.count(signal.SIGINT)
 
     def read(self) -> None:
-        """Take in what has arrived."""
+        """Read the signals that have arrived."""
         with suppress(BlockingIOError):
             while received := os.read(self.fd, 4096):
                 taken = [signal.Signals(number) for number in received if number in self._before]
@@ -69,7 +69,7 @@ class Signals:
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """No signal is delivered within: while forking, a worker must not answer one in its parent's name."""
+    """Block all signals within: a worker must not handle one meant for its parent during the fork."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield
@@ -78,7 +78,7 @@ def blocked() -> Iterator[None]:
 
 
 def name(number: int) -> str:
-    """`SIGKILL` for 9; `signal 40` for one without a name."""
+    """Return `SIGKILL` for 9; `signal 40` for a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -86,4 +86,4 @@ def name(number: int) -> str:
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
-    """The byte that python writes to the wakeup descriptor is all that is wanted."""
+    """Do nothing: Python has written the signal's byte to the wakeup descriptor already."""

@@ -1,4 +1,4 @@
-"""Reading what faulthandler wrote: the few lines of it that a person wants to see first."""
+"""Find the script's frames in the stack dumps of faulthandler."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 import re
 import sysconfig
 
-from duoka.traces import OURS, RUNS_SCRIPTS
+from duoka.supervision.tracebacks import OURS, RUNS_SCRIPTS
 
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
 
 
 def excerpt(text: str, most: int = 8) -> list[str]:
-    """The script's own innermost frames, of its main thread if that is among them; the innermost first.
+    """Return the script's innermost frames, innermost first; those of its main thread if the dump has them.
 
-    text: one dump of all threads, as faulthandler writes it.
+    text: one dump of all threads, as faulthandler writes it. most: number of frames.
     """
     threads = [_inside(_frames(block)) for block in re.split(r"\n(?=Thread |Current thread )", text)]
     scripts = [frames for frames, in_script in threads if in_script]
@@ -26,7 +26,7 @@ def excerpt(text: str, most: int = 8) -> list[str]:
 
 
 def _inside(frames: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], bool]:
-    """The frames without those that were there before the script, and whether the script runs there."""
+    """Return the frames below the one that runs the script, and whether the script runs in this thread."""
     files = [file for file, _ in frames]
     if RUNS_SCRIPTS in files:
         return frames[: files.index(RUNS_SCRIPTS)], True
@@ -39,7 +39,7 @@ def _is_users(file: str) -> bool:
 
 
 def users_line(text: str) -> str | None:
-    """`data.py:17`: where the script is, in its own code; None where that cannot be told."""
+    """Return the innermost line of the user's code as `data.py:17`; None if there is none."""
     for frame in map(FRAME.match, excerpt(text)):
         if frame is not None and _is_users(frame["file"]):
             return f"{os.path.basename(frame['file'])}:{frame['line']}"
@@ -47,13 +47,13 @@ def users_line(text: str) -> str | None:
 
 
 def in_torch(text: str) -> bool:
-    """Whether the script's own thread is in code of torch's that it called."""
+    """Return whether the script's thread is inside a function of torch that it called."""
     frame = next(map(FRAME.match, excerpt(text, most=1)), None)
     return frame is not None and "torch" in frame["file"].split(os.sep)[:-1] and frame["file"].startswith(LIBRARIES)
 
 
 def in_debugger(text: str) -> bool:
-    """Whether a thread is in python's debugger, or one that is made of it."""
+    """Return whether a thread is in Python's debugger or one based on it."""
     return any(os.path.basename(file) == "bdb.py" for file, _ in _frames(text))
 
 

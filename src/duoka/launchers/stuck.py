@@ -1,4 +1,4 @@
-"""Finding the rank that the others wait for, and what it does instead."""
+"""Find the rank that the others wait for, and what it does instead."""
 
 from __future__ import annotations
 
@@ -8,60 +8,61 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from duoka.board import Board, Parting, Progress
-from duoka.launchers.crew import Crew, Worker
 from duoka.launchers.processes import is_asleep, is_stopped, odd_state, work_done
 from duoka.launchers.stacks import in_debugger, in_torch
+from duoka.launchers.worker_group import Worker, WorkerGroup
+from duoka.supervision.status_board import CollectiveMismatch, Progress, StatusBoard
 from duoka.worker import STACKS_SIGNAL
 
-TO_ANSWER = 1.0  # seconds that a worker may take to write its stacks
-TO_LOOK = 1.0  # seconds after which a rank that is looked at twice a second has not been able to look
-TO_FOLLOW = 1.0  # seconds after which a rank that waits for one that is done waits in vain
-TO_TELL = 3.0  # seconds that another machine has to tell first which of its ranks is missing
-MULTIPLE = 20  # of the slowest step so far: what a rank waits for one that is idle
-LEAST = 60.0  # seconds: it is never less
+TO_ANSWER = 1.0  # seconds for a worker to dump its stacks
+TO_LOOK = 1.0  # seconds after which a rank's status, updated twice a second, counts as outdated
+TO_FOLLOW = 1.0  # seconds after which a rank that waits for an ended one counts as blocked
+TO_TELL = 3.0  # seconds in which another machine can name its missing rank first
+IDLE_MULTIPLE = 20  # of the slowest step so far: what a rank waits for one that is idle
+LEAST = 60.0  # seconds: the least limit
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many seconds a rank waits for another.
+    """Limits, in seconds, for how long a rank waits for another.
 
-    start: in the start and the first step, and at most. step: after the first step, whatever the others do; None:
-        a multiple of the slowest step so far, and only for a rank that is idle.
-    patient: where no `step` is given, one that works is waited for without a limit.
+    start: until the first step is done, and the longest limit. step: after the first step, whatever the other does;
+    None:
+        a multiple of the slowest step so far, and only if the other is idle.
+    wait_while_busy: without `step`, wait without limit for a rank that works.
     """
 
     start: float
     step: float | None = None
-    patient: bool = False
+    wait_while_busy: bool = False
 
     def after(self, steps: int, slowest: float) -> float:
-        """The limit after so many steps, of which the slowest but for the first took so many seconds."""
+        """Return the limit after `steps` steps. slowest: seconds of the slowest one, without the first."""
         if self.step is not None and steps > 0:
             return self.step
-        return min(self.start, max(LEAST, MULTIPLE * slowest)) if steps > 1 else self.start
+        return min(self.start, max(LEAST, IDLE_MULTIPLE * slowest)) if steps > 1 else self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """Some ranks wait in a collective that others do not come to.
+    """Some ranks wait in a collective, and others do not join it.
 
-    number: of the collective. seconds: since when they wait. limit: how long they may.
-    missing: who does not come; nobody, where all came and it does not end.
-    parting: how the ranks disagree on which collective it is.
-    stacks: by rank, of all that could tell. odd: by rank, what keeps its process from running.
-    asleep: the ranks whose processes wait for something.
-    at_exit: nobody waits for the missing ones but this process: their scripts have ended, and they do not exit.
-    within: of the ranks that do not come, and could not look where they are, those that are somewhere in torch.
-    text: what the collective is, where only ranks of other machines wait in it.
-    afar: the ranks of other machines that have not come either, as far as those tell.
+    number: of the collective. seconds: since when they wait. limit: the limit, in seconds.
+    missing: ranks that do not join it; empty if all joined and it does not end.
+    mismatch: the different collectives that the ranks called.
+    stacks: stack dumps by rank. odd: reasons why a rank's process does not run, by rank.
+    asleep: ranks whose processes sleep.
+    at_exit: the scripts have ended, and the processes of the `missing` ranks do not exit.
+    within: ranks that do not join and could not update their status, as they are inside torch.
+    text: the name of the collective, if only ranks of other machines wait in it.
+    afar: ranks of other machines that have not joined it either.
     """
 
     number: int
     seconds: float
     waiting: tuple[int, ...]
     missing: tuple[int, ...]
-    parting: Parting | None = None
+    mismatch: CollectiveMismatch | None = None
     limit: float = 0.0
     stacks: dict[int, str] = field(default_factory=dict)
     odd: dict[int, str] = field(default_factory=dict)
@@ -73,22 +74,21 @@ class Stuck:
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """The ranks that are not where the others are: missing, else stopped; nobody, where that cannot be told."""
+        """The ranks that cause the wait: the missing, else the stopped ones; empty if unknown."""
         return self.missing or tuple(rank for rank in self.waiting if rank in self.odd)
 
 
-class Idleness:
-    """Since when workers have done nothing: used no processor, read and written nothing, their children included.
+class IdleClock:
+    """Measures for how long workers and their child processes have used no CPU and read and written nothing.
 
-    It is looked at now and then. Whoever works, however slowly, is not idle, so that a long save, a download or
-    an evaluation on one rank is not taken for a hang.
+    A long save, a download or an evaluation on one rank is thus not taken for a hang.
     """
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[int, float]] = {}
 
     def seconds(self, worker: Worker) -> float:
-        """For how long `worker` has done nothing, as far as was looked."""
+        """Return for how many seconds `worker` has been idle, as observed by the calls of this method."""
         done, now = work_done(worker.pid), time.monotonic()
         before, since = self._seen.get(worker.rank, (-1, now))
         if done != before:
@@ -98,23 +98,24 @@ class Idleness:
 
 
 def find_stuck(
-    board: Board,
+    board: StatusBoard,
     workers: Sequence[Worker],
     limits: Limits,
-    idleness: Idleness,
+    idle_clock: IdleClock,
     afar: Mapping[int, Progress] = MappingProxyType({}),
 ) -> Stuck | None:
-    """Whether ranks wait in a collective that others do not come to, for longer than the limit.
+    """Return where ranks have waited in a collective for others for longer than the limit; None if they have not.
 
-    Ranks that came to different ones are stuck at once. Where all came to the same, it mostly ends by itself: only
-    the longest limit holds, unless one of them is stopped; or the network's own, for a script that is left alone.
+    Ranks that called different collectives are reported at once. If all have joined the same one, it mostly ends by
+    itself: only the longest limit holds, unless a rank is stopped; and none for a script with its own
+    torch.distributed, where the network's limit holds.
 
-    afar: how far the ranks of other machines are. They may be waited for, and wait, but to blame is for their own
-    machine, which sees whether they work.
+    afar: progress of the ranks of other machines. They may wait or be waited for, but only their own machine, which
+    sees whether they work, reports them as missing.
     """
-    if parting := board.parting() or (None if limits.patient else _parted(board, afar)):
-        waiting = tuple(rank for ranks, _ in parting.sides for rank in ranks)
-        return Stuck(parting.number, 0.0, waiting, (), parting)
+    if mismatch := board.first_mismatch() or (None if limits.wait_while_busy else _remote_mismatch(board, afar)):
+        waiting = tuple(rank for ranks, _ in mismatch.sides for rank in ranks)
+        return Stuck(mismatch.number, 0.0, waiting, (), mismatch)
     present = [worker for worker in workers if worker.failed or not worker.done]
     if not present:
         return None
@@ -128,9 +129,9 @@ def find_stuck(
     limit = limits.after(min(one.steps for one in progress.values()), max(one.slowest for one in progress.values()))
     if not (missing or stopped):
         limit = limits.start
-        if limits.patient or seconds <= limit + (TO_TELL if afar else 0.0):
+        if limits.wait_while_busy or seconds <= limit + (TO_TELL if afar else 0.0):
             return None
-    elif not _waited(seconds, limit, limits, missing or stopped, idleness):
+    elif not _waited(seconds, limit, limits, missing or stopped, idle_clock):
         return None
     texts = (one.text for one in afar.values() if one.waiting and one.number == number)
     return Stuck(
@@ -147,11 +148,11 @@ def find_stuck(
 def _waiting(
     present: Sequence[Worker], progress: Mapping[int, Progress], afar: Mapping[int, Progress]
 ) -> tuple[int, dict[int, float], list[Worker]]:
-    """In which collective ranks wait, for how many seconds each of them, and who of this machine does not come."""
+    """Return the collective in which ranks wait, for how many seconds each, and this machine's missing workers."""
     everywhere = {**progress, **afar}
     number, missing = _first_missed(present, progress, afar)
     waits = {rank: one.seen - one.since for rank, one in everywhere.items() if one.waiting and one.number >= number}
-    unseen = _waits_unseen(present, progress)
+    unseen = _asleep_with_lock(present, progress)
     seen_missing = [worker for worker in missing if worker.rank not in unseen]
     missing = seen_missing if afar else seen_missing or missing
     if not waits and unseen:
@@ -161,22 +162,22 @@ def _waiting(
     return number, waits, missing
 
 
-def _parted(board: Board, afar: Mapping[int, Progress]) -> Parting | None:
-    """Where ranks of another machine wait in another collective than the one that those of this one came to."""
+def _remote_mismatch(board: StatusBoard, afar: Mapping[int, Progress]) -> CollectiveMismatch | None:
+    """Return a mismatch between this machine's collective and one in which a rank of another machine waits."""
     for rank, one in afar.items():
         here = tuple(mine for mine in board.ranks if one.waiting and board.remembers(mine, one.number))
         if here and (text := board.text(here[0], one.number)) != one.text:
-            return Parting(one.number, ((here, text), ((rank,), one.text)))
+            return CollectiveMismatch(one.number, ((here, text), ((rank,), one.text)))
     return None
 
 
-def find_staying(workers: Sequence[Worker], limits: Limits, idleness: Idleness) -> Stuck | None:
-    """Whether workers do not exit after their scripts have ended, and do nothing, for the longest limit."""
+def find_not_exiting(workers: Sequence[Worker], limits: Limits, idle_clock: IdleClock) -> Stuck | None:
+    """Return the workers whose scripts have ended and which have been idle for the longest limit; None if none."""
     staying = [worker for worker in workers if worker.alive and worker.ending is not None]
     seconds = min((time.monotonic() - worker.ending.time for worker in staying if worker.ending), default=0.0)
     if seconds <= limits.start / 2:
         return None
-    idle = min([idleness.seconds(worker) for worker in staying])
+    idle = min([idle_clock.seconds(worker) for worker in staying])
     if seconds <= limits.start or idle <= limits.start / 2 - 1:
         return None
     ranks = tuple(worker.rank for worker in staying)
@@ -186,10 +187,10 @@ def find_staying(workers: Sequence[Worker], limits: Limits, idleness: Idleness) 
 def _first_missed(
     present: Sequence[Worker], progress: Mapping[int, Progress], afar: Mapping[int, Progress]
 ) -> tuple[int, list[Worker]]:
-    """The first collective in which ranks wait for others that wait in none, and those.
+    """Return the first collective in which ranks wait for others that wait in none, and those others.
 
-    Where all wait, it is the last, and those that are in one before it, unless they may wait there for ranks of other
-    machines; 0 where nobody does.
+    If all wait: the last one, and the ranks that wait in an earlier one, unless those may wait for ranks of other
+    machines. 0 if no rank waits.
     """
     numbers = sorted({one.number for one in (*progress.values(), *afar.values()) if one.waiting})
     for number in numbers:
@@ -200,28 +201,28 @@ def _first_missed(
     return last, [] if afar else [worker for worker in present if progress[worker.rank].begun < last]
 
 
-def _waits_unseen(present: Sequence[Worker], progress: Mapping[int, Progress]) -> dict[int, float]:
-    """The ranks that cannot look at where they are, as their interpreter's lock is held, and yet are asleep.
+def _asleep_with_lock(present: Sequence[Worker], progress: Mapping[int, Progress]) -> dict[int, float]:
+    """Return the ranks that cannot update their status, as the interpreter's lock is held, but sleep; with seconds.
 
-    torch waits so inside of DistributedDataParallel's second step. The seconds since each looked.
+    Torch waits so inside the second step of DistributedDataParallel.
     """
     now = time.monotonic()
     late = {worker.rank: now - progress[worker.rank].seen for worker in present if is_asleep(worker.pid)}
     return {rank: seconds for rank, seconds in late.items() if seconds > TO_LOOK}
 
 
-def _waited(seconds: float, limit: float, limits: Limits, for_whom: Sequence[Worker], idleness: Idleness) -> bool:
-    """Whether somebody waited for too long. A limit that nobody chose holds for ranks that are idle only."""
-    if limits.step is not None or (seconds > limits.start and not limits.patient):
+def _waited(seconds: float, limit: float, limits: Limits, for_whom: Sequence[Worker], idle_clock: IdleClock) -> bool:
+    """Return whether a limit is exceeded. Unless the user chose the limit, a missing rank must be idle, too."""
+    if limits.step is not None or (seconds > limits.start and not limits.wait_while_busy):
         return seconds > limit
     if seconds <= limit / 2:
         return False
-    idle = max([idleness.seconds(worker) for worker in for_whom])
+    idle = max([idle_clock.seconds(worker) for worker in for_whom])
     return seconds > limit and idle > limit / 2 - 1
 
 
-def waiting_in_vain(board: Board, workers: Sequence[Worker]) -> list[Worker]:
-    """Those that wait in a collective that one whose script has ended never came to."""
+def waiting_for_ended(board: StatusBoard, workers: Sequence[Worker]) -> list[Worker]:
+    """Return the workers that wait in a collective which a worker whose script has ended never joined."""
     endings = [worker.ending for worker in workers if worker.ending is not None]
     left = [board.read(worker.rank).begun for worker in workers if worker.done]
     ended_at = min((ending.time for ending in endings), default=0.0)
@@ -234,15 +235,15 @@ def _waits_beyond(progress: Progress, number: int, ended_at: float) -> bool:
     return progress.waiting and progress.number > number and waited > TO_FOLLOW
 
 
-def ask_for_stacks(stuck: Stuck, crew: Crew) -> Stuck:
-    """The same with the stacks of all ranks that can tell."""
-    asked = [worker for worker in crew.workers if worker.alive]
-    asleep = tuple(worker.rank for worker in asked if is_asleep(worker.pid))  # until it is asked
+def collect_stacks(stuck: Stuck, group: WorkerGroup) -> Stuck:
+    """Return a copy of `stuck` with the stack dumps of all workers that can write them."""
+    asked = [worker for worker in group.workers if worker.alive]
+    asleep = tuple(worker.rank for worker in asked if is_asleep(worker.pid))  # before the signal wakes them
     for worker in asked:
         os.ftruncate(worker.stacks, 0)
-        os.lseek(worker.stacks, 0, os.SEEK_SET)  # where the worker goes on to write: it shares the file
+        os.lseek(worker.stacks, 0, os.SEEK_SET)  # the worker shares the file's position
         os.kill(worker.pid, STACKS_SIGNAL)
-    crew.wait(lambda: all(_answered(worker) for worker in asked), TO_ANSWER)
+    group.wait(lambda: all(_answered(worker) for worker in asked), TO_ANSWER)
     return replace(
         stuck,
         stacks={worker.rank: text for worker in asked if (text := read_stacks(worker))},
@@ -251,11 +252,11 @@ def ask_for_stacks(stuck: Stuck, crew: Crew) -> Stuck:
     )
 
 
-def look_closer(stuck: Stuck, board: Board) -> Stuck:
-    """The same, where the stacks tell more than the board: not every rank can look where it is.
+def refine_with_stacks(stuck: Stuck, board: StatusBoard) -> Stuck:
+    """Return a copy of `stuck` corrected by what the stacks show beyond the status board.
 
-    One that is in torch and holds the interpreter's lock mostly waits there too, so that another is to blame; if
-    there is no other, it is among those that do not meet.
+    A missing rank that is inside torch and holds the interpreter's lock mostly waits there, so another rank is the
+    cause; if there is no other, it is reported in `within`.
     """
     now = time.monotonic()
     blind = [rank for rank in stuck.missing if now - board.read(rank).seen > TO_LOOK and rank not in stuck.odd]
@@ -265,12 +266,12 @@ def look_closer(stuck: Stuck, board: Board) -> Stuck:
 
 
 def is_debugged(stuck: Stuck, ranks: Collection[int]) -> bool:
-    """Whether one of these ranks is in a debugger, and so waits for a person."""
+    """Return whether one of these ranks is in a debugger."""
     return any(in_debugger(stuck.stacks.get(rank, "")) for rank in ranks)
 
 
 def read_stacks(worker: Worker) -> str:
-    """What faulthandler wrote of a worker: when it was asked, or in a crash."""
+    """Read the stacks that faulthandler wrote for a worker, on request or in a crash."""
     size = os.fstat(worker.stacks).st_size
     return os.pread(worker.stacks, size, 0).decode(errors="replace")
 

@@ -1,4 +1,4 @@
-"""Why a run ended, and with which exit code: told from how each worker ended."""
+"""Find out why a run ended, and its exit code, from how each worker ended."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Literal
 
-from duoka.launchers.crew import Worker
 from duoka.launchers.stuck import Stuck
+from duoka.launchers.worker_group import Worker
 from duoka.worker import UNWRITTEN
 
 Why = Literal["well", "agreed", "raised", "exited", "died", "left", "stuck", "stopped", "elsewhere"]
 
 
 class Doubt(IntEnum):
-    """Whether what was seen on one machine ended the run, the surest first."""
+    """Doubt whether a machine's observation is what ended the run; least first."""
 
     NONE = 0
-    GONE = 1  # a machine does not answer, and so nobody knows
-    LEFT = 2  # ranks had ended well; somebody who raised on another machine was the cause
-    FOLLOWS = 3  # ranks lost others, or waited for them
-    NOTHING = 4  # it was told to end its ranks
+    GONE = 1  # a machine does not answer
+    LEFT = 2  # ranks had ended well; an error on another machine may be the cause
+    FOLLOWS = 3  # ranks lost the connection to others, or waited for them
+    NOTHING = 4  # its ranks were ended by a signal or by another machine
 
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """What another machine tells of the end. cause: in words. fault: whether the run may begin again after it."""
+    """The end of a run as another machine reported it. cause: in words. fault: the run may be restarted after it."""
 
     cause: str
     fault: bool
@@ -36,13 +36,12 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What ended a run.
+    """Why a run ended.
 
-    why: `well`; `agreed`: the script itself ended so, whatever the rank; else what the ranks `culprits` did
-        before the others were ended; `stopped`: a signal to the command process; `elsewhere`: on this machine
-        nothing but what followed from it.
-    code: the exit code. others: those that ended badly for another reason, mostly for want of the culprits.
-    saved: the step of the newest checkpoint; None where there is none.
+    why: `well`; `agreed`: all scripts ended badly in the same way; `stopped`: by a signal to the command process;
+        `elsewhere`: because of another machine; else what the ranks `culprits` did before the others were ended.
+    code: the exit code. others: workers that ended badly for another reason, mostly as the culprits were missing.
+    saved: the step of the newest checkpoint; None without one.
     """
 
     why: Why
@@ -55,9 +54,9 @@ class Verdict:
 
 
 def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Signals | None) -> Verdict:
-    """Find the first real error among what happened.
+    """Find the first error that is no consequence of another.
 
-    An error that says no more than that another rank went away is not one, unless there is nothing else.
+    An error that only says that another rank is gone counts if there is no other error.
     """
     if stopped_by is not None:
         ended = tuple(worker for worker in workers if worker.failed)
@@ -65,50 +64,50 @@ def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Sig
     failed = sorted((worker for worker in workers if worker.failed), key=_when)
     if stuck is None and agreed(workers):
         return Verdict("agreed", _code(workers[0]), culprits=tuple(workers))
-    parted = stuck is not None and stuck.parting is not None
+    parted = stuck is not None and stuck.mismatch is not None
     if real := [worker for worker in failed if not is_consequence(worker) and not (parted and is_gloos(worker))]:
         if _has_no_reader(real[0]):
             return Verdict("agreed", _code(real[0]), culprits=(real[0],))
         return _verdict(real[0], real, failed)
     if stuck is not None:
-        at_end = stuck.parting.at_end if stuck.parting else ()
+        at_end = stuck.mismatch.at_end if stuck.mismatch else ()
         early = tuple(worker for worker in workers if worker.rank in at_end)
         return Verdict("left" if early else "stuck", 1, early, tuple(failed), stuck)
-    if not failed and not any(worker.told_to_end for worker in workers):
+    if not failed and not any(worker.was_signalled for worker in workers):
         return Verdict("well", 0)
-    if left := [worker for worker in workers if worker.left and not worker.failed]:
+    if left := [worker for worker in workers if worker.succeeded and not worker.failed]:
         return Verdict("left", 1, culprits=tuple(left), others=tuple(failed))
     return _verdict(failed[0], failed, failed) if failed else Verdict("elsewhere", 1)
 
 
-def apart(verdict: Verdict) -> Verdict:
-    """The same, where ranks of other machines did not end in the way in which those of this one did."""
+def without_agreement(verdict: Verdict) -> Verdict:
+    """Return the verdict, changed for ranks of other machines that did not end in the same way."""
     if verdict.why != "agreed" or _has_no_reader(verdict.culprits[0]):
         return verdict
     raised = any(worker.ending is not None and worker.ending.how == "raised" for worker in verdict.culprits)
     return replace(verdict, why="raised" if raised else "exited")
 
 
-def way_of(verdict: Verdict) -> str | None:
-    """Equal for machines on which all ranks ended in the same way of their own; None where they did not."""
+def agreement_key(verdict: Verdict) -> str | None:
+    """Return a text that is equal for machines whose ranks all ended in the same way; None if they did not."""
     ending = verdict.culprits[0].ending if verdict.why == "agreed" else None
     return None if ending is None else json.dumps([ending.how, ending.code, ending.said, ending.error])
 
 
 def doubt_of(verdict: Verdict) -> Doubt:
-    """Whether what was seen on this machine ended the run."""
+    """Return the doubt whether this machine's observation is what ended the run."""
     if verdict.why in ("stopped", "elsewhere"):
         return Doubt.NOTHING
     if verdict.why == "left":
         return Doubt.LEFT
     stuck = verdict.stuck
-    waited = stuck is not None and not (stuck.culprits or stuck.parting or stuck.within or stuck.at_exit)
+    waited = stuck is not None and not (stuck.culprits or stuck.mismatch or stuck.within or stuck.at_exit)
     follows = waited or any(is_consequence(worker) for worker in verdict.culprits)
     return Doubt.FOLLOWS if follows else Doubt.NONE
 
 
 def agreed(workers: Sequence[Worker]) -> bool:
-    """Whether all scripts ended badly in the very same way of their own: it is the script's, not a rank's."""
+    """Return whether all scripts ended badly in the same way, so that the script and not a rank is the cause."""
     ends = [worker.ending for worker in workers]
     ways = {(end.how, end.code, end.said, end.trace, end.consequence) if end else None for end in ends}
     first = ends[0]
@@ -135,35 +134,35 @@ def _way(worker: Worker) -> object:
 def _when(worker: Worker) -> float:
     if worker.ending is not None and worker.ending.code != 0:
         return worker.ending.time
-    return worker.gone_at
+    return worker.ended_at
 
 
 def is_consequence(worker: Worker) -> bool:
-    """Whether it only says that another rank went away, did not come, or came to something else."""
+    """Return whether its error only says that another rank went away, did not join, or called another collective."""
     return worker.ending is not None and worker.ending.consequence
 
 
 def is_gloos(worker: Worker) -> bool:
-    """Whether it ended as gloo ends a process to which another rank sends more or less than it expects."""
+    """Return whether it ended as gloo aborts a process that receives more or fewer bytes than it expects."""
     return worker.ending is None and worker.status == -signal.SIGABRT
 
 
 def _has_no_reader(worker: Worker) -> bool:
-    """Whether it ended because whoever read its output had enough, as `head` has: no rank went wrong."""
+    """Return whether it ended because the reader of its output, such as `head`, closed the pipe."""
     ending = worker.ending
     in_the_script = ending is not None and ending.kind == "BrokenPipeError"
     return not worker.own_log and (in_the_script or worker.status == UNWRITTEN)
 
 
 def _code(worker: Worker) -> int:
-    """A worker's exit code; 128 and the signal's number, where a signal ended it."""
-    if worker.status is None or worker.told_to_end:  # its script had ended by itself, and then it was hurried
+    """Return a worker's exit code; 128 plus the signal's number, if a signal ended it."""
+    if worker.status is None or worker.was_signalled:  # signalled after its script had ended
         return worker.ending.code if worker.ending else 1
     return 128 - worker.status if worker.status < 0 else worker.status
 
 
 def _code_when_stopped(workers: Sequence[Worker], stopped_by: signal.Signals) -> int:
-    """The scripts' own exit code, if they answered the signal and ended by themselves; else the signal's."""
+    """Return the scripts' exit code if all ended by themselves with the same one; else that of the signal."""
     by_themselves = [worker.ending for worker in workers if worker.status is not None and worker.status >= 0]
     codes = {end.code if end and end.how != "raised" else None for end in by_themselves}
     if len(by_themselves) == len(workers) and len(codes) == 1 and None not in codes:

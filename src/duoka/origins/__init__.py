@@ -8,14 +8,14 @@ alone      by nobody: `python train.py`
 
 from __future__ import annotations
 
-from duoka.origins.alone import Alone
 from duoka.origins.base import Origin
 from duoka.origins.grouped import Grouped
+from duoka.origins.single import SingleProcess
 from duoka.origins.started import Started
 
 __all__ = ["Origin", "find"]
 
-ORIGINS: tuple[type[Origin], ...] = (Grouped, Started, Alone)
+ORIGINS: tuple[type[Origin], ...] = (Grouped, Started, SingleProcess)
 
 
 def find() -> Origin:

@@ -8,9 +8,9 @@ from datetime import timedelta
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from duoka import rendezvous
 from duoka.errors import OptionError, TimedOut
-from duoka.origins.meeting import Meeting, meet
+from duoka.network import rendezvous
+from duoka.origins.communication import Communication, meet
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Origin(ABC):
     def store(self, timeout: float) -> Store:
         """Where the ranks find each other. Every process asks once; it waits at most `timeout` seconds."""
 
-    def meet(self, timeout: float) -> Meeting:
+    def meet(self, timeout: float) -> Communication:
         """Meet the other ranks. Called where there are several, once in a process."""
         return meet(self.store(timeout), self.rank, self.world_size, timeout)
 

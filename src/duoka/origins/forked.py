@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from duoka.environment import Place
-from duoka.keys import Key
+from duoka.environment import RankInfo
+from duoka.network.keys import Key
+from duoka.network.rendezvous import reach_store
 from duoka.options import BatchNorm, Loading, Randomness
 from duoka.origins.base import Origin
-from duoka.origins.meeting import Meeting
-from duoka.rendezvous import reach_store
-from duoka.view.collectives import Exchange, Seat
+from duoka.origins.communication import Communication
+from duoka.view.collectives import CollectiveSlot, Exchange
 from duoka.view.direct import between
 from duoka.view.nearby import Nearby
 
@@ -26,11 +26,11 @@ class Forked(Origin):
     key: of the run.
     """
 
-    place: Place
-    seat: Seat
+    place: RankInfo
+    slot: CollectiveSlot
     exchange: mmap.mmap | None
     given: str
-    asked: Asked
+    asked: StartDefaults
     key: Key = field(default_factory=Key)
 
     @classmethod
@@ -44,17 +44,17 @@ class Forked(Origin):
     def store(self, timeout: float) -> Store:
         return reach_store(self.place, timeout)
 
-    def meet(self, timeout: float) -> Meeting:
+    def meet(self, timeout: float) -> Communication:
         size = self.world_size
         here, far, store = self.place.local_world_size, self.place.machines > 1, self.store(timeout)
         way: Exchange | None = None if self.exchange is None else Nearby(self.exchange, self.rank, size, timeout)
         if far:
             way = between(store, self.rank, size, timeout, self.key)
-        return Meeting(store, self.seat, way, here, far, self.key)
+        return Communication(store, self.slot, way, here, far, self.key)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StartDefaults:
     """What `duoka run` was asked for, and `duoka.start` takes where it is not told otherwise.
 
     seed: for all generators; None: as `duoka.start` has it.

@@ -29,7 +29,7 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from duoka.errors import Refused
-from duoka.keys import Key
+from duoka.network.keys import Key
 from duoka.plain import (
     autograd,
     clocks,
@@ -59,7 +59,7 @@ from duoka.plan import Plan
 from duoka.private.lookup import untested
 from duoka.strategies import create
 from duoka.view.calls import ModuleCalls
-from duoka.view.collectives import Collectives, Exchange, ProcessCollectives, Seat
+from duoka.view.collectives import Collectives, CollectiveSlot, Exchange, ProcessCollectives
 from duoka.view.determinism import be_deterministic
 from duoka.view.direct import between
 from duoka.view.draws import OwnStream
@@ -93,14 +93,16 @@ INTERCEPTIONS = (
 SHOWN = 20  # lines of a kind in the report
 
 
-def meet(plan: Plan, rank: int, store: Store, seat: Seat, exchange: mmap.mmap | None, key: Key) -> Collectives:
+def meet(
+    plan: Plan, rank: int, store: Store, slot: CollectiveSlot, exchange: mmap.mmap | None, key: Key
+) -> Collectives:
     """This rank among those of the plan. exchange: memory that the ranks share, or None. key: of the run."""
     size, seconds = plan.world_size, plan.timeout
     make: type[ProcessCollectives] = ProcessCollectives
     way: Exchange | None = None if exchange is None else Nearby(exchange, rank, size, seconds)
     if plan.machines.count > 1:
         make, way = FarCollectives, between(store, rank, size, seconds, key)
-    ranks = make(store, rank, size, timedelta(seconds=seconds), seat, way)
+    ranks = make(store, rank, size, timedelta(seconds=seconds), slot, way)
     ranks.key = key
     return ranks
 

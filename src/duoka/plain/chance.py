@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from duoka.keys import Key
-from duoka.sealing import opened, sealed
+from duoka.network.keys import Key
+from duoka.network.signing import sign_object, verify_object
 
 # Names of files, semaphores and sockets, and keys of connections: two processes must not have the same.
 OWN = ("multiprocessing", "tempfile", "torch.distributed", "torch.multiprocessing", "torch._inductor", "triton")
@@ -62,8 +62,8 @@ class Chance:
         if self._reach is None or self.by_itself() or _is_of(_asking(sys._getframe(1)), ("torch",)):
             return value
         key = self._key("settle")
-        found: bytes = self._connected().compare_set(f"chance/{key}", "", sealed(value, self._run_key).hex())
-        return opened(bytes.fromhex(found.decode()), self._run_key)
+        found: bytes = self._connected().compare_set(f"chance/{key}", "", sign_object(value, self._run_key).hex())
+        return verify_object(bytes.fromhex(found.decode()), self._run_key)
 
     def _key(self, what: str) -> str:
         """What tells this asking from all others of the run."""

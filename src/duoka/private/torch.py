@@ -19,8 +19,8 @@ from torch.nn.utils import rnn
 from torch.utils import checkpoint as _checkpoint
 from torch.utils.data import DataLoader
 
-from duoka.libc import muted
 from duoka.private.lookup import numbers, parts_of
+from duoka.system.libc import muted
 
 with parts_of("torch", torch.__version__):
     from torch import _utils, _weights_only_unpickler

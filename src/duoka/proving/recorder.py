@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from duoka.board import Seat
 from duoka.proving.batches import BatchRecorder
 from duoka.proving.naming import TensorNames
 from duoka.proving.nudge import Nudge
 from duoka.proving.recording import RecordingWriter
+from duoka.supervision.status_board import StatusSlot
 from duoka.trials.observer import StepWatcher, TrialObserver
 from duoka.view.batch import BatchTensor
 from duoka.view.site import user_line
@@ -31,8 +31,8 @@ class RecordingObserver(TrialObserver):
 
     nudge: int | None
 
-    def watch(self, seat: Seat) -> _RecordingWatcher:
-        return _RecordingWatcher(self, seat.rank)
+    def watch(self, slot: StatusSlot) -> _RecordingWatcher:
+        return _RecordingWatcher(self, slot.rank)
 
 
 class _RecordingWatcher(StepWatcher):

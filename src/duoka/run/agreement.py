@@ -7,20 +7,20 @@ from typing import Any
 
 import torch
 
-from duoka.board import name_ranks
 from duoka.errors import RanksApart
-from duoka.sealing import opened, sealed
+from duoka.network.signing import sign_object, verify_object
+from duoka.supervision.status_board import name_ranks
 from duoka.view.collectives import Collectives
 
 
 def gather_objects(value: Any, ranks: Collectives) -> list[Any]:
     """Every rank's `value`, which pickle must know, in the order of ranks."""
-    data = torch.frombuffer(bytearray(sealed(value, ranks.key)), dtype=torch.uint8)
+    data = torch.frombuffer(bytearray(sign_object(value, ranks.key)), dtype=torch.uint8)
     sizes = ranks.all_gather(torch.tensor([data.numel()])).view(-1).tolist()
     room = torch.zeros(max(sizes), dtype=torch.uint8)
     room[: data.numel()] = data
     found = ranks.all_gather(room)
-    return [opened(one[:size].numpy().tobytes(), ranks.key) for one, size in zip(found, sizes, strict=True)]
+    return [verify_object(one[:size].numpy().tobytes(), ranks.key) for one, size in zip(found, sizes, strict=True)]
 
 
 def check_same(value: Any, ranks: Collectives, words: Callable[[Any, Any], str]) -> None:

@@ -30,7 +30,7 @@ from duoka.run.reached import DdpOptions
 from duoka.run.scaling import Scale
 from duoka.run.session import ApiSession, open_session, set_exact_threads, settings_with
 from duoka.run.sharding import Sharding
-from duoka.traces import headline
+from duoka.supervision.tracebacks import headline
 from duoka.view.batch import BatchTensor, batches_in, gather_all
 from duoka.view.collectives import Collectives
 from duoka.view.cut import Cut

@@ -78,7 +78,7 @@ class Sharding:
 
         distributed, ranks = torch.distributed, self._session.ranks
         if not distributed.is_initialized():
-            meeting = this_process().meeting
+            meeting = this_process().communication
             assert meeting is not None
             with meeting_quietly():
                 distributed.init_process_group(

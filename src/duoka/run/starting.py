@@ -25,6 +25,7 @@ from duoka.run.agreement import check_same
 from duoka.run.run import Run
 from duoka.run.session import Settings, open_session
 from duoka.strategies.compress import compression
+from duoka.system.messages import say
 from duoka.view.alone import OneRank
 from duoka.view.collectives import Collectives
 
@@ -155,7 +156,7 @@ def choose_device(asked: str | torch.device, origin: Origin) -> torch.device:
     index: int | None = device.index
     if index is None:
         index = origin.local_rank if origin.device is None else 0
-        if count == 1 and environment.visible_cards() is not None:  # an engine shows each process its own
+        if count == 1 and environment.visible_gpus() is not None:  # an engine shows each process its own
             index = 0
     if index >= count:
         raise DeviceError(f"local rank {origin.local_rank} has no {device.type} device: there are {count}")
@@ -172,12 +173,12 @@ def _meet(origin: Origin, timeout: float) -> Collectives:
     if origin.world_size == 1:
         return OneRank()
     process = this_process()
-    if process.meeting is None:
-        process.meeting = origin.meet(timeout)
+    if process.communication is None:
+        process.communication = origin.meet(timeout)
         if not isinstance(origin, Forked) and environment.threads() is None:  # a forked worker has its share
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // process.meeting.here))
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // process.communication.here))
     process.runs += 1  # also where it does not come to a run: the next one begins with keys of its own
-    return process.meeting.collectives(origin.rank, origin.world_size, timeout, process.runs)
+    return process.communication.collectives(origin.rank, origin.world_size, timeout, process.runs)
 
 
 def _seed_all(seed: int) -> None:
@@ -187,11 +188,7 @@ def _seed_all(seed: int) -> None:
 
 
 def _sayer(origin: Origin) -> Callable[[str], None]:
-    def say(text: str) -> None:
-        if origin.rank == 0 and sys.stderr is not None:
-            print(f"duoka: {text}", file=sys.stderr, flush=True)
-
-    return say
+    return say if origin.rank == 0 else lambda text: None
 
 
 def _close_at_exit(run: Run) -> None:

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 
 from duoka import environment
-from duoka.board import Seat
 from duoka.origins.forked import Forked
 from duoka.private.python import put_sockets_into
 from duoka.process import this_process
+from duoka.supervision.status_board import StatusSlot
 from duoka.trials.redirecting import redirect
 from duoka.trials.scratch import Scratch
 
@@ -113,20 +113,20 @@ class TrialObserver(ABC):
     own_rows: bool
 
     @abstractmethod
-    def watch(self, seat: Seat) -> StepWatcher:
+    def watch(self, slot: StatusSlot) -> StepWatcher:
         """Create the recorder for the rank of this slot."""
 
     def begin(self, rank: int) -> None:
         """Redirect writes of this process to the scratch folder."""
-        environment.keep_trackers_quiet()
+        environment.disable_trackers()
         put_sockets_into(str(self.folders.sockets))
         redirect(Scratch(self.folders.scratch))
 
     @contextmanager
-    def around(self, seat: Seat) -> Iterator[None]:
+    def around(self, slot: StatusSlot) -> Iterator[None]:
         """Observe the script while the context is open, and end it after the wanted steps."""
-        self._seed(seat.rank)
-        watch = self.watch(seat)
+        self._seed(slot.rank)
+        watch = self.watch(slot)
         watch.install()
         try:
             yield

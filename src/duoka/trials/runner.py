@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from duoka.errors import DuokaError, RunError, ScriptError
-from duoka.launchers.local import Run, attempt, import_once
+from duoka.launchers.local import RunContext, attempt, import_once
 from duoka.launchers.output import Outputs
 from duoka.launchers.processes import is_alive
 from duoka.launchers.signals import Signals
@@ -102,7 +102,7 @@ class TrialRunner:
         messages: list[str] = []
         try:
             import_once(replace(plan, threads=None))  # a trial has its own setting of threads
-            run = Run(
+            run = RunContext(
                 plan, secrets.token_hex(8), outputs, self.signals, messages.append, None, observer, observer.seed
             )
             verdict = attempt(run, 0)

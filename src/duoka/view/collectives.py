@@ -15,24 +15,24 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-defined]
 
-from duoka.board import AT_END
 from duoka.errors import DuokaError, PeerLost, Refused, TimedOut
-from duoka.keys import Key
+from duoka.network.keys import Key
+from duoka.network.signing import sign_object, verify_object
 from duoka.private.texts import TOO_LATE, says
 from duoka.private.torch import meeting_quietly, nccl_options, start_all_gather
-from duoka.sealing import opened, sealed
+from duoka.supervision.status_board import AT_END
 from duoka.view.site import user_line
 
 T = TypeVar("T")
 
 
-class Seat(Protocol):
-    """Where a rank writes which collective it is in (`duoka.board.Seat`)."""
+class CollectiveSlot(Protocol):
+    """Where a rank writes which collective it is in (`duoka.supervision.status_board.StatusSlot`)."""
 
-    def enter(self, digest: int, text: str) -> None:
+    def begin_collective(self, digest: int, text: str) -> None:
         """This rank comes to its next collective."""
 
-    def leave(self, waited: int) -> None:
+    def end_collective(self, waited: int) -> None:
         """It has finished; raises RanksApart where other ranks came to another one. waited: nanoseconds."""
 
 
@@ -67,7 +67,7 @@ class Collectives(ABC):
     rank: int
     world_size: int
     begun: int = 0  # collectives so far
-    key: Key = Key()  # of the run, under which objects are sealed
+    key: Key = Key()  # of the run, under which objects are sign_object
     alone: bool = False  # one rank finds something out for all: it must not meet the others meanwhile
     _agreeing: bool = False  # within `agreed`, and nobody has met yet
 
@@ -161,13 +161,13 @@ class Collectives(ABC):
         size = torch.zeros(1, dtype=torch.long, device="cpu")  # whatever the script's default is
         data = torch.empty(0, dtype=torch.uint8, device="cpu")
         if self.rank == source:
-            data = torch.frombuffer(bytearray(sealed(value, self.key)), dtype=torch.uint8)
+            data = torch.frombuffer(bytearray(sign_object(value, self.key)), dtype=torch.uint8)
             size[0] = data.numel()
         self.broadcast(size, source)
         if self.rank != source:
             data = torch.empty(int(size.item()), dtype=torch.uint8, device="cpu")
         self.broadcast(data, source)
-        return value if self.rank == source else opened(data.numpy().tobytes(), self.key)
+        return value if self.rank == source else verify_object(data.numpy().tobytes(), self.key)
 
     def come_to(self, what: str) -> None:  # noqa: B027
         """This rank comes to collectives of torch's own; who watches is shown them as one, by a word."""
@@ -205,18 +205,18 @@ class ProcessCollectives(Collectives):
         rank: int,
         world_size: int,
         timeout: timedelta,
-        seat: Seat,
+        slot: CollectiveSlot,
         exchange: Exchange | None = None,
     ) -> None:
         self.rank, self.world_size = rank, world_size
-        self._store, self._timeout, self._seat, self._exchange = store, timeout, seat, exchange
+        self._store, self._timeout, self._slot, self._exchange = store, timeout, slot, exchange
         self._groups: dict[str, Any] = {}
         self._line: Callable[[], str] = user_line
         self._raised: tuple[str, str] | None = None  # an error since the last collective, and its line
         self._threads = _Threads()
-        seat.enter(0, "start")  # the ranks wait for each other here, too
+        slot.begin_collective(0, "start")  # the ranks wait for each other here, too
         self._group("cpu")
-        seat.leave(0)
+        slot.end_collective(0)
 
     def _group(self, device_type: str) -> Any:
         if device_type not in self._groups:
@@ -272,7 +272,7 @@ class ProcessCollectives(Collectives):
         except Failed as error:
             failed = error
         self._threads.end()
-        self._seat.leave(time.monotonic_ns() - since)
+        self._slot.end_collective(time.monotonic_ns() - since)
         if failed is not None:
             raise failed
 
@@ -300,13 +300,13 @@ class ProcessCollectives(Collectives):
 
     def _enter(self, text: bytes, told: str) -> None:
         """Come to what all ranks call `text`, and this one `told`."""
-        self._seat.enter(zlib.crc32(text), told)
+        self._slot.begin_collective(zlib.crc32(text), told)
 
     def raised(self, error: str, line: str) -> None:
         self._raised = error, line
 
     def leave(self) -> None:
-        self._seat.leave(0)  # what of it was waiting, torch does not tell
+        self._slot.end_collective(0)  # what of it was waiting, torch does not tell
 
     def meet_at_end(self) -> None:
         self._line = lambda: AT_END

@@ -29,11 +29,11 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from duoka import environment
 from duoka.errors import PeerLost, RanksApart, TimedOut
-from duoka.keys import Key
-from duoka.network import address_of
-from duoka.printable import printable
+from duoka.network.connection import Challenge, Connection, answer
+from duoka.network.interfaces import address_of
+from duoka.network.keys import Key
+from duoka.system.printable import printable
 from duoka.view.collectives import Failed
-from duoka.wire import Challenge, Line, answer
 
 MOST = 1 << 18  # bytes that a rank sends for one tensor, to all others together: more is quicker around a ring
 RANKS = 64  # with more of them, connections from each to each are left to gloo
@@ -336,7 +336,7 @@ def _ask(place: str, rank: int, key: Key) -> Wire:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         wire.settimeout(TO_MEET)
         wire.connect((host, int(port)))
-        line = Line(wire)
+        line = Connection(wire)
         _prepare(wire)
         answer(line, key, rank)
         return wire, line.unread()
@@ -348,7 +348,7 @@ def _ask(place: str, rank: int, key: Key) -> Wire:
 def _greet(wire: socket.socket, key: Key) -> tuple[int, Wire]:
     """Challenge whoever has connected; the rank that it is."""
     try:
-        line = Line(wire)
+        line = Connection(wire)
         _prepare(wire)
         challenge = Challenge(line, key)
         said: Iterable[tuple[str, int, Any]] = ()

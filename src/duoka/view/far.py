@@ -16,7 +16,7 @@ import torch
 from torch.distributed import ReduceOp, Store  # type: ignore[attr-defined]
 
 from duoka.errors import RanksApart
-from duoka.view.collectives import Exchange, ProcessCollectives, Seat
+from duoka.view.collectives import CollectiveSlot, Exchange, ProcessCollectives
 from duoka.view.site import user_line
 
 EVERY = 1024  # collectives
@@ -32,10 +32,10 @@ class FarCollectives(ProcessCollectives):
         rank: int,
         world_size: int,
         timeout: timedelta,
-        seat: Seat,
+        slot: CollectiveSlot,
         exchange: Exchange | None = None,
     ) -> None:
-        super().__init__(store, rank, world_size, timeout, seat, exchange)
+        super().__init__(store, rank, world_size, timeout, slot, exchange)
         self._came, self._checksum = 0, 0
 
     def _enter(self, text: bytes, told: str) -> None:

@@ -27,13 +27,13 @@ LOCAL_GETTERS = "requires_grad is_leaf grad_fn retains_grad output_nr _version"
 
 
 def of_the_whole(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Asked of the batch tensor itself, which has the global shape."""
+    """StartDefaults of the batch tensor itself, which has the global shape."""
     with AsPlainTensors():
         return func(*args, **kwargs)
 
 
 def of_the_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Asked of this rank's rows; what is true of them is true of all ranks'."""
+    """StartDefaults of this rank's rows; what is true of them is true of all ranks'."""
     if func is Tensor.type and (len(args) > 1 or kwargs):  # a conversion, not a question
         return BatchTensor(func(args[0]._local, *args[1:], **kwargs), args[0]._spec)
     return func(args[0]._local, *args[1:], **kwargs)

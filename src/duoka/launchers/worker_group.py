@@ -1,0 +1,292 @@
+"""The workers of one attempt, from the command process's side."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from duoka.errors import WorkerFailed
+from duoka.launchers.forking import fork, redirect
+from duoka.launchers.output import Outputs
+from duoka.launchers.processes import session_members
+from duoka.launchers.signals import Signals
+from duoka.plan import Plan
+from duoka.supervision.ending import Ending
+from duoka.worker import STACKS_SIGNAL, Attempt, WorkerArguments, run_worker
+
+STEP = 0.05  # seconds between two polls of what no file descriptor signals
+TO_TERMINATE = 3.0  # seconds between SIGTERM and SIGKILL
+TO_DIE = 2.0  # seconds that a process may take to end after SIGKILL
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker process.
+
+    status: its exit code, or minus the number of the signal that ended it; None while it is alive.
+    pipe: the socket to it. stacks: the file descriptor to which it dumps its stacks.
+    own_log: its output goes to a log file of its own.
+    afterwards: tracebacks of functions that ran at exit, after its script had ended well.
+    ended_at: CLOCK_MONOTONIC when its end was seen. signalled_at: of the first signal sent to end it, or None.
+    """
+
+    rank: int
+    pid: int
+    pipe: socket.socket
+    stacks: int
+    own_log: bool
+    ending: Ending | None = None
+    status: int | None = None
+    afterwards: str = ""
+    ended_at: float = 0.0
+    signalled_at: float | None = None
+    received: bytearray = field(default_factory=bytearray)
+
+    @property
+    def alive(self) -> bool:
+        """Return whether its process has not ended."""
+        return self.status is None
+
+    @property
+    def done(self) -> bool:
+        """Return whether its script or its process has ended."""
+        return self.ending is not None or not self.alive
+
+    @property
+    def succeeded(self) -> bool:
+        """Return whether its script ended with exit code 0."""
+        return self.ending.code == 0 if self.ending is not None else self.status == 0
+
+    @property
+    def was_signalled(self) -> bool:
+        """Return whether a signal was sent to end it."""
+        return self.signalled_at is not None
+
+    @property
+    def failed(self) -> bool:
+        """Return whether it ended badly before a signal asked it to; a script may answer a signal, as by saving."""
+        if self.ending is not None and self.ending.code != 0:
+            return self.signalled_at is None or self.ending.time < self.signalled_at
+        return self.status not in (None, 0) and not self.was_signalled
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the worker, if it is alive, and to the processes of its group."""
+        if self.alive and self.signalled_at is None:
+            self.signalled_at = time.monotonic()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+
+class Peers:
+    """The commands of other machines, whose messages a worker group also receives. This base class has none."""
+
+    files: tuple[int, ...] = ()
+
+    def read(self) -> None:
+        """Receive messages; called when one of `files` is readable."""
+
+    def close_files(self) -> None:
+        """Close the connections to them, in a forked worker."""
+
+
+class WorkerGroup:
+    """The workers of one attempt: forked, listened to and ended together."""
+
+    def __init__(self, signals: Signals, others: Peers | None = None) -> None:
+        self.signals, self._others = signals, others or Peers()
+        self.workers: list[Worker] = []
+        self._passed_on = len(signals.for_scripts)
+        self._exchange: mmap.mmap | None = None
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(signals.fd, selectors.EVENT_READ)
+        for file in self._others.files:
+            self._selector.register(file, selectors.EVENT_READ, self._others)
+
+    def start(self, plan: Plan, attempt: Attempt, outputs: Outputs) -> None:
+        """Fork the workers. Each waits for `go`.
+
+        Raises:
+            WorkerFailed: the system refuses to start more processes.
+        """
+        self._exchange = attempt.exchange
+        try:
+            for rank in plan.ranks:
+                own_log = outputs.file(rank) is not None
+                self._fork(plan, WorkerArguments(rank, attempt, own_log), outputs)
+        except OSError as error:
+            count, size = len(self.workers), plan.workers
+            raise WorkerFailed(f"only {count} of {size} workers could be started: {error.strerror}") from None
+
+    def _fork(self, plan: Plan, arguments: WorkerArguments, outputs: Outputs) -> None:
+        ours, theirs = socket.socketpair()
+        stacks = os.memfd_create(f"duoka-stacks-{arguments.rank}")
+
+        def life() -> int:
+            ours.close()
+            self._close_files()
+            self._others.close_files()
+            redirect(outputs.file(arguments.rank), stdin=arguments.rank == 0)
+            outputs.close()
+            return run_worker(plan, arguments, theirs, stacks)
+
+        worker = Worker(arguments.rank, fork(life, self.signals), ours, stacks, arguments.own_log)
+        theirs.close()
+        ours.setblocking(False)
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+        self.workers.append(worker)
+
+    def go(self, port: int) -> None:
+        """Send the port of the store to the workers, which then start."""
+        for worker in self.workers:
+            with suppress(OSError):  # it has died, which `listen` notices
+                worker.pipe.send(b"%d\n" % port)
+
+    # Events.
+
+    def listen(self, seconds: float) -> None:
+        """Wait up to `seconds` for an event, and handle all that have happened."""
+        for key, _ in self._selector.select(max(0.0, seconds)):
+            if key.data is None:
+                self.signals.read()
+                self._forward_signals()
+            elif key.data is self._others:
+                self._others.read()
+            else:
+                self._hear(key.data)
+        for worker in self.workers:
+            if worker.alive:
+                self._look_at(worker)
+        if self.failed():
+            self._abort_exchange()
+
+    def _forward_signals(self) -> None:
+        """Forward signals meant for scripts (SIGUSR1, SIGUSR2); a script without a handler is ended by them."""
+        for number in self.signals.for_scripts[self._passed_on :]:
+            self.signal(number)
+        self._passed_on = len(self.signals.for_scripts)
+
+    def wait(self, until: Callable[[], bool], seconds: float) -> bool:
+        """Handle events until `until()` is true, for at most `seconds`; return whether it became true."""
+        deadline = time.monotonic() + seconds
+        while not until():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.listen(min(left, STEP))
+        return True
+
+    def gone(self) -> bool:
+        """Return whether all worker processes have ended."""
+        return not any(worker.alive for worker in self.workers)
+
+    def done(self) -> bool:
+        """Return whether all scripts have ended."""
+        return all(worker.done for worker in self.workers)
+
+    def failed(self) -> bool:
+        """Return whether a worker ended badly."""
+        return any(worker.failed for worker in self.workers)
+
+    def _abort_exchange(self) -> None:
+        """Wake ranks that wait in shared memory, where they cannot notice that another rank is lost."""
+        if self._exchange is not None:
+            from duoka.view.nearby import give_up
+
+            give_up(self._exchange)
+
+    def _hear(self, worker: Worker) -> None:
+        try:
+            said = worker.pipe.recv(1 << 16)
+        except OSError:
+            said = b""
+        worker.received += said
+        if not said:
+            self._selector.unregister(worker.pipe)
+        first, *more = bytes(worker.received).splitlines(keepends=True) or [b""]
+        if first.endswith(b"\n") and worker.ending is None:
+            worker.ending = Ending.of(first)
+        if more and more[0].endswith(b"\n"):
+            worker.afterwards = json.loads(more[0])
+
+    def _look_at(self, worker: Worker) -> None:
+        """Update the status of a worker whose process may have ended.
+
+        WNOWAIT: `close` reaps it, so that no other process gets its pid before.
+        """
+        seen = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if seen is None:
+            return
+        while worker.pipe in self._selector.get_map():
+            self._hear(worker)  # its last message may have come together with its end
+        worker.status = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+        worker.ended_at = time.monotonic()
+
+    # The end of the workers.
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the workers; SIGINT goes to their process groups, as a terminal sends it."""
+        for worker in self.workers:
+            if worker.alive:
+                (os.killpg if number == signal.SIGINT else os.kill)(worker.pid, number)
+
+    def wake(self) -> None:
+        """Interrupt system calls of the workers' main threads.
+
+        The kernel may have delivered a signal to another thread; Python's handler runs only in the main thread.
+        """
+        for worker in self.workers:
+            if worker.alive:
+                os.kill(worker.pid, STACKS_SIGNAL)
+
+    def end(self) -> None:
+        """End the workers and the processes that they started: by SIGTERM, then SIGKILL; within 5 s.
+
+        Workers whose script has ended get that time to exit. A second Ctrl-C shortens it.
+        """
+        hurried = self.signals.interrupts
+        self._abort_exchange()
+        if not self._nothing_left():
+            for worker in self.workers:
+                if not (worker.alive and worker.done):
+                    worker.send_signal(signal.SIGTERM)
+                    worker.send_signal(signal.SIGCONT)  # a stopped process takes it when it goes on
+            self.wait(lambda: self._nothing_left() or self.signals.interrupts > hurried, TO_TERMINATE)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the workers and the processes that they started."""
+        for worker in self.workers:
+            worker.send_signal(signal.SIGKILL)
+        for pid in session_members(self._pids()):  # those in other process groups
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self.wait(self.gone, TO_DIE)
+
+    def _nothing_left(self) -> bool:
+        return self.gone() and not session_members(self._pids())
+
+    def _pids(self) -> Iterable[int]:
+        return [worker.pid for worker in self.workers]
+
+    def close(self) -> None:
+        """Reap the workers and close the files of this group."""
+        if not self.gone():  # an exception came before `end`
+            self.kill()
+        for worker in self.workers:
+            if not worker.alive:
+                os.waitpid(worker.pid, 0)
+        self._close_files()
+
+    def _close_files(self) -> None:
+        for worker in self.workers:
+            worker.pipe.close()
+            os.close(worker.stacks)
+        self._selector.close()

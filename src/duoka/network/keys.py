@@ -1,0 +1,111 @@
+"""The key of a run: its processes authenticate each other with it.
+
+Within one machine it is made before the workers are forked, and they inherit it. Between machines it comes from
+DUOKA_KEY or `--key-file`; where an engine starts commands on machines that share the user's home directory, from a
+file there that only the user can read, which the first command creates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from duoka import environment
+from duoka.errors import OptionError
+from duoka.options import Machines
+
+SHORTEST = 16  # bytes
+LONGEST = 4096
+OWNER_ONLY = 0o077  # bits that the mode of a file with a key must not have
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A secret shared by the processes of a run; empty: none, and connections are not authenticated."""
+
+    secret: bytes = b""
+
+    @property
+    def is_given(self) -> bool:
+        """Return whether there is a secret."""
+        return bool(self.secret)
+
+    def sign(self, *parts: bytes) -> str:
+        """Return the HMAC-SHA256 of these parts, 64 hexadecimal digits."""
+        digest = hmac.new(self.secret, digestmod=hashlib.sha256)
+        for part in parts:
+            digest.update(len(part).to_bytes(8, "big") + part)
+        return digest.hexdigest()
+
+    def signed(self, signature: object, *parts: bytes) -> bool:
+        """Return whether `signature` is the signature of these parts."""
+        found = signature if isinstance(signature, str) and signature.isascii() else ""
+        return hmac.compare_digest(found, self.sign(*parts))
+
+    def derived(self, purpose: str) -> Key:
+        """Return a key for one purpose, from which this one cannot be computed; an empty key if this one is empty."""
+        return Key(bytes.fromhex(self.sign(b"purpose", purpose.encode()))) if self.is_given else self
+
+
+def key_of(machines: Machines, file: Path | None) -> Key:
+    """The key of the run of these machines. file: what `--key-file` names.
+
+    Raises:
+        OptionError: there should be one, and it cannot be used.
+    """
+    if file is not None:
+        secret = _read(file, "--key-file")
+    elif (text := environment.key()) is not None:
+        secret = _long_enough(text.strip().encode(), "DUOKA_KEY")
+    elif machines.home:
+        secret = _of_home()
+    else:
+        return Key()
+    return Key(secret).derived(f"run {machines.job}")
+
+
+def _long_enough(secret: bytes, name: str) -> bytes:
+    if not SHORTEST <= len(secret) <= LONGEST:
+        hint = "for example of openssl rand -hex 32; the same on all machines"
+        raise OptionError(name, f"{len(secret)} characters", f"{SHORTEST} to {LONGEST} characters", hint)
+    return secret
+
+
+def _read(path: Path, name: str) -> bytes:
+    """Read a key from a file, which only its owner may be able to read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise OptionError(name, str(path), "a file that can be read", error.strerror or "") from None
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_mode & OWNER_ONLY or found.st_uid not in (0, os.getuid()):
+            raise OptionError(name, str(path), "a file that only you can read", f"chmod 600 {path}")
+        return _long_enough(file.read(LONGEST + 1).strip(), name)
+
+
+def _of_home() -> bytes:
+    """Return the user's own key; create it on first use, safely if several commands start at once."""
+    path = environment.settings_folder() / "key"
+    made = path.with_name(f"key.{secrets.token_hex(8)}")
+    try:
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(secrets.token_hex(32).encode())
+            with suppress(FileExistsError):
+                os.link(made, path)  # atomic, on a network file system too
+    except OSError as error:
+        hint = f"{error.strerror}; or set DUOKA_KEY"
+        raise OptionError("the file for the key of your runs", str(path), "one that can be made", hint) from None
+    finally:
+        with suppress(OSError):
+            made.unlink()
+    return _read(path, "the key of your runs")

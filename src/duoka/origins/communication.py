@@ -1,0 +1,134 @@
+"""Where the ranks of a run meet: a store, and on one machine memory that they share."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from duoka import environment
+from duoka.errors import TimedOut
+from duoka.network.keys import Key
+from duoka.supervision.status_board import SLOT_SIZE, StatusBoard
+from duoka.system.machine_name import SHARED_MEMORY, machine_name
+from duoka.view import nearby
+from duoka.view.collectives import CollectiveSlot, Exchange, ProcessCollectives
+from duoka.view.far import FarCollectives
+from duoka.view.nearby import Nearby
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """What one rank has in common with the others, for all runs of its process.
+
+    slot: where it writes which collective it is in. exchange: a way for small tensors; None: they have gloo only.
+    here: how many of the ranks are on this machine. far: whether there is no board on which all can be seen.
+    key: of the run.
+    """
+
+    store: Store
+    slot: CollectiveSlot
+    exchange: Exchange | None
+    here: int
+    far: bool = False
+    key: Key = field(default_factory=Key)
+
+    def collectives(self, rank: int, world_size: int, timeout: float, run: int) -> ProcessCollectives:
+        """The collectives of this process's run number `run`."""
+        store = PrefixStore(f"run{run}", self.store)
+        make = FarCollectives if self.far else ProcessCollectives
+        made = make(store, rank, world_size, timedelta(seconds=timeout), self.slot, self.exchange)
+        made.key = self.key
+        return made
+
+
+class NullSlot:
+    """Of a rank that nobody watches: the ranks of several machines."""
+
+    def begin_collective(self, digest: int, text: str) -> None:
+        """Nobody looks."""
+
+    def end_collective(self, waited: int) -> None:
+        """Nobody looks."""
+
+
+def meet(store: Store, rank: int, world_size: int, timeout: float) -> Communication:
+    """Meet at a store, and find memory in common where all ranks are on one machine.
+
+    Raises:
+        TimedOut: not all ranks came.
+    """
+    machines = _told(store, "machine", rank, world_size, machine_name(), timeout)
+    here = machines.count(machines[rank])
+    memory = None
+    if here == world_size:
+        environment.use_loopback_for_gloo()
+    if here == world_size and nearby.is_possible():
+        memory = _memory(store, rank, world_size, timeout)
+    if memory is None:
+        return Communication(store, NullSlot(), None, here, far=True)
+    board_memory, exchange_memory = memory
+    slot = StatusBoard(board_memory, range(world_size)).slot(rank)
+    return Communication(store, slot, Nearby(exchange_memory, rank, world_size, timeout), here)
+
+
+def _told(store: Store, what: str, rank: int, world_size: int, value: str, timeout: float) -> list[str]:
+    """Every rank's `value`, in the order of ranks."""
+    store.set(f"{what} of {rank}", value)
+    values, deadline = [], time.monotonic() + timeout
+    for other in range(world_size):
+        try:
+            store.wait([f"{what} of {other}"], timedelta(seconds=max(0.01, deadline - time.monotonic())))
+        except RuntimeError as error:
+            missing = f"rank {other} of {world_size} did not come in {timeout:g} s"
+            raise TimedOut(f"rank {rank} waited in vain to begin: {missing}") from error
+        values.append(store.get(f"{what} of {other}").decode())
+    return values
+
+
+def _memory(store: Store, rank: int, world_size: int, timeout: float) -> tuple[mmap.mmap, mmap.mmap] | None:
+    """One file without a name, mapped by every rank; None where there can be none.
+
+    Rank 0 makes it and tells its name; it takes the name away when all have looked, so it is gone with them.
+    """
+    board = -(-world_size * SLOT_SIZE // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+    size = board + nearby.memory_size(world_size)
+    if rank == 0:
+        store.set("memory", _make(size))
+    name = store.get("memory").decode()
+    file = -1
+    with suppress(OSError):
+        file = os.open(name, os.O_RDWR) if name else -1
+    try:
+        opened = _told(store, "memory", rank, world_size, str(file >= 0), timeout)
+        if opened != ["True"] * world_size:
+            return None
+        return mmap.mmap(file, board), mmap.mmap(file, size - board, offset=board)
+    finally:
+        if rank == 0 and name:
+            os.unlink(name)
+        if file >= 0:
+            os.close(file)
+
+
+def _make(size: int) -> str:
+    """A file of this size in memory; an empty name where there is no room for one."""
+    try:
+        file, name = tempfile.mkstemp(prefix=f"duoka-{secrets.token_hex(4)}-", dir=SHARED_MEMORY)
+    except OSError:
+        return ""
+    try:
+        os.truncate(file, size)
+    except OSError:
+        os.unlink(name)
+        return ""
+    finally:
+        os.close(file)
+    return name

@@ -1,0 +1,119 @@
+"""The record of how a worker's script ended, which the worker sends as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from duoka.errors import AskedError, PeerLost, RanksApart, ScriptError, TimedOut
+from duoka.private.texts import NETWORK_NOISE, says
+from duoka.supervision import tracebacks
+
+How = Literal["returned", "exited", "raised"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a worker's script ended; a worker that dies sends none.
+
+    how: it returned, called sys.exit, or raised an exception.
+    code: the exit code that Python would give.
+    time: CLOCK_MONOTONIC at the end, in seconds.
+    said: the message of sys.exit("...").
+    error: the last line of the traceback. trace: all of it without duoka's frames; whole: with them.
+    consequence: it only says that another rank went away, did not join, or called another collective.
+    shown: the script's own sys.excepthook has shown the error already.
+    """
+
+    rank: int
+    host: str
+    how: How
+    code: int
+    time: float
+    said: str = ""
+    kind: str = ""
+    error: str = ""
+    trace: str = ""
+    whole: str = ""
+    consequence: bool = False
+    shown: bool = False
+
+    def line(self) -> bytes:
+        """Serialise it as a line of JSON, which executes no code when read."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def of(cls, line: bytes) -> Ending:
+        """Read what `line()` returned."""
+        return cls(**json.loads(line))
+
+
+def returned(rank: int) -> Ending:
+    """Record that the script reached its end."""
+    return Ending(rank, socket.gethostname(), "returned", 0, time.monotonic())
+
+
+def exited(rank: int, error: SystemExit) -> Ending:
+    """Record a sys.exit: None is code 0, a number is the code, anything else is a message and code 1."""
+    code, said = 1, ""
+    if error.code is None or isinstance(error.code, int):
+        code = (error.code or 0) & 0xFF
+    else:
+        said = str(error.code)
+    lost = code != 0 and is_consequence(error)
+    return Ending(rank, socket.gethostname(), "exited", code, time.monotonic(), said=said, consequence=lost)
+
+
+def raised(rank: int, error: BaseException) -> Ending:
+    """Record an exception, and remove duoka's frames from its traceback."""
+    now, host, whole = time.monotonic(), socket.gethostname(), tracebacks.shown(error)
+    if isinstance(error, ScriptError):  # no script has run
+        return Ending(rank, host, "exited", 2, now, said=f"duoka: error: {error}")
+    tracebacks.trim(error)
+    return Ending(
+        rank=rank,
+        host=host,
+        how="raised",
+        code=_code_of(error),
+        time=now,
+        kind=type(error).__name__,
+        error=tracebacks.headline(error),
+        trace=tracebacks.shown(error),
+        whole=whole,
+        consequence=is_consequence(error),
+    )
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Return whether this error or its cause only says that another rank went away or called another collective."""
+    return any(_is_network_error(one) for one in _chain(error))
+
+
+def _code_of(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    return 2 if isinstance(error, AskedError) else 1
+
+
+def _is_network_error(error: BaseException) -> bool:
+    if isinstance(error, (PeerLost, TimedOut, RanksApart)):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    if type(error).__name__ in ("DistBackendError", "DistNetworkError"):
+        return True
+    return says(error, *NETWORK_NOISE)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)

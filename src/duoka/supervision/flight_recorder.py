@@ -1,0 +1,136 @@
+"""Status of scripts that call torch.distributed themselves, from torch's flight recorder.
+
+duoka does not intercept their calls. A thread reads the counts of the default group twice a second; if they did not
+change between two reads, it also reads the last entries, so that ranks that called different collectives some time
+ago can be told where. Other groups of the script are not followed.
+"""
+
+from __future__ import annotations
+
+import _thread  # scripts do not see such a thread, and the interpreter does not join it
+import math
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from duoka.supervision.status_board import RING, Collective, StatusSlot
+from duoka.supervision.tracebacks import OURS
+
+PERIOD = 0.5  # seconds between two reads
+DEFAULT_GROUP = "0"
+SAME_ON_ALL = ("all_reduce", "allreduce", "broadcast")  # dtypes and sizes must be equal; shapes may differ
+
+
+class RecorderFollower:
+    """Writes the counts to `slot` at each call of `look`.
+
+    Creating the default group, in which ranks also wait for each other, is collective 1; the group's own follow.
+
+    is_made: returns whether the default group exists. A script may destroy it later.
+    """
+
+    def __init__(self, slot: StatusSlot, readers: Sequence[RecorderReader], is_made: Callable[[], bool]) -> None:
+        self._slot, self._looks, self._is_made = slot, readers, is_made
+        self._coming: Collective | None = None
+        self._seen_coming = self._made = False
+
+    def begin_group(self, line: str) -> None:
+        """Record that this rank begins to create the default group, at this line of the script."""
+        text = f"init_process_group at {line}"
+        self._coming = self._coming or Collective(1, 1, text, time.monotonic_ns())
+
+    def look(self) -> None:
+        """Write the current counts. A collective that was unfinished at the last call, too, counts as a wait."""
+        self._made = self._made or self._is_made()
+        if not self._made:
+            if self._coming is not None:
+                self._slot.mirror(1, 0, [self._coming] if self._seen_coming else [])
+                self._seen_coming = True
+            return
+        for look in self._looks:
+            if look.read():
+                later = [one._replace(number=one.number + 1) for one in look.recent]
+                self._slot.mirror(look.begun + 1, look.finished + 1, later)
+                return
+        self._slot.mirror(1, 1)
+
+
+def follow_recorder(slot: StatusSlot) -> RecorderFollower:
+    """Start a thread that writes the counts to `slot`."""
+    import torch
+
+    from duoka.private.torch import flight_recorders
+
+    readers = [RecorderReader(tell) for tell in flight_recorders()]
+    follower = RecorderFollower(slot, readers, torch.distributed.is_initialized)
+    _thread.start_new_thread(_follow, (follower,))
+    return follower
+
+
+def _follow(follower: RecorderFollower) -> None:
+    while True:
+        time.sleep(PERIOD)
+        follower.look()
+
+
+class RecorderReader:
+    """One flight recorder, and the last values read.
+
+    begun, finished: numbers of collectives. recent: as for `StatusSlot.mirror`.
+    """
+
+    def __init__(self, tell: Callable[..., bytes]) -> None:
+        self._tell = tell
+        self._counts = (0, 0)
+        self.begun = self.finished = 0
+        self.recent: list[Collective] = []
+
+    def read(self) -> bool:
+        """Read the recorder; return whether there is something to show."""
+        # Safe to unpickle: it comes from this process.
+        status = pickle.loads(self._tell(False, False, True)).get("pg_status", {}).get(DEFAULT_GROUP)
+        if status is None:
+            return False
+        counts = int(status["last_enqueued_collective"]), max(0, int(status["last_completed_collective"]))
+        if counts != self._counts:
+            self._counts, self.recent = counts, []
+            self.begun, self.finished = counts
+        elif not self.recent:
+            entries = _of_default_group(pickle.loads(self._tell(True, True, True)))
+            self.finished = _finished(entries, self.begun)
+            near = (one for one in entries if abs(one["collective_seq_id"] - self.finished) < RING // 2)
+            self.recent = [_collective(one) for one in near]
+        return self.begun > 0
+
+
+def _of_default_group(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    group = int(DEFAULT_GROUP)
+    return [entry for entry in trace.get("entries", ()) if entry["pg_id"] == group and not entry["is_p2p"]]
+
+
+def _finished(entries: Sequence[dict[str, Any]], begun: int) -> int:
+    """Return how many collectives are finished before the first unfinished one."""
+    return min([entry["collective_seq_id"] for entry in entries if not entry["retired"]], default=begun + 1) - 1
+
+
+def _collective(entry: dict[str, Any]) -> Collective:
+    operation = entry["profiling_name"].rpartition(":")[2]
+    shapes = ", ".join(str(tuple(sizes)) for sizes in entry["input_sizes"])
+    since = time.monotonic_ns() - (time.time_ns() - entry["time_created_ns"])
+    what = [operation]
+    if operation in SAME_ON_ALL:
+        what += [*entry["input_dtypes"], *(str(math.prod(size)) for size in entry["input_sizes"])]
+    words = [operation, shapes, *map(str.lower, entry["input_dtypes"])]
+    text = f"{' '.join(filter(None, words))} at {_line(entry.get('frames', ()))}"
+    return Collective(entry["collective_seq_id"], hash(tuple(what)), text, since)
+
+
+def _line(frames: Any) -> str:
+    """Return the innermost line that is neither a library's nor duoka's; `?` if there is none."""
+    for frame in frames:
+        file = frame["filename"]
+        if "site-packages" not in file and "torch/" not in file and not file.startswith((OURS, "<", "??")):
+            return f"{PurePath(file).name}:{frame['line']}"
+    return "?"

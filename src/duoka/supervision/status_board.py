@@ -1,0 +1,267 @@
+"""A status board in shared memory: each rank writes its progress, and the command process reads it.
+
+The command process creates the board before it forks the workers. Each worker writes its own slot when it begins and
+ends a collective, and after each step. There are no locks: a slot has one writer, which writes an entry before the
+number that announces it, and readers check that number again afterwards.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from duoka.errors import RanksApart
+
+RING = 64  # collectives that a slot remembers
+ENTRY = 256  # bytes of one of them: four 64-bit numbers, then the text
+TEXT = ENTRY - 4 * 8
+HEAD = 64  # bytes in front of the entries: collectives begun and finished, steps, checkpoints, time waited
+SLOT_SIZE = HEAD + RING * ENTRY
+
+# Indices of the 64-bit numbers in a slot and in an entry.
+BEGUN, FINISHED, STEPS, STEPPED, SLOWEST, SEEN, SAVED, WAITED = range(8)
+DIGEST, SINCE, LENGTH, NUMBER = 0, 1, 2, 3
+
+AT_END = "the end of the script"  # in place of a line, in the name of a collective there
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Progress of one rank. Several collectives may be unfinished at a time; they end in order.
+
+    begun, finished: numbers of collectives.
+    number: the collective that it is in: the first unfinished one; if there is none, the last.
+    text, since: name of that one, and CLOCK_MONOTONIC at its begin, in seconds.
+    seen: CLOCK_MONOTONIC at which this was true: now, except for slots that are updated by polling.
+    steps, slowest: number of finished steps, and seconds of the slowest; the first, which includes the start, does
+    not
+        count.
+    """
+
+    begun: int
+    finished: int
+    number: int
+    text: str
+    since: float
+    seen: float
+    steps: int
+    slowest: float
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether a collective is unfinished."""
+        return self.begun > self.finished
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveMismatch:
+    """Ranks called different collectives.
+
+    number: of the collective. sides: the ranks of each side and the collective that they called; the smallest side
+    first.
+    """
+
+    number: int
+    sides: tuple[tuple[tuple[int, ...], str], ...]
+
+    @property
+    def at_end(self) -> tuple[int, ...]:
+        """Ranks whose script had ended there."""
+        return next((ranks for ranks, text in self.sides if text.endswith(AT_END)), ())
+
+    def __str__(self) -> str:
+        sides = (f"{name_ranks(list(ranks))} came to {text}" for ranks, text in self.sides)
+        return f"the ranks came to different collectives (number {self.number:,}): " + ", ".join(sides)
+
+
+class Collective(NamedTuple):
+    """One collective of a rank, from torch's flight recorder.
+
+    digest: equal on ranks that agree. since: CLOCK_MONOTONIC in nanoseconds.
+    """
+
+    number: int
+    digest: int
+    text: str
+    since: int
+
+
+class StatusBoard:
+    """The slots of a machine's ranks, in memory shared with processes forked later."""
+
+    def __init__(self, memory: mmap.mmap, ranks: range) -> None:
+        self.ranks = ranks
+        view = memoryview(memory)
+        self._bytes = {rank: view[at * SLOT_SIZE : (at + 1) * SLOT_SIZE] for at, rank in enumerate(ranks)}
+        self._words = {rank: slot.cast("Q") for rank, slot in self._bytes.items()}
+
+    @classmethod
+    def create(cls, count: int, first: int = 0) -> StatusBoard:
+        """Create an empty board for `count` ranks, numbered from `first`."""
+        return cls(mmap.mmap(-1, count * SLOT_SIZE), range(first, first + count))
+
+    def slot(self, rank: int) -> StatusSlot:
+        """Return the slot of `rank`, for its worker to write."""
+        return StatusSlot(self, rank)
+
+    def read(self, rank: int) -> Progress:
+        """Return the progress of `rank`; the text is empty before its first collective."""
+        words = self._words[rank]
+        while True:
+            begun, finished = words[BEGUN], words[FINISHED]
+            seen = (words[SEEN] or time.monotonic_ns()) / 1e9
+            steps, slowest = words[STEPS], words[SLOWEST] / 1e9
+            if begun == 0:
+                return Progress(0, 0, 0, "", 0.0, seen, steps, slowest)
+            number = min(begun, max(finished + 1, begun - RING // 2))  # one that is not about to be overwritten
+            since = words[_entry(number) + SINCE] / 1e9
+            text = self.text(rank, number)
+            if words[BEGUN] < number + RING:  # otherwise it may have been overwritten meanwhile
+                return Progress(begun, min(finished, begun), number, text, since, seen, steps, slowest)
+
+    def saved(self) -> int | None:
+        """Return the step of the newest checkpoint that a rank has written or restored; None without one."""
+        newest = max(words[SAVED] for words in self._words.values())
+        return newest - 1 if newest else None
+
+    def text(self, rank: int, count: int) -> str:
+        """Return the name of collective `count` of `rank`, one of its last `RING`."""
+        entry = _entry(count)
+        length = min(self._words[rank][entry + LENGTH], TEXT)
+        start = (entry + 4) * 8
+        return bytes(self._bytes[rank][start : start + length]).decode(errors="replace")
+
+    def remembers(self, rank: int, count: int) -> bool:
+        """Return whether the board has collective `count` of `rank`."""
+        if rank not in self._words:
+            return False
+        words = self._words[rank]
+        return 0 < count <= words[BEGUN] < count + RING and words[_entry(count) + NUMBER] == count
+
+    def first_mismatch(self) -> CollectiveMismatch | None:
+        """Return the first remembered collective in which ranks differ; None if there is none."""
+        last = max(words[BEGUN] for words in self._words.values())
+        found = (self.mismatch_at(count) for count in range(max(1, last - RING // 2 + 1), last + 1))
+        return next((one for one in found if one is not None), None)
+
+    def mismatch_at(self, count: int) -> CollectiveMismatch | None:
+        """Return how the ranks that began collective `count` differ in it; None if they do not."""
+        came = [rank for rank in self.ranks if self.remembers(rank, count)]
+        entry = _entry(count) + DIGEST
+        by_digest: dict[int, list[int]] = {}
+        for rank in came:
+            by_digest.setdefault(self._words[rank][entry], []).append(rank)
+        if len(by_digest) < 2:
+            return None
+        sides = sorted(by_digest.values(), key=len)
+        return CollectiveMismatch(count, tuple((tuple(ranks), self.text(ranks[0], count)) for ranks in sides))
+
+
+class StatusSlot:
+    """The status of one rank, written by its worker."""
+
+    def __init__(self, board: StatusBoard, rank: int) -> None:
+        self._board, self.rank = board, rank
+        self._words, self._bytes = board._words[rank], board._bytes[rank]
+        self._others = [board._words[other] for other in board.ranks if other != rank]
+        self._begun, self._finished = self._words[BEGUN], self._words[FINISHED]
+
+    def begin_collective(self, digest: int, text: str) -> None:
+        """Record that this rank begins its next collective.
+
+        digest: 63 bits of its operation, shape, dtype and line, equal on ranks that agree.
+        text: the same in words, such as "all_reduce (3,) float32 at train.py:41"; long texts are cut.
+        """
+        begun = self._begun = self._begun + 1
+        entry = 8 + (begun & 63) * 32  # _entry(begun), inlined: this runs for each collective
+        words, said = self._words, text.encode()[:TEXT]
+        start = entry * 8 + 32
+        self._bytes[start : start + len(said)] = said
+        words[entry] = digest & 0x7FFF_FFFF_FFFF_FFFF
+        words[entry + 1] = time.monotonic_ns()
+        words[entry + 2] = len(said)
+        words[entry + 3] = begun
+        words[BEGUN] = begun
+
+    def end_collective(self, waited: int = 0) -> None:
+        """Record that the first unfinished collective is finished, so that the other ranks have begun as many.
+
+        waited: nanoseconds that this rank spent waiting.
+
+        Raises:
+            RanksApart: another rank called another collective at that number.
+        """
+        finished = self._finished = self._finished + 1
+        self._words[FINISHED] = finished
+        self._words[WAITED] += waited
+        entry = 8 + (finished & 63) * 32
+        digest = self._words[entry]
+        for words in self._others:
+            if words[entry] != digest and finished <= words[BEGUN] < finished + RING:
+                self._check(finished)
+
+    def step(self, steps: int) -> None:
+        """Record that step number `steps` is done."""
+        words, now = self._words, time.monotonic_ns()
+        if steps > 1 and now - words[STEPPED] > words[SLOWEST]:
+            words[SLOWEST] = now - words[STEPPED]
+        words[STEPPED] = now
+        words[STEPS] = steps
+
+    @property
+    def steps(self) -> int:
+        """Number of finished steps."""
+        return self._words[STEPS]
+
+    @property
+    def waited(self) -> float:
+        """Seconds that this rank has waited in collectives."""
+        return self._words[WAITED] / 1e9
+
+    def saved(self, step: int) -> None:
+        """Record that a checkpoint of this step is on disk."""
+        self._words[SAVED] = step + 1
+
+    def mirror(self, begun: int, finished: int, recent: Sequence[Collective] = ()) -> None:
+        """Record the counts of torch's flight recorder, for a script that calls torch.distributed itself.
+
+        recent: the last collectives, if the rank waits; without the first unfinished one among them, no wait is
+        recorded.
+        """
+        if all(one.number != finished + 1 for one in recent):
+            begun_shown = finished_shown = begun
+        else:
+            finished_shown, begun_shown = finished, min(begun, finished + RING // 2)
+        for one in recent:
+            if begun_shown - RING < one.number <= begun_shown:
+                self._mirror_one(one)
+        self._words[FINISHED] = finished_shown
+        self._words[BEGUN] = begun_shown
+        self._words[SEEN] = time.monotonic_ns()
+
+    def _mirror_one(self, one: Collective) -> None:
+        entry, said = _entry(one.number), one.text.encode()[:TEXT]
+        self._bytes[(entry + 4) * 8 : (entry + 4) * 8 + len(said)] = said
+        values = one.digest & 0x7FFF_FFFF_FFFF_FFFF, one.since, len(said), one.number
+        for place, value in enumerate(values):
+            self._words[entry + place] = value
+
+    def _check(self, count: int) -> None:
+        difference = self._board.mismatch_at(count)  # reads again: the entry may have been overwritten
+        if difference is not None:
+            raise RanksApart(str(difference))
+
+
+def name_ranks(ranks: list[int]) -> str:
+    """Return `rank 1`, `ranks 0 and 2`, `ranks 0, 1 and 3`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def _entry(count: int) -> int:
+    """Return the index of the first word of the entry of collective `count`."""
+    return (HEAD + (count % RING) * ENTRY) // 8

@@ -1,0 +1,8 @@
+"""The operating system and the terminal.
+
+libc.py           functions of the C library that Python does not offer
+machine_name.py   a unique name of this machine
+time_limit.py     a call with a time limit
+messages.py       lines of duoka's own on standard error
+printable.py      untrusted text without control characters
+"""

@@ -1,0 +1,101 @@
+"""Lines of duoka's own on standard error."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+_INVISIBLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # escape sequences for the cursor and colours
+
+
+def say(text: str) -> None:
+    """Write a line to standard error, if this process has one."""
+    if sys.stderr is not None:
+        print(f"duoka: {text}", file=sys.stderr, flush=True)
+
+
+class Lines:
+    """Within the context, write duoka's lines to standard error only between lines of the script.
+
+    It observes what the script writes to the terminal. While a line such as a progress bar is open, duoka's lines
+    wait.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[str] = []
+        self._open = False
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        self._watched: list[Any] = []
+
+    def __enter__(self) -> Lines:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and stream not in self._watched and _is_where_errors_go(stream):
+                self._watch(stream)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for stream in self._watched:
+            del stream.write
+        if self._waiting and self._open:
+            self._write("\n")
+        self._open = False
+        self._flush()
+
+    def say(self, text: str) -> None:
+        """Write a line now, or when the script's line has ended."""
+        with self._lock:
+            self._waiting.append(f"duoka: {text}\n")
+            self._flush()
+
+    def _watch(self, stream: Any) -> None:
+        write: Callable[[str], int] = stream.write
+
+        def seen(text: str) -> int:
+            written = write(text)
+            with self._lock:
+                self._open = is_open(text, self._open)
+                if self._waiting and not self._open:
+                    stream.flush()
+                    self._flush()
+            return written
+
+        try:
+            stream.write = seen
+        except AttributeError:  # not a stream of Python's
+            return
+        self._watched.append(stream)
+
+    def _flush(self) -> None:
+        if not self._open and self._waiting and os.getpid() == self._process:
+            self._write("".join(self._waiting))
+            self._waiting.clear()
+
+    def _write(self, text: str) -> None:
+        stream = sys.__stderr__
+        with suppress(OSError, ValueError):  # it may be closed, or full
+            if stream is not None:
+                stream.flush()
+                os.write(stream.fileno(), text.encode(errors="replace"))
+
+
+def is_open(text: str, before: bool) -> bool:
+    """Return whether the last line is not ended once `text` is written. before: whether it was open until then."""
+    *ended, last = _INVISIBLE.sub("", text).split("\n")
+    shown = [part for part in last.split("\r") if part]
+    return bool(shown[-1].strip()) if shown else before and not ended
+
+
+def _is_where_errors_go(stream: Any) -> bool:
+    """Return whether this stream writes to the same file as standard error."""
+    streams: tuple[Any, ...] = stream, sys.__stderr__
+    try:
+        one, other = (os.fstat(file.fileno()) for file in streams)
+    except (AttributeError, OSError, ValueError):
+        return False
+    return (one.st_dev, one.st_ino, one.st_rdev) == (other.st_dev, other.st_ino, other.st_rdev)

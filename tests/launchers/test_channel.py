@@ -1,0 +1,218 @@
+"""The commands' talk, with threads in place of machines. Whole runs are in tests/flows/test_machines.py."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from duoka.errors import AskedError, OptionError, TimedOut
+from duoka.launchers import channel as module
+from duoka.launchers.channel import Channel
+from duoka.launchers.hello import Hello
+from duoka.launchers.listening import open_to_all
+from duoka.network.connection import SILENT
+from duoka.network.keys import Key
+from duoka.options import Machines
+
+
+def nobody(text: str) -> None:
+    """Is told for whom a machine waits."""
+
+
+@pytest.fixture
+def place() -> Machines:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return Machines(3, 0, "127.0.0.1", server.getsockname()[1])
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+KEY = Key(b"a secret of the tests")
+
+
+def hello(number: int, count: int = 3) -> Hello:
+    return Hello(f"node{number}", count)
+
+
+def open_channel(machines: Machines, key: Key = KEY) -> Channel:
+    return module.open_channel(machines, key)
+
+
+def each(*calls: Callable[[], Any]) -> list[Any]:
+    """What the calls return or raise, made at the same time."""
+    found: list[Any] = [None] * len(calls)
+
+    def make(at: int) -> None:
+        try:
+            found[at] = calls[at]()
+        except Exception as error:
+            found[at] = error
+
+    threads = [threading.Thread(target=make, args=(at,)) for at in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def meeting(one: Channel, seconds: float = 20.0, **more: Any) -> Callable[[], Any]:
+    return lambda: one.connect(replace(hello(one.number), **more), seconds, nobody)
+
+
+@pytest.fixture
+def talks(place: Machines, closing: ExitStack) -> list[Channel]:
+    """Three machines that have met."""
+    talks = [open_channel(replace(place, number=number)) for number in range(3)]
+    for one in talks:
+        closing.callback(one.close)
+    expected = [hello(number) for number in range(3)]
+    assert each(*map(meeting, talks)) == [expected] * 3
+    return talks
+
+
+def until(talks: list[Channel], condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        for one in talks:
+            one.read()
+
+
+def test_all_hear_everything_in_the_same_order(talks: list[Channel]) -> None:
+    for number in (2, 0, 1):
+        talks[number].send("end", number)
+    talks[1].send("end", "again")
+    until(
+        talks, lambda: all(len(one.messages("end")) == 3 and one.messages("end")[1].value == "again" for one in talks)
+    )
+    assert len({tuple(one.messages("end")) for one in talks}) == 1
+    assert [one.messages("nothing") for one in talks] == [{}, {}, {}]
+    assert {one.address for one in talks} == {"127.0.0.1"}
+
+
+def test_a_machine_that_goes_is_lost_to_all(talks: list[Channel]) -> None:
+    talks[1].send("end", "before")
+    talks[1].close()
+    left = [talks[0], talks[2]]
+    until(left, lambda: all(one.lost for one in left))
+    assert [one.lost for one in left] == [{1: "its command has ended"}] * 2
+    assert [one.messages("end")[1].value for one in left] == ["before"] * 2
+
+
+def test_without_machine_0_nobody_is_heard(talks: list[Channel]) -> None:
+    talks[0].close()
+    until(talks[1:], lambda: all(one.lost for one in talks[1:]))
+    talks[1].send("end", 1)
+    talks[1].read()
+    assert [list(one.lost) for one in talks[1:]] == [[0], [0]]
+    assert talks[1].messages("end") == {}
+
+
+def test_what_no_command_says_ends_its_line(talks: list[Channel]) -> None:
+    for line in talks[0].connections():
+        line.longest = 1000
+    talks[1].connections()[0].socket.sendall(b'["end", 1, 2]\n')  # that nobody has signed
+    talks[2].connections()[0].socket.sendall(b"x" * 2000)
+    until(talks[:1], lambda: len(talks[0].lost) == 2)
+    assert talks[0].lost[1] == "a line has a wrong signature"
+
+
+def test_the_kernels_ask_each_other_whether_they_are_there(talks: list[Channel]) -> None:
+    for one in talks:
+        for line in one.connections():
+            idle, interval, count = (
+                line.socket.getsockopt(socket.IPPROTO_TCP, name)
+                for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert line.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert SILENT - 5 < idle + interval * count <= SILENT
+            assert line.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == SILENT * 1000
+
+
+def test_strangers_and_those_who_go_again_do_not_matter(place: Machines, closing: ExitStack) -> None:
+    host, early, first, second = (open_channel(replace(place, number=number)) for number in (0, 1, 1, 2))
+    for one in (host, early, first, second):
+        closing.callback(one.close)
+
+    def disturb() -> None:
+        time.sleep(0.3)
+        for said in (b"GET / HTTP/1.1\r\n\r\n", b'["hello", 2, {}]\n', b'["hello", "x", 1]\n', b""):
+            with socket.create_connection((place.host, place.port)) as stranger:
+                stranger.sendall(said)
+        with pytest.raises(TimedOut, match="machine 1 waited in vain for machine 0: it did not answer"):
+            early.connect(hello(1), 0.5, nobody)
+        first.connect(hello(1), 20.0, nobody)
+
+    def late() -> Any:
+        time.sleep(1.5)
+        return second.connect(hello(2), 20.0, nobody)
+
+    met, _, met_late = each(meeting(host), disturb, late)
+    assert met == met_late == [hello(number) for number in range(3)]
+
+
+def refused(place: Machines, closing: ExitStack, **other: Any) -> list[Any]:
+    """What a host and two guests come to, of which the first one is refused before the second one comes."""
+    place = replace(place, count=2)
+    host, wrong, right = (open_channel(replace(place, number=number)) for number in (0, 1, 1))
+    for one in (host, wrong, right):
+        closing.callback(one.close)
+
+    def first_wrong() -> Any:
+        with pytest.raises(AskedError) as error:
+            wrong.connect(replace(hello(1, 2), **other), 20.0, nobody)
+        return error.value, None if place.told_by else right.connect(hello(1, 2), 20.0, nobody)
+
+    return each(lambda: host.connect(hello(0, 2), 20.0, nobody), first_wrong)
+
+
+def test_who_was_started_otherwise_is_refused_and_the_others_are_waited_for(
+    place: Machines, closing: ExitStack
+) -> None:
+    both = [hello(0, 2), hello(1, 2)]
+    met, (error, met_right) = refused(place, closing, machines=4)
+    assert str(error) == "--machines is 2 on machine 0 (node0), but 4 on node1"
+    assert met == met_right == both
+    met, (error, _) = refused(place, closing, settings={"--loading": "0123"})
+    assert (met, error.what, error.other) == (both, "--loading", 0)
+
+
+def test_where_only_the_job_has_the_key_the_first_that_differs_ends_it(place: Machines, closing: ExitStack) -> None:
+    host_error, (error, _) = refused(replace(place, told_by="Slurm"), closing, settings={"--loading": "0123"})
+    assert isinstance(host_error, AskedError)
+    assert "--loading" in str(host_error)
+    assert "--loading" in str(error)
+
+
+def test_nobody_comes(place: Machines, closing: ExitStack) -> None:
+    told: list[str] = []
+    host = open_channel(place)
+    closing.callback(host.close)
+    with pytest.raises(TimedOut, match=r"machine 0 waited in vain for machine 1 and machine 2: no connection at "):
+        host.connect(hello(0), 0.1, told.append)
+    assert told[0] == f"waiting for machine 1 and machine 2 at {place.place}"
+    guest = open_channel(replace(place, number=2))
+    closing.callback(guest.close)
+    with pytest.raises(TimedOut, match=r"machine 2 waited in vain for machine 0: .* in 0\.7 s; Connection refused"):
+        guest.connect(hello(2), 0.7, told.append)
+    assert told[-1] == f"waiting for machine 0 at {place.place}: Connection refused"
+
+
+def test_a_port_that_is_taken(closing: ExitStack) -> None:
+    server = closing.enter_context(open_to_all(0))
+    host = open_channel(Machines(2, 0, "localhost", server.getsockname()[1]))
+    closing.callback(host.close)
+    with pytest.raises(OptionError, match="--meet must be at a port that is free on machine 0, but is 'localhost:"):
+        host.connect(hello(0), 1.0, nobody)

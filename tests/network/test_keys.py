@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from duoka.errors import OptionError
+from duoka.network.keys import Key, key_of
+from duoka.options import Machines
+
+TYPED, AT_HOME = Machines(2, 0, "a", 1), Machines(2, 0, "a", 1, told_by="Slurm", home=True, job="7.0")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("DUOKA_KEY", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_what_has_been_signed() -> None:
+    key = Key(b"secret")
+    signature = key.sign(b"ab", b"c")
+    assert key.signed(signature, b"ab", b"c")
+    assert not key.signed(signature, b"a", b"bc")
+    assert not key.signed(None, b"ab", b"c")
+    assert not Key(b"other").signed(signature, b"ab", b"c")
+    assert key.derived("a") != key.derived("b") != key
+    assert Key().derived("a") == Key()
+
+
+def test_where_a_key_comes_from(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert key_of(TYPED, None) == Key()
+    monkeypatch.setenv("DUOKA_KEY", "a secret of the tests")
+    given = key_of(TYPED, None)
+    assert given.is_given
+    assert key_of(AT_HOME, None) != given  # another job
+    (home / "file").write_text("a secret of the tests\n")
+    (home / "file").chmod(0o600)
+    monkeypatch.setenv("DUOKA_KEY", "what is not asked for")
+    assert key_of(TYPED, home / "file") == given
+
+
+def test_the_key_at_home_is_made_once_by_whoever_comes_first(home: Path) -> None:
+    found = list[Key]()
+    threads = [threading.Thread(target=lambda: found.append(key_of(AT_HOME, None))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(set(found)) == 1
+    assert os.listdir(home / "duoka") == ["key"]
+
+
+@pytest.mark.parametrize(("mode", "content"), [(0o640, "a secret of the tests"), (0o600, "short"), (0o604, "x" * 32)])
+def test_a_key_that_cannot_be_used(mode: int, content: str, home: Path) -> None:
+    (home / "file").write_text(content)
+    (home / "file").chmod(mode)
+    with pytest.raises(OptionError, match=r"chmod 600|openssl rand"):
+        key_of(TYPED, home / "file")
+    with pytest.raises(OptionError, match="a file that can be read"):
+        key_of(TYPED, home / "none")
+
+
+def test_no_home_to_write_into(home: Path) -> None:
+    (home / "duoka").write_text("in the way")
+    with pytest.raises(OptionError, match="or set DUOKA_KEY"):
+        key_of(AT_HOME, None)
