@@ -46,7 +46,7 @@ def test_a_connection_that_broke_with_a_loader_worker_is_told_as_its_death(flow:
     source = """
         import os, signal, torch
         from torch.utils.data import DataLoader
-        batches = iter(DataLoader(torch.ones(64, 2), batch_size=4, num_workers=1))
+        batches = iter(DataLoader(torch.ones(64, 2), 4, num_workers=1, multiprocessing_context="fork"))
         (worker,) = getattr(batches, "_batches", batches)._workers
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # the handler is late
         os.kill(worker.pid, signal.SIGKILL)
@@ -65,7 +65,7 @@ def test_a_loader_worker_that_dies_while_a_temporary_file_is_made_leaves_none(fl
         import os, signal, tempfile, torch
         from torch.utils.data import DataLoader
         folder = tempfile.mkdtemp(dir=os.getcwd())
-        batches = iter(DataLoader(torch.ones(64, 2), batch_size=4, num_workers=1))
+        batches = iter(DataLoader(torch.ones(64, 2), 4, num_workers=1, multiprocessing_context="fork"))
         (worker,) = getattr(batches, "_batches", batches)._workers
         make = os.open
 

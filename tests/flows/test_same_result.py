@@ -42,11 +42,19 @@ def assert_same_lines(expected: str, actual: str) -> None:
         assert math.isclose(float(one), float(other), rel_tol=1e-5, abs_tol=last_place), f"{one} != {other}"
 
 
-def assert_same_weights(expected: Path, actual: Path) -> None:
+def assert_same_weights(expected: Path, actual: Path, *, each: bool = True) -> None:
+    """The same but for rounding: each weight, or (each=False) each tensor as a whole, by its norm.
+
+    Adam makes a step of any gradient, so it amplifies the rounding of a few that are next to nothing.
+    """
     before, after = (tree_leaves(torch.load(path)) for path in (expected, actual))
     assert len(before) == len(after) > 0
     for one, other in zip(before, after, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5 * float(one.abs().max()))
+        if each or not one.is_floating_point():
+            torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5 * float(one.abs().max()))
+        else:
+            assert one.shape == other.shape
+            assert float((other - one).norm()) <= 1e-5 * float(one.norm())
 
 
 OFTEN = ("classify", "regress")

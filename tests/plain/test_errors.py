@@ -79,7 +79,8 @@ SCRIPT = """
             optimizer.step()
             fail("loop")
 
-    train()
+    if __name__ == "__main__":
+        train()
 """
 
 RAISED = {

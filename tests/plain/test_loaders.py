@@ -46,9 +46,10 @@ def test_a_worker_init_function_of_the_script_s_own(flow: Flow) -> None:
         def init(worker):
             get_worker_info().dataset.tensors = (torch.arange(8.0) * 10,)
 
-        torch.manual_seed(0)
-        for (x,) in DataLoader(TensorDataset(torch.arange(8.0)), 4, num_workers=1, worker_init_fn=init):
-            print(x.tolist())
+        if __name__ == "__main__":
+            torch.manual_seed(0)
+            for (x,) in DataLoader(TensorDataset(torch.arange(8.0)), 4, num_workers=1, worker_init_fn=init):
+                print(x.tolist())
         """
     as_python(flow, source)
 
@@ -72,7 +73,8 @@ def test_datasets_that_remember_are_read_whole(flow: Flow) -> None:
         class Samples(Dataset):
             def __init__(self, kind):
                 self.kind, self.read, self.transform = kind, 0, Noise()
-                self.rngs = {"numpy": np.random.RandomState(3), "torch": torch.Generator().manual_seed(4)}
+                rng = torch.Generator().manual_seed(4) if kind == "torch" else np.random.RandomState(3)
+                self.rngs = {kind: rng}
 
             def __len__(self):
                 return 16
@@ -94,12 +96,13 @@ def test_datasets_that_remember_are_read_whole(flow: Flow) -> None:
                     return x + count
                 return x + outside.random()
 
-        torch.manual_seed(0)
-        for kind in ("counter", "transform", "numpy", "torch", "count", "outside"):
-            for workers in (0, 1) if kind == "numpy" else (0,):
-                for x in DataLoader(Subset(Samples(kind), range(15)), 4, shuffle=True, num_workers=workers):
-                    print(kind, x.tolist())
-        print(count, outside.random())
+        if __name__ == "__main__":
+            torch.manual_seed(0)
+            for kind in ("counter", "transform", "numpy", "torch", "count", "outside"):
+                for workers in (0, 1) if kind == "numpy" else (0,):
+                    for x in DataLoader(Subset(Samples(kind), range(15)), 4, shuffle=True, num_workers=workers):
+                        print(kind, x.tolist())
+            print(count, outside.random())
         """
     as_python(flow, source)
 

@@ -6,8 +6,12 @@ from tests.plain.said import as_python
 
 def test_torchscript_finds_the_names_of_its_caller_and_torch_s_own_functions(flow: Flow) -> None:
     source = """
+        import warnings
+
         import torch
         from torch.nn import functional as F
+
+        warnings.simplefilter("ignore")  # of TorchScript, with Python 3.14
 
         def main():
             def helper(x: torch.Tensor) -> torch.Tensor:

@@ -445,7 +445,7 @@ def test_a_scripted_module_is_computed_whole() -> None:
     def run(model: Any, x: Tensor) -> Any:
         return plainly(model, x.mean(1)), model[1].running_mean
 
-    with pytest.warns(DeprecationWarning, match="torch.jit"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit"):
         assert check(build, run, [normal(6, 4, 6)]) == [["whole"]] * 2
 
 

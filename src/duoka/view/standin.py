@@ -6,6 +6,7 @@ It is no hook either: scripts list hooks. A copy of the module has its own, by c
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -25,7 +26,7 @@ class StandIn:
     @property
     def original(self) -> Any:
         """The forward pass that this one stands for."""
-        return self.before or type(self.module).forward.__get__(self.module)
+        return self.before or partial(type(self.module).forward, self.module)  # which Dynamo of torch 2.10 traces
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -74,13 +74,21 @@ def _names(folder: Path) -> set[str]:
 
 
 def _held() -> set[str]:
-    """The names of the files in /dev/shm that some process has open or mapped."""
+    """The names of the files in /dev/shm that some process has open or mapped, whatever it calls them.
+
+    A semaphore's maker has it under the name at which glibc made it, before it was moved to its own.
+    """
     held = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{pid}/maps") as file:
-            held |= {line.rpartition("/dev/shm/")[2].strip() for line in file if "/dev/shm/" in line}
+            held |= {int(line.split()[4]) for line in file if "/dev/shm/" in line}
         with suppress(OSError):
             for name in os.listdir(f"/proc/{pid}/fd"):
                 with suppress(OSError):
-                    held.add(os.readlink(f"/proc/{pid}/fd/{name}").removeprefix("/dev/shm/"))
-    return held
+                    held.add(os.stat(f"/proc/{pid}/fd/{name}").st_ino)
+    found = set()
+    for name in _names(SHARED_MEMORY):
+        with suppress(OSError):
+            if os.stat(SHARED_MEMORY / name).st_ino in held:
+                found.add(name)
+    return found

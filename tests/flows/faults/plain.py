@@ -40,7 +40,8 @@ injector.strike(-1)
 torch.manual_seed(0)
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-loader = torch.utils.data.DataLoader(Data(), batch_size=6, num_workers=LOADER_WORKERS)
+how = {"multiprocessing_context": "fork"} if LOADER_WORKERS else {}  # RANK is theirs, too
+loader = torch.utils.data.DataLoader(Data(), batch_size=6, num_workers=LOADER_WORKERS, **how)
 for step, (x, y) in enumerate(loader):
     if injector.is_due(step, "break"):
         break
