@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -128,6 +129,8 @@ def run_worker(plan: Plan, arguments: WorkerArguments, wire: socket.socket, stac
     environment.keep_freed_memory()
     info = _rank_info(plan, arguments, _port(wire))
     _share_socket_directory(shared.temporary)
+    # Python 3.12 warns of any threads; those of gloo and of duoka are not the script's, and allow a fork.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
     loader_deaths.delay_errors_in_tempfile()
     loader_deaths.hide_lost_rank_errors()
 

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -33,11 +34,12 @@ class Chance:
     """One process's source. Processes that it forks have sources of their own, told apart by where they were forked.
 
     entropy: a number that all ranks were given. key: of the run.
-    reach: connects to the store that they share; None where this is the
-    only rank. by_itself: whether what runs now, this rank does without the others.
+    reach: connects to the store that they share (holder=: the worker that has it open, for a process that has not
+    inherited it); None where this is the only rank.
+    by_itself: whether what runs now, this rank does without the others.
     """
 
-    def __init__(self, entropy: int, reach: Callable[[], Store] | None = None, key: Key | None = None) -> None:
+    def __init__(self, entropy: int, reach: Callable[..., Store] | None = None, key: Key | None = None) -> None:
         self._run_key = key or Key()
         self.entropy, self._scope = entropy, f"{entropy:x}"
         self._reach = reach
@@ -64,6 +66,16 @@ class Chance:
         key = self._key("settle")
         found: bytes = self._connected().compare_set(f"chance/{key}", "", sign_object(value, self._run_key).hex())
         return verify_object(bytes.fromhex(found.decode()), self._run_key)
+
+    def started_anew(self) -> Callable[[str], Chance] | None:
+        """What makes the source of a process that begins without this one's memory; pickle knows it.
+
+        It is given what tells the process from others that begin here. None: that process draws by itself.
+        """
+        if self.by_itself():
+            return None
+        reach = self._reach and partial(self._reach, holder=os.getpid())
+        return partial(_of_new_process, self.entropy, reach, self._run_key, self._key("process"))
 
     def _key(self, what: str) -> str:
         """What tells this asking from all others of the run."""
@@ -92,6 +104,12 @@ class Chance:
             self.by_itself = lambda: True
         else:
             self._scope = scope
+
+
+def _of_new_process(entropy: int, reach: Callable[..., Store] | None, key: Key, scope: str, name: str) -> Chance:
+    chance = Chance(entropy, reach, key)
+    chance._scope = f"{scope}/{name}"
+    return chance
 
 
 def _asking(frame: FrameType | None) -> str:

@@ -18,6 +18,7 @@ import torch
 
 from duoka.plain.builtin import Methods
 from duoka.plain.chance import Chance
+from duoka.plain.patching import Patches
 from duoka.plain.session import Session
 from duoka.private.python import SYSTEMS_BYTES
 
@@ -37,6 +38,19 @@ def install(session: Session) -> None:
     torch.manual_seed(session.ranks.broadcast_object(torch.initial_seed(), 0))
     np.random.seed(list(chance.shared(16)))
     random.seed(chance.shared(16))
+    own = _intercept(chance, patches)
+
+    def begin() -> None:
+        for space, name, value in own:
+            setattr(space, name, value)
+        if not chance.by_itself():
+            random.seed(chance.shared(16))  # Python has just asked the system
+
+    os.register_at_fork(after_in_child=begin)
+
+
+def _intercept(chance: Chance, patches: Patches) -> list[tuple[Any, str, Any]]:
+    """What has been put where."""
     before = len(patches.made())
     for space, name in BYTES:
         if hasattr(space, name):
@@ -49,15 +63,22 @@ def install(session: Session) -> None:
     patches.put(np.random, "RandomState", _random_state(chance))
     methods = Methods(torch.Generator)
     patches.put(methods, "seed", _torch_seed(methods.seed, chance))
-    own = patches.made()[before:]
+    return patches.made()[before:]
 
-    def begin() -> None:
-        for space, name, value in own:
-            setattr(space, name, value)
-        if not chance.by_itself():
-            random.seed(chance.shared(16))  # Python has just asked the system
 
-    os.register_at_fork(after_in_child=begin)
+class DrawingAlike:
+    """A loader's `worker_init_fn`, for workers that are not forked: theirs are the same on every rank, too.
+
+    init: the script's own, called afterwards.
+    """
+
+    def __init__(self, source: Callable[[str], Chance], init: Callable[[int], None] | None) -> None:
+        self._source, self._init = source, init
+
+    def __call__(self, worker: int) -> None:
+        _intercept(self._source(str(worker)), Patches())
+        if self._init is not None:
+            self._init(worker)
 
 
 def _bytes(original: Callable[..., bytes], chance: Chance) -> Callable[..., bytes]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +12,7 @@ from weakref import WeakKeyDictionary
 from torch.utils.data import DataLoader
 
 from duoka.data.shared import Reader, SharedIterator, can_share
+from duoka.plain.entropy import DrawingAlike
 from duoka.plain.session import Session
 from duoka.private.torch import GET_ITERATOR
 
@@ -27,8 +30,10 @@ def install(session: Session) -> None:
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def get_iterator(self: DataLoader[Any]) -> Any:
-            if isinstance(self.dataset, Reader) or not can_share(self, session.plan.loading):
+            if isinstance(self.dataset, Reader):
                 return original(self)
+            if not can_share(self, session.plan.loading):
+                return original(_drawing_alike(self, session))
             reader = readers.get(self)
             if reader is None:
                 ranks, loading = session.ranks, session.plan.loading
@@ -47,3 +52,14 @@ def install(session: Session) -> None:
         return get_iterator
 
     session.patches.replace(*GET_ITERATOR, make)
+
+
+def _drawing_alike(loader: DataLoader[Any], session: Session) -> DataLoader[Any]:
+    """The loader, read whole on each rank: workers that are not forked, as from Python 3.14 on, draw alike, too."""
+    context = loader.multiprocessing_context or multiprocessing
+    source = session.chance.started_anew() if session.patches.active else None
+    if not loader.num_workers or context.get_start_method() == "fork" or source is None:
+        return loader
+    alike = copy.copy(loader)
+    alike.worker_init_fn = DrawingAlike(source, loader.worker_init_fn)
+    return alike
