@@ -98,7 +98,7 @@ def test_a_whole_number() -> None:
     assert whole_number("12", "--threads") == 12
 
 
-NODES = Machines(2, 1, "node1", 20_000, told_by="Slurm")
+NODES = Machines(2, 1, "node1", 20_000, engine="Slurm")
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_no_machines(typed: tuple[str | None, str | None, str | None], said: str
 
 
 def test_what_is_typed_must_be_what_an_engine_tells() -> None:
-    told = Machines(4, 1, "node1", 29500, told_by="Slurm")
+    told = Machines(4, 1, "node1", 29500, engine="Slurm")
     assert which_machines("4", None, None, lambda count: told) is told
     with pytest.raises(
-        OptionError, match="--machines must be 4, as Slurm tells, but is '2'; --machines 1 makes each"
+        OptionError, match="--machines must be 4, as set by Slurm, but is '2'; --machines 1 makes each"
     ):
         which_machines("2", None, None, lambda count: told)
 

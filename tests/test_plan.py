@@ -328,5 +328,5 @@ def test_machines_are_shown(plan: Any) -> None:
     assert "machine     1 of 2, meeting at node1:29500" in shown
     assert "device      local rank 1: CPU" in shown
     assert any(line.startswith("output      of rank 0 at machine 0, of the others in") for line in shown)
-    told = plan(PLAIN, machines=Machines(2, 0, "node1", 29500, told_by="Slurm"))
-    assert "machine 0 of 2, meeting at node1:29500 (told by Slurm)" in header(told)
+    told = plan(PLAIN, machines=Machines(2, 0, "node1", 29500, engine="Slurm"))
+    assert "machine 0 of 2, meeting at node1:29500 (set by Slurm)" in header(told)

@@ -1,4 +1,4 @@
-"""What was asked for, before anything is decided."""
+"""Requested settings, before anything is decided."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What to run: a script's path, or with `is_module` a module's dotted name."""
+    """The script to run: its path, or with `is_module` a module's dotted name."""
 
     name: str
     args: tuple[str, ...] = ()
@@ -45,28 +45,27 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """The machines that compute one run: a command is started on each, and this is one of them.
+    """The machines of one run, of which this is one: a command is started on each.
 
-    An engine may start a command for each rank instead (`each`); what is said of a machine then holds for a rank.
+    An engine may start a command for each rank instead (`each`); then "machine" means rank in these fields.
 
-    count: how many. number: of this one, from 0. host, port: where machine 0 is found by the others.
-    told_by: the engine that said all this, where nobody typed it.
-    workers, names: of each machine; empty until they have met, and where there is only one. hosts: the real machine
-        that each is on, by a name that no other has.
-    local_rank, here: of a command for a rank: its number among the commands of its real machine; 0: nobody says.
-    store: whether at host and port there is a store of torch's, in which rank 0 says where it listens.
-    job: what tells the engine's job, and this start of it, from all others. home: whether its machines have the
-        user's home directory in common. how: the words that start one command on each machine.
+    count: number of machines. number: of this one, from 0. host, port: where machine 0 listens.
+    engine: the launcher whose variables set all this; empty if the user typed it.
+    workers, names: number of workers and host name of each machine; empty before they have connected, and for one
+    machine. hosts: the real machine of each, by a unique name. local_rank, here: of a command for a rank: its number
+    among the commands of its real machine, and theirs; 0: unknown. store: host and port are those of a torch store,
+    in which rank 0 publishes where it listens. job: a text that names the engine's job and this start of it. home:
+    its machines share the user's home directory. how: a command that starts one command on each machine.
 
     Raises:
-        OptionError: there is no such machine.
+        OptionError: the count or the number is out of range.
     """
 
     count: int = 1
     number: int = 0
     host: str = ""
     port: int = 0
-    told_by: str = ""
+    engine: str = ""
     workers: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -87,18 +86,19 @@ class Machines:
 
     @property
     def place(self) -> str:
-        """Where they meet, as it is typed."""
+        """The value of `--meet`."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def first_rank(self) -> int:
-        """Of this machine's workers: ranks are numbered machine by machine."""
+        """Rank of this machine's first worker: ranks are numbered machine by machine."""
         return sum(self.workers[: self.number])
 
     def beside(self, workers: int) -> tuple[int, int, int, int]:
-        """Once they have met: the local rank of this command's first worker, and how many its real machine has.
+        """Return the place of this command's workers on its real machine, once the machines have connected.
 
-        Then the number of the real machine, and how many there are. workers: of this command.
+        workers: of this command. Returns the local rank of the first one, the number of workers of the real machine,
+        its number, and the number of real machines.
         """
         if self.each == "machine":
             return 0, workers, self.number, self.count
@@ -107,16 +107,16 @@ class Machines:
         return local, self.hosts.count(mine), order.index(mine), len(order)
 
     def of(self, rank: int) -> int:
-        """The number of the machine on which a rank is."""
+        """Return the number of the machine that has a rank."""
         ends = (sum(self.workers[: number + 1]) for number in range(len(self.workers)))
         return next((number for number, end in enumerate(ends) if rank < end), self.number)
 
     def called(self, number: int) -> str:
-        """`machine 1 (node2)`, or `rank 1 (node2)`."""
+        """Return `machine 1 (node2)`, or `rank 1 (node2)`."""
         return f"{self.each} {number}" + (f" ({self.names[number]})" if self.names else "")
 
     def where(self, number: int) -> str:
-        """`machine 1 (node2)`, or where each is a rank `node2`: where a rank is that has been named."""
+        """Return `machine 1 (node2)`, or where each is a rank only `node2`."""
         return self.called(number) if self.each == "machine" or not self.names else self.names[number]
 
 
@@ -125,19 +125,19 @@ ONE_MACHINE = Machines()
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked for, as typed: `plan.decide` turns it into a `Plan`.
+    """Requested settings as typed: `plan.decide` turns them into a `Plan`.
 
     `devices` and `strategy` have a grammar and a table of their own, and are checked there.
 
-    shares: of each batch, with the strategy exact; None leaves it to the plan.
-    threads: per worker; None leaves it to the plan. timeout: seconds that a collective may wait.
+    shares: of each batch, with the strategy exact; None: the plan decides.
+    threads: per worker; None: the plan decides. timeout: seconds that a collective may wait.
     step_timeout: the same after the first step; None: a multiple of the slowest step so far.
-    restarts: how often the workers may be started again after a fault.
-    machines: those that compute together. key_file: where their key is.
+    restarts: number of restarts allowed after faults.
+    machines: those of the run. key_file: the file of their key.
     row_independent: functions without a rule that compute each row by itself.
 
     Raises:
-        OptionError: an option has a value that it does not take.
+        OptionError: an option has a value that is not allowed.
     """
 
     target: Target
@@ -180,7 +180,7 @@ class Options:
 
 
 def one_of(option: str, given: str, allowed: Iterable[str]) -> None:
-    """Check a value against the words that an option takes, and suggest the nearest.
+    """Check a value against the words that an option allows, and suggest the nearest.
 
     Raises:
         OptionError: `given` is none of `allowed`.
@@ -205,10 +205,10 @@ def check_names(option: str, names: Iterable[str]) -> None:
 
 
 def check_shares(count: object, option: str = "--shares") -> None:
-    """See that batches can be cut into so many shares.
+    """Check a number of shares.
 
     Raises:
-        OptionError: they cannot.
+        OptionError: it is not a power of two, or too large.
     """
     if not isinstance(count, int) or not 1 <= count <= MOST_SHARES or count & (count - 1):
         hint = "sums are added in pairs, and pairs of pairs"
@@ -216,10 +216,10 @@ def check_shares(count: object, option: str = "--shares") -> None:
 
 
 def shares_for(ranks: int, asked: int | None, option: str = "--shares") -> int:
-    """Into how many shares the strategy exact cuts each batch.
+    """Return the number of shares into which the strategy exact cuts each batch. asked: `--shares`, or None.
 
     Raises:
-        OptionError: it cannot be computed by so many ranks.
+        OptionError: so many ranks cannot compute so many shares.
     """
     if ranks & (ranks - 1):
         hint = "1, 2, 4, 8, ... each add up a whole part of the tree of shares"
@@ -232,12 +232,12 @@ def shares_for(ranks: int, asked: int | None, option: str = "--shares") -> int:
 def which_machines(
     count: str | None, number: str | None, meet: str | None, tell: Callable[[int | None], Machines | None]
 ) -> Machines:
-    """What `--machines`, `--machine` and `--meet` ask for.
+    """Return the machines requested by `--machines`, `--machine` and `--meet`.
 
-    tell: given `--machines`, what the engine tells that has started this process; asked where nothing else is typed.
+    tell: returns the machines set by an engine, given `--machines`; called if nothing else was typed.
 
     Raises:
-        OptionError: one of them has a value that it does not take, or is missing.
+        OptionError: one of them has a value that is not allowed, or is missing.
     """
     if count is None and (number is not None or meet is not None):
         raise OptionError("--machines", MISSING, "given with --machine and --meet", "it is how many there are")
@@ -247,8 +247,8 @@ def which_machines(
         if told is not None and typed in (None, told.count):
             return told
         if told is not None:
-            hint = f"--machines 1 makes each a run of its own, and without --machines {told.told_by} is asked"
-            raise OptionError("--machines", count, f"{told.count}, as {told.told_by} tells", hint)
+            hint = f"--machines 1 makes each a run of its own; without --machines {told.engine} sets the number"
+            raise OptionError("--machines", count, f"{told.count}, as set by {told.engine}", hint)
     if count is None:
         return ONE_MACHINE
     many = Machines(whole_number(count, "--machines"))
@@ -273,7 +273,7 @@ def _host_and_port(meet: str) -> tuple[str, int]:
 
 
 def whole_number(text: str, option: str) -> int:
-    """The number that `--threads`, `--restarts`, `--shares`, `--machines` or `--machine` asks for.
+    """Read the value of `--threads`, `--restarts`, `--shares`, `--machines` or `--machine`.
 
     Raises:
         OptionError: it is not a whole number.
@@ -284,7 +284,7 @@ def whole_number(text: str, option: str) -> int:
 
 
 def waiting(wait: str | float) -> float:
-    """The seconds to wait for devices, as Python is given them: a number, or words as of a duration.
+    """Return the seconds to wait for devices, given as a number or as text.
 
     Raises:
         OptionError: it is not a duration.
@@ -293,7 +293,7 @@ def waiting(wait: str | float) -> float:
 
 
 def seconds(text: str, option: str = "--timeout") -> float:
-    """The seconds that a duration means: `90`, `90s`, `1.5m`, `10m` or `1h`. `option` is whose it is.
+    """Return the seconds of a duration: `90`, `90s`, `1.5m`, `10m` or `1h`. option: named in the error.
 
     Raises:
         OptionError: it is not a duration.

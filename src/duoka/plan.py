@@ -1,6 +1,6 @@
-"""What was decided: frozen and printable.
+"""Decided settings: frozen and printable.
 
-`decide` turns what was asked for into a `Plan`; `header` and `details` put a plan into words.
+`decide` makes a `Plan` from requested settings; `header` and `details` describe a plan.
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ _ASKED_IN_SCRIPTS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run will do on this machine. One device for each worker: local rank r computes on `devices[r]`.
+    """Settings of a run on this machine. One device for each worker: local rank r computes on `devices[r]`.
 
-    Only a script with ranks of its own (`self_launching`) is run once, and all devices are for it.
+    A script that starts its own ranks (`self_launching`) is run once, with all devices.
     """
 
     target: Target
     kind: Kind
-    kind_reason: str  # the line that told, for example "train.py:12 reads RANK"; "" for a plain script
+    kind_reason: str  # for example "train.py:12 reads RANK"; "" for a plain script
     kind_can_be_either: bool  # and --kind did not choose
     devices: tuple[Device, ...]
-    strategy: str  # "" for a script that is left alone
+    strategy: str  # "" for a script with its own torch.distributed
     batch_norm: BatchNorm
     randomness: Randomness
     loading: Loading
-    threads: int | None  # per worker; None: left to torch
+    threads: int | None  # per worker; None: torch decides
     timeout: float  # seconds that a collective may wait
     step_timeout: float | None  # the same after the first step; None: a multiple of the slowest step so far
     log_dir: Path | None
     verbosity: Verbosity
-    restarts: int = 0  # how often the workers may be started again after a fault
+    restarts: int = 0  # restarts allowed after faults
     shares: int = 0  # of each batch, with the strategy exact
-    notes: tuple[str, ...] = ()  # what was respected or ignored on the way, to be shown
-    local_rank_flag: str | None = None  # --local_rank or --local-rank, where the script parses it
+    notes: tuple[str, ...] = ()  # printed lines on variables and options respected or ignored
+    local_rank_flag: str | None = None  # --local_rank or --local-rank, if the script parses it
     self_launching: bool = False
     machines: Machines = ONE_MACHINE
     key_file: Path | None = None
@@ -79,49 +79,49 @@ class Plan:
 
     @property
     def workers(self) -> int:
-        """How many this machine has."""
+        """Number of workers of this machine."""
         return 1 if self.self_launching else len(self.devices)
 
     @property
     def world_size(self) -> int:
-        """How many workers all machines have, when they have met."""
+        """Number of workers of all machines, once these have connected."""
         return sum(self.machines.workers) or self.workers
 
     @property
     def ranks(self) -> range:
-        """Of this machine's workers."""
+        """Ranks of this machine's workers."""
         first = self.machines.first_rank
         return range(first, first + self.workers)
 
     @property
     def is_for_one(self) -> bool:
-        """Whether one worker is all there is."""
+        """Return whether the run has one worker."""
         return self.workers == 1 and self.machines.count == 1
 
 
 def decide(options: Options, inventory: Inventory, visible: str | None, omp_threads: str | None) -> Plan:
-    """Decide what a run will do. Reads the script, and starts nothing.
+    """Decide the settings of a run. Reads the script, and starts nothing.
 
     Args:
-        options: what was asked for.
-        inventory: what this machine has.
-        visible: CUDA_VISIBLE_DEVICES as it is set, or None.
-        omp_threads: OMP_NUM_THREADS as it is set, or None.
+        options: requested settings.
+        inventory: devices of this machine.
+        visible: CUDA_VISIBLE_DEVICES, or None.
+        omp_threads: OMP_NUM_THREADS, or None.
 
     Raises:
-        DeviceError: a device is not there, or may not be used.
-        OptionError: an option has a value that it does not take, alone or together with the others.
-        ScriptError: the script is not there, or cannot be read.
+        DeviceError: a device does not exist, or may not be used.
+        OptionError: an option has a value that is not allowed, alone or together with the others.
+        ScriptError: the script does not exist or cannot be read.
     """
     one_of("--strategy", options.strategy, STRATEGIES)
     request = spec.parse(options.devices)
-    told = script.read(options.target)
+    script_info = script.read(options.target)
     chosen = choose(request, inventory, visible)
     machines = options.machines
     if machines.each == "rank":
         chosen = _own(chosen, request, machines, visible)
-    kind, reason = _kind(options, told, max(len(chosen.devices), machines.count))
-    alone = told.self_launching and kind is Kind.DISTRIBUTED
+    kind, reason = _kind(options, script_info, max(len(chosen.devices), machines.count))
+    alone = script_info.self_launching and kind is Kind.DISTRIBUTED
     if alone and machines.count > 1:
         hint = f"the script makes its ranks itself ({reason}): start it on each machine as it wants to be started"
         raise OptionError("--machines", machines.count, f"1 for {options.target.name}", hint)
@@ -133,7 +133,7 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
         target=options.target,
         kind=kind,
         kind_reason=reason,
-        kind_can_be_either=told.can_be_either and options.kind == "auto",
+        kind_can_be_either=script_info.can_be_either and options.kind == "auto",
         devices=chosen.devices,
         strategy=strategy,
         batch_norm=options.batch_norm,
@@ -147,7 +147,7 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
         restarts=options.restarts,
         shares=_shares(strategy, workers, options.shares, machines),
         notes=chosen.notes + strategy_notes + thread_notes,
-        local_rank_flag=told.local_rank_flag,
+        local_rank_flag=script_info.local_rank_flag,
         self_launching=alone,
         machines=machines,
         key_file=options.key_file,
@@ -156,31 +156,31 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
 
 
 def _own(chosen: Choice, request: spec.Request, machines: Machines, visible: str | None) -> Choice:
-    """The device of a command that is a single rank: the one of its number among those of its machine.
+    """Return the device of a command that is one rank: that with its number among the commands of its machine.
 
-    An engine that gives each process a device of its own shows it no other.
+    An engine may make only one device visible to each process.
 
     Raises:
-        OptionError: there is none, or it cannot be told.
+        OptionError: there is no such device, or its number is unknown.
     """
     rank, here, devices = machines.local_rank, machines.here, chosen.devices
     if request.pick:
-        hint = f"{machines.told_by} has started a process for each rank, and each would pick by itself"
+        hint = f"{machines.engine} has started a process for each rank, and each would pick on its own"
         raise OptionError("--devices", str(request), "numbers", hint)
     if len(devices) == 1 and (devices[0].type == "cpu" or visible is not None or here == 1):
         return chosen
     if rank >= len(devices) or (here not in (0, len(devices)) and str(request) != "auto"):
         ranks = f"{here or f'more than {rank}'} ranks"
-        hint = f"{machines.told_by} has started a process for each rank"
+        hint = f"{machines.engine} has started a process for each rank"
         raise OptionError("--devices", f"{len(devices)} for {ranks} of this machine", "one for each", hint)
     return replace(chosen, devices=devices[rank : rank + 1])
 
 
 def joined(plan: Plan, workers: tuple[int, ...], names: tuple[str, ...], hosts: tuple[str, ...] = ()) -> Plan:
-    """The plan when the machines have met. workers, names, hosts: of each.
+    """Return the plan completed with the workers, host names and real machines of each machine.
 
     Raises:
-        OptionError: so many ranks cannot compute with the strategy exact.
+        OptionError: the strategy exact does not allow so many ranks.
     """
     machines = replace(plan.machines, workers=workers, names=names, hosts=hosts)
     return replace(plan, machines=machines, shares=_shares(plan.strategy, sum(workers), plan.shares or None))
@@ -193,11 +193,11 @@ def decide_function(
     visible: str | None,
     omp_threads: str | None,
 ) -> Plan:
-    """The plan of a function that is run in place of a script. Takes what `decide` takes, and its name.
+    """Decide the settings of `duoka.launch`. name: of the function; else as for `decide`.
 
     Raises:
-        DeviceError: a device is not there, or may not be used.
-        OptionError: an option has a value that it does not take.
+        DeviceError: a device does not exist, or may not be used.
+        OptionError: an option has a value that is not allowed.
     """
     chosen = choose(spec.parse(options.devices), inventory, visible)
     workers = len(chosen.devices)
@@ -221,13 +221,13 @@ def decide_function(
     )
 
 
-def _kind(options: Options, told: Script, devices: int) -> tuple[Kind, str]:
-    """The kind to run a script as. One that can be either has one device to itself as under `python`."""
+def _kind(options: Options, script_info: Script, devices: int) -> tuple[Kind, str]:
+    """Return the kind of a script and the reason. One that can be either is plain on one device."""
     if options.kind != "auto":
         return Kind(options.kind), "--kind says so"
-    if told.can_be_either and devices == 1:
-        return Kind.PLAIN, told.reason
-    return told.kind, told.reason
+    if script_info.can_be_either and devices == 1:
+        return Kind.PLAIN, script_info.reason
+    return script_info.kind, script_info.reason
 
 
 def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[str, ...]]:
@@ -257,7 +257,7 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
 
 
 def _shares(strategy: str, ranks: int, asked: int | None, machines: Machines = ONE_MACHINE) -> int:
-    """Of each batch; with several machines, whose workers are not known yet, it is what was asked for."""
+    """Return the number of shares of each batch; for several machines, not yet connected, the requested one."""
     if strategy != "exact":
         return 0
     return shares_for(ranks, asked) if machines.count == 1 else asked or 0
@@ -266,9 +266,9 @@ def _shares(strategy: str, ranks: int, asked: int | None, machines: Machines = O
 def _threads(
     asked: int | None, workers: int, cores: int, omp: str | None, exact: bool = False
 ) -> tuple[int | None, tuple[str, ...]]:
-    """Threads for each worker: what was asked for, else OMP_NUM_THREADS, else an equal part of the cores.
+    """Return the threads of each worker: the requested number, else OMP_NUM_THREADS, else an equal part of the cores.
 
-    exact: the same on any number of workers, as sums within an operation depend on it.
+    exact: the same for any number of workers, as sums within an operation depend on it.
     """
     if asked is not None or (workers == 1 and not exact):
         return asked, ()
@@ -278,7 +278,7 @@ def _threads(
 
 
 def header(plan: Plan) -> str:
-    """What was decided, in one to three lines, and a line for each note."""
+    """Describe a plan in one to three lines, and a line for each note."""
     how = _left_alone(plan) if plan.kind is Kind.DISTRIBUTED else f"{_how(plan)}, {_script(plan)}"
     lines = [f"{_devices(plan)}, {how}"]
     if plan.machines.count > 1:
@@ -291,8 +291,8 @@ def header(plan: Plan) -> str:
 
 
 def _machine(machines: Machines) -> str:
-    """`machine 1 of 2, meeting at node1:29500`."""
-    told = f" (told by {machines.told_by})" if machines.told_by else ""
+    """Return `machine 1 of 2, meeting at node1:29500`."""
+    told = f" (set by {machines.engine})" if machines.engine else ""
     return f"{machines.each} {machines.number} of {machines.count}, meeting at {machines.place}{told}"
 
 
@@ -347,7 +347,7 @@ def _group(name: str, members: Iterable[Device]) -> str:
 
 
 def details(plan: Plan) -> str:
-    """The whole plan in words, as `--dry-run` prints it."""
+    """Describe a plan in full, for `--dry-run`."""
     target = plan.target
     rows = [("run", shlex.join([*["-m"] * target.is_module, target.name, *target.args]))]
     if plan.kind is not Kind.DISTRIBUTED:

@@ -226,7 +226,7 @@ def test_srun_tells_of_the_machines(capsys: pytest.CaptureFixture[str], monkeypa
     assert "--devices must be one for each, but is '3 for 8 ranks of this machine'" in capsys.readouterr().err
     monkeypatch.setenv("SLURM_STEP_NUM_NODES", "17")
     assert main([*words, "train.py"]) == 2
-    assert "the number of processes that Slurm tells must be at least one for each machine" in capsys.readouterr().err
+    assert "the number of processes set by Slurm must be at least one for each machine" in capsys.readouterr().err
 
 
 class Begun(BaseException):

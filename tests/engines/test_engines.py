@@ -128,7 +128,7 @@ TRAIN_JOB = {
 def test_who_tells_what(variables: dict[str, Any], engine: str, each: str, number: str, place: str) -> None:
     machines = told(**variables)
     assert machines is not None
-    assert (machines.told_by, machines.each) == (engine, each)
+    assert (machines.engine, machines.each) == (engine, each)
     found = f"{machines.number} of {machines.count}, local {machines.local_rank} of {machines.here}"
     assert found.startswith(number)
     assert machines.place.startswith(place)
@@ -160,8 +160,8 @@ def test_each_may_be_a_run_of_its_own() -> None:
     [
         ({"RANK": 1, "WORLD_SIZE": 2}, "LOCAL_RANK must be set where RANK and WORLD_SIZE is, but is missing"),
         ({"WORLD_SIZE": 4}, "RANK and LOCAL_RANK must be set where WORLD_SIZE is, but is missing"),
-        (TORCHRUN | {"RANK": 4}, "the rank that torchrun tells must be from 0 to 3, but is 4"),
-        (TORCHRUN | {"LOCAL_RANK": 2}, "the local rank that torchrun tells must be one of those of its machine"),
+        (TORCHRUN | {"RANK": 4}, "the rank set by torchrun must be from 0 to 3, but is 4"),
+        (TORCHRUN | {"LOCAL_RANK": 2}, "the local rank set by torchrun must be one of those of its machine"),
         (TORCHRUN | {"GROUP_WORLD_SIZE": 5}, "must be at least one for each machine, but is '4 on 5 machines'"),
         (
             OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": 1, "OMPI_COMM_WORLD_LOCAL_RANK": 0},

@@ -57,7 +57,7 @@ def test_pods_are_one_run(kind: str, tmp_path: Path) -> None:
     env = surroundings(SAME_HASHES)
     alone = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert [out for out, _ in said] == [alone.stdout, ""]
-    assert "(told by Kubernetes)" in said[0][1]
+    assert "(set by Kubernetes)" in said[0][1]
 
 
 def pod(name: str, words: list[str], env: Mapping[str, str], folder: Path) -> subprocess.Popen[str]:

@@ -28,7 +28,7 @@ def test_srun_starts_one_run(tasks: list[str], slurm: Cluster, tmp_path: Path) -
     (tmp_path / "losses.txt").unlink()
     found = slurm.run("srun", "--nodes", "2", *tasks, "duoka", "run", "train.py", cwd=tmp_path)
     assert found.stdout == alone
-    assert "(told by Slurm)" in found.stderr
+    assert "(set by Slurm)" in found.stderr
     assert "no key" not in found.stderr
 
 

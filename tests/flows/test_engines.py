@@ -49,7 +49,7 @@ def test_a_plain_script_prints_and_saves_what_one_device_does(flow: Flow) -> Non
     first, second = run(flow, script)
     assert (first.ok().stdout, second.ok().stdout, second.stderr) == (alone, "", "")
     assert "duoka: rank 0 of 2, meeting at 127.0.0.1:" in first.stderr
-    assert "(told by torchrun)\n" in first.stderr
+    assert "(set by torchrun)\n" in first.stderr
     found = torch.load(flow.folder / "net.pt")
     assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
     key = flow.folder / "settings/duoka/key"

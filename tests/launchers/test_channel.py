@@ -173,7 +173,7 @@ def refused(place: Machines, closing: ExitStack, **other: Any) -> list[Any]:
     def first_wrong() -> Any:
         with pytest.raises(AskedError) as error:
             wrong.connect(replace(hello(1, 2), **other), 20.0, nobody)
-        return error.value, None if place.told_by else right.connect(hello(1, 2), 20.0, nobody)
+        return error.value, None if place.engine else right.connect(hello(1, 2), 20.0, nobody)
 
     return each(lambda: host.connect(hello(0, 2), 20.0, nobody), first_wrong)
 
@@ -190,7 +190,7 @@ def test_who_was_started_otherwise_is_refused_and_the_others_are_waited_for(
 
 
 def test_where_only_the_job_has_the_key_the_first_that_differs_ends_it(place: Machines, closing: ExitStack) -> None:
-    host_error, (error, _) = refused(replace(place, told_by="Slurm"), closing, settings={"--loading": "0123"})
+    host_error, (error, _) = refused(replace(place, engine="Slurm"), closing, settings={"--loading": "0123"})
     assert isinstance(host_error, AskedError)
     assert "--loading" in str(host_error)
     assert "--loading" in str(error)

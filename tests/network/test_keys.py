@@ -10,7 +10,7 @@ from duoka.errors import OptionError
 from duoka.network.keys import Key, key_of
 from duoka.options import Machines
 
-TYPED, AT_HOME = Machines(2, 0, "a", 1), Machines(2, 0, "a", 1, told_by="Slurm", home=True, job="7.0")
+TYPED, AT_HOME = Machines(2, 0, "a", 1), Machines(2, 0, "a", 1, engine="Slurm", home=True, job="7.0")
 
 
 @pytest.fixture(autouse=True)

@@ -61,7 +61,7 @@ def test_who_started_it(
     [
         ({"RANK": 1, "WORLD_SIZE": 2}, "LOCAL_RANK must be set"),
         ({"RANK": 1}, "WORLD_SIZE and LOCAL_RANK must be set where RANK is"),
-        ({"RANK": 4, "WORLD_SIZE": 4, "LOCAL_RANK": 0}, "the rank that torchrun tells must be from 0 to 3, but is 4"),
+        ({"RANK": 4, "WORLD_SIZE": 4, "LOCAL_RANK": 0}, "the rank set by torchrun must be from 0 to 3, but is 4"),
     ],
 )
 def test_surroundings_that_contradict_themselves(
@@ -110,17 +110,17 @@ def test_a_port_that_is_taken() -> None:
 def test_nobody_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(TimedOut, match=f"rank 1 found nobody at 127.0.0.1:{port}"):
+    with pytest.raises(TimedOut, match=f"rank 1 waited in vain for rank 0 at 127.0.0.1:{port}"):
         tcp_store(1, "127.0.0.1", port, 1.0, is_master=False)
 
 
 def test_a_rank_that_does_not_come() -> None:
     from torch.distributed import HashStore
 
-    from duoka.origins.communication import meet
+    from duoka.origins.communication import connect
 
     with pytest.raises(TimedOut, match=r"rank 1 of 2 did not come in 0\.2 s"):
-        meet(HashStore(), 0, 2, 0.2)
+        connect(HashStore(), 0, 2, 0.2)
 
 
 def met() -> dict[int, Any]:
@@ -128,14 +128,18 @@ def met() -> dict[int, Any]:
     import torch
     from torch.distributed import HashStore
 
-    from duoka.origins.communication import Communication, meet
+    from duoka.origins.communication import Communication, connect
 
     store, found = HashStore(), {}
 
     def rank(number: int) -> None:
-        meeting: Communication = meet(store, number, 2, 20.0)
-        ranks = meeting.collectives(number, 2, 20.0, 0)
-        found[number] = meeting.here, meeting.exchange is not None, ranks.all_reduce(torch.ones(2) + number).tolist()
+        communication: Communication = connect(store, number, 2, 20.0)
+        ranks = communication.collectives(number, 2, 20.0, 0)
+        found[number] = (
+            communication.here,
+            communication.exchange is not None,
+            ranks.all_reduce(torch.ones(2) + number).tolist(),
+        )
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
     for thread in threads:

@@ -244,7 +244,7 @@ def run(
 
 def _run(opts: Options, limit: float) -> int:
     """Allocate the devices, waiting for them if requested, and run the script on them."""
-    if torchrun.found() is not None:  # which leaves its processes running if it is killed
+    if torchrun.find() is not None:  # torchrun leaves its processes running if it is killed
         libc.die_with(os.getppid())
     if opts.machines.count > 1 and environment.hash_seed_is_random():
         environment.fix_hash_seed()

@@ -1,13 +1,13 @@
-"""The engines that start processes on many machines, and what each tells a process: one file for each.
+"""What job launchers tell the processes that they start: one file for each.
 
-torchrun     RANK, LOCAL_RANK, WORLD_SIZE; also what sets the same, as Ray Train
+torchrun     RANK, LOCAL_RANK, WORLD_SIZE; also launchers that set the same, as Ray Train
 mpi          mpirun, mpiexec
 slurm        srun
 lsf          jsrun
 kubernetes   an Indexed Job, a JobSet, Kubeflow
 
-Whatever started it, a command is then a part of one run: number `rank` of `count` (`Part`), and it stands for its
-machine or for a single rank. Without this each of N commands would run the whole training, and write the same files.
+A command started by one is task number `rank` of `count` of one run (`Task`), and runs its machine's workers or a
+single rank. Otherwise each of N commands would run the whole training, and write the same files.
 """
 
 from __future__ import annotations
@@ -16,82 +16,82 @@ from collections.abc import Callable
 
 from duoka import environment
 from duoka.engines import kubernetes, lsf, mpi, slurm, torchrun
-from duoka.engines.part import Local, Part
+from duoka.engines.task import LocalRank, Task
 from duoka.errors import MISSING, OptionError
 from duoka.options import ONE_MACHINE, Machines
 
-__all__ = ["Local", "Part", "found", "machines", "refuse_copies"]
+__all__ = ["LocalRank", "Task", "find", "machines", "refuse_copies"]
 
-# In this order: srun may start mpirun, and that torchrun, whose word is then the later one.
-ENGINES: tuple[Callable[[], Part | None], ...] = (
-    torchrun.found,
+# In this order: srun may start mpirun, and that torchrun; the innermost one's variables count.
+ENGINES: tuple[Callable[[], Task | None], ...] = (
+    torchrun.find,
     mpi.open_mpi,
     mpi.hydra,
-    lsf.found,
-    slurm.found,
+    lsf.find,
+    slurm.find,
     kubernetes.kubeflow,
 )
 
 
-def found() -> Part | None:
-    """What an engine tells this process; None where none has started it.
+def find() -> Task | None:
+    """Return the task that this process is, from the environment variables of its launcher; None if it has none.
 
     Raises:
-        OptionError: what it tells makes no sense.
+        OptionError: the variables contradict each other.
     """
-    part = next((part for engine in ENGINES if (part := engine()) is not None), None)
-    if part is None:
+    task = next((task for engine in ENGINES if (task := engine()) is not None), None)
+    if task is None:
         _check_rest()
-    return part
+    return task
 
 
 def machines(typed: int | None) -> Machines | None:
-    """What an engine tells the command `duoka run` of the others of its run; None where there are no others.
+    """Return the machines of the run, from variables set by the launcher of `duoka run`; None if it set none.
 
-    typed: `--machines`, if it was given: 1 makes the command a run of its own, whoever started it.
+    typed: `--machines`, if given: 1 makes each command a run of its own.
 
     Raises:
-        OptionError: what it tells makes no sense; or it does not say where to meet.
+        OptionError: the variables contradict each other, or do not say where rank 0 is.
     """
     if typed == 1:
         return ONE_MACHINE
-    part = found() or kubernetes.indexed_job(typed)
-    if part is None or part.count == 1:
+    task = find() or kubernetes.indexed_job(typed)
+    if task is None or task.count == 1:
         return None
-    if not part.host or not part.port:
-        hint = f"{part.engine} does not say where rank 0 is; for example: mpirun -x MASTER_ADDR=node1 duoka run"
-        raise OptionError("MASTER_ADDR and MASTER_PORT", MISSING, f"set for {part.count} processes", hint)
-    local = part.local or Local(0)
+    if not task.host or not task.port:
+        hint = f"{task.engine} does not say where rank 0 is; for example: mpirun -x MASTER_ADDR=node1 duoka run"
+        raise OptionError("MASTER_ADDR and MASTER_PORT", MISSING, f"set for {task.count} processes", hint)
+    local = task.local or LocalRank(0)
     return Machines(
-        part.count,
-        part.rank,
-        part.host,
-        part.port,
-        told_by=part.engine,
-        each=part.each,
+        task.count,
+        task.rank,
+        task.host,
+        task.port,
+        engine=task.engine,
+        each=task.each,
         local_rank=local.rank,
         here=local.count or 0,
-        store=part.store,
-        job=f"{part.job} {part.attempt}",
-        home=part.home,
-        how=part.how,
+        store=task.store,
+        job=f"{task.job} {task.attempt}",
+        home=task.home,
+        how=task.how,
     )
 
 
 def refuse_copies(command: str) -> None:
-    """See that no engine has started several of a command that is for one machine: each would do all of it.
+    """Check that a command for one machine was started only once: each copy would do all of its work.
 
     Raises:
-        OptionError: one has.
+        OptionError: a launcher has started several.
     """
-    part = found()
-    if part is not None and part.count > 1:
+    task = find()
+    if task is not None and task.count > 1:
         hint = "start it once: as with srun --ntasks 1, or without the engine"
-        raise OptionError(command, f"one of {part.count} that {part.engine} has started", "started once", hint)
+        raise OptionError(command, f"one of {task.count} that {task.engine} has started", "started once", hint)
 
 
 def _check_rest() -> None:
-    """Of variables that only make sense together some are set: somebody meant a rank, and each would be a run."""
+    """Raise an error if only some rank variables are set: each process would be a run of its own."""
     rank, count = environment.number("RANK"), environment.number("WORLD_SIZE")
     if environment.is_duokas_own(environment.variable("TORCHELASTIC_RUN_ID")) or (not rank and count in (None, 1)):
         return

@@ -1,4 +1,4 @@
-"""Kubernetes: pods of an Indexed Job or a JobSet, and what Kubeflow sets in its own. A pod is a machine."""
+"""Kubernetes: pods of an Indexed Job, a JobSet or Kubeflow. A pod is a machine."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import re
 import socket
 
 from duoka import environment
-from duoka.engines.part import DEFAULT_PORT, Part
+from duoka.engines.task import DEFAULT_PORT, Task
 from duoka.errors import MISSING, OptionError
 
 HOW = "a pod with the command duoka run train.py"
 
 
-def kubeflow() -> Part | None:
-    """What Kubeflow tells: PET_* of its trainer, or RANK and WORLD_SIZE of a PyTorchJob, which count pods.
+def kubeflow() -> Task | None:
+    """Read Kubeflow's variables: PET_* of its trainer, or RANK and WORLD_SIZE of a PyTorchJob, which count pods.
 
     Raises:
-        OptionError: the number of pods may change, which only torchrun takes part in.
+        OptionError: the number of pods may change, which needs torchrun.
     """
     nodes, rank = environment.variable("PET_NNODES"), environment.number("PET_NODE_RANK")
     if nodes is not None and not nodes.isdecimal():
-        hint = "torchrun -m duoka run train.py takes part in it; a fixed number of replicas needs no torchrun"
+        hint = "torchrun -m duoka run train.py takes task in it; a fixed number of replicas needs no torchrun"
         raise OptionError("PET_NNODES", nodes, "one number", hint)
     if nodes is not None and rank is not None:
         port = environment.number("PET_MASTER_PORT") or DEFAULT_PORT
         place = environment.variable("PET_MASTER_ADDR"), port
-        return _part(rank, int(nodes), place if place[0] else environment.master(port))
+        return _task(rank, int(nodes), place if place[0] else environment.master(port))
     rank, count = environment.number("RANK"), environment.number("WORLD_SIZE")
     if environment.variable("KUBERNETES_SERVICE_HOST") is None or rank is None or count is None:
         return None
-    return _part(rank, count, environment.master(DEFAULT_PORT))
+    return _task(rank, count, environment.master(DEFAULT_PORT))
 
 
-def indexed_job(count: int | None) -> Part | None:
-    """What a pod of an Indexed Job is told, with the number of pods that somebody typed: nobody tells it a pod.
+def indexed_job(count: int | None) -> Task | None:
+    """Read the variables of an Indexed Job's pod. count: `--machines`, the number of pods, which no variable holds.
 
     Raises:
-        OptionError: nobody typed it; or the pods have no names.
+        OptionError: `--machines` was not given; or the pods have no host names.
     """
     index = environment.number("JOB_COMPLETION_INDEX")
     if index is None or count == 1:
@@ -45,11 +45,11 @@ def indexed_job(count: int | None) -> Part | None:
         hint = "--machines 4 makes 4 pods one run; --machines 1 makes each pod a run of its own"
         raise OptionError("--machines", MISSING, "given in a pod of an Indexed Job", hint)
     host, port = environment.master(DEFAULT_PORT) or (_first_pod(), DEFAULT_PORT)
-    return _part(index, count, (host, port))
+    return _task(index, count, (host, port))
 
 
 def _first_pod() -> str:
-    """The first pod's name: this one's with the index 0, under the headless service that both belong to."""
+    """Return the first pod's host name: this pod's with index 0, under their headless service."""
     name = socket.getfqdn()
     match = re.match(r"([^.]*-)\d+(?=\.|$)", name)
     if match is None or "." not in name:
@@ -58,6 +58,6 @@ def _first_pod() -> str:
     return f"{match[1]}0{name[match.end() :]}"
 
 
-def _part(rank: int, count: int, place: tuple[str | None, int] | None) -> Part:
+def _task(rank: int, count: int, place: tuple[str | None, int] | None) -> Task:
     host, port = place or ("", 0)
-    return Part("Kubernetes", rank, count, None, count, host or "", port, how=HOW)
+    return Task("Kubernetes", rank, count, None, count, host or "", port, how=HOW)

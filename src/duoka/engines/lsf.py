@@ -1,4 +1,4 @@
-"""LSF: what jsrun tells a task of its resource sets."""
+"""LSF: variables that jsrun sets for its tasks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from duoka import environment
-from duoka.engines.part import Local, Part
+from duoka.engines.task import LocalRank, Task
 
 NAME = "LSF"
 HOW = "jsrun --rs_per_host 1 duoka run train.py"
 
 
-def found() -> Part | None:
-    """What jsrun tells; None where it has not started this process."""
+def find() -> Task | None:
+    """Return jsrun's task; None if jsrun has not started this process."""
     rank, count = environment.number("JSM_NAMESPACE_RANK"), environment.number("JSM_NAMESPACE_SIZE")
     if rank is None or count is None:
         return None
@@ -24,12 +24,12 @@ def found() -> Part | None:
     port = environment.port_of(zlib.crc32(job.encode()))
     hosts = _hosts()
     place = environment.master(port) or (hosts[0] if hosts else "", port)
-    local = None if local_rank is None else Local(local_rank, here)
-    return Part(NAME, rank, count, local, len(hosts) or None, *place, job=job, home=True, how=HOW)
+    local = None if local_rank is None else LocalRank(local_rank, here)
+    return Task(NAME, rank, count, local, len(hosts) or None, *place, job=job, home=True, how=HOW)
 
 
 def _hosts() -> list[str]:
-    """The job's hosts, in the order of ranks. The first line of the file is the one where the batch script runs."""
+    """Return the job's hosts, in the order of ranks. The file's first line is the host of the batch script."""
     path = environment.variable("LSB_DJOB_RANKFILE")
     with suppress(OSError):
         if path is not None:

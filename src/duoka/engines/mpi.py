@@ -1,4 +1,4 @@
-"""MPI: mpirun or mpiexec of Open MPI; and of MPICH and Intel MPI, whose starter is called Hydra."""
+"""MPI: mpirun or mpiexec of Open MPI; and of MPICH and Intel MPI, whose launcher is Hydra."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ import zlib
 from pathlib import Path
 
 from duoka import environment
-from duoka.engines.part import Local, Part
+from duoka.engines.task import LocalRank, Task
 
 HOW = "mpirun --map-by ppr:1:node duoka run train.py"
 HYDRAS_HOW = "mpiexec -ppn 1 duoka run train.py"
 STARTERS = frozenset({"hydra_pmi_proxy", "mpiexec", "mpiexec.hydra", "mpirun", "orted", "prted", "prterun"})
 
 
-def open_mpi() -> Part | None:
-    """What Open MPI tells; None where it has not started this process."""
+def open_mpi() -> Task | None:
+    """Return Open MPI's task; None if it has not started this process."""
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     rank, count, local_rank, here = (environment.number(f"OMPI_COMM_WORLD_{name}") for name in names)
     if rank is None or count is None:
         return None
     machines = environment.number("OMPI_MCA_orte_num_nodes")
     job = environment.variable("PMIX_NAMESPACE") or environment.variable("OMPI_MCA_ess_base_jobid")
-    local = None if local_rank is None else Local(local_rank, here)
-    return _part("Open MPI", rank, count, local, machines if machines != 1 or here == count else None, job, HOW)
+    local = None if local_rank is None else LocalRank(local_rank, here)
+    return _task("Open MPI", rank, count, local, machines if machines != 1 or here == count else None, job, HOW)
 
 
-def hydra() -> Part | None:
-    """What Hydra tells; None where it has not started this process. srun, too, sets PMI_RANK for it to tell."""
+def hydra() -> Task | None:
+    """Return Hydra's task; None if it has not started this process. srun also sets PMI_RANK, for Hydra."""
     rank, count = environment.number("PMI_RANK"), environment.number("PMI_SIZE")
     of_slurm = environment.number("SLURM_PROCID"), environment.number("SLURM_STEP_NUM_TASKS")
     if rank is None or count is None or of_slurm == (rank, count):
         return None
     local_rank, here = environment.number("MPI_LOCALRANKID"), environment.number("MPI_LOCALNRANKS")
-    local = Local(rank, count) if local_rank is None else Local(local_rank, here)
-    return _part("MPI", rank, count, local, None, environment.variable("PMI_ID"), HYDRAS_HOW)
+    local = LocalRank(rank, count) if local_rank is None else LocalRank(local_rank, here)
+    return _task("MPI", rank, count, local, None, environment.variable("PMI_ID"), HYDRAS_HOW)
 
 
-def _part(
-    engine: str, rank: int, count: int, local: Local | None, machines: int | None, job: str | None, how: str
-) -> Part:
-    """MPI does not say where rank 0 is, unless all are on one machine: then a port of the job's own is enough."""
+def _task(
+    engine: str, rank: int, count: int, local: LocalRank | None, machines: int | None, job: str | None, how: str
+) -> Task:
+    """Create a task. MPI does not name rank 0's host; if all tasks are on one machine, a port suffices."""
     all_here = local is None or local.count in (None, count)
     if job is None and all_here:
         job = _starter()
@@ -49,11 +49,11 @@ def _part(
     if place is None and port is not None and all_here:
         place = (environment.LOOPBACK, port)
     host, port = place or ("", 0)
-    return Part(engine, rank, count, local, machines, host, port, job=job or "", home=True, how=how)
+    return Task(engine, rank, count, local, machines, host, port, job=job or "", home=True, how=how)
 
 
 def _starter() -> str | None:
-    """The process of MPI's that started all ranks of this machine: the nearest above this one."""
+    """Return the nearest ancestor that is a launcher of MPI, which started all tasks of this machine."""
     pid = os.getppid()
     while pid > 1:
         try:

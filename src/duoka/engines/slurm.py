@@ -1,38 +1,37 @@
-"""Slurm: what srun tells a task of the job step that it belongs to."""
+"""Slurm: variables that srun sets for the tasks of a job step."""
 
 from __future__ import annotations
 
 import re
 
 from duoka import environment
-from duoka.engines.part import Local, Part
+from duoka.engines.task import LocalRank, Task
 from duoka.errors import OptionError
 
 NAME = "Slurm"
 HOW = "srun --ntasks-per-node 1 duoka run train.py"
 
 
-def found() -> Part | None:
-    """What srun tells; None outside of a job step.
+def find() -> Task | None:
+    """Return srun's task; None outside of a job step.
 
-    Only a step has tasks that know of each other: in `salloc`, and in a batch script without srun, the same job
-    variables are set, but the process is alone.
+    In `salloc`, and in a batch script without srun, the job's variables are set, but the process is the only one.
 
     Raises:
-        OptionError: Slurm does not say on which machine the first task is.
+        OptionError: the variables do not name the first task's machine.
     """
     tasks, rank = environment.number("SLURM_STEP_NUM_TASKS"), environment.number("SLURM_PROCID")
     if environment.number("SLURM_STEP_ID") is None or tasks is None or rank is None:
         return None
     machines = environment.number("SLURM_STEP_NUM_NODES") or environment.number("SLURM_NNODES") or 1
     local_rank, here = environment.number("SLURM_LOCALID"), _here()
-    local = None if local_rank is None else Local(local_rank, here if here is None or here > local_rank else None)
+    local = None if local_rank is None else LocalRank(local_rank, here if here is None or here > local_rank else None)
     host, port = _place() if tasks > 1 else ("", 0)
-    return Part(NAME, rank, tasks, local, machines, host, port, job=_job(), home=True, how=HOW)
+    return Task(NAME, rank, tasks, local, machines, host, port, job=_job(), home=True, how=HOW)
 
 
 def idle_machines() -> int:
-    """How many machines of a batch script's own allocation a command leaves idle that srun has not started."""
+    """Return how many machines of a batch script's allocation a command does not use, as srun did not start it."""
     if environment.number("SLURM_JOB_ID") is None or environment.number("SLURM_STEP_ID") is not None:
         return 0
     return max(0, (environment.number("SLURM_JOB_NUM_NODES") or environment.number("SLURM_NNODES") or 1) - 1)
@@ -44,7 +43,7 @@ def _job() -> str:
 
 
 def _here() -> int | None:
-    """How many tasks this machine has, from Slurm's short form for all machines: `2(x3),1`."""
+    """Return the number of tasks on this machine, from Slurm's short form for all machines: `2(x3),1`."""
     every = environment.variable("SLURM_STEP_TASKS_PER_NODE")
     if every is None:
         return None
@@ -56,7 +55,7 @@ def _here() -> int | None:
 
 
 def _place() -> tuple[str, int]:
-    """Where all tasks of the step can meet: a name of the first one's machine, and a port."""
+    """Return an address for all tasks of the step: the first task's machine and a port."""
     job, step = environment.number("SLURM_JOB_ID") or 0, environment.number("SLURM_STEP_ID") or 0
     port = environment.port_of(job * 16 + step)
     nodes = environment.variable("SLURM_STEP_NODELIST") or environment.variable("SLURM_JOB_NODELIST")
@@ -64,10 +63,10 @@ def _place() -> tuple[str, int]:
 
 
 def first_node(nodes: str) -> str:
-    """The first name in Slurm's short form of a list: `gpu[003-005,9],cpu1` begins with `gpu003`.
+    """Return the first name in Slurm's short form of a node list: `gpu003` for `gpu[003-005,9],cpu1`.
 
     Raises:
-        OptionError: there is no name in it.
+        OptionError: the text is no such list.
     """
     match = re.match(r"([^\[,\s]+)(?:\[(\d+)[^\]]*\]([^\[,\s]*))?", nodes)
     if match is None:

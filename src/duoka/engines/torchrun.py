@@ -1,27 +1,27 @@
-"""torchrun, and whatever sets all its variables, as Ray Train does."""
+"""torchrun, and launchers that set all of its variables, such as Ray Train."""
 
 from __future__ import annotations
 
 from duoka import environment
-from duoka.engines.part import Local, Part
+from duoka.engines.task import LocalRank, Task
 
 NAME = "torchrun"
 HOW = "torchrun --nnodes 2 --nproc-per-node 1 -m duoka run train.py"
 
 
-def found() -> Part | None:
-    """What torchrun tells; None where it has not started this process, or it is duoka that has set its variables."""
+def find() -> Task | None:
+    """Return torchrun's task; None if it has not started this process, or the variables are duoka's own."""
     rank, count, local_rank = map(environment.number, ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     run = environment.variable("TORCHELASTIC_RUN_ID")
     if rank is None or count is None or local_rank is None or environment.is_duokas_own(run):
         return None
     machines = environment.number("GROUP_WORLD_SIZE")
     host, port = environment.master() or ("", 0)
-    return Part(
+    return Task(
         NAME,
         rank,
         count,
-        Local(local_rank, environment.number("LOCAL_WORLD_SIZE")),
+        LocalRank(local_rank, environment.number("LOCAL_WORLD_SIZE")),
         machines,
         host,
         port,

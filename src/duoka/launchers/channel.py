@@ -242,7 +242,7 @@ class HostChannel(Channel):
         who = f"{self.machines.each} {number} ({hello.name})"
         self._last_refusal = f"; {who} connected and was refused: {refusal}"
         self._drop_pending(pending)
-        if self.machines.told_by and self.key.is_given:  # only this job has its key: no other machine will connect
+        if self.machines.engine and self.key.is_given:  # only this job has its key: no other machine will connect
             raise refusal
 
     def _drop_if_closed(self, connection: Connection, met: dict[int, Hello]) -> None:

@@ -111,7 +111,7 @@ def _start(plan: Plan, call: Callable[[], Any]) -> list[Any]:
 def _check(function: Any) -> None:
     if not callable(function):
         raise OptionError("duoka.launch", function, "given a function", "the function itself, without calling it")
-    part = engines.found()
+    part = engines.find()
     if this_process().origin is not None or (part is not None and part.count > 1):
         hint = "start this script with python, or call duoka.start() and leave the launching to its launcher"
         raise OptionError("duoka.launch", "called in one of its workers", "called outside of them", hint)

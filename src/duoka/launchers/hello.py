@@ -77,18 +77,18 @@ def find_refusal(number: int, hello: Hello, met: Mapping[int, Hello], machines: 
     for what in {**mine.settings, **hello.settings}:
         if mine.settings.get(what) != hello.settings.get(what):
             return SettingsDiffer(what, number, f"{each} 0 ({mine.name}) and {each} {number} ({hello.name})")
-    return _device_conflict(number, hello, met, machines) if machines.told_by else None
+    return _device_conflict(number, hello, met, machines) if machines.engine else None
 
 
 def _device_conflict(number: int, hello: Hello, met: Mapping[int, Hello], machines: Machines) -> AskedError | None:
     """Return an error if two commands that an engine started would use the same devices; None otherwise."""
     lines = f"{machines.how} starts one for each machine; --machines 1 makes each a run of its own"
     for other, one in met.items():
-        beside = f"process {other} and process {number} of {machines.told_by}"
+        beside = f"process {other} and process {number} of {machines.engine}"
         if one.each != hello.each:
             each = f"one on {one.name}, but several on {hello.name}"
             return AskedError(
-                f"{machines.told_by} must start as many processes on each machine, but has {each}; {lines}"
+                f"{machines.engine} must start as many processes on each machine, but has {each}; {lines}"
             )
         if one.host == hello.host and one.each == "machine":
             return AskedError(f"{beside} must be on different machines, but are both on {hello.name}; {lines}")

@@ -1,9 +1,9 @@
-"""How this process was started, and so which rank it is: one file for each way.
+"""Find out how this process was started, and so its rank: one file for each way.
 
-forked     by `duoka run` or `duoka.launch`, which hand over everything themselves
+forked     by `duoka run` or `duoka.launch`, which set everything
 grouped    torch.distributed is initialized already, by Ray Train or by the script
 started    by an engine: torchrun, mpirun, srun, jsrun, Kubernetes (`duoka.engines`)
-alone      by nobody: `python train.py`
+single     as one process: `python train.py`
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ ORIGINS: tuple[type[Origin], ...] = (Grouped, Started, SingleProcess)
 
 
 def find() -> Origin:
-    """What the surroundings of this process tell.
+    """Return the origin of this process, from its environment.
 
     Raises:
-        OptionError: they contradict themselves.
+        OptionError: environment variables contradict each other.
     """
     return next(origin for kind in ORIGINS if (origin := kind.found()) is not None)

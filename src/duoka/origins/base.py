@@ -1,4 +1,4 @@
-"""What every way of starting a process answers."""
+"""The base class of all ways to start a process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from duoka.errors import OptionError, TimedOut
 from duoka.network import rendezvous
-from duoka.origins.communication import Communication, meet
+from duoka.origins.communication import Communication, connect
 
 
 @dataclass(frozen=True)
 class Origin(ABC):
-    """One rank among `world_size`. local_rank: its number on its own machine."""
+    """One rank among `world_size`. local_rank: its number on its machine."""
 
     rank: int
     world_size: int
@@ -29,28 +29,28 @@ class Origin(ABC):
     @classmethod
     @abstractmethod
     def found(cls) -> Origin | None:
-        """What the surroundings tell; None where the process was not started in this way."""
+        """Return the origin, read from the environment; None if the process was not started in this way."""
 
     @property
     def device(self) -> str | None:
-        """The device that it was given, as torch calls it; None where the process chooses."""
+        """The device assigned to this process, as torch names it; None: the process chooses."""
         return None
 
     @abstractmethod
     def store(self, timeout: float) -> Store:
-        """Where the ranks find each other. Every process asks once; it waits at most `timeout` seconds."""
+        """Return the store in which ranks find each other; wait up to `timeout` seconds. Called once."""
 
-    def meet(self, timeout: float) -> Communication:
-        """Meet the other ranks. Called where there are several, once in a process."""
-        return meet(self.store(timeout), self.rank, self.world_size, timeout)
+    def connect(self, timeout: float) -> Communication:
+        """Connect to the other ranks, of which there are some; wait up to `timeout` seconds. Called once."""
+        return connect(self.store(timeout), self.rank, self.world_size, timeout)
 
 
 def tcp_store(rank: int, address: str, port: int, timeout: float, is_master: bool) -> Store:
-    """A store at a place that all ranks were told.
+    """Return a store at an address that all ranks were given.
 
     Raises:
-        TimedOut: nobody answers there.
-        OptionError: the port is taken.
+        TimedOut: no store answers there.
+        OptionError: the port is in use.
     """
     try:
         return rendezvous.tcp_store(
@@ -65,4 +65,4 @@ def tcp_store(rank: int, address: str, port: int, timeout: float, is_master: boo
         text = str(error).splitlines()[0]
         if is_master:
             raise OptionError("MASTER_PORT", port, "a free port", text) from None
-        raise TimedOut(f"rank {rank} found nobody at {address}:{port} in {timeout:g} s: {text}") from None
+        raise TimedOut(f"rank {rank} waited in vain for rank 0 at {address}:{port}, {timeout:g} s: {text}") from None

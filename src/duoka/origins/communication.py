@@ -1,4 +1,4 @@
-"""Where the ranks of a run meet: a store, and on one machine memory that they share."""
+"""The connections between the ranks of a run: a store, and on one machine shared memory."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from duoka.view.nearby import Nearby
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """What one rank has in common with the others, for all runs of its process.
+    """The connections of one rank to the others, used by all runs of its process.
 
-    slot: where it writes which collective it is in. exchange: a way for small tensors; None: they have gloo only.
-    here: how many of the ranks are on this machine. far: whether there is no board on which all can be seen.
+    slot: records its collectives. exchange: communication for small tensors; None: gloo only.
+    here: number of ranks on this machine. far: there is no status board with all ranks.
     key: of the run.
     """
 
@@ -41,7 +41,7 @@ class Communication:
     key: Key = field(default_factory=Key)
 
     def collectives(self, rank: int, world_size: int, timeout: float, run: int) -> ProcessCollectives:
-        """The collectives of this process's run number `run`."""
+        """Create the collectives of this process's run number `run`. timeout: seconds."""
         store = PrefixStore(f"run{run}", self.store)
         make = FarCollectives if self.far else ProcessCollectives
         made = make(store, rank, world_size, timedelta(seconds=timeout), self.slot, self.exchange)
@@ -50,22 +50,22 @@ class Communication:
 
 
 class NullSlot:
-    """Of a rank that nobody watches: the ranks of several machines."""
+    """Records nothing, for ranks without a status board: those of several machines."""
 
     def begin_collective(self, digest: int, text: str) -> None:
-        """Nobody looks."""
+        """Do nothing."""
 
     def end_collective(self, waited: int) -> None:
-        """Nobody looks."""
+        """Do nothing."""
 
 
-def meet(store: Store, rank: int, world_size: int, timeout: float) -> Communication:
-    """Meet at a store, and find memory in common where all ranks are on one machine.
+def connect(store: Store, rank: int, world_size: int, timeout: float) -> Communication:
+    """Connect to the other ranks through a store; map shared memory if all ranks are on one machine.
 
     Raises:
-        TimedOut: not all ranks came.
+        TimedOut: a rank did not connect.
     """
-    machines = _told(store, "machine", rank, world_size, machine_name(), timeout)
+    machines = _gather(store, "machine", rank, world_size, machine_name(), timeout)
     here = machines.count(machines[rank])
     memory = None
     if here == world_size:
@@ -79,8 +79,8 @@ def meet(store: Store, rank: int, world_size: int, timeout: float) -> Communicat
     return Communication(store, slot, Nearby(exchange_memory, rank, world_size, timeout), here)
 
 
-def _told(store: Store, what: str, rank: int, world_size: int, value: str, timeout: float) -> list[str]:
-    """Every rank's `value`, in the order of ranks."""
+def _gather(store: Store, what: str, rank: int, world_size: int, value: str, timeout: float) -> list[str]:
+    """Return every rank's `value`, in the order of ranks."""
     store.set(f"{what} of {rank}", value)
     values, deadline = [], time.monotonic() + timeout
     for other in range(world_size):
@@ -94,9 +94,10 @@ def _told(store: Store, what: str, rank: int, world_size: int, value: str, timeo
 
 
 def _memory(store: Store, rank: int, world_size: int, timeout: float) -> tuple[mmap.mmap, mmap.mmap] | None:
-    """One file without a name, mapped by every rank; None where there can be none.
+    """Map one file in shared memory in all ranks; None if that is not possible.
 
-    Rank 0 makes it and tells its name; it takes the name away when all have looked, so it is gone with them.
+    Rank 0 creates it and publishes its name; it removes the name when all have opened it, so the memory is freed with
+    the processes.
     """
     board = -(-world_size * SLOT_SIZE // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
     size = board + nearby.memory_size(world_size)
@@ -107,7 +108,7 @@ def _memory(store: Store, rank: int, world_size: int, timeout: float) -> tuple[m
     with suppress(OSError):
         file = os.open(name, os.O_RDWR) if name else -1
     try:
-        opened = _told(store, "memory", rank, world_size, str(file >= 0), timeout)
+        opened = _gather(store, "memory", rank, world_size, str(file >= 0), timeout)
         if opened != ["True"] * world_size:
             return None
         return mmap.mmap(file, board), mmap.mmap(file, size - board, offset=board)
@@ -119,7 +120,7 @@ def _memory(store: Store, rank: int, world_size: int, timeout: float) -> tuple[m
 
 
 def _make(size: int) -> str:
-    """A file of this size in memory; an empty name where there is no room for one."""
+    """Create a file of this size in shared memory; return its name, empty if there is no room."""
     try:
         file, name = tempfile.mkstemp(prefix=f"duoka-{secrets.token_hex(4)}-", dir=SHARED_MEMORY)
     except OSError:

@@ -1,4 +1,4 @@
-"""Forked by duoka itself, which hands over everything that the others have to find out."""
+"""A process forked by duoka, which sets its rank and connections."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from duoka.view.nearby import Nearby
 class Forked(Origin):
     """A worker of `duoka run` or `duoka.launch`.
 
-    given: the device, as torch calls it in this process. asked: what was asked for on the command line.
-    key: of the run.
+    given: the device, as torch names it in this process. asked: options of the command. key: of the run.
     """
 
     place: RankInfo
@@ -44,7 +43,7 @@ class Forked(Origin):
     def store(self, timeout: float) -> Store:
         return reach_store(self.place, timeout)
 
-    def meet(self, timeout: float) -> Communication:
+    def connect(self, timeout: float) -> Communication:
         size = self.world_size
         here, far, store = self.place.local_world_size, self.place.machines > 1, self.store(timeout)
         way: Exchange | None = None if self.exchange is None else Nearby(self.exchange, self.rank, size, timeout)
@@ -55,9 +54,9 @@ class Forked(Origin):
 
 @dataclass(frozen=True, slots=True)
 class StartDefaults:
-    """What `duoka run` was asked for, and `duoka.start` takes where it is not told otherwise.
+    """Options of `duoka run`, used by `duoka.start` as defaults.
 
-    seed: for all generators; None: as `duoka.start` has it.
+    seed: for all generators; None: that of `duoka.start`.
     """
 
     batch_norm: BatchNorm

@@ -1,4 +1,4 @@
-"""torch.distributed is initialized in this process already: by Ray Train, or by the script."""
+"""A process in which torch.distributed is initialized already, by Ray Train or by the script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from duoka.private.torch import store_of_default_group
 
 @dataclass(frozen=True)
 class Grouped(Origin):
-    """One rank of the default group, whose store is there for others, too."""
+    """One rank of the default group, whose store duoka shares."""
 
     @classmethod
     def found(cls) -> Grouped | None:
@@ -23,9 +23,9 @@ class Grouped(Origin):
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             return None
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        part = engines.found()
-        fits = part is not None and part.local is not None and (part.rank, part.count) == (rank, size)
-        return cls(rank, size, part.local.rank if part is not None and part.local is not None and fits else 0)
+        task = engines.find()
+        fits = task is not None and task.local is not None and (task.rank, task.count) == (rank, size)
+        return cls(rank, size, task.local.rank if task is not None and task.local is not None and fits else 0)
 
     def store(self, timeout: float) -> Store:
         return PrefixStore("duoka", store_of_default_group())

@@ -1,4 +1,4 @@
-"""Started by nobody: `python train.py`, a notebook, a test."""
+"""A process started as the only one: `python train.py`, a notebook, a test."""
 
 from __future__ import annotations
 

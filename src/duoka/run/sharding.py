@@ -78,12 +78,12 @@ class Sharding:
 
         distributed, ranks = torch.distributed, self._session.ranks
         if not distributed.is_initialized():
-            meeting = this_process().communication
-            assert meeting is not None
+            communication = this_process().communication
+            assert communication is not None
             with meeting_quietly():
                 distributed.init_process_group(
                     _BACKENDS[self._device.type],
-                    store=PrefixStore("sharding", meeting.store),
+                    store=PrefixStore("sharding", communication.store),
                     rank=ranks.rank,
                     world_size=ranks.world_size,
                     timeout=timedelta(seconds=self._timeout),

@@ -83,7 +83,7 @@ def start(
     _check_seed(seed)
     logs = check_logs(log)
     chosen = choose_device(device, origin)
-    ranks = _meet(origin, timeout)
+    ranks = _connect(origin, timeout)
     options = {"seed": seed, "device": chosen.type, **asdict(settings)}
     check_same(options, ranks, lambda first, other: f"duoka.start was given {first} by rank 0, but {other}")
     entropy = ranks.broadcast_object(secrets.randbits(63), 0) if seed is None else seed
@@ -169,12 +169,12 @@ def _best() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _meet(origin: Origin, timeout: float) -> Collectives:
+def _connect(origin: Origin, timeout: float) -> Collectives:
     if origin.world_size == 1:
         return OneRank()
     process = this_process()
     if process.communication is None:
-        process.communication = origin.meet(timeout)
+        process.communication = origin.connect(timeout)
         if not isinstance(origin, Forked) and environment.threads() is None:  # a forked worker has its share
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // process.communication.here))
     process.runs += 1  # also where it does not come to a run: the next one begins with keys of its own

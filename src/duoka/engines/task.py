@@ -1,4 +1,4 @@
-"""What an engine tells a process that it started: which one of how many it is, and where they meet."""
+"""One of the processes that a launcher has started for a job."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ DEFAULT_PORT = 29500  # torchrun's
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
-    """One process among those of its machine: number `rank` of `count`; None: nobody says how many."""
+class LocalRank:
+    """Number `rank` of the `count` tasks of a machine; count None: unknown."""
 
     rank: int
     count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Process number `rank` of the `count` that an engine has started for one job.
+class Task:
+    """Task number `rank` of the `count` that a launcher has started for one job.
 
-    engine: its name. job: what tells this job and this start of it from others, equal on all of its processes.
-    local: its place on its machine; None: the engine does not say. machines: how many there are; None likewise.
-    host, port: where process 0 can be reached; an empty host: the engine does not say.
-    store: whether torch's store of the engine's own is at that place. attempt: how often the engine has started its
-    processes again. home: whether all machines of the job have the user's home directory in common.
-    how: the words by which its user starts so many processes on each machine: `srun --ntasks-per-node 1`.
+    engine: the launcher's name. job: a text that names this job and this start of it, equal in all of its tasks.
+    local: number among the tasks of its machine; None: unknown. machines: number of machines; None: unknown.
+    host, port: address of task 0; an empty host: unknown.
+    store: the launcher's own torch store is at that address. attempt: number of restarts by the launcher.
+    home: all machines of the job share the user's home directory.
+    how: a command that starts one task on each machine: `srun --ntasks-per-node 1`.
     """
 
     engine: str
     rank: int
     count: int
-    local: Local | None = None
+    local: LocalRank | None = None
     machines: int | None = None
     host: str = ""
     port: int = 0
@@ -61,19 +61,19 @@ class Part:
 
     @property
     def each(self) -> Literal["machine", "rank"]:
-        """For what each process stands: a `machine`, whose workers it starts, or a `rank`.
+        """The role of each task: a `machine`, whose workers it starts, or a `rank`.
 
-        One process on a machine starts the workers for its devices; several are a rank each.
+        One task on a machine starts workers for its devices; several on a machine are one rank each.
         """
         if self.local is None or (self.local.count == 1 and self.machines in (None, self.count)):
             return "machine"
         return "rank"
 
     def refuse(self, what: str, given: object, allowed: str) -> NoReturn:
-        """Say that what the engine tells makes no sense, and what to type instead.
+        """Raise an error about contradictory variables.
 
         Raises:
             OptionError: always.
         """
         lines = f"{self.how or 'the engine'} starts one for each machine; --machines 1 makes each a run of its own"
-        raise OptionError(f"{what} that {self.engine} tells", given, allowed, lines)
+        raise OptionError(f"{what} set by {self.engine}", given, allowed, lines)
