@@ -25,9 +25,9 @@ from duoka.plan import Device, Kind, Plan
 from duoka.private.python import (
     forget_exit_functions,
     join_threads,
-    keep_from_exit,
-    put_sockets_into,
     run_exit_functions,
+    set_socket_folder,
+    skip_at_exit,
 )
 from duoka.supervision import debugging, ending, loader_deaths, tracebacks
 from duoka.supervision.ending import Ending
@@ -191,7 +191,7 @@ def _share_socket_directory(folder: str | None) -> None:
     if folder is not None:
         with suppress(OSError):
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            put_sockets_into(folder)
+            set_socket_folder(folder)
 
 
 def _register_stack_dumps(file: int) -> None:
@@ -429,7 +429,7 @@ def _keep_operators() -> None:
     if "torch" in sys.modules:
         from duoka.private.torch import TAKE_DOWN
 
-        keep_from_exit(getattr(*TAKE_DOWN))
+        skip_at_exit(getattr(*TAKE_DOWN))
 
 
 def _call_safely(function: Callable[[], object]) -> None:

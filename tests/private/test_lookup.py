@@ -8,7 +8,7 @@ import torch
 
 import duoka
 from duoka.errors import VersionError
-from duoka.private.lookup import NEWEST_TORCH, OLDEST_TORCH, TESTED, numbers, parts_of, untested
+from duoka.private.lookup import NEWEST_TORCH, OLDEST_TORCH, TESTED, numbers, requiring, untested
 from tests.flows.flow import ROOT, Flow
 
 
@@ -16,7 +16,7 @@ def test_what_is_missing_is_named_with_all_versions() -> None:
     versions = f"duoka {duoka.__version__} does not work with torch {torch.__version__}"
     with (
         pytest.raises(VersionError, match=versions.replace("+", r"\+")) as caught,
-        parts_of("torch", torch.__version__),
+        requiring("torch", torch.__version__),
     ):
         torch._C._not_there  # type: ignore[attr-defined]  # noqa: B018
     assert "has no attribute '_not_there'" in str(caught.value)
@@ -26,7 +26,7 @@ def test_what_is_missing_is_named_with_all_versions() -> None:
 
 
 def test_what_is_there_is_left_alone() -> None:
-    with parts_of("torch", torch.__version__):
+    with requiring("torch", torch.__version__):
         assert torch._C is not None
 
 

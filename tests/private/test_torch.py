@@ -12,7 +12,7 @@ from duoka.private import torch as private
 
 def test_groups_of_duokas_own_are_made_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
     """torch 2.10 writes to standard output whom gloo has met, and the script's lines would differ from python's."""
-    with private.meeting_quietly():
+    with private.without_gloo_messages():
         distributed.ProcessGroupGloo(distributed.HashStore(), 0, 1, timedelta(seconds=60))
     print("the script's")
     assert capfd.readouterr().out == "the script's\n"
@@ -40,9 +40,9 @@ def test_checkpoints_are_run_by_what_replaces_them(monkeypatch: pytest.MonkeyPat
 
 def test_what_holds_memory_is_counted() -> None:
     tensor = torch.zeros(3)
-    alone = private.count_holders(tensor)
+    alone = private.count_references(tensor)
     view = tensor[1:]
-    assert private.count_holders(tensor) == alone + 1
+    assert private.count_references(tensor) == alone + 1
     assert private.is_view(view)
     assert not private.is_view(tensor)
     assert private.memory_of(view) == private.memory_of(tensor) != private.memory_of(torch.zeros(3))

@@ -16,7 +16,7 @@ from duoka.checkpoint.formats import Objects
 from duoka.checkpoint.mismatch import Mismatch, Shape
 from duoka.checkpoint.stored import Stored, part_of
 from duoka.errors import WeightsError, WeightsMismatch
-from duoka.private.torch import loads_in_its_own_way
+from duoka.private.torch import has_own_loading
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def _is_special(module: nn.Module) -> bool:
     return (
         type(module).set_extra_state is not nn.Module.set_extra_state
         or type(module).state_dict is not nn.Module.state_dict
-        or loads_in_its_own_way(module)
+        or has_own_loading(module)
     )
 
 

@@ -26,7 +26,14 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from duoka.data.dataset_state import DatasetState, state_of
 from duoka.errors import Refused
 from duoka.options import Loading
-from duoka.private.torch import KEPT_ITERATOR, ExceptionWrapper, begin, begin_again, tree_leaves, tree_map_only
+from duoka.private.torch import (
+    KEPT_ITERATOR,
+    ExceptionWrapper,
+    new_iterator,
+    reset_iterator,
+    tree_leaves,
+    tree_map_only,
+)
 from duoka.supervision import tracebacks
 from duoka.view.batch import BatchTensor
 from duoka.view.cut import Cut
@@ -200,7 +207,7 @@ class SharedIterator:
         self._sampler = NumberedSampler(loader.batch_sampler)
         self._loader = _reading_through(loader, reader, self._sampler)
         self._begin()
-        self._batches = begin(self._loader)
+        self._batches = new_iterator(self._loader)
 
     def _begin(self) -> None:
         self._reader.epochs += 1
@@ -209,7 +216,7 @@ class SharedIterator:
     def _reset(self, loader: DataLoader[Any]) -> None:
         """Begin a new epoch with the same (persistent) workers; called by the loader."""
         self._begin()
-        begin_again(self._batches, self._loader)
+        reset_iterator(self._batches, self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         return self

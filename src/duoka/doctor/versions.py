@@ -22,7 +22,7 @@ def examine() -> Iterator[Finding]:
     import torch
     from torch import distributed
 
-    from duoka.private.torch import kinds_of_gpus
+    from duoka.private.torch import built_architectures
 
     yield Finding("ok", "python", f"{platform.python_version()} on {platform.platform()}")
     yield check_torch(torch.__version__)
@@ -30,7 +30,7 @@ def examine() -> Iterator[Finding]:
     yield from check_driver(machine, len(nvidia_cards(PCI)))
     yield check_cuda(torch.version.cuda, machine, torch.version.hip)
     if torch.version.cuda:
-        yield from check_kernels(kinds_of_gpus(), machine.gpus)
+        yield from check_kernels(built_architectures(), machine.gpus)
     if not distributed.is_available() or not distributed.is_gloo_available():
         yield Finding(
             "fault",

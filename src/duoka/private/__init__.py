@@ -1,9 +1,9 @@
-"""The parts of torch and Python that duoka needs and that they document nowhere. No other file names one.
+"""Private and undocumented parts of torch and Python that duoka needs. No other file names one.
 
 python.py   of Python and multiprocessing
 torch.py    of torch
-texts.py    what torch, gloo and CUDA say, where duoka tells errors apart by it; needs neither
-lookup.py   what is raised where this torch or Python lacks one
+texts.py    error messages of torch, gloo and CUDA by which duoka tells errors apart; imports neither
+lookup.py   the error about a part that this version of torch or Python lacks
 
-What is missing in a new version is found here, when the file is imported, and nowhere else.
+A part that is missing in a new version is noticed when these files are imported.
 """

@@ -1,4 +1,4 @@
-"""What is raised where a private part is not what it was."""
+"""The error about a private part that is missing or has changed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from duoka.errors import VersionError
 
 
 @contextmanager
-def parts_of(name: str, version: str) -> Iterator[None]:
-    """Name duoka's version, and that of what is looked into, where a part of it is missing or has changed.
+def requiring(name: str, version: str) -> Iterator[None]:
+    """Convert errors within to one that names the versions of duoka and of `name`.
 
     Raises:
-        VersionError: for whatever goes wrong within.
+        VersionError: for any exception within.
     """
     try:
         yield
@@ -23,7 +23,7 @@ def parts_of(name: str, version: str) -> Iterator[None]:
         own = sys.modules["duoka"].__version__
         raise VersionError(
             f"duoka {own} does not work with {name} {version} (Python {platform.python_version()}), "
-            f"of which it uses a part that is not there, or has changed: {error}; install a newer duoka, or a "
+            f"of which it uses a part that is missing or has changed: {error}; install a newer duoka, or a "
             f"version of {name} that it is tested with: {TESTED[name]}"
         ) from error
 
@@ -33,18 +33,18 @@ def _text(version: tuple[int, int]) -> str:
 
 
 def numbers(version: str) -> tuple[int, int]:
-    """The first two numbers of a version, which tell torch's and Python's releases apart."""
+    """Return the first two numbers of a version, by which releases of torch and Python differ."""
     first, second = version.split("+")[0].split(".")[:2]
     return int(first), int(second)
 
 
-# What the tests were run with, from the oldest to the newest (docs/versions.md).
+# Versions with which the tests were run (docs/versions.md).
 OLDEST_TORCH, NEWEST_TORCH = (2, 10), (2, 15)
 TESTED = {"torch": f"{_text(OLDEST_TORCH)} to {_text(NEWEST_TORCH)}", "Python": "3.10 to 3.14"}
 
 
 def untested(torch: str) -> list[str]:
-    """A line for the header of a run, where this version of torch is newer than all that the tests were run with."""
+    """Return a line for the header of a run if this version of torch is newer than all tested ones."""
     if numbers(torch) <= NEWEST_TORCH:
         return []
     return [

@@ -1,4 +1,4 @@
-"""Private parts of Python and multiprocessing: what for, and what is public instead, if anything."""
+"""Private parts of Python and multiprocessing: their purpose, and the public alternative, if any."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ import weakref
 from multiprocessing import resource_sharer
 from typing import IO, Any
 
-from duoka.private.lookup import parts_of
+from duoka.private.lookup import requiring
 
-with parts_of("Python", platform.python_version()):
-    # How names of Python 2 in old pickles are told today. Public: none, but pickle's own loading, which runs them.
+with requiring("Python", platform.python_version()):
+    # Today's names for those of Python 2 in old pickles. Public: none; pickle's own loading executes code.
     from _compat_pickle import IMPORT_MAPPING as IMPORT_MAPPING
     from _compat_pickle import NAME_MAPPING as NAME_MAPPING
 
-    # The end of a worker does what that of the interpreter does, without tearing down torch and CUDA. Public: none,
+    # Steps of the interpreter's exit, which a worker takes without tearing down torch and CUDA. Public: none,
     # but sys.exit(), which tears down.
     join_threads: Any = threading._shutdown  # type: ignore[attr-defined]
     run_exit_functions: Any = atexit._run_exitfuncs
-    # Of the program that a worker was forked from. Public: atexit.unregister, for each that is known.
+    # Removes the atexit functions of the forking program. Public: atexit.unregister, for each known one.
     forget_exit_functions: Any = atexit._clear
     _finalizers: dict[Any, Any] = weakref.finalize._registry  # type: ignore[attr-defined]
 
-    # (where, name): the source of SystemRandom and secrets. Public: os.urandom, which `random` has taken before.
+    # (owner, name): the source of SystemRandom and secrets. Public: os.urandom, of which `random` keeps a copy.
     SYSTEMS_BYTES = (random, "_urandom")
     assert callable(random._urandom)  # type: ignore[attr-defined]
 
@@ -38,18 +38,18 @@ with parts_of("Python", platform.python_version()):
     assert resource_sharer.sys is sys  # type: ignore[attr-defined]
 
 
-def put_sockets_into(folder: str) -> None:
-    """multiprocessing makes its sockets there from now on. Public: none; it makes a folder in tempfile.tempdir."""
+def set_socket_folder(folder: str) -> None:
+    """Let multiprocessing create its sockets in this folder. Public: none; its default is in tempfile.tempdir."""
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
 
 
-def show_sharers_errors_by(instead_of_sys: Any) -> None:
-    """What goes wrong while multiprocessing hands out memory goes to the `excepthook` of this. Public: none."""
+def set_resource_sharer_sys(instead_of_sys: Any) -> None:
+    """Let multiprocessing report errors while it shares memory to the `excepthook` of this. Public: none."""
     resource_sharer.sys = instead_of_sys  # type: ignore[attr-defined]
 
 
 def update_paths() -> None:
-    """Let pathlib call the functions of `os` that are there now: Python 3.10 has its own copies. Public: none."""
+    """Let pathlib call the current functions of `os`, of which Python 3.10 keeps copies. Public: none."""
     accessor = getattr(pathlib, "_NormalAccessor", None)
     if accessor is not None:
         links = ("link", "readlink", "symlink", "unlink")
@@ -58,14 +58,14 @@ def update_paths() -> None:
         accessor.open = staticmethod(io.open)
 
 
-def keep_from_exit(function: Any) -> None:
-    """`weakref.finalize(…, function)` is not run at exit, whoever made it. Public: `atexit` of one that is known."""
+def skip_at_exit(function: Any) -> None:
+    """Do not run `weakref.finalize(…, function)` at exit. Public: `atexit` of a known finalizer."""
     for finalizer, info in list(_finalizers.items()):
         if info.func is function:
             finalizer.atexit = False
 
 
-def unchecked(stream: IO[bytes]) -> IO[bytes]:
-    """A file of a zip archive, to be read without a look at its checksum. Public: none."""
+def without_checksum(stream: IO[bytes]) -> IO[bytes]:
+    """Read a member of a zip archive without checking its checksum. Public: none."""
     stream._expected_crc = None  # type: ignore[attr-defined]
     return stream

@@ -1,11 +1,11 @@
-"""What torch, gloo, NCCL and CUDA say, where errors can be told apart by their words alone.
+"""Error messages of torch, gloo, NCCL and CUDA, for errors that differ in nothing else.
 
-Public: the kinds of errors, which are looked at first wherever there are any.
+Public: the classes of errors, which are checked first if there are any.
 """
 
 from __future__ import annotations
 
-# gloo and NCCL: another rank went away or did not come, rather than of this rank's own fault.
+# gloo and NCCL: another rank went away or did not join.
 NETWORK_NOISE = (
     "broken pipe",
     "connection closed by peer",
@@ -17,17 +17,17 @@ NETWORK_NOISE = (
     "timed out waiting",
     "timeout caused pair closure",
 )
-# The same, when a rank did not come in time.
+# The same, when a rank did not join in time.
 TOO_LATE = ("timed out", "timeout")
-# A smaller batch might do. torch.OutOfMemoryError is a GPU's alone.
+# No memory. torch.OutOfMemoryError is only raised for GPUs.
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
-# A fault that leaves a GPU of no use to this process.
+# A fault after which this process cannot use the GPU.
 CUDA_FAULT = "CUDA error"
-# Before what the restricted unpickler found, and its advice.
+# The prefix of errors of the restricted unpickler, with its advice.
 UNPICKLER = "WeightsUnpickler error: "
 
 
 def says(said: BaseException | str, *words: str) -> bool:
-    """Whether an error, or a text, has any of these words in it, in whatever case."""
+    """Return whether an error or a text contains any of these words, ignoring case."""
     text = str(said).lower()
     return any(one.lower() in text for one in words)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from duoka.errors import OptionError
-from duoka.private.torch import meeting_quietly
+from duoka.private.torch import without_gloo_messages
 from duoka.process import this_process
 from duoka.run import shards
 from duoka.run.models import move
@@ -80,7 +80,7 @@ class Sharding:
         if not distributed.is_initialized():
             communication = this_process().communication
             assert communication is not None
-            with meeting_quietly():
+            with without_gloo_messages():
                 distributed.init_process_group(
                     _BACKENDS[self._device.type],
                     store=PrefixStore("sharding", communication.store),

@@ -1,4 +1,4 @@
-"""The script and the files of its own that it imports: found and parsed, never run."""
+"""Find and parse a script and the local files that it imports, without running them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from duoka.errors import ScriptError
 from duoka.options import Target
 
 STANDARD_INPUT = "-"  # in place of a script's name, as for Python
-TYPED = "<stdin>"  # what Python calls the file of such a script
-MOST_FILES = 500  # the nearest first; the rest of a very large program is not looked at
+TYPED = "<stdin>"  # Python's file name of such a script
+MOST_FILES = 500  # the nearest first; further files of a large program are not read
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One parsed file. `shown` is its name in messages, `digest` is equal for equal content."""
+    """One parsed file. shown: its name in messages. digest: SHA-256 of its content."""
 
     tree: ast.Module
     shown: str
@@ -34,11 +34,11 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a target lives.
+class Location:
+    """Files of a target.
 
-    file: what is run. base: the folder where its absolute imports start.
-    home: what counts as its own: a folder, or the file alone.
+    file: the file to run. base: the folder where its absolute imports start.
+    home: the folder of its own files, or the file itself if it has none.
     """
 
     file: Path
@@ -48,9 +48,10 @@ class Place:
 
 @cache
 def standard_input() -> bytes:
-    """The script on standard input. To the script itself that is then at its end, as under `python -`.
+    """Read the script from standard input; the script itself then finds it at its end, as under `python -`.
 
-    It can be read there once more, from its beginning, by this command when it starts itself again.
+    The text is kept in memory as the new standard input, so that this command can read it again if it restarts
+    itself.
     """
     source = sys.stdin.buffer.read() if sys.stdin is not None else b""
     with os.fdopen(os.memfd_create("duoka-script"), "wb", closefd=True) as kept:
@@ -61,10 +62,12 @@ def standard_input() -> bytes:
 
 
 def sources(target: Target) -> Iterator[Source]:
-    """The target's own file, then the local files that it imports, nearest first; none that does not parse.
+    """Yield the target's own file, then the local files that it imports, nearest first.
+
+    Files that do not parse are skipped.
 
     Raises:
-        ScriptError: there is no such file or module, or it cannot be read.
+        ScriptError: the script or module does not exist or cannot be read.
     """
     place = find(target)
     waiting, known = deque([place.file]), {place.file}
@@ -81,11 +84,11 @@ def sources(target: Target) -> Iterator[Source]:
                 waiting.append(found)
 
 
-def find(target: Target) -> Place:
-    """The file that a target means.
+def find(target: Target) -> Location:
+    """Return the files of a target.
 
     Raises:
-        ScriptError: there is none, or it cannot be read.
+        ScriptError: the script or module does not exist or cannot be read.
     """
     place = _module(target.name) if target.is_module else _script(target.name)
     try:
@@ -96,10 +99,10 @@ def find(target: Target) -> Place:
     return place
 
 
-def _script(name: str) -> Place:
+def _script(name: str) -> Location:
     if name == STANDARD_INPUT:
         here = Path.cwd().resolve()
-        return Place(here / TYPED, here, here)
+        return Location(here / TYPED, here, here)
     path = Path(name)
     if path.is_dir():
         raise ScriptError(f"{name!r} is a directory, and a script must be a file; to run a package write -m package")
@@ -108,8 +111,8 @@ def _script(name: str) -> Place:
     if not path.is_file():
         hint = "duoka run - takes one from standard input"
         raise ScriptError(f"{name!r} is a pipe or a device, and a script must be a file, to be read twice; {hint}")
-    path = path.resolve()  # Python, too, imports from where a link leads
-    return Place(path, path.parent, path.parent)
+    path = path.resolve()  # Python also imports from the folder that a link points to
+    return Location(path, path.parent, path.parent)
 
 
 def _nearest_file(path: Path) -> str:
@@ -122,8 +125,8 @@ def _nearest_file(path: Path) -> str:
     return "; to run a module write -m" if _is_dotted(str(path)) and any(_locate(str(path))) else ""
 
 
-def _module(name: str) -> Place:
-    """Find a module as `python -m` does, but without running the packages that it is in."""
+def _module(name: str) -> Location:
+    """Find a module as `python -m` does, but without running its parent packages."""
     if not _is_dotted(name):
         hint = "; to run a file leave -m out" if Path(name).exists() else ""
         raise ScriptError(f"-m takes a module's name like package.module, and {name!r} is none{hint}")
@@ -138,13 +141,13 @@ def _module(name: str) -> Place:
     return _module_place(file.resolve(), name)
 
 
-def _module_place(file: Path, name: str) -> Place:
-    """A module under the working directory has that as its home; an installed one has its own package."""
+def _module_place(file: Path, name: str) -> Location:
+    """Return the files of a module: in the working directory, that is its home; elsewhere its package is."""
     here = Path.cwd().resolve()
     if file.is_relative_to(here) and _is_own(file, here):
-        return Place(file, here, here)
+        return Location(file, here, here)
     package = next((folder for folder in file.parents if folder.name == name.partition(".")[0]), None)
-    return Place(file, package.parent if package else file.parent, package or file)
+    return Location(file, package.parent if package else file.parent, package or file)
 
 
 def _is_dotted(name: str) -> bool:
@@ -152,7 +155,7 @@ def _is_dotted(name: str) -> bool:
 
 
 def _locate(name: str) -> tuple[Path | None, list[Path]]:
-    """The file that a dotted name means, if any, and the folders where its submodules are."""
+    """Return the file of a dotted name, if any, and the folders of its submodules."""
     first, *rest = name.split(".")
     file, folders = _step(first, [Path.cwd(), *map(Path, sys.path)])
     if file is None and not folders:
@@ -163,7 +166,7 @@ def _locate(name: str) -> tuple[Path | None, list[Path]]:
 
 
 def _step(name: str, folders: Iterable[Path]) -> tuple[Path | None, list[Path]]:
-    """Like `_locate` for one name in given folders: a package, a module, or a package in several folders."""
+    """Do what `_locate` does for one name in given folders: a package, a module, or a namespace package."""
     portions = []
     for folder in folders:
         if (package := folder / name / "__init__.py").is_file():
@@ -176,7 +179,7 @@ def _step(name: str, folders: Iterable[Path]) -> tuple[Path | None, list[Path]]:
 
 
 def _hooked(name: str) -> tuple[Path | None, list[Path]]:
-    """Like `_step` for what only an import hook finds, as for packages installed to be edited."""
+    """Do what `_step` does for a name that only an import hook finds, such as an editable install."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -198,10 +201,10 @@ def _nearest_module(name: str) -> str:
 
 
 def _parse(path: Path) -> tuple[bytes, ast.Module | None]:
-    """What is in a file, and what it means to Python."""
+    """Return the content of a file and its syntax tree, None if it does not parse."""
     data = b""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they are shown when the file is run
+        warnings.simplefilter("ignore")  # Python shows them when the file is run
         try:
             data = standard_input() if path.name == TYPED else path.read_bytes()
             return data, ast.parse(data, str(path))
@@ -210,7 +213,7 @@ def _parse(path: Path) -> tuple[bytes, ast.Module | None]:
 
 
 def _imported(tree: ast.Module, folder: Path, base: Path) -> Iterator[Path]:
-    """The files that the imports of a file in `folder` may mean."""
+    """Yield the files that the imports of a file in `folder` may name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -223,7 +226,7 @@ def _imported(tree: ast.Module, folder: Path, base: Path) -> Iterator[Path]:
 
 
 def _files(start: Path, parts: list[str]) -> Iterator[Path]:
-    """The packages on the way to a dotted name, and what it names itself."""
+    """Yield the parent packages of a dotted name, and its own file."""
     for count in range(len(parts) + 1):
         path = start.joinpath(*parts[:count])
         for candidate in (path / "__init__.py", path.with_suffix(".py") if count else path):

@@ -1,7 +1,7 @@
-"""What in a source tells its kind: a table of signs, and a walk that finds them.
+"""Find source code that shows the kind of a script: a table of signs, and a visitor that finds them.
 
-A sign under a condition (`if args.distributed: init_process_group()`) does not bind. So the walk notes which
-signs and which uses of functions stand under one, and leaves the verdict to `duoka.script.read`.
+A sign under a condition (`if args.distributed: init_process_group()`) does not decide the kind. So the visitor
+records which signs and which uses of functions are under one, for `duoka.script.read`.
 """
 
 from __future__ import annotations
@@ -15,56 +15,56 @@ from enum import Enum, auto
 from typing import TypeVar
 
 
-class Says(Enum):
-    """What a sign says about a script."""
+class Meaning(Enum):
+    """The meaning of a sign."""
 
     STARTS = auto()  # starts torch.distributed
-    HANDS_OVER = auto()  # hands over to a library that looks for RANK and the like
-    ADAPTS = auto()  # the same, and without RANK the library runs on one device
-    WANTS = auto()  # asks it for several ranks
+    HANDS_OVER = auto()  # uses a library that needs RANK and the like
+    ADAPTS = auto()  # uses a library that reads RANK, and without it runs on one device
+    WANTS = auto()  # asks such a library for several ranks
     NEEDS = auto()  # needs RANK and the like
-    ASKS = auto()  # looks whether RANK and the like are there
-    OWN_RANKS = auto()  # says itself which rank it is
+    ASKS = auto()  # reads RANK and the like if they are set
+    OWN_RANKS = auto()  # sets its rank itself
     API = auto()  # uses duoka's API
 
 
 VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
 FLAGS = frozenset({"--local_rank", "--local-rank"})
 
-# A call: (the package that its name comes from, or "" for any; its last name) -> what it says.
+# A call: (the package that its name comes from, or "" for any; its last name) -> its meaning.
 CALLS = {
-    ("", "init_process_group"): Says.STARTS,
-    ("", "init_rpc"): Says.STARTS,
-    ("accelerate", "Accelerator"): Says.ADAPTS,
-    ("accelerate", "PartialState"): Says.ADAPTS,
-    ("colossalai", "launch_from_torch"): Says.HANDS_OVER,
-    ("composer", "Trainer"): Says.ADAPTS,
-    ("deepspeed", "init_distributed"): Says.HANDS_OVER,
-    ("deepspeed", "initialize"): Says.HANDS_OVER,
-    ("duoka", "launch"): Says.API,
-    ("duoka", "start"): Says.API,
-    ("horovod", "init"): Says.HANDS_OVER,
-    ("ignite", "Parallel"): Says.ADAPTS,
-    ("ignite", "initialize"): Says.HANDS_OVER,
-    ("lightning", "Fabric"): Says.ADAPTS,
-    ("lightning", "LightningCLI"): Says.ADAPTS,
-    ("lightning", "Trainer"): Says.ADAPTS,
-    ("lightning_fabric", "Fabric"): Says.ADAPTS,
-    ("mmengine", "Runner"): Says.ADAPTS,
-    ("pytorch_lightning", "LightningCLI"): Says.ADAPTS,
-    ("pytorch_lightning", "Trainer"): Says.ADAPTS,
-    ("torch", "init_device_mesh"): Says.STARTS,
-    ("torch", "is_torchelastic_launched"): Says.ASKS,
-    ("transformers", "Seq2SeqTrainer"): Says.ADAPTS,
-    ("transformers", "Trainer"): Says.ADAPTS,
-    ("trl", "DPOTrainer"): Says.ADAPTS,
-    ("trl", "GRPOTrainer"): Says.ADAPTS,
-    ("trl", "SFTTrainer"): Says.ADAPTS,
+    ("", "init_process_group"): Meaning.STARTS,
+    ("", "init_rpc"): Meaning.STARTS,
+    ("accelerate", "Accelerator"): Meaning.ADAPTS,
+    ("accelerate", "PartialState"): Meaning.ADAPTS,
+    ("colossalai", "launch_from_torch"): Meaning.HANDS_OVER,
+    ("composer", "Trainer"): Meaning.ADAPTS,
+    ("deepspeed", "init_distributed"): Meaning.HANDS_OVER,
+    ("deepspeed", "initialize"): Meaning.HANDS_OVER,
+    ("duoka", "launch"): Meaning.API,
+    ("duoka", "start"): Meaning.API,
+    ("horovod", "init"): Meaning.HANDS_OVER,
+    ("ignite", "Parallel"): Meaning.ADAPTS,
+    ("ignite", "initialize"): Meaning.HANDS_OVER,
+    ("lightning", "Fabric"): Meaning.ADAPTS,
+    ("lightning", "LightningCLI"): Meaning.ADAPTS,
+    ("lightning", "Trainer"): Meaning.ADAPTS,
+    ("lightning_fabric", "Fabric"): Meaning.ADAPTS,
+    ("mmengine", "Runner"): Meaning.ADAPTS,
+    ("pytorch_lightning", "LightningCLI"): Meaning.ADAPTS,
+    ("pytorch_lightning", "Trainer"): Meaning.ADAPTS,
+    ("torch", "init_device_mesh"): Meaning.STARTS,
+    ("torch", "is_torchelastic_launched"): Meaning.ASKS,
+    ("transformers", "Seq2SeqTrainer"): Meaning.ADAPTS,
+    ("transformers", "Trainer"): Meaning.ADAPTS,
+    ("trl", "DPOTrainer"): Meaning.ADAPTS,
+    ("trl", "GRPOTrainer"): Meaning.ADAPTS,
+    ("trl", "SFTTrainer"): Meaning.ADAPTS,
 }
 
-ANY = "*"  # among the words for options: the script reads sys.argv itself, so any may be its own
+ANY = "*"  # among the option words: the script reads sys.argv itself, so it may take any option
 
-# A condition made of these alone decides nothing: it holds wherever the script is meant to run.
+# Tests that hold wherever the script is meant to run.
 FORMALITIES = frozenset({"is_available", "is_gloo_available", "is_initialized", "is_nccl_available"})
 
 # Packages that make command-line options out of the names of arguments and fields.
@@ -76,9 +76,9 @@ OPTIONS_FROM_NAMES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One sign. where: file:line. function: the innermost around it. conditions: how many are above in it."""
+    """One sign. where: file:line. function: the enclosing one. conditions: number of conditions around it there."""
 
-    says: Says
+    meaning: Meaning
     where: str
     text: str
     function: str | None
@@ -87,7 +87,7 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A place where a name, perhaps that of a function, is used. Fields as in `Sign`."""
+    """A use of a name, possibly of a function. Fields as in `Sign`."""
 
     name: str
     function: str | None
@@ -98,8 +98,8 @@ Found = TypeVar("Found", Sign, Use)
 
 
 @dataclass(slots=True)
-class Seen:
-    """What one file shows.
+class Findings:
+    """Signs and names of one file.
 
     functions: the names that it defines. words: the command-line options that it seems to take.
     flag: the first spelling of `--local_rank` that it parses.
@@ -112,23 +112,23 @@ class Seen:
     flag: str | None = None
 
 
-def look(tree: ast.Module, shown: str) -> Seen:
-    """Find the signs in one file. `shown` is how messages call it."""
+def look(tree: ast.Module, shown: str) -> Findings:
+    """Find the signs in one file. shown: its name in messages."""
     names = _Names(tree)
-    walk = _Walk(names, shown)
-    walk.block(tree.body)
+    visitor = _Visitor(names, shown)
+    visitor.block(tree.body)
     if names.packages & OPTIONS_FROM_NAMES:
-        walk.seen.words |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-        walk.seen.words |= {
+        visitor.findings.words |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        visitor.findings.words |= {
             node.target.id
             for node in ast.walk(tree)
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
         }
-    return walk.seen
+    return visitor.findings
 
 
 class _Names:
-    """What the names of a file stand for: `dist.get_rank` is `torch.distributed.get_rank`."""
+    """Full names of a file's names: `dist.get_rank` is `torch.distributed.get_rank`."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.full: dict[str, str] = {}
@@ -148,7 +148,7 @@ class _Names:
                     self.full.setdefault(node.targets[0].id, full)
 
     def of(self, node: ast.expr) -> str:
-        """The full dotted name; it starts with `?` where the first part was not imported."""
+        """Return the full dotted name; it starts with `?` if its first part was not imported."""
         if isinstance(node, ast.Name):
             return self.full.get(node.id, f"?.{node.id}")
         if isinstance(node, ast.Attribute):
@@ -156,19 +156,19 @@ class _Names:
         return self.of(node.func) if isinstance(node, ast.Call) else "?"
 
 
-class _Walk(ast.NodeVisitor):
-    """Goes through one file and notes signs, uses of names, and option words."""
+class _Visitor(ast.NodeVisitor):
+    """Visits one file and records signs, uses of names, and option words."""
 
     def __init__(self, names: _Names, shown: str) -> None:
-        self.names, self.shown, self.seen = names, shown, Seen()
+        self.names, self.shown, self.findings = names, shown, Findings()
         self.function: str | None = None
         self.enclosing_class: str | None = None
-        self.conditions = 0  # how many are above, within the function
-        self.demanding = False  # inside a test whose failure ends the script
-        self.rescued = False  # inside a `try` that catches
-        self.running: dict[str, str] = {}  # loop names that stand for one of VARIABLES
+        self.conditions = 0  # number of conditions around, within the function
+        self.demanding = False  # in a test whose failure ends the script
+        self.rescued = False  # in a `try` with handlers
+        self.running: dict[str, str] = {}  # loop variables whose values are VARIABLES
 
-    # Where we are
+    # State
 
     @contextmanager
     def set(self, **state: object) -> Iterator[None]:
@@ -178,11 +178,11 @@ class _Walk(ast.NodeVisitor):
         vars(self).update(before)
 
     def under(self, *tests: ast.expr) -> AbstractContextManager[None]:
-        """Under these conditions, as far as they decide anything."""
+        """Visit under these conditions, without those that decide nothing."""
         return self.set(conditions=self.conditions + any(map(_decides, tests)))
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
-        """Visit statements in order; what follows an `if ...: return` is under its condition, too."""
+        """Visit statements in order; those after an `if ...: return` are under its condition, too."""
         passed: list[ast.expr] = []
         for statement in statements:
             with self.under(*passed):
@@ -195,7 +195,7 @@ class _Walk(ast.NodeVisitor):
             self.visit(part)
         special = node.name.startswith("__") and self.enclosing_class is not None
         name = self.enclosing_class if special else node.name  # a class is called by its own name
-        self.seen.functions.add(str(name))
+        self.findings.functions.add(str(name))
         with self.set(function=name, conditions=0, enclosing_class=None, rescued=False):
             self.block(node.body)
 
@@ -210,16 +210,16 @@ class _Walk(ast.NodeVisitor):
     def visit_If(self, node: ast.If) -> None:
         with self.set(demanding=_ends(node.body)):
             self.visit(node.test)
-        start = len(self.seen.signs), len(self.seen.uses)
+        start = len(self.findings.signs), len(self.findings.uses)
         with self.under(node.test):
             self.block(node.body)
-            middle = len(self.seen.signs), len(self.seen.uses)
+            middle = len(self.findings.signs), len(self.findings.uses)
             self.block(node.orelse)
-        self.seen.signs[start[0] :] = self._lifted(self.seen.signs[start[0] :], middle[0] - start[0])
-        self.seen.uses[start[1] :] = self._lifted(self.seen.uses[start[1] :], middle[1] - start[1])
+        self.findings.signs[start[0] :] = self._lifted(self.findings.signs[start[0] :], middle[0] - start[0])
+        self.findings.uses[start[1] :] = self._lifted(self.findings.uses[start[1] :], middle[1] - start[1])
 
     def _lifted(self, found: list[Found], middle: int) -> list[Found]:
-        """What both branches have, before `middle` and after it, is under no condition of theirs."""
+        """Remove this `if` from the conditions of signs and uses that both branches have; `middle` separates them."""
         first, second = ({_what(one) for one in part} for part in (found[:middle], found[middle:]))
         both = {what for what in first & second if what[2] == self.conditions + 1}
         return [replace(one, conditions=self.conditions) if _what(one) in both else one for one in found]
@@ -259,29 +259,29 @@ class _Walk(ast.NodeVisitor):
 
     visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _visit_comprehension
 
-    # What is there
+    # Nodes
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        if not isinstance(node.value, ast.Constant):  # a docstring says nothing
+        if not isinstance(node.value, ast.Constant):  # not a docstring
             self.visit(node.value)
 
     def visit_Name(self, node: ast.Name) -> None:
         if self.names.of(node) == "sys.argv":
-            self.seen.words.add(ANY)
+            self.findings.words.add(ANY)
         if isinstance(node.ctx, ast.Load):
-            self.seen.uses.append(Use(node.id, self.function, self.conditions))
+            self.findings.uses.append(Use(node.id, self.function, self.conditions))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if self.names.of(node) == "sys.argv":
-            self.seen.words.add(ANY)
-        self.seen.uses.append(Use(node.attr, self.function, self.conditions))
+            self.findings.words.add(ANY)
+        self.findings.uses.append(Use(node.attr, self.function, self.conditions))
         self.visit(node.value)
 
     def visit_Constant(self, node: ast.Constant) -> None:
         if isinstance(node.value, str) and len(node.value) < 100:  # "--devices", and getopt's "devices="
             match = re.match(r"--([a-zA-Z][\w-]*)|([a-zA-Z][\w-]*)=$", node.value)
             if match:
-                self.seen.words.add((match[1] or match[2]).replace("-", "_"))
+                self.findings.words.add((match[1] or match[2]).replace("-", "_"))
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         variable = self._variable(node.slice)
@@ -289,7 +289,7 @@ class _Walk(ast.NodeVisitor):
             if isinstance(node.ctx, ast.Load):
                 self._reads(variable, node, needed=not self.rescued)
             elif isinstance(node.ctx, ast.Store):
-                self._note(Says.OWN_RANKS, node, f"sets {variable} itself")
+                self._note(Meaning.OWN_RANKS, node, f"sets {variable} itself")
         self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> None:
@@ -309,39 +309,43 @@ class _Walk(ast.NodeVisitor):
     ) -> None:
         full = self.names.of(called)
         package, last = full.partition(".")[0], full.rpartition(".")[2]
-        says = CALLS.get((package, last)) or CALLS.get(("", last))
-        if says is Says.ADAPTS and (words := next(filter(_is_of_several, keywords), None)):
-            self._note(Says.WANTS, called, f"calls {package}'s {last} with {ast.unparse(words)}")
-        elif says in (Says.HANDS_OVER, Says.ADAPTS):
-            self._note(says, called, f"uses {package}'s {last}")
-        elif says is not None:
-            self._note(says, called, f"calls {last}")
-        if says is Says.STARTS and {"rank", None} & {keyword.arg for keyword in keywords}:  # None is `**keywords`
-            self._note(Says.OWN_RANKS, called, f"gives {last} a rank of its own")
+        meaning = CALLS.get((package, last)) or CALLS.get(("", last))
+        if meaning is Meaning.ADAPTS and (words := next(filter(_is_of_several, keywords), None)):
+            self._note(Meaning.WANTS, called, f"calls {package}'s {last} with {ast.unparse(words)}")
+        elif meaning in (Meaning.HANDS_OVER, Meaning.ADAPTS):
+            self._note(meaning, called, f"uses {package}'s {last}")
+        elif meaning is not None:
+            self._note(meaning, called, f"calls {last}")
+        if meaning is Meaning.STARTS and {"rank", None} & {
+            keyword.arg for keyword in keywords
+        }:  # None is `**keywords`
+            self._note(Meaning.OWN_RANKS, called, f"gives {last} a rank of its own")
         variable = self._variable(arguments[0]) if arguments else None
         if variable and full in ("os.getenv", "os.environ.get", "os.environ.setdefault"):
             self._reads(variable, called, needed=self.demanding and len(arguments) == 1)
         for argument in arguments:
             if isinstance(argument, ast.Constant) and argument.value in FLAGS:
-                self.seen.flag = self.seen.flag or str(argument.value)
-                self._note(Says.ASKS, argument, f"parses {argument.value}")
+                self.findings.flag = self.findings.flag or str(argument.value)
+                self._note(Meaning.ASKS, argument, f"parses {argument.value}")
 
     def _variable(self, node: ast.AST) -> str | None:
-        """The one of VARIABLES that an expression is, if any."""
+        """Return the variable of VARIABLES that an expression names, if any."""
         if isinstance(node, ast.Name):
             return self.running.get(node.id)
         return node.value if isinstance(node, ast.Constant) and node.value in VARIABLES else None
 
     def _reads(self, variable: str, node: ast.expr, needed: bool) -> None:
-        self._note(Says.NEEDS if needed else Says.ASKS, node, f"reads {variable}{'' if needed else ' if it is set'}")
+        self._note(
+            Meaning.NEEDS if needed else Meaning.ASKS, node, f"reads {variable}{'' if needed else ' if it is set'}"
+        )
 
-    def _note(self, says: Says, node: ast.expr, text: str) -> None:
+    def _note(self, meaning: Meaning, node: ast.expr, text: str) -> None:
         where = f"{self.shown}:{node.lineno}"
-        self.seen.signs.append(Sign(says, where, text, self.function, self.conditions))
+        self.findings.signs.append(Sign(meaning, where, text, self.function, self.conditions))
 
 
-def _what(found: Sign | Use) -> tuple[Says | str, str | None, int]:
-    return found.says if isinstance(found, Sign) else found.name, found.function, found.conditions
+def _what(found: Sign | Use) -> tuple[Meaning | str, str | None, int]:
+    return found.meaning if isinstance(found, Sign) else found.name, found.function, found.conditions
 
 
 def _returns(statement: ast.If) -> bool:
@@ -349,7 +353,7 @@ def _returns(statement: ast.If) -> bool:
 
 
 def _decides(test: ast.expr) -> bool:
-    """Whether a condition is a real one: not `__name__ == "__main__"`, not a mere formality."""
+    """Return whether a test is a real condition, unlike `__name__ == "__main__"` or `is_available()`."""
     if isinstance(test, ast.BoolOp):
         return any(_decides(value) for value in test.values)
     if isinstance(test, ast.UnaryOp):
@@ -363,7 +367,7 @@ def _decides(test: ast.expr) -> bool:
 
 
 def _is_of_several(keyword: ast.keyword) -> bool:
-    """Whether an argument asks for several ranks: `devices=2`, `num_nodes=2`, `strategy="ddp"`."""
+    """Return whether an argument asks for several ranks: `devices=2`, `num_nodes=2`, `strategy="ddp"`."""
     if isinstance(keyword.value, ast.List | ast.Tuple):
         return keyword.arg in ("devices", "gpus") and len(keyword.value.elts) > 1
     value = str(keyword.value.value) if isinstance(keyword.value, ast.Constant) else ""
@@ -373,7 +377,7 @@ def _is_of_several(keyword: ast.keyword) -> bool:
 
 
 def _ends(statements: Sequence[ast.stmt]) -> bool:
-    """Whether statements end the script: by `raise`, or by an exit."""
+    """Return whether statements end the script, by `raise` or an exit."""
     last = statements[-1]
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
         called = last.value.func

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from types import FrameType, TracebackType
 
-from duoka.private.python import show_sharers_errors_by
+from duoka.private.python import set_resource_sharer_sys
 
 DYING = 0.5  # seconds between the break of a process's connections and SIGCHLD
 
@@ -35,7 +35,7 @@ def delay_errors_in_tempfile() -> None:
 
 def hide_lost_rank_errors() -> None:
     """Let loader workers print no error when their rank died while they fetched a batch; the run's report has it."""
-    show_sharers_errors_by(_SysWithoutLostRanks)
+    set_resource_sharer_sys(_SysWithoutLostRanks)
 
 
 class _SysWithoutLostRanks:

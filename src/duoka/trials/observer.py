@@ -23,7 +23,7 @@ import torch
 
 from duoka import environment
 from duoka.origins.forked import Forked
-from duoka.private.python import put_sockets_into
+from duoka.private.python import set_socket_folder
 from duoka.process import this_process
 from duoka.supervision.status_board import StatusSlot
 from duoka.trials.redirecting import redirect
@@ -119,7 +119,7 @@ class TrialObserver(ABC):
     def begin(self, rank: int) -> None:
         """Redirect writes of this process to the scratch folder."""
         environment.disable_trackers()
-        put_sockets_into(str(self.folders.sockets))
+        set_socket_folder(str(self.folders.sockets))
         redirect(Scratch(self.folders.scratch))
 
     @contextmanager

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from duoka.private.torch import sees_nodes
+from duoka.private.torch import has_node_hooks
 from duoka.view.batch import BatchTensor, batches_in, gather_all
 from duoka.view.below import looks_below
 from duoka.view.compiled import Compiled
@@ -251,7 +251,7 @@ def _settle(tried: _Tried, leaf: Tensor, view: View, out: Any) -> None:
 
 def _is_opaque(module: nn.Module) -> bool:
     """Whether what a call does is not seen as calls of torch functions: TorchScript, hooks on nodes of the graph."""
-    return isinstance(module, torch.jit.ScriptModule) or sees_nodes(module)
+    return isinstance(module, torch.jit.ScriptModule) or has_node_hooks(module)
 
 
 def _leaves_out_padding(module: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from duoka.errors import DuokaError, PeerLost, Refused, TimedOut
 from duoka.network.keys import Key
 from duoka.network.signing import sign_object, verify_object
 from duoka.private.texts import TOO_LATE, says
-from duoka.private.torch import meeting_quietly, nccl_options, start_all_gather
+from duoka.private.torch import nccl_options, start_all_gather, without_gloo_messages
 from duoka.supervision.status_board import AT_END
 from duoka.view.site import user_line
 
@@ -430,7 +430,7 @@ _COMBINE: dict[Any, Callable[..., Tensor]] = {
 
 
 def _gloo(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
-    with meeting_quietly():
+    with without_gloo_messages():
         return torch.distributed.ProcessGroupGloo(store, rank, world_size, timeout)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.private.torch import count_holders, is_mapped_over, is_transformed, memory_of, tree_leaves, version_of
+from duoka.private.torch import count_references, is_mapped_over, is_transformed, memory_of, tree_leaves, version_of
 from duoka.view.below import unseen
 from duoka.view.site import user_line
 
@@ -154,7 +154,7 @@ def version(tensor: Tensor) -> int:
 
 def holders(tensor: Tensor) -> int:
     """How many tensors and arrays have this tensor's memory."""
-    return count_holders(tensor)
+    return count_references(tensor)
 
 
 def same_memory(one: Tensor, other: Tensor) -> bool:

@@ -20,7 +20,7 @@ from typing import IO, Any
 from duoka.checkpoint.contents import FileContents
 from duoka.checkpoint.stored import LoadedTensor
 from duoka.errors import UnsafePickle, WeightsError
-from duoka.private.python import IMPORT_MAPPING, NAME_MAPPING, unchecked
+from duoka.private.python import IMPORT_MAPPING, NAME_MAPPING, without_checksum
 from duoka.private.texts import UNPICKLER
 
 # Classes that hold settings and numbers, common in files of training frameworks: always read as stand-ins.
@@ -164,7 +164,7 @@ def _check_records(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
 
 def _record(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
     """Open a record without zipfile's check of its checksum, which torch.save may have omitted."""
-    return unchecked(archive.open(info))
+    return without_checksum(archive.open(info))
 
 
 def _names_in(stream: IO[bytes]) -> tuple[set[str], int]:
