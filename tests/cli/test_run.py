@@ -114,7 +114,7 @@ def test_picked_cards_are_held_shown_and_not_picked_again(
     shared = run._allocate(Options(Target("train.py"), devices="3,4"), 0)
     assert shared.notes == (f"GPU 3 is also used by duoka run train.py (pid {os.getpid()})",)
     assert main(["run", "--devices", "4,", "--wait=0.01", "train.py"]) == 2
-    assert "--devices cuda:4: GPU 4: duoka run train.py (pid " in capsys.readouterr().err
+    assert "--devices 4,: GPU 4: duoka run train.py (pid " in capsys.readouterr().err
     assert main(["run", "--devices", "free:3", "--wait=0.01", "train.py"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("duoka: waiting for devices: GPU 0: pid 4194301; GPU 1: duoka run train.py (pid ")

@@ -15,7 +15,7 @@ mps, xpu    the one device of that type; xpu:1 is the second one
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from duoka.errors import OptionError
@@ -40,6 +40,7 @@ class Request:
     count: number of devices; None with numbers, UUIDs or all. Always set for the CPU.
     indices: physical numbers in the order requested. uuids: UUIDs or their beginnings.
     pick: rule by which `count` GPUs are picked; None takes the first. memory: bytes that must be free on each.
+    text: what the user wrote, for messages.
     """
 
     type: Type
@@ -48,9 +49,12 @@ class Request:
     uuids: tuple[str, ...] = ()
     pick: Pick | None = None
     memory: int = 0
+    text: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         """The request in the syntax of `--devices`."""
+        if self.text:
+            return self.text
         if self.pick:
             return f"{self.pick}:{self.count}{f',mem>={_size(self.memory)}' if self.memory else ''}"
         if self.uuids:
@@ -69,6 +73,10 @@ def parse(text: str) -> Request:
     Raises:
         OptionError: the text is not in the grammar, or asks for no worker, too many, or one device twice.
     """
+    return replace(_parse(text), text=text.strip())
+
+
+def _parse(text: str) -> Request:
     word = re.sub(r"\s*([,:-])\s*", r"\1", text.strip().lower())
     if word.startswith(("gpu-", "mig-")):
         return Request("cuda", uuids=_uuids(text, word))
