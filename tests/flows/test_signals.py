@@ -124,7 +124,7 @@ def test_a_request_to_end_can_be_answered(flow: Flow) -> None:
 def test_workers_do_not_outlive_the_command(flow: Flow) -> None:
     running = ready(flow, start(flow, group(flow, SAVES)))
     children = psutil.Process(running.pid).children()
-    assert len(children) == 3  # the workers and the heir
+    assert len(children) == 3  # the workers and the reaper
     running.send(signal.SIGKILL)
     assert running.wait().returncode == 137
     until(lambda: not any(child.is_running() for child in children), seconds=20)

@@ -19,7 +19,7 @@ from tests.strategies.test_fsdp import LABELS, ROWS, mlp, refused, trained
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ({"precision": "fp16"}, "precision must be left out with strategy='fsdp'.*bf16 can be had"),
+        ({"precision": "fp16"}, "precision must be left out with strategy='fsdp'.*bf16 is allowed"),
         ({"compile": True}, "compile must be left out with strategy='fsdp'"),
         ({"gradient_as_bucket_view": True}, "gradient_as_bucket_view must be left out"),
         ({"devices": 2}, "devices must be given with strategy='dp' only"),

@@ -1,10 +1,13 @@
-"""The API: what a script that knows of ranks holds in its hand.
+"""The API: duoka.start and the Run that it returns.
 
-starting   who am I; which interceptions are installed (session, calls)
-run        Run
-models     run.model
-schedule   learning rates, clipping
-collect    numbers of ranks that work by themselves; agreement: what ranks tell each other
+starting            find this process's rank, open a run; api_session, calls: its interceptions
+run                 Run
+models              run.model: precision and scaling (16 bits), placement (dp), sharding and sharded_tensors (fsdp)
+backward            checks after each backward pass
+schedule            learning rates, clipping
+collect             reductions of values that differ between ranks; loss_weights: losses of a rank's own rows
+agreement           exchange of Python objects, and checks that ranks agree
+progress            progress bars
 """
 
 from duoka.run.run import Run

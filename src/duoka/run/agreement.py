@@ -1,4 +1,4 @@
-"""What ranks tell each other of themselves, so that an error is the same on all of them."""
+"""Exchange Python objects between ranks, so that all raise the same error if they differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from duoka.view.collectives import Collectives
 
 
 def gather_objects(value: Any, ranks: Collectives) -> list[Any]:
-    """Every rank's `value`, which pickle must know, in the order of ranks."""
+    """Return every rank's `value`, which must be picklable, in the order of ranks."""
     data = torch.frombuffer(bytearray(sign_object(value, ranks.key)), dtype=torch.uint8)
     sizes = ranks.all_gather(torch.tensor([data.numel()])).view(-1).tolist()
     room = torch.zeros(max(sizes), dtype=torch.uint8)
@@ -24,12 +24,12 @@ def gather_objects(value: Any, ranks: Collectives) -> list[Any]:
 
 
 def check_same(value: Any, ranks: Collectives, words: Callable[[Any, Any], str]) -> None:
-    """See that all ranks have an equal `value`.
+    """Check that all ranks have an equal `value`.
 
-    words: says, of rank 0's value and of another, what is different.
+    words: describes the difference between rank 0's value and another.
 
     Raises:
-        RanksApart: they have not; on every rank.
+        RanksApart: the values differ; raised on every rank.
     """
     values = gather_objects(value, ranks)
     others = [rank for rank, one in enumerate(values) if one != values[0]]

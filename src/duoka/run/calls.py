@@ -1,4 +1,4 @@
-"""Module calls of a script that knows of ranks: only batch tensors are shared out there."""
+"""Module calls of a script that uses the API."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from duoka.view.view import View
 
 
 class ApiCalls(ModuleCalls):
-    """As in a plain script, but a plain tensor that comes without a batch may be this rank's own: it stays as it is.
+    """Module calls as in a plain script, but plain tensors are not sharded: they may be this rank's own rows.
 
-    own_rows: how the batch was shared out of which a local loader has handed out this rank's rows; None where there
-    was none. Modules called meanwhile draw from a stream of this rank's own, as its rows are no other rank's, and
-    their BatchNorm may use the whole batch's statistics.
+    own_rows: how the last batch of a loader with view="local" was sharded; None without one. Modules called meanwhile
+    draw from this rank's own stream, since its rows are not those of other ranks, and BatchNorm may use the whole
+    batch.
     """
 
     def __init__(self, view: View, local_stream: OwnStream) -> None:
@@ -30,7 +30,7 @@ class ApiCalls(ModuleCalls):
     def call(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """`module(*args, **kwargs)` as the script wrote it; `original` is torch's own call."""
+        """Call `module(*args, **kwargs)`. original: torch's own call."""
         if self.own_rows is None or not self.is_outermost or batches_in((args, kwargs)):
             return super().call(original, module, args, kwargs)
         if self.is_whole or self.local is not None:
@@ -43,7 +43,7 @@ class ApiCalls(ModuleCalls):
             self.local = None
 
     def _holds_rows(self, args: tuple[Any, ...]) -> bool:
-        """Whether what comes in is the share that the loader handed out."""
+        """Return whether the first argument has this rank's number of rows."""
         assert self.own_rows is not None
         first = next((leaf for leaf in args if hasattr(leaf, "shape")), None)
         return first is not None and tuple(first.shape[:1]) == (self.own_rows.rows,)

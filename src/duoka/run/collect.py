@@ -1,4 +1,4 @@
-"""Sums, means and rows of all ranks, of values that are each rank's own."""
+"""Reductions over ranks of values that differ between them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from duoka.view.collectives import Collectives
 from duoka.view.site import user_line
 
 
-class OwnNumbers:
-    """The collectives of one run, for values that are each rank's own.
+class LocalReductions:
+    """The reductions of one run, for values that differ between ranks.
 
-    That all ranks have alike values is seen before they meet, once for each line and kind of value.
+    Before the first reduction of each line and type of value, the ranks check that their values have the same
+    structure.
     """
 
     def __init__(self, ranks: Collectives) -> None:
@@ -28,11 +29,11 @@ class OwnNumbers:
         self._agreed: set[Any] = set()
 
     def all_sum(self, value: Any) -> Any:
-        """The sum over ranks, of the type that `value` has."""
+        """Return the sum over ranks, of the type of `value`."""
         return self._each(value, "all_sum", self._total, keeps_numbers=True)
 
     def all_mean(self, value: Any) -> Any:
-        """The mean over ranks."""
+        """Return the mean over ranks."""
 
         def mean(tensor: Tensor) -> Tensor:
             dense = tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()
@@ -41,7 +42,7 @@ class OwnNumbers:
         return self._each(value, "all_mean", mean, keeps_numbers=True)
 
     def all_gather(self, value: Any) -> Any:
-        """All ranks' rows, in the order of ranks."""
+        """Return all ranks' rows, in the order of ranks."""
         return self._each(value, "all_gather", self._rows, keeps_numbers=False)
 
     def _total(self, tensor: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ class OwnNumbers:
         return tree_unflatten(found, tree)
 
     def _agree(self, leaves: list[Any], tree: Any, name: str) -> None:
-        """See that all ranks' leaves are alike, and can be given."""
+        """Check that all ranks' leaves have the same types and shapes, and can be reduced."""
         seen = (name, user_line(), str(tree), tuple(_seen(leaf, name == "all_gather") for leaf in leaves))
         if seen in self._agreed:
             return
@@ -86,7 +87,7 @@ def _as_tensor(number: Any) -> Tensor:
 
 
 def _refusal(leaf: Any) -> str:
-    """Why a leaf cannot be given; empty if it can."""
+    """Return why a leaf cannot be reduced; empty if it can."""
     if isinstance(leaf, BatchTensor):
         return "a batch tensor, of which every number (x.sum(), x.mean()) is the whole batch's already"
     return "" if isinstance(leaf, (Tensor, Number)) else type(leaf).__name__

@@ -1,4 +1,4 @@
-"""`run.model`: a model on this rank's device, with the same weights on all ranks from then on."""
+"""`run.model`: move a model to this rank's device and keep its parameters in step."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ OF_DDP = {
 
 
 def check_options(given: Iterable[str]) -> None:
-    """Say of an option of torch's wrappers why there is none.
+    """Raise an error about options that `run.model` does not have, with the reason for DistributedDataParallel's.
 
     Raises:
-        OptionError: there is an option that `run.model` does not take.
+        OptionError: there is such an option.
     """
     for name in given:
-        hint = OF_DDP.get(name, "help(run.model) lists them")
+        hint = OF_DDP.get(name, "help(run.model) lists the options")
         raise OptionError("run.model", name, "given no such option", hint)
 
 
 def prepare(module: nn.Module, session: Session, bring: Callable[[nn.Module], None]) -> None:
-    """Bring `module` to where it computes, in place, and keep its parameters in step.
+    """Move `module` to its device, in place, and keep its parameters in step.
+
+    bring: moves it.
 
     Raises:
-        OptionError: it is no module that can be kept in step.
-        RanksApart: it is not the same on all ranks; on every rank.
+        OptionError: it cannot be kept in step.
+        RanksApart: it differs between ranks; raised on every rank.
     """
     _check(module)
     remove_stand_ins(module)
@@ -56,7 +58,7 @@ def move(module: nn.Module, device: torch.device) -> None:
     """Move `module` to `device`.
 
     Raises:
-        OptionError: its parameters do not stay the same objects.
+        OptionError: its parameters would become other objects.
     """
     before = list(module.parameters())
     module.to(device)
@@ -88,13 +90,13 @@ def _check(module: Any) -> None:
 
 
 def _layout(module: nn.Module) -> list[tuple[str, str, str]]:
-    """What must be the same on all ranks, in order: name, shape, type."""
+    """Return name, shape and dtype of each parameter and buffer, which must be equal on all ranks."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     return [(name, str(tuple(tensor.shape)), str(tensor.dtype)[6:]) for name, tensor in tensors]
 
 
 def _difference(first: list[tuple[str, str, str]], other: list[tuple[str, str, str]]) -> str:
-    """The first entry in which two layouts differ, in words."""
+    """Describe the first difference between two layouts."""
     for one, two in zip(first, other, strict=False):
         if one != two:
             return f"their models differ: rank 0 has {' '.join(one)} where the other has {' '.join(two)}"

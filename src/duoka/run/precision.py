@@ -1,4 +1,4 @@
-"""Models that compute in 16 bits: autocast within the forward pass, so that the model stays what it is."""
+"""Models that compute in 16 bits: autocast within the forward pass, without changing the model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from duoka.options import one_of
-from duoka.run.scaling import Scale
+from duoka.run.scaling import GradientScale
 from duoka.view.contents import Contents
 from duoka.view.standin import StandIn
 
@@ -17,10 +17,10 @@ DTYPES = {"32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHORT = (torch.bfloat16, torch.float16)
 
 
-class ShortForward(StandIn):
-    """A forward pass under autocast, which gives float32. scale: of its gradients meanwhile; None: they need none."""
+class AutocastForward(StandIn):
+    """A forward pass under autocast that returns float32. scale: of gradients within it, for float16."""
 
-    def __init__(self, module: nn.Module, device_type: str, dtype: torch.dtype, scale: Scale | None) -> None:
+    def __init__(self, module: nn.Module, device_type: str, dtype: torch.dtype, scale: GradientScale | None) -> None:
         super().__init__(module)
         self.device_type, self.dtype, self.scale = device_type, dtype, scale
 
@@ -39,20 +39,22 @@ class ShortForward(StandIn):
 
 
 def _lengthened(leaf: Any) -> Any:
-    """Float32, as losses are sums of many."""
+    """Convert 16-bit tensors to float32, as losses are sums of many terms."""
     return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype in SHORT else leaf
 
 
 def check_precision(precision: Any) -> None:
-    """See that it can be had.
+    """Check an option value.
 
     Raises:
-        OptionError: it cannot.
+        OptionError: it is not allowed.
     """
     one_of("precision", precision, DTYPES)
 
 
-def set_precision(module: nn.Module, precision: Precision, device: torch.device, scale: Scale | None = None) -> None:
+def set_precision(
+    module: nn.Module, precision: Precision, device: torch.device, scale: GradientScale | None = None
+) -> None:
     """Let `module` compute in this precision. scale: for fp16."""
     if precision != "32":
-        ShortForward(module, device.type, DTYPES[precision], scale)
+        AutocastForward(module, device.type, DTYPES[precision], scale)

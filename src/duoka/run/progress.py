@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, plain lines elsewhere."""
+"""Progress bars on a terminal, and lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERY = 10.0  # seconds between two plain lines
 
 
 class Progress:
-    """Goes through batches and shows how far it is. Made by `run.progress`."""
+    """Iterates over batches and shows the progress. Created by `run.progress`."""
 
     def __init__(self, batches: Iterable[Any], name: str, shown: bool, stream: TextIO | None) -> None:
         self._batches, self._name = batches, name
@@ -27,7 +27,7 @@ class Progress:
         self._values: dict[str, Any] = {}
 
     def show(self, **values: Any) -> None:
-        """Numbers to be seen with it: `bar.show(loss=loss)`. A tensor is read only when it is shown."""
+        """Set values to show beside it: `bar.show(loss=loss)`. A tensor is read only when it is shown."""
         self._values = values
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class Progress:
 
 
 class _Lines:
-    """A line every few seconds, and one at the end."""
+    """Prints a line every few seconds, and one at the end."""
 
     def __init__(self, name: str, total: int | None, stream: TextIO) -> None:
         self._name, self._total, self._stream = name, total, stream
@@ -61,7 +61,7 @@ class _Lines:
         return self
 
     def advance(self, samples: int, values: dict[str, Any]) -> None:
-        """One batch more."""
+        """Count one more batch."""
         self._done, self._samples, self._values = self._done + 1, self._samples + samples, values
         if time.monotonic() - self._said > EVERY:
             self._say()
@@ -82,7 +82,7 @@ class _Lines:
 
 
 class _Bar:
-    """rich's bar, drawn anew a few times in a second."""
+    """A progress bar of rich, redrawn up to four times a second."""
 
     def __init__(self, name: str, total: int | None, stream: TextIO) -> None:
         from rich.console import Console
@@ -100,7 +100,7 @@ class _Bar:
         return self
 
     def advance(self, samples: int, values: dict[str, Any]) -> None:
-        """One batch more."""
+        """Count one more batch."""
         self._samples += samples
         now = time.monotonic()
         fields: dict[str, Any] = {}
@@ -115,7 +115,7 @@ class _Bar:
 
 
 def _samples(batch: Any) -> int:
-    """How many samples are in a batch: the rows of its first tensor."""
+    """Return the number of samples in a batch: the rows of its first tensor."""
     if isinstance(batch, Pieces):
         return batch.n
     first = next((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), None)

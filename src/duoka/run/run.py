@@ -1,4 +1,4 @@
-"""What a script holds in its hand while it runs on one device or many."""
+"""The object that a script uses while it runs on one device or many."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from duoka.logs import Logs, check_step, check_values
 from duoka.origins import Origin
 from duoka.process import this_process
 from duoka.run.agreement import check_same, gather_objects
-from duoka.run.collect import OwnNumbers
+from duoka.run.api_session import ApiSession, open_session, set_exact_threads, settings_with
+from duoka.run.backward import DdpOptions
+from duoka.run.collect import LocalReductions
 from duoka.run.models import check_options, move, prepare
-from duoka.run.placing import Devices, Placing, check_strategy
+from duoka.run.placement import DevicePlacement, Devices, check_strategy
 from duoka.run.precision import Precision, check_precision, set_precision
 from duoka.run.progress import Progress
-from duoka.run.reached import DdpOptions
-from duoka.run.scaling import Scale
-from duoka.run.session import ApiSession, open_session, set_exact_threads, settings_with
+from duoka.run.scaling import GradientScale
 from duoka.run.sharding import Sharding
 from duoka.supervision.tracebacks import headline
 from duoka.view.batch import BatchTensor, batches_in, gather_all
@@ -41,8 +41,8 @@ M = TypeVar("M", bound=nn.Module)
 class Run:
     """One rank of a run, from `duoka.start()` to `close()`. Works as a context manager.
 
-    rank, world_size: among all ranks. local_rank: among those of this machine. device: where this rank computes.
-    machine: its host name. is_first: whether this is rank 0, the one that prints and writes.
+    rank, world_size: among all ranks. local_rank: among those of this machine. device: of this rank.
+    machine: host name. is_first: whether this is rank 0, which prints and writes.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class Run:
         self.machine = socket.gethostname()
         self._opened: ApiSession | None = session
         self._logs = logs
-        self._own_numbers = OwnNumbers(session.ranks)
+        self._reductions = LocalReductions(session.ranks)
         self._checkpoints: list[Checkpoint] = []
-        self._begun = False  # something was made that has a strategy
-        self._placing = Placing(session, device, timeout)
+        self._begun = False  # an object was made that depends on the strategy
+        self._placement = DevicePlacement(session, device, timeout)
         self._sharding = Sharding(session, device, timeout)
-        self._scale: Scale | None = None
+        self._scale: GradientScale | None = None
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0."""
+        """Return whether this is rank 0."""
         return self.rank == 0
 
     def model(
@@ -83,34 +83,35 @@ class Run:
         gradient_as_bucket_view: bool = False,
         **more: Any,
     ) -> M:
-        """The same module, in place: on this rank's device, with rank 0's weights, and kept in step from now on.
+        """Move a module to this rank's device with rank 0's weights, and keep its parameters in step. Returns it.
 
         Args:
             module: is changed in place; its parameters stay the same objects, but for "fsdp".
             compile: compile it, in place; the names in its state dict stay.
-            precision: "bf16" or "fp16": its forward passes compute under autocast, and give float32; weights and
-                gradients stay float32. With "fp16" gradients are scaled within the model, and steps for which one
-                is not finite are left out.
-            strategy: "auto": as many ranks keep it in step as there are. "fsdp": each of them holds a part of it, of
-                its gradients and of what an optimizer keeps, which is made afterwards. "dp": this one process
-                computes each batch on several devices. "exact": the same bits on 1, 2, 4, ... ranks; it holds for all
-                models of a run, so it is asked for with the first, before anything else is made.
-            shares: of "exact": into how many shares each batch is cut, a power of two; None: 8, or as many as ranks.
-            devices: of "dp": how many, in the words of `--devices`, or a list. The first holds the parameters.
-            output_device: of "dp": where its outputs come together; the first of them, if left out.
-            dim: of "dp": where samples are in its inputs.
-            find_unused_parameters: True: what a backward pass leaves out is nobody's business; False: it is an
-                error; None: it is told, once. Any may be left out.
-            static_graph: every backward pass reaches the same parameters; else it is an error.
-            broadcast_buffers: all ranks have rank 0's buffers after each pass; None: with batch_norm="local" only,
-                as they are the same else.
-            gradient_as_bucket_view: gradients are parts of larger tensors, which spares a copy.
-            more: `device_ids`, another name of `devices`. Options of DistributedDataParallel that there are not are
-                told why.
+            precision: "bf16" or "fp16": its forward passes compute under autocast, and return float32; weights and
+                gradients stay float32. With "fp16" gradients are scaled within the model, and optimizer steps with an
+                infinite or NaN gradient are skipped.
+            strategy: "auto": gradients are averaged over ranks. "fsdp": each rank holds a part of the parameters, of
+                their gradients and of the state of optimizers made afterwards. "dp": this one process computes each
+                batch on several devices. "exact": the same bits on 1, 2, 4, ... ranks; it holds for all models of a
+                run, and is given with the first, before anything else is made.
+            shares: for "exact": the number of shares of each batch, a power of two; None: 8, or the number of ranks
+                if that is larger.
+            devices: for "dp": their number, a text as for `--devices`, or a list. The first holds the parameters.
+            output_device: for "dp": the device of its outputs; None: the first.
+            dim: for "dp": the dimension of samples in its inputs.
+            find_unused_parameters: True: a backward pass may leave out parameters; False: that is an error; None: it
+                is reported once.
+            static_graph: every backward pass must reach the same parameters; else it is an error.
+            broadcast_buffers: copy rank 0's buffers to all ranks after each pass; None: only with
+                batch_norm="local", as they are equal otherwise.
+            gradient_as_bucket_view: gradients are views of larger tensors, which saves a copy.
+            more: `device_ids`, another name of `devices`. Other options of DistributedDataParallel raise an error
+                with the reason.
 
         Raises:
-            OptionError: it is no `nn.Module`, has no parameters, or is wrapped; or an option cannot be had.
-            DeviceError: a device is not there.
+            OptionError: it is no `nn.Module`, has no parameters, or is wrapped; or an option is not allowed.
+            DeviceError: a device does not exist.
             RanksApart: its parameters have other names or shapes on another rank.
         """
         if strategy == "dp" and devices is None:
@@ -122,44 +123,44 @@ class Run:
         self._begun = True
         if session.view.own.exact and (strategy in ("dp", "fsdp") or precision == "fp16"):
             given = "precision='fp16'" if precision == "fp16" else f"strategy={strategy!r}"
-            raise OptionError("run.model", given, "left out in a run of strategy='exact'", "bf16 can be had")
+            raise OptionError("run.model", given, "left out in a run of strategy='exact'", "bf16 is allowed")
         options = DdpOptions(find_unused_parameters, static_graph, broadcast_buffers, gradient_as_bucket_view)
         if compile and (strategy == "dp" or precision == "fp16"):
             raise OptionError("compile", True, "left out with strategy='dp' or precision='fp16'", "bf16 compiles")
-        on = self._placing.devices(strategy, devices)
+        on = self._placement.devices(strategy, devices)
         bring: Callable[[nn.Module], None] = partial(move, device=on[0])
         if strategy == "fsdp":
             asked = {"compile": compile, "gradient_as_bucket_view": gradient_as_bucket_view, "precision": precision}
             bring = self._sharding.sharding(asked)
         prepare(module, session, bring)
-        session.passes.look_at(module, options)
+        session.backward.observe(module, options)
         if gradient_as_bucket_view:
             session.strategy.give_views(module.parameters())
         if strategy == "dp":
-            self._placing.share_out(module, on, output_device, dim)
+            self._placement.share_out(module, on, output_device, dim)
         if precision == "fp16":
-            self._scale = self._scale or Scale(session.say)
+            self._scale = self._scale or GradientScale(session.say)
         set_precision(module, precision, self.device, self._scale)
         if compile:
             module.compile()
         return module
 
     def loss(self, model: nn.Module, loss: Callable[[Any, Any], Tensor]) -> nn.Module:
-        """The loss function next to the model: `run.loss(model, loss)(x, y)` is `loss(model(x), y)`.
+        """Return a module that computes the loss next to the model.
 
-        For a model of strategy "dp", each device computes the losses of its own rows, so that outputs need not come
-        together on the first.
+        `run.loss(model, loss)(x, y)` is `loss(model(x), y)`. With a model of strategy "dp", each device computes the
+        losses of its own rows, so outputs are not gathered on the first device.
 
         Args:
-            model: has been given to `run.model`.
-            loss: gives a value for each sample (reduction="none"): a mean over a device's rows would not be the
-                batch's.
+            model: a model given to `run.model`.
+            loss: returns a value for each sample (reduction="none"): a mean over a device's rows would not be that
+                of the batch.
 
         Raises:
-            OptionError: when it is called: the loss is of all samples together.
+            OptionError: at the call, if the loss is one value for all samples.
         """
         self._session  # noqa: B018  # is it open?
-        return self._placing.with_loss(model, loss)
+        return self._placement.with_loss(model, loss)
 
     def loader(
         self,
@@ -172,20 +173,20 @@ class Run:
         view: ViewWord = "global",
         **how: Any,
     ) -> Loader:
-        """Global batches: each rank loads and holds its own rows of them, on its device.
+        """Return a loader of global batches: each rank loads and holds its own rows of them, on its device.
 
         Args:
-            data: a dataset, a `DataLoader` (taken as it is), or tensors or arrays of as many rows.
+            data: a dataset, a `DataLoader` (used as it is), or tensors or arrays with equal numbers of rows.
             batch_size: samples of a batch, all ranks together.
             shuffle: in a new order every epoch, as `DataLoader` draws it.
-            accumulate: yield every batch as so many `Pieces`, whose gradients are added up.
-            micro_batch: the same, in pieces of so many samples at most.
-            view: "global": batch tensors; "local": this rank's rows as plain tensors, and gradients weighted by how
-                many these are.
+            accumulate: yield every batch as so many `Pieces`, whose gradients are accumulated.
+            micro_batch: the same, in pieces of at most so many samples.
+            view: "global": batch tensors; "local": this rank's rows as plain tensors, with gradients weighted by
+                their number.
             how: further options of `DataLoader`: sampler, num_workers, collate_fn, drop_last, ...
 
         Raises:
-            OptionError: something that is not allowed, alone or together with the rest.
+            OptionError: an option is not allowed, alone or together with the others.
         """
         session = self._session
         self._begun = True
@@ -212,12 +213,12 @@ class Run:
         )
 
     def batch(self, tensor: Any) -> Tensor:
-        """A batch tensor of a tensor that is the same on all ranks, shape (n, ...): each computes its own rows.
+        """Return a batch tensor of a tensor that is equal on all ranks, shape (n, ...): each computes its own rows.
 
-        With one rank, or with fewer samples than ranks, the tensor itself.
+        With one rank, or with fewer samples than ranks, it returns the tensor itself.
 
         Raises:
-            OptionError: it has no rows.
+            OptionError: the tensor has no rows.
         """
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             raise OptionError("run.batch", tensor, "given a tensor with samples in its first dimension")
@@ -239,22 +240,22 @@ class Run:
         best: Literal["max", "min"] | None = None,
         **states: Any,
     ) -> Checkpoint:
-        """A `duoka.Checkpoint` of these states, by name, that all ranks save and restore together.
+        """Return a `duoka.Checkpoint` of these states, which all ranks save and restore together.
 
-        With the loader among them, a run goes on at the next batch that was not seen, on any number of ranks. It is
-        closed with the run. The scale of gradients in float16 is among them by itself.
+        With the loader among them, a run goes on at the next batch not seen yet, on any number of ranks. The
+        checkpoint is closed with the run. The scale of float16 gradients is added.
 
         Args:
-            directory: where to; one that all machines see.
-            every_steps: how often to save; None for never.
+            directory: the same on all machines, such as on a network file system.
+            every_steps: steps between two saves; None: never.
             every_epochs: the same, in epochs of `epochs`.
             every_seconds: the same, in seconds.
-            keep: how many to keep, the newest; None for all.
+            keep: number of checkpoints to keep, the newest; None: all.
             best: "max" or "min": also keep the one with the best metric.
             states: what to save, by name: `model=model, optimizer=optimizer, loader=train, ...`.
 
         Raises:
-            OptionError: something that is not allowed.
+            OptionError: an option is not allowed.
         """
         ranks = self._session.ranks
         if not states:
@@ -278,40 +279,41 @@ class Run:
     # --- numbers of ranks that work by themselves
 
     def all_sum(self, value: Any) -> Any:
-        """The sum over ranks of a tensor, a number, or a dict of them, as `value` itself is.
+        """Return the sum over ranks of a tensor, a number, or a dict or list of them, of the type of `value`.
 
         Raises:
-            OptionError: it is a batch tensor, which is the whole batch's already.
-            RanksApart: it has another shape or type on another rank.
+            OptionError: it is a batch tensor, whose sums are of the whole batch already.
+            RanksApart: it has another shape or dtype on another rank.
         """
-        return self._numbers.all_sum(value)
+        return self._checked_reductions.all_sum(value)
 
     def all_mean(self, value: Any) -> Any:
-        """The mean over ranks; floating-point. As `all_sum`."""
-        return self._numbers.all_mean(value)
+        """Return the mean over ranks, in floating point. Else as `all_sum`."""
+        return self._checked_reductions.all_mean(value)
 
     def all_gather(self, value: Any) -> Any:
-        """The rows of all ranks, in the order of ranks, which is that of the samples in a batch. As `all_sum`.
+        """Return the rows of all ranks, in the order of ranks, which is that of the samples in a batch.
 
-        The first dimension may differ between ranks. A number becomes a tensor of shape (world_size,).
+        The first dimension may differ between ranks. A number becomes a tensor of shape (world_size,). Else as
+        `all_sum`.
         """
-        return self._numbers.all_gather(value)
+        return self._checked_reductions.all_gather(value)
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's `value`, which pickle must know, in the order of ranks: on every rank."""
+        """Return every rank's `value`, which must be picklable, in the order of ranks."""
         return gather_objects(value, self._session.ranks)
 
     # --- what happens once
 
     def print(self, *values: Any, **how: Any) -> None:
-        """Print on rank 0 only; a batch is gathered for it, so all ranks have to come here."""
+        """Print on rank 0 only. Call it on all ranks: batch tensors are gathered."""
         self._session  # noqa: B018  # is it open?
         values = gather_all(values) if batches_in(values) else values
         if self.is_first:
             print(*values, **how)
 
     def log(self, step: int | None = None, **values: Any) -> None:
-        """Write numbers to the logs that `duoka.start(log=...)` named; rank 0 does, so call it anywhere.
+        """Write numbers to the logs of `duoka.start(log=...)`, on rank 0. It may be called on any ranks.
 
         Raises:
             OptionError: a value is no number, text, or tensor of one element; or the step is no whole number.
@@ -322,18 +324,18 @@ class Run:
         self._logs.write(step, values)
 
     def progress(self, batches: Iterable[Any], name: str = "batches") -> Progress:
-        """The same batches, with a progress bar (rank 0); plain lines where standard output is no terminal."""
+        """Return the same batches with a progress bar on rank 0; lines if standard output is no terminal."""
         self._session  # noqa: B018  # is it open?
         return Progress(batches, name, self.is_first, sys.stdout)
 
     @contextmanager
     def first(self) -> Iterator[bool]:
-        """Rank 0 goes through the body before the others do: what it downloads is there when they look for it.
+        """Run the body on rank 0 before the other ranks run it, so that they find what it downloads.
 
-        Gives whether this is rank 0.
+        Yields whether this is rank 0.
 
         Raises:
-            PeerLost: rank 0 failed in it, with an error of its own.
+            PeerLost: rank 0 raised an error in it.
         """
         ranks = self._session.ranks
         if not self.is_first:
@@ -354,10 +356,10 @@ class Run:
 
     @contextmanager
     def no_sync(self, *models: nn.Module) -> Iterator[None]:
-        """Backward passes within add to the gradients of `models` on each rank alone.
+        """Within the context, let backward passes add to the gradients of `models` on each rank alone.
 
-        The first backward pass after it brings the ranks together, with all that was added. Of models of strategy
-        "fsdp" each pass does, as holding their gradients would take the room of all.
+        The first backward pass after it averages all that was added. With strategy "fsdp" each pass does, since
+        unsharded gradients would need the memory of the whole model.
         """
         if not models:
             raise OptionError("run.no_sync", "nothing", "given the models whose gradients are to be held")
@@ -366,13 +368,13 @@ class Run:
             yield
 
     def has_held(self, parameters: Iterable[Tensor]) -> bool:
-        """Whether a gradient of these is this rank's own, by `no_sync` or within the pieces of a batch."""
+        """Return whether the gradient of a parameter is this rank's own, by `no_sync` or pieces of a batch."""
         return self._session.strategy.has_held(parameters)
 
     # --- its end
 
     def close(self, wait: bool = True) -> None:
-        """End the run: wait for the other ranks, unless `wait` is False, and put back all that was intercepted."""
+        """End the run: wait for the other ranks, unless `wait` is False, and undo all interceptions."""
         if self._opened is None:
             return
         session, self._opened = self._opened, None
@@ -383,7 +385,7 @@ class Run:
         finally:
             for saved in self._checkpoints:
                 saved.close(wait=False)
-            self._placing.close()
+            self._placement.close()
             self._sharding.close()
             if self._scale is not None:
                 self._scale.close()
@@ -412,7 +414,7 @@ class Run:
         return f"Run(rank {self.rank} of {self.world_size}, {self.device}, {self.machine}{state})"
 
     def _use(self, strategy: str, shares: int | None) -> ApiSession:
-        """The session, opened anew if another strategy is asked for."""
+        """Return the session; open a new one if another strategy is requested."""
         session = self._session
         settings = settings_with(session.plan, strategy, shares)
         check_same(
@@ -431,9 +433,9 @@ class Run:
         return self._opened
 
     @property
-    def _numbers(self) -> OwnNumbers:
+    def _checked_reductions(self) -> LocalReductions:
         self._session  # noqa: B018  # is it open?
-        return self._own_numbers
+        return self._reductions
 
     @property
     def _session(self) -> ApiSession:

@@ -1,9 +1,8 @@
-"""Gradients of models that compute in float16, which are too small for it: scaled while they are within the model.
+"""Scale gradients within models that compute in float16, in which small gradients would vanish.
 
-A gradient is multiplied where it enters a model's forward pass from behind, and divided where it leaves it: at the
-parameters and at the inputs. So outside of the model every gradient is the true one, whatever else the loss is made
-of; nothing is to be unscaled before clipping. The idea is Micikevicius et al., "Mixed precision training" (2018);
-torch.amp.GradScaler scales the loss instead, and so all that is behind it.
+A gradient is multiplied where it enters a model's outputs, and divided where it leaves the model, at parameters and
+inputs. So outside of the model every gradient is unscaled: clipping needs no unscaling. The method is Micikevicius et
+al., "Mixed precision training" (2018); torch.amp.GradScaler scales the loss instead, and so all other gradients, too.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from duoka.view.graph import graph, node_of
 from duoka.view.originals import register_hook
 from duoka.view.site import user_line
 
-FIRST = 2.0**15  # with which a gradient of 1 still is a number in float16
+FIRST = 2.0**15  # a gradient of 1 times this is finite in float16
 STEPS_TO_GROW = 2000
-IN_VAIN = 50  # steps in a row that were left out, after which somebody should be told
+IN_VAIN = 50  # steps skipped in a row, after which a line is printed
 
 
-class Scale:
-    """By how much gradients are multiplied within the models of one run, and which steps are left out.
+class GradientScale:
+    """The scale of gradients within the models of one run.
 
-    A step for which a gradient is not finite is left out, and the scale is halved; after 2000 good ones it is
-    doubled. Gradients are the same on all ranks, so all decide alike.
+    An optimizer step with an infinite or NaN gradient is skipped, and the scale is halved; after 2000 other steps it
+    is doubled. Gradients are equal on all ranks, so all decide alike.
 
-    value: the scale now. say: shows the user a line.
+    value: the current scale. say: prints a line.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -47,37 +46,37 @@ class Scale:
         self._inside = False
         self._calls = 0
         self._scaled: WeakIdKeyDictionary = WeakIdKeyDictionary()  # the parameters of models in float16
-        self._kept: dict[int, list[tuple[Tensor, Tensor]]] = {}  # gradients that a step must not see
+        self._kept: dict[int, list[tuple[Tensor, Tensor]]] = {}  # gradients hidden from a skipped step
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
 
-    def __deepcopy__(self, memo: Any) -> Scale:
-        """A copy of a model belongs to the same run."""
+    def __deepcopy__(self, memo: Any) -> GradientScale:
+        """Return itself: a copy of a model belongs to the same run."""
         return self
 
     def __reduce__(self) -> Any:
-        """In another process it belongs to no run: a model computes there as under autocast alone."""
+        """Pickle as None: in another process a model belongs to no run, and computes with autocast alone."""
         return _no_scale, ()
 
     def state_dict(self) -> dict[str, float]:
-        """What is needed to go on."""
+        """Return the state, for checkpoints."""
         return {"value": self.value, "good": self._good}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()`."""
+        """Restore what `state_dict()` returned."""
         self.value, self._good = float(state["value"]), int(state["good"])
 
     def close(self) -> None:
-        """No longer look at optimizers."""
+        """Remove the hooks of optimizers."""
         for hook in self._hooks:
             hook.remove()
 
     # --- in the model
 
     def around(self, forward: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """`forward(*args, **kwargs)`, the forward pass of `module`, in which gradients are scaled.
+        """Call `forward(*args, **kwargs)`, the forward pass of `module`, and scale gradients within it.
 
         Raises:
             Refused: gradients would leave the model by another way than its parameters and inputs.
@@ -107,7 +106,7 @@ class Scale:
         return contents.put([self._leaving(leaf) for leaf in contents.leaves])
 
     def _leaving(self, leaf: Any) -> Any:
-        """An output: its own gradient is the true one, and what comes of it within is scaled."""
+        """Scale an output's gradient on its way into the model; the output's own .grad stays unscaled."""
         if not isinstance(leaf, Tensor) or not leaf.requires_grad:
             return leaf
         scaled = _times(leaf, self.value)
@@ -132,7 +131,7 @@ class Scale:
         if not finite:
             self._kept[id(optimizer)] = found
             for parameter, _ in found:
-                parameter.grad = None  # an optimizer passes over it, and over its state
+                parameter.grad = None  # an optimizer then skips the parameter and its state
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for parameter, gradient in self._kept.pop(id(optimizer), []):
@@ -157,7 +156,7 @@ def _no_scale() -> None:
 
 
 def _times(tensor: Tensor, factor: float) -> Tensor:
-    """The same tensor; its gradient is multiplied on its way back."""
+    """Return the same tensor with its gradient multiplied."""
     if isinstance(tensor, BatchTensor):
         return BatchTensor(_times(tensor._local, factor), tensor._spec)
     same = tensor.view_as(tensor)
@@ -166,10 +165,10 @@ def _times(tensor: Tensor, factor: float) -> Tensor:
 
 
 class _Times(torch.autograd.Function):
-    """A gradient that comes into a model, or leaves it.
+    """Multiply a gradient.
 
-    Within, S times the gradient of any number stands for it, of a gradient too: what is S times a gradient outside
-    has itself a gradient, by S smaller, of which S times is the one outside. So a gradient of this gradient passes.
+    Within the model all gradients are S times larger, second derivatives too: the derivative of a scaled gradient
+    with respect to anything inside is S times the one outside. So a gradient of this gradient passes unchanged.
     """
 
     @staticmethod
@@ -183,7 +182,7 @@ class _Times(torch.autograd.Function):
 
 @contextmanager
 def _in_place(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
-    """Meanwhile the module computes with other tensors in place of its parameters; the table is by identity."""
+    """Within the context, let the module compute with other tensors in place of its parameters, by their ids."""
     parts = list(module.modules())
     before = [(part, dict(parameters_in(part)), part.__dict__.get(FLAT_WEIGHTS)) for part in parts]
     try:
@@ -200,7 +199,7 @@ def _in_place(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
 
 
 def _check_ways(outputs: list[Any], entries: list[Tensor], module: nn.Module) -> None:
-    """See that whatever the outputs were computed from came in by the entries."""
+    """Check that the outputs were computed from the scaled inputs and parameters only."""
     ends = [node_of(entry) for entry in entries]
     for node in graph(outputs, ends):
         name = node.name()

@@ -1,4 +1,4 @@
-"""Learning rates for large batches, and clipping: torch's own, with what is easily forgotten."""
+"""Learning rates for large batches, and clipping, by torch's own schedulers and functions."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ Rule = Literal["linear", "sqrt"]
 
 
 def scale_lr(lr: float, batch: int, base_batch: int, rule: Rule = "linear") -> float:
-    """The learning rate for a global batch of another size than it was found for.
+    """Return the learning rate for a global batch of another size than the one it was found for.
 
     linear: lr * batch / base_batch, for SGD (Goyal et al. 2017, who warm it up over five epochs). sqrt:
-    lr * sqrt(batch / base_batch), for Adam and its like (Malladi et al. 2022). Both hold up to a batch size that
-    depends on the task (Shallue et al. 2019). The number of devices does not come into it: `batch` is what all of
-    them compute together.
+    lr * sqrt(batch / base_batch), for Adam and the like (Malladi et al. 2022). Both hold up to a batch size that
+    depends on the task (Shallue et al. 2019). The number of devices does not matter: `batch` is that of all together.
 
     Raises:
-        OptionError: a number that is not positive, or another rule.
+        OptionError: a number is not positive, or the rule is another.
     """
     one_of("rule", rule, get_args(Rule))
     for name, value in (("lr", lr), ("batch", batch), ("base_batch", base_batch)):
@@ -38,13 +37,13 @@ def scale_lr(lr: float, batch: int, base_batch: int, rule: Rule = "linear") -> f
 
 
 def warmup(optimizer: Optimizer, steps: Any, then: LRScheduler | None = None) -> LRScheduler:
-    """A learning rate that rises linearly over `steps` calls of `step()`, and then follows `then`.
+    """Return a scheduler that raises the learning rate linearly over `steps` calls of `step()`, then follows `then`.
 
-    Made of torch's LinearLR and SequentialLR, so its state dict is one of theirs. Call its `step()` after each
-    optimizer step, once whatever the number of devices; `then` counts its steps from the end of the warm-up.
+    It consists of torch's LinearLR and SequentialLR, and has their state dict. Call `step()` after each optimizer
+    step, once whatever the number of devices; `then` counts its steps from the end of the warm-up.
 
     Raises:
-        OptionError: `steps` is not positive, or `then` is of another optimizer, or waits for a metric.
+        OptionError: `steps` is not positive, or `then` belongs to another optimizer or needs a metric.
     """
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise OptionError("steps", steps, "a whole number of optimizer steps, at least 1")
@@ -60,12 +59,12 @@ def warmup(optimizer: Optimizer, steps: Any, then: LRScheduler | None = None) ->
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, **how: Any
 ) -> Tensor:
-    """`torch.nn.utils.clip_grad_norm_`: gradients are the whole batch's on every rank, so it is right as it is.
+    """Clip gradients by their total norm, as `torch.nn.utils.clip_grad_norm_`; gradients are the whole batch's.
 
-    Sharded and other gradients may come together, and the norm is a plain tensor; all ranks call it then.
+    Sharded and other gradients may be mixed; all ranks call it then. Returns the norm, a plain tensor.
 
     Raises:
-        OptionError: a gradient is this rank's own, as it was held by `run.no_sync` or belongs to a piece.
+        OptionError: a gradient is this rank's own, by `run.no_sync` or pieces of a batch.
     """
     listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     run = this_process().run
@@ -85,7 +84,7 @@ def _clip_shards(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """The same for gradients of which some are sharded: torch's own takes those of one kind."""
+    """Clip gradients of which some are sharded, which torch's function does not mix."""
     if not norm_type > 0:
         raise OptionError("norm_type", norm_type, "more than 0 for sharded gradients")
     sharded, whole = ([grad for grad in grads if is_sharded(grad) == kind] for kind in (True, False))
@@ -102,7 +101,7 @@ def _clip_shards(
 
 
 def _norm_of_shards(grads: list[Any], norm_type: float, foreach: bool | None) -> Tensor:
-    """The norm of all parts; torch has none where one is empty."""
+    """Return the norm of all parts; torch's function fails if one is empty."""
     parts: list[Tensor] = [grad.to_local() for grad in grads]
     own = torch.nn.utils.get_total_norm([part for part in parts if part.numel()], norm_type, foreach=foreach)
     own = own.to(parts[0].device)

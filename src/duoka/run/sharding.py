@@ -14,10 +14,10 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from duoka.errors import OptionError
 from duoka.private.torch import without_gloo_messages
 from duoka.process import this_process
-from duoka.run import shards
+from duoka.run import sharded_tensors
+from duoka.run.api_session import ApiSession
 from duoka.run.models import move
 from duoka.run.precision import DTYPES
-from duoka.run.session import ApiSession
 from duoka.strategies.fsdp import Fsdp
 from duoka.view.parts import is_compiled
 
@@ -33,16 +33,16 @@ class Sharding:
         self._made: Fsdp | None = None
 
     def sharding(self, given: dict[str, Any]) -> Callable[[nn.Module], None]:
-        """What lets each rank hold a part of a module. given: options of `run.model`.
+        """Return a function that shards a module over all ranks; with one rank it only moves it.
 
-        The same may be asked for on any number of ranks. One alone holds all.
+        given: options of `run.model`.
 
         Raises:
-            OptionError: it cannot be had with these; or, later, the module cannot be sharded.
+            OptionError: an option is not allowed; or, when called, the module cannot be sharded.
         """
         for name, value in given.items():
             if value not in _ALLOWED.get(name, (False,)):
-                hint = "bf16 can be had" if name == "precision" else ""
+                hint = "bf16 is allowed" if name == "precision" else ""
                 raise OptionError(name, value, "left out with strategy='fsdp'", hint)
         compress = self._session.plan.compress
         if compress != "none":
@@ -60,20 +60,20 @@ class Sharding:
             self._fsdp().shard(module, dtype)
 
     def close(self) -> None:
-        """Put back what was intercepted. torch's group stays: what is sharded can still be saved."""
+        """Undo interceptions. torch's process group stays, so that sharded tensors can still be saved."""
         if self._made is not None:
             self._made.close()
 
     def _fsdp(self) -> Fsdp:
-        """The strategy, and what it has to see of torch, from the first model on that wants it."""
+        """Return the strategy; install its interceptions for the first model that uses it."""
         if self._made is None:
             session = self._session
             self._made = Fsdp(session.ranks, self._mesh(), self._device, session.strategy.leave, session.say)
-            shards.install(session.patches, session.ranks)
+            sharded_tensors.install(session.patches, session.ranks)
         return self._made
 
     def _mesh(self) -> Any:
-        """All ranks, as torch's fully_shard wants them: over the script's own group, if it has made one."""
+        """Return all ranks as a mesh for torch's fully_shard, over the script's process group, if it has one."""
         from torch.distributed.device_mesh import DeviceMesh
 
         distributed, ranks = torch.distributed, self._session.ranks

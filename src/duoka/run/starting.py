@@ -1,4 +1,4 @@
-"""`duoka.start`: who am I?"""
+"""`duoka.start`: find this process's rank and open a run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from duoka.origins import Origin, find
 from duoka.origins.forked import Forked
 from duoka.process import this_process
 from duoka.run.agreement import check_same
+from duoka.run.api_session import RunSettings, open_session
 from duoka.run.run import Run
-from duoka.run.session import Settings, open_session
 from duoka.strategies.compress import compression
 from duoka.system.messages import say
 from duoka.view.alone import OneRank
@@ -44,34 +44,34 @@ def start(
     compress: str = "none",
     row_independent: Sequence[str] | None = None,
 ) -> Run:
-    """Find out which rank this process is, and begin a run. One is open at a time; `run.close()` ends it.
+    """Find this process's rank, connect to the others, and open a run, until `run.close()`. One is open at a time.
 
     Works alone (`python train.py`), under `duoka run`, `duoka.launch`, torchrun, srun and mpirun.
 
     Args:
-        seed: for torch's, Python's and numpy's generators, the same on all ranks; None: all ranks agree on one by
-            chance, and a rank that is alone leaves its generators as they are.
-        device: "auto" (the device that this rank was given, else its GPU, else the CPU), or what torch calls it.
-        batch_norm: "whole": statistics of the whole batch, as on one device; "local": of each share.
-        randomness: "whole": draws inside of models are one device's; "worker": each rank's own.
-        loading: "auto": each rank reads its own rows where reading draws no random number, else all; "shared": its
-            own rows, and every sample draws from a stream of its own; "whole": all rows.
+        seed: for torch's, Python's and numpy's generators, the same on all ranks; None: rank 0 draws one for all;
+            a single rank keeps its generators' states.
+        device: "auto" (the device assigned to this rank, else its GPU, else the CPU), or a device as torch names it.
+        batch_norm: "whole": statistics of the whole batch, as on one device; "local": of each rank's rows.
+        randomness: "whole": random numbers in models are those of one device; "worker": each rank draws its own.
+        loading: "auto": each rank reads only its own rows if reading draws no random number, else all; "shared":
+            its own rows, and every sample has its own random stream; "whole": all rows.
         timeout: seconds that a rank waits for the others.
-        log: where `run.log` writes: "console", "csv:PATH", "jsonl:PATH", "tensorboard:DIR", "wandb", "wandb:PROJECT",
+        log: logs of `run.log`: "console", "csv:PATH", "jsonl:PATH", "tensorboard:DIR", "wandb", "wandb:PROJECT",
             "mlflow", "mlflow:EXPERIMENT", or several of them.
-        compress: what goes between ranks for gradients. "bf16" or "fp16": 16 bits, half the traffic. "powersgd",
+        compress: gradients between ranks. "bf16" or "fp16": in 16 bits, half the traffic. "powersgd",
             "powersgd:RANK" or "powersgd:RANK:AFTER": matrices of that rank, after so many backward passes (1000).
         row_independent: names of autograd Functions, scripted functions or operators of extensions (`Scan`,
             `train.Scan`, `mylib::square`) that compute each row by itself. Without it they are computed whole by
             every rank, since nothing proves it; `duoka prove` compares the numbers.
 
-    What is left out is as `duoka run` was told, else whole, whole, auto, 600 and no name.
+    Omitted options are those of `duoka run`, or else whole, whole, auto, 600 and no name.
 
     Raises:
-        OptionError: a value that is not allowed, or a run is open already.
-        DeviceError: a device that is not there.
-        TimedOut: another rank did not come.
-        RanksApart: another rank was started with other options.
+        OptionError: a value is not allowed, or a run is open already.
+        DeviceError: the device does not exist.
+        TimedOut: another rank did not connect.
+        RanksApart: another rank has other options.
     """
     process = this_process()
     if process.run is not None:
@@ -104,9 +104,9 @@ def _settings(
     compress: str,
     timeout: float | None,
     row_independent: Sequence[str] | None,
-) -> tuple[Settings, float]:
+) -> tuple[RunSettings, float]:
     asked = origin.asked if isinstance(origin, Forked) else None
-    settings = Settings(
+    settings = RunSettings(
         batch_norm or (asked.batch_norm if asked else "whole"),
         randomness or (asked.randomness if asked else "whole"),
         loading or (asked.loading if asked else "auto"),
@@ -137,10 +137,10 @@ def _check_seed(seed: Any) -> None:
 
 
 def choose_device(asked: str | torch.device, origin: Origin) -> torch.device:
-    """The device of this rank, made torch's current one.
+    """Return the device of this rank, and make it torch's current one.
 
     Raises:
-        DeviceError: it is not there.
+        DeviceError: it does not exist.
     """
     automatic = str(asked) == "auto"
     try:
@@ -156,7 +156,7 @@ def choose_device(asked: str | torch.device, origin: Origin) -> torch.device:
     index: int | None = device.index
     if index is None:
         index = origin.local_rank if origin.device is None else 0
-        if count == 1 and environment.visible_gpus() is not None:  # an engine shows each process its own
+        if count == 1 and environment.visible_gpus() is not None:  # an engine makes one GPU visible to each process
             index = 0
     if index >= count:
         raise DeviceError(f"local rank {origin.local_rank} has no {device.type} device: there are {count}")
@@ -175,9 +175,9 @@ def _connect(origin: Origin, timeout: float) -> Collectives:
     process = this_process()
     if process.communication is None:
         process.communication = origin.connect(timeout)
-        if not isinstance(origin, Forked) and environment.threads() is None:  # a forked worker has its share
+        if not isinstance(origin, Forked) and environment.threads() is None:  # forked workers have theirs set
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // process.communication.here))
-    process.runs += 1  # also where it does not come to a run: the next one begins with keys of its own
+    process.runs += 1  # also if it fails: the next run has keys of its own
     return process.communication.collectives(origin.rank, origin.world_size, timeout, process.runs)
 
 
@@ -192,6 +192,6 @@ def _sayer(origin: Origin) -> Callable[[str], None]:
 
 
 def _close_at_exit(run: Run) -> None:
-    """At the end of a script that did not close its run; one that ends by an error waits for nobody."""
+    """Close a run that the script has left open; after an error without waiting for other ranks."""
     if this_process().run is run:
         run.close(wait=getattr(sys, "last_type", None) is None)

@@ -48,7 +48,7 @@ def asked() -> Fault | None:
 
 @lru_cache
 def workers() -> tuple[int, list[int]]:
-    """The command's pid, and the workers' (and last the heir's), in the order of their ranks: they are forked so."""
+    """Return the command's pid, and those of the workers, in the order of ranks, and of the reaper, the last one."""
     parent = os.getppid()
     with open(f"/proc/{parent}/task/{parent}/children", "rb") as file:
         return parent, sorted(map(int, file.read().split()))

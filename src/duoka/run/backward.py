@@ -1,6 +1,6 @@
-"""What is seen at the end of each backward pass, of the models that it reached.
+"""Checks after each backward pass, for the models that it reached.
 
-DistributedDataParallel has to be told beforehand which parameters a pass leaves out; here they are named.
+DistributedDataParallel must be told beforehand which parameters a pass leaves out; here they are named afterwards.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Reached = Callable[[Tensor], bool]
 
 @dataclass(frozen=True, slots=True)
 class DdpOptions:
-    """DistributedDataParallel's options of these names.
+    """Options of DistributedDataParallel, by its names.
 
-    find_unused_parameters: True: parameters that a pass leaves out are nobody's business; False: they are an error;
-    None: they are told, once. static_graph: every pass reaches the same. broadcast_buffers: all ranks have rank 0's
-    buffers after each pass; None: where ranks may compute different ones. gradient_as_bucket_view: gradients are
-    parts of larger tensors, which spares a copy.
+    find_unused_parameters: True: a pass may leave out parameters; False: that is an error; None: it is reported once.
+    static_graph: every pass must reach the same parameters. broadcast_buffers: all ranks take rank 0's buffers after
+    each pass; None: only if ranks may compute different ones. gradient_as_bucket_view: gradients are views of larger
+    tensors, which saves a copy.
     """
 
     find_unused_parameters: bool | None = None
@@ -44,66 +44,66 @@ class DdpOptions:
 
 
 @dataclass(slots=True)
-class _Looking:
-    """What is looked for in one model. passes: how many reached it. first: what the first one reached."""
+class _Observed:
+    """State of one model. passes: number of passes that reached it. first: parameters that the first one reached."""
 
     options: DdpOptions
     parameters: list[Tensor]
     passes: int = 0
     first: frozenset[str] = frozenset()
-    told: bool = False
+    reported: bool = False
 
 
-class Passes:
-    """Observes the backward passes of a run (`Strategy.observe`). local_norm: BatchNorm is each share's."""
+class BackwardObserver:
+    """Observes the end of each backward pass (`Strategy.observe`). local_norm: BatchNorm differs between ranks."""
 
     def __init__(self, ranks: Collectives, local_norm: bool, say: Callable[[str], None]) -> None:
         self._ranks, self._local_norm, self._say = ranks, local_norm, say
-        self._models: WeakKeyDictionary[nn.Module, _Looking] = WeakKeyDictionary()
+        self._models: WeakKeyDictionary[nn.Module, _Observed] = WeakKeyDictionary()
 
-    def look_at(self, module: nn.Module, options: DdpOptions) -> None:
-        """Look at the passes that reach `module` from now on."""
-        self._models[module] = _Looking(options, list(module.parameters()))
+    def observe(self, module: nn.Module, options: DdpOptions) -> None:
+        """Observe the passes that reach `module`."""
+        self._models[module] = _Observed(options, list(module.parameters()))
 
     def __call__(self, reached: Reached) -> None:
-        """A pass is over, on every rank.
+        """Check a pass that has ended, on every rank. reached: returns whether it reached a parameter.
 
         Raises:
-            Refused: it left out what it should not.
+            Refused: it left out parameters that it must reach.
         """
-        for module, looking in list(self._models.items()):
-            if not any(map(reached, looking.parameters)):
+        for module, observed in list(self._models.items()):
+            if not any(map(reached, observed.parameters)):
                 continue
-            looking.passes += 1
-            self._see_parameters(module, looking, reached)
-            asked = looking.options.broadcast_buffers
+            observed.passes += 1
+            self._check_parameters(module, observed, reached)
+            asked = observed.options.broadcast_buffers
             if asked or (asked is None and self._local_norm):
-                self._give_buffers(list(module.buffers()))
+                self._broadcast_buffers(list(module.buffers()))
 
-    def _see_parameters(self, module: nn.Module, looking: _Looking, reached: Reached) -> None:
-        options, find_unused = looking.options, looking.options.find_unused_parameters
+    def _check_parameters(self, module: nn.Module, observed: _Observed, reached: Reached) -> None:
+        options, find_unused = observed.options, observed.options.find_unused_parameters
         often = options.static_graph or find_unused is False
-        if not often and (find_unused or looking.told or looking.passes & (looking.passes - 1)):
+        if not often and (find_unused or observed.reported or observed.passes & (observed.passes - 1)):
             return
         wanted = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
         found = frozenset(name for name, parameter in module.named_parameters() if reached(parameter))
-        looking.first = looking.first or found
-        if options.static_graph and looking.first != found:
-            names = _owners(module, set(looking.first ^ found))
+        observed.first = observed.first or found
+        if options.static_graph and observed.first != found:
+            names = _owners(module, set(observed.first ^ found))
             raise Refused(
                 f"the backward pass at {user_line()} reached other parameters of {type(module).__name__} than the "
                 f"first one, with static_graph=True: {names}"
             )
-        if find_unused or looking.told or wanted <= found:
+        if find_unused or observed.reported or wanted <= found:
             return
         text = f"{type(module).__name__}: no gradient at {user_line()} for {_owners(module, wanted - found)}"
         if find_unused is False:
-            raise Refused(f"{text}; find_unused_parameters=False says that there is no such")
-        looking.told = True
+            raise Refused(f"{text}; but find_unused_parameters=False was given")
+        observed.reported = True
         self._say(f"{text} (find_unused_parameters=True if so meant)")
 
-    def _give_buffers(self, buffers: list[Tensor]) -> None:
-        """Rank 0's, in one transfer for each type."""
+    def _broadcast_buffers(self, buffers: list[Tensor]) -> None:
+        """Copy rank 0's buffers to all ranks, with one broadcast for each dtype."""
         for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
             alike = [buffer for buffer in buffers if buffer.dtype == dtype]
             flat = self._ranks.broadcast(torch.cat([buffer.detach().flatten() for buffer in alike]), 0)
@@ -113,7 +113,7 @@ class Passes:
 
 
 def _owners(module: nn.Module, names: set[str]) -> str:
-    """Parameters by the module that owns them: `head (Linear): weight, bias; norm (LayerNorm): bias`."""
+    """Return parameters by the module that owns them: `head (Linear): weight, bias; norm (LayerNorm): bias`."""
     listed = [name.rpartition(".") for name, _ in module.named_parameters() if name in names]
     groups = [(owner, [own for *_, own in each]) for owner, each in groupby(listed, key=lambda parts: parts[0])]
     return "; ".join(f"{_named(module, owner)}: {', '.join(own)}" for owner, own in groups)

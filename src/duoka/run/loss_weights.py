@@ -1,6 +1,6 @@
-"""Losses of ranks that work by themselves: each is a mean over the rank's own rows, and counts by how many these are.
+"""Weights for losses of a rank's own rows (loaders with view="local"): each is a mean over these rows.
 
-The loss is weighted, not the gradient: on its way back it may pass what all ranks have in common, a BatchNorm of the
+The loss is weighted, not the gradient, which may have passed operations over all ranks, such as a BatchNorm of the
 whole batch.
 """
 
@@ -18,7 +18,7 @@ from duoka.run.calls import ApiCalls
 
 
 def install(patches: Patches, calls: ApiCalls) -> None:
-    """Intercept `torch.autograd.backward` and `torch.autograd.grad` once more."""
+    """Intercept `torch.autograd.backward` and `torch.autograd.grad`."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def weighted(first: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`run.model(strategy="dp")`: which devices of this process a model computes on."""
+"""`run.model(strategy="dp")`: the devices of this process on which a model computes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from duoka.picking import Picked
 from duoka.picking import devices as pick_devices
 from duoka.plain import constructors, modules, norm, transforms
 from duoka.plan import STRATEGIES
+from duoka.run.api_session import ApiSession
 from duoka.run.calls import ApiCalls
-from duoka.run.session import ApiSession
 from duoka.strategies import Dp
 from duoka.view.parts import is_compiled
 from duoka.view.view import View
@@ -25,10 +25,10 @@ Devices = int | str | Sequence[int | str | torch.device]
 
 
 def check_strategy(asked: str, world_size: int, devices: object) -> None:
-    """See that a model can be kept in step in this way in this run.
+    """Check that a strategy is possible in this run.
 
     Raises:
-        OptionError: it cannot.
+        OptionError: it is not.
     """
     one_of("strategy", asked, STRATEGIES)
     if asked == "dp" and world_size > 1:
@@ -42,15 +42,15 @@ def check_strategy(asked: str, world_size: int, devices: object) -> None:
 
 
 def pick(asked: Devices | None, here: torch.device) -> Picked:
-    """The devices of a model. asked: how many, in the words of `--devices`, or a list; None: all cards there are.
+    """Pick the devices of a model. asked: their number, a text as for `--devices`, or a list; None: all GPUs.
 
     Raises:
-        OptionError: it names no devices of one kind.
-        DeviceError: one is not there.
+        OptionError: they are not of one type.
+        DeviceError: one does not exist.
     """
     if asked is None:
         if here.type == "cpu":
-            raise OptionError("devices", MISSING, "given on a machine without cards", "for example: devices='cpu:2'")
+            raise OptionError("devices", MISSING, "given on a machine without a GPU", "for example: devices='cpu:2'")
         asked = range(torch.cuda.device_count())
     if isinstance(asked, bool) or (isinstance(asked, int) and asked < 1):
         raise OptionError("devices", asked, "how many devices, at least 1, or which")
@@ -64,11 +64,11 @@ def pick(asked: Devices | None, here: torch.device) -> Picked:
 
 
 def _device(asked: int | str | torch.device) -> torch.device:
-    """One of a list: a number is a card's, as for nn.DataParallel."""
+    """Return a device of a list; a number is a GPU's, as for nn.DataParallel."""
     try:
         device = torch.device("cuda", asked) if isinstance(asked, int) else torch.device(asked)
     except (RuntimeError, TypeError):
-        raise OptionError("devices", asked, "cpu, or a card's number as torch has it (0, 'cuda:1')") from None
+        raise OptionError("devices", asked, "cpu, or a GPU's number as torch has it (0, 'cuda:1')") from None
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
@@ -77,8 +77,8 @@ def _device(asked: int | str | torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "cpu" else device
 
 
-class Placing:
-    """Where the models of one run compute. here: the device of this rank. timeout: seconds that copies may wait."""
+class DevicePlacement:
+    """Devices on which the models of one run compute. here: this rank's. timeout: seconds that copies may wait."""
 
     def __init__(self, session: ApiSession, here: torch.device, timeout: float) -> None:
         self._session, self._here, self._timeout = session, here, timeout
@@ -86,10 +86,10 @@ class Placing:
         self._made: Dp | None = None
 
     def devices(self, strategy: str, asked: Devices | None) -> Sequence[torch.device]:
-        """Those of a model: several with the strategy dp, else this rank's.
+        """Return the devices of a model: several with the strategy dp, else this rank's.
 
         Raises:
-            OptionError, DeviceError: as `pick` does.
+            OptionError, DeviceError: as by `pick`.
         """
         if strategy != "dp":
             return [self._here]
@@ -114,41 +114,41 @@ class Placing:
         if len(devices) > 1:
             self._dp().share_out(module, devices, output, dim)
 
-    def with_loss(self, model: nn.Module, loss: Any) -> WithLoss:
-        """A model and the loss behind it, where the model computes."""
-        both = WithLoss(model, loss)
+    def with_loss(self, model: nn.Module, loss: Any) -> ModelWithLoss:
+        """Return a module that computes the model and the loss on each of the model's devices."""
+        both = ModelWithLoss(model, loss)
         if self._made is not None:
             self._made.share_out_as(model, both)
         return both
 
     def close(self) -> None:
-        """Let other programs have the devices."""
+        """Release the devices."""
         for picked in self._picked:
             picked.release()
 
     def _dp(self) -> Dp:
-        """The strategy, and what it has to see of torch, from the first model on that wants it."""
+        """Return the strategy dp; install its interceptions for the first model that uses it."""
         if self._made is None:
             self._made = Dp(self._install, self._session.say)
         return self._made
 
     def _install(self, view: View) -> None:
-        """Intercept what a forward pass may do with the batches of these devices."""
+        """Install interceptions for forward passes on batches of these devices."""
         session = replace(self._session, view=view, calls=ApiCalls(view, self._session.calls.local_stream))
         for interception in (modules, norm, constructors, transforms):
             interception.install(session)
         session.patches.reach()
 
 
-class WithLoss(nn.Module):
-    """A model with its loss function behind it: gives the loss of each sample, computed where its output is."""
+class ModelWithLoss(nn.Module):
+    """A model followed by its loss function: gives the loss of each sample, on the device of its output."""
 
     def __init__(self, model: nn.Module, loss: Any) -> None:
         super().__init__()
         self.model, self.loss = model, loss
 
     def forward(self, *inputs: Any, **how: Any) -> torch.Tensor:
-        """loss(model(*inputs), target), shape (n,) or more; the last of `inputs` is the target."""
+        """Return loss(model(*inputs), target), shape (n,) or more; the last of `inputs` is the target."""
         *inputs_of_model, target = inputs
         losses: torch.Tensor = self.loss(self.model(*inputs_of_model, **how), target)
         if losses.dim() == 0:

@@ -1,4 +1,4 @@
-"""What a run has installed while it is open: the interceptions that make numbers right, and no others."""
+"""The interceptions that are installed while a run of the API is open."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from duoka.plain.chance import Chance
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session
 from duoka.private.lookup import untested
-from duoka.run import weights
+from duoka.run import loss_weights
+from duoka.run.backward import BackwardObserver
 from duoka.run.calls import ApiCalls
-from duoka.run.reached import Passes
 from duoka.strategies import create
 from duoka.view.collectives import Collectives
 from duoka.view.determinism import be_deterministic
@@ -29,10 +29,10 @@ INTERCEPTIONS = (modules, norm, autograd, hooks, constructors, transforms, optim
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What may give other numbers than one device: the options of `duoka run` of the same names.
+class RunSettings:
+    """Settings that change numbers: the options of `duoka run` of the same names.
 
-    compress: what goes between ranks for gradients. strategy: "auto" or "exact". shares: of each batch, with exact.
+    compress: of gradients between ranks. strategy: "auto" or "exact". shares: of each batch, for exact.
     row_independent: functions without a rule that compute each row by itself.
     """
 
@@ -47,18 +47,18 @@ class Settings:
 
 @dataclass(frozen=True)
 class ApiSession(Session):
-    """The session of a script that knows of ranks."""
+    """The session of a script that uses the API."""
 
-    plan: Settings
+    plan: RunSettings
     calls: ApiCalls
-    passes: Passes
+    backward: BackwardObserver
 
 
-def settings_with(settings: Settings, strategy: str, shares: Any) -> Settings:
-    """The settings with what `run.model` asks for; "auto" and None leave what there is.
+def settings_with(settings: RunSettings, strategy: str, shares: Any) -> RunSettings:
+    """Return the settings changed by options of `run.model`; "auto" and None change nothing.
 
     Raises:
-        OptionError: shares that batches cannot be cut into, or without the strategy.
+        OptionError: the number of shares is not allowed, or given without strategy "exact".
     """
     if strategy == "exact":
         settings = replace(settings, strategy=strategy)
@@ -71,16 +71,16 @@ def settings_with(settings: Settings, strategy: str, shares: Any) -> Settings:
 
 
 def set_exact_threads() -> None:
-    """As many threads on any number of devices: sums within an operation depend on it."""
+    """Set a number of threads that does not depend on that of devices: sums within operations depend on it."""
     threads = environment.threads() or ""
     torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else 1)
 
 
-def open_session(ranks: Collectives, settings: Settings, entropy: int, say: Callable[[str], None]) -> ApiSession:
-    """Install the interceptions, which `session.patches.undo()` puts back. One device by itself needs none.
+def open_session(ranks: Collectives, settings: RunSettings, entropy: int, say: Callable[[str], None]) -> ApiSession:
+    """Install the interceptions, which `session.patches.undo()` removes. One device without "exact" needs none.
 
     Raises:
-        OptionError: the strategy cannot be had with so many ranks, or with the other settings.
+        OptionError: the strategy does not allow so many ranks, or the other settings.
     """
     name, shares = "single" if ranks.world_size == 1 else "ddp", 0
     if settings.strategy == "exact":
@@ -96,19 +96,19 @@ def open_session(ranks: Collectives, settings: Settings, entropy: int, say: Call
     view.own_stream = own_stream if settings.randomness == "worker" else None
     calls = ApiCalls(view, own_stream)
     patches = Patches()
-    passes = Passes(ranks, settings.batch_norm == "local", say)
-    strategy.observe(passes)
+    backward = BackwardObserver(ranks, settings.batch_norm == "local", say)
+    strategy.observe(backward)
     caller = Caller(patches, ranks)
-    session = ApiSession(settings, ranks, view, calls, strategy, patches, caller, Chance(entropy), say, passes)
+    session = ApiSession(settings, ranks, view, calls, strategy, patches, caller, Chance(entropy), say, backward)
     if name != "single":
         for interception in INTERCEPTIONS:
             interception.install(session)
-        weights.install(session.patches, calls)
+        loss_weights.install(session.patches, calls)
         patches.reach()
     return session
 
 
-def _check_exact(settings: Settings) -> None:
+def _check_exact(settings: RunSettings) -> None:
     for name, allowed in (("batch_norm", "whole"), ("randomness", "whole"), ("compress", "none")):
         given = getattr(settings, name)
         if given != allowed:

@@ -39,7 +39,7 @@ def test_what_is_left_out_is_told_once(capfd: pytest.CaptureFixture[str]) -> Non
     on_ranks(2, lambda run: passes(run, [0, 0, 0, 1]) and None)
     lines = [line for line in capfd.readouterr().err.splitlines() if "no gradient" in line]
     assert len(lines) == 1
-    assert lines[0].startswith("duoka: Heads: no gradient at test_reached.py:")
+    assert lines[0].startswith("duoka: Heads: no gradient at test_backward.py:")
     assert "for heads.1 (Linear): weight (find_unused_parameters=True if so meant)" in lines[0]
 
 
@@ -60,7 +60,7 @@ def test_nothing_is_told_where_there_is_nothing_to_tell(
 @pytest.mark.parametrize(
     ("how", "heads", "text"),
     [
-        ({"find_unused_parameters": False}, [1], r"heads\.0 \(Linear\): weight, bias; find_unused_parameters=False"),
+        ({"find_unused_parameters": False}, [1], r"heads\.0 \(Linear\): weight, bias; but find_unused_parameters=False"),
         ({"static_graph": True, "find_unused_parameters": True}, [0, 1], r"heads\.0 .*: weight, bias; heads\.1"),
     ],
     ids=["unused", "static"],

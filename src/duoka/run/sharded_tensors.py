@@ -1,6 +1,6 @@
-"""What a script does with sharded parameters outside of their model: it sees them as it would on one device.
+"""Operations of a script on sharded parameters outside of their model, with the results of one device.
 
-torch's DTensor says of many things what this rank's part says of them; here it is what all parts say.
+torch's DTensor computes many of them on this rank's part only; here they are computed on all parts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TWICE = (
 
 
 def install(patches: Patches, ranks: Collectives) -> None:
-    """Intercept how tensors are read, drawn, added and differentiated."""
+    """Intercept how tensors are read, filled with random numbers, added and differentiated."""
     for name in (*READING, "__format__"):
         patches.put(Tensor, name, _ReadWhole(getattr(Tensor, name), ranks))
     for name in (*FILLING, "bernoulli_"):
@@ -46,7 +46,7 @@ def install(patches: Patches, ranks: Collectives) -> None:
 
 
 class _ReadWhole:
-    """A method of Tensor that reads it into Python: all parts come together. All ranks have to come there."""
+    """A method of Tensor that reads it into Python, for sharded tensors from all parts. All ranks call it."""
 
     def __init__(self, original: Any, ranks: Collectives) -> None:
         self._original, self._ranks = original, ranks
@@ -62,7 +62,7 @@ class _ReadWhole:
 
 
 def _filling_whole(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Random numbers for a sharded tensor are those that one device would draw for it, whole."""
+    """Draw the random numbers of the whole tensor, as one device does, and keep this rank's part."""
 
     def fill(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_sharded(self):
@@ -74,7 +74,7 @@ def _filling_whole(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _drawing_whole(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same for functions that make a tensor like another."""
+    """Do the same for functions that create a tensor like another."""
 
     def draw(like: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not is_sharded(like):
@@ -89,7 +89,7 @@ def _empty(sharded: Any) -> Tensor:
 
 
 def _adding(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A number that is made of sharded parameters, a penalty on weights, can be added to a loss."""
+    """Add a number computed from sharded parameters, such as a penalty on weights, to a plain one."""
 
     def add(self: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(other, Tensor) and is_sharded(self) != is_sharded(other):
@@ -104,7 +104,7 @@ def _number(value: Any) -> Any:
 
 
 def _refusing_grad(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.autograd.grad`, for what parameters that come and go allow."""
+    """Intercept `torch.autograd.grad`: raise an error where the sharded parameters do not allow it."""
 
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(one, Tensor) and is_sharded(one) for one in tree_leaves(inputs)):
@@ -121,7 +121,7 @@ def _refusing_grad(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refusing_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.autograd.backward`, likewise."""
+    """Intercept `torch.autograd.backward`, likewise."""
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("create_graph", args[2] if len(args) > 2 else False):
