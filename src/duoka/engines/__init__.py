@@ -1,4 +1,4 @@
-"""What job launchers tell the processes that they start: one file for each.
+"""Read what job launchers tell the processes that they start: one file for each.
 
 torchrun     RANK, LOCAL_RANK, WORLD_SIZE; also launchers that set the same, as Ray Train
 mpi          mpirun, mpiexec

@@ -1,22 +1,22 @@
-"""Running a script that knows nothing of several devices: one interception per file, all of them listed here.
+"""Run a script written for one device on several: one interception per file, all of them listed here.
 
 modules     module calls                                -> view/calls.py
 norm        BatchNorm                                   -> view/norm.py
 autograd    backward passes, torch.autograd.grad        -> strategies
 loaders     DataLoader iterators                        -> data/shared.py
 transforms  torch.compile, vmap, cond, torch.func        -> view/batch.py
-optimizers  what optimizers update is kept in step      -> strategies
-parallel    nn.DataParallel passes through
+optimizers  parameters of optimizers are kept in step     -> strategies
+parallel    nn.DataParallel calls its module
 printing    tensors that are printed with their backward function
 saving      torch.save: once
-files       writing, making and looking for files: once
-openings    files that are opened past `open`: once
-databases   of sqlite: rank 0's, with replicas
+files       opening files for writing, changing and querying them: once
+descriptors files opened by other functions than `open`: once
+databases   sqlite: rank 0 has the file, the others replicas
 commands    other programs: once
-entropy     what is random, or a seed
-clocks      time.time, datetime.now and their like
-inference   duoka.predict: by every rank for itself
-foreign     what is refused
+entropy     sources of random numbers, and seeds
+clocks      time.time, datetime.now and the like
+inference   duoka.predict: on every rank by itself
+refusals    calls that a plain script cannot make
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from duoka.plain import (
     commands,
     constructors,
     databases,
+    descriptors,
     entropy,
     files,
-    foreign,
     hooks,
     inference,
     loaders,
     modules,
     norm,
-    openings,
     optimizers,
     parallel,
     printing,
+    refusals,
     saving,
     transforms,
 )
@@ -80,13 +80,13 @@ INTERCEPTIONS = (
     printing,
     saving,
     files,
-    openings,
+    descriptors,
     databases,
     commands,
     entropy,
     clocks,
     inference,
-    foreign,
+    refusals,
 )
 
 
@@ -110,9 +110,9 @@ def meet(
 def run_plain(
     plan: Plan, ranks: Collectives, chance: Chance, say: Callable[[str], None], script: Callable[[], None]
 ) -> None:
-    """Run `script`, the plan's, as one of its ranks; what it raises passes through.
+    """Run the plan's `script` as one of its ranks; its exceptions pass through.
 
-    chance: the process's. say: shows a line of the header (heard from rank 0 only).
+    chance: random numbers that all ranks share. say: prints a line of the header (on rank 0 only).
     """
     if plan.strategy == "exact":
         be_deterministic()
@@ -131,7 +131,7 @@ def run_plain(
         interception.install(session)
     try:
         script()
-        if not patches.active:  # a process that the script forked has come to its end, which is not the run's
+        if not patches.active:  # a process that the script forked has ended, not the run
             return
         ranks.meet_at_end()
     except SystemExit as leaving:
@@ -142,7 +142,7 @@ def run_plain(
 
 
 def _finish(view: View, verbose: bool) -> None:
-    """The script has ended well: say what cost time, and do not let it pass that it caught a refusal."""
+    """After a script that ended well: print what cost time, and raise a `Refused` that the script caught."""
     if view.refusal is not None:
         raise Refused(f"the script caught this, and went on: {view.refusal}") from view.refusal
     for name in sorted(view.vouched.unused):

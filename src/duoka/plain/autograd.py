@@ -1,4 +1,4 @@
-"""Backward passes: when one ends, the gradients of parameters are the whole batch's."""
+"""Backward passes: at the end of each, gradients of parameters are the whole batch's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def install(session: Session) -> None:
     def make_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
             batches = batches_in((args, kwargs))
-            if batches:  # torch 2.10 does not ask them; the rule comes here again, with their rows
+            if batches:  # torch 2.10 does not call their __torch_function__; their rule calls this again, with rows
                 return handle_torch_function(original, batches, *args, **kwargs)
             if kwargs.get("inputs") is not None:
                 inputs = [kwargs["inputs"]] if isinstance(kwargs["inputs"], Tensor) else kwargs["inputs"]
@@ -47,7 +47,7 @@ def install(session: Session) -> None:
             if how.get("is_grads_batched") and transform_level() is None:
                 return _one_by_one(grad, how)
             outputs, inputs = how.pop("outputs"), how.pop("inputs")
-            # The rule for batches sees to these; what torch.func is given is whole.
+            # Batches have a rule of their own; torch.func is given whole tensors.
             if batches_in((outputs, inputs)) or transform_level() is not None:
                 return original(*args, **kwargs)
             if isinstance(inputs, dict):
@@ -63,7 +63,7 @@ def install(session: Session) -> None:
 
 
 def _one_by_one(grad: Callable[..., Any], how: dict[str, Any]) -> Any:
-    """`is_grads_batched`: ranks meet in the graph, which torch cannot map over, so each pass is made by itself."""
+    """Compute `is_grads_batched` with one pass for each: torch cannot vmap over communication in the graph."""
     weights, shape = tree_flatten(how["grad_outputs"])
     count = next(len(weight) for weight in weights if weight is not None)
     found = []

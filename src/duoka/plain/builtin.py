@@ -1,4 +1,4 @@
-"""The methods of classes that are written in C, to be set like attributes."""
+"""Set methods of classes written in C."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Methods:
-    """Those of `kind`, in the class itself: a class in its place would not be the one that its instances are of."""
+    """The methods of `kind`, set in the class itself: its instances would not use those of a replacement class."""
 
     def __init__(self, kind: type) -> None:
         self.__dict__["kind"] = kind

@@ -1,4 +1,4 @@
-"""Who calls: the script, whose calls all ranks make alike, or something that each rank does for itself."""
+"""Tell calls of the script, which all ranks make, from calls that each rank makes for itself."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _OURS = os.path.join(os.path.dirname(__file__), "")
 
 
 class Caller:
-    """Tells the script's own calls from those of libraries, of threads, of reading samples, and of duoka itself.
+    """Tells the script's own calls from those of libraries, of threads, of reading samples, and of duoka.
 
-    To be made in the thread that runs the script. written: files that rank 0 has opened for writing.
+    Create it in the thread that runs the script. written: files that rank 0 has opened for writing.
     """
 
     def __init__(self, patches: Patches, ranks: Collectives) -> None:
@@ -30,44 +30,44 @@ class Caller:
         self._busy = False
         self.written: set[str] = set()
         inductor = os.path.join(tempfile.gettempdir(), "torchinductor")
-        self.private = ["/dev/", str(Path.home() / ".cache"), inductor]  # what is each process's own, of libraries
+        self.private = ["/dev/", str(Path.home() / ".cache"), inductor]  # where libraries keep files of each process
         self.temporary: list[str] = []
 
     def is_private(self, path: str) -> bool:
-        """Whether a file is written by a library where it keeps what is this process's own."""
+        """Return whether a library writes this file to a place that belongs to this process."""
         if self.is_temporary(path):
             return True
         return path.startswith(tuple(self.private)) and (path.startswith("/dev/") or is_librarys(_calling()))
 
     def is_temporary(self, path: str) -> bool:
-        """Whether it lies in a folder that a library has made for this process alone."""
+        """Return whether a path is in a folder that a library has created for this process."""
         return path.startswith(tuple(self.temporary))
 
     def is_free(self) -> bool:
-        """Whether this is the main thread of the rank, not inside of such a call already, and all ranks are here."""
+        """Return whether ranks may communicate here: main thread, all ranks present, no intercepted call around."""
         if not self._patches.active or self._busy or self._ranks.alone:
             return False
         return threading.get_ident() == self._thread
 
     def is_elsewhere(self) -> bool:
-        """Whether this is another thread than the one that runs the script, where no rank waits for another."""
+        """Return whether this is another thread than the script's, in which ranks must not wait for each other."""
         return self._patches.active and threading.get_ident() != self._thread
 
     def is_inside(self) -> bool:
-        """Whether this is the inside of an interception's own work, which each rank does for itself."""
+        """Return whether this is inside an intercepted call, whose nested calls are not intercepted."""
         return self._busy and threading.get_ident() == self._thread
 
     def is_by_itself(self) -> bool:
-        """Whether what runs here, in this process or one that it forked, runs on this rank only."""
+        """Return whether this code runs on this rank only, in this process or one that it forked."""
         here = self._busy or self._ranks.alone
         return self._patches.by_itself or (here and threading.get_ident() == self._thread)
 
     def is_script(self) -> bool:
-        """Whether the script itself calls, be it through `TemporaryDirectory` or a library that runs its loop."""
+        """Return whether the script calls, possibly through Python's library or one that runs its loop."""
         return self.is_free() and not is_librarys(_calling())
 
     def is_script_itself(self) -> bool:
-        """Whether the very next code is the script's."""
+        """Return whether the script calls directly."""
         if not self.is_free():
             return False
         frame = _calling()
@@ -75,7 +75,7 @@ class Caller:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """While this lasts, nested calls are left alone."""
+        """Within the context, do not intercept nested calls."""
         self._busy = True
         try:
             yield
@@ -84,7 +84,7 @@ class Caller:
 
 
 def _calling() -> FrameType | None:
-    """The innermost frame that is not an interception's."""
+    """Return the innermost frame that is not an interception's."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
@@ -92,7 +92,7 @@ def _calling() -> FrameType | None:
 
 
 def is_librarys(frame: FrameType | None) -> bool:
-    """Whether a library's code calls, looking past Python's own and past those that act for the script."""
+    """Return whether a library calls, skipping Python's own and those that call for the script."""
     while frame is not None and (is_standard(name := frame.f_code.co_filename) or is_for_scripts(name)):
         frame = frame.f_back
     return frame is None or not is_users_frame(frame)

@@ -1,8 +1,8 @@
-"""What the system gives each process differently: the same on every rank, whoever asks for it, and without waiting.
+"""Random bytes and values that are equal on every rank, without communication between them for each.
 
-Random bytes are a keyed function of the run's entropy, of the place that asks (the lines of all functions that are
-being called) and of how often it has asked. So a rank that asks more often somewhere does not shift what the others
-get elsewhere. A value that is made of something else (a seed of the clock) is settled: the first rank to come says.
+Random bytes are a keyed hash of the run's entropy, of the place that draws (the lines of all functions on the stack)
+and of how often it has drawn. So a rank that draws more often at one place does not shift what the others draw
+elsewhere. A value computed from something else (a seed from the clock) is settled: that of the first rank is used.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from duoka.network.keys import Key
 from duoka.network.signing import sign_object, verify_object
 
-# Names of files, semaphores and sockets, and keys of connections: two processes must not have the same.
+# Draw names of files, semaphores and sockets, and keys of connections, which must differ between processes.
 OWN = ("multiprocessing", "tempfile", "torch.distributed", "torch.multiprocessing", "torch._inductor", "triton")
-_ASKING = ("random", "secrets", "uuid", "numpy", "duoka")  # hand on what somebody else wants
+_ASKING = ("random", "secrets", "uuid", "numpy", "duoka")  # draw for their callers
 _DUOKA = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 
 
 class Chance:
-    """One process's source. Processes that it forks have sources of their own, told apart by where they were forked.
+    """The source of a process. Forked processes have sources of their own, which differ by the place of the fork.
 
-    entropy: a number that all ranks were given. key: of the run.
-    reach: connects to the store that they share (holder=: the worker that has it open, for a process that has not
-    inherited it); None where this is the only rank.
-    by_itself: whether what runs now, this rank does without the others.
+    entropy: a number equal on all ranks. key: of the run.
+    reach: connects to the ranks' store (holder=: the worker that has it open, for a process that has not inherited
+    it); None with one rank. by_itself: returns whether the current code runs on this rank only.
     """
 
     def __init__(self, entropy: int, reach: Callable[..., Store] | None = None, key: Key | None = None) -> None:
@@ -50,17 +49,17 @@ class Chance:
         os.register_at_fork(before=self._fork, after_in_parent=self._forked, after_in_child=self._begin)
 
     def draw(self, count: int) -> bytes | None:
-        """`count` random bytes, those of every rank; None where they must be this process's own."""
+        """Return `count` random bytes, equal on every rank; None if they must be this process's own."""
         if self.by_itself() or _is_of(_asking(sys._getframe(1)), OWN):
             return None
         return self.shared(count)
 
     def shared(self, count: int) -> bytes:
-        """`count` random bytes, those of every rank."""
+        """Return `count` random bytes, equal on every rank."""
         return hashlib.shake_256(self._key("draw").encode()).digest(count)
 
     def settle(self, value: Any) -> Any:
-        """The value of the rank that comes here first; pickle must know it."""
+        """Return the value of the rank that comes here first. It must be picklable."""
         if self._reach is None or self.by_itself() or _is_of(_asking(sys._getframe(1)), ("torch",)):
             return value
         key = self._key("settle")
@@ -68,9 +67,9 @@ class Chance:
         return verify_object(bytes.fromhex(found.decode()), self._run_key)
 
     def started_anew(self) -> Callable[[str], Chance] | None:
-        """What makes the source of a process that begins without this one's memory; pickle knows it.
+        """Return a picklable function that creates the source of a process that does not inherit this memory.
 
-        It is given what tells the process from others that begin here. None: that process draws by itself.
+        It takes a name that differs between such processes. None: that process draws its own random numbers.
         """
         if self.by_itself():
             return None
@@ -78,13 +77,13 @@ class Chance:
         return partial(_of_new_process, self.entropy, reach, self._run_key, self._key("process"))
 
     def _key(self, what: str) -> str:
-        """What tells this asking from all others of the run."""
+        """Return a text that names this draw among all of the run."""
         text = f"{self._scope}/{what}/{threading.current_thread().name}/{_place(sys._getframe(2))}"
         place = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         return f"{place}/{next(self._counts.setdefault(place, itertools.count()))}"
 
     def _connected(self) -> Store:
-        """A connection of this process's own: a forked one must not talk through its parent's."""
+        """Return a connection of this process's own: a forked one must not use its parent's."""
         assert self._reach is not None
         process = os.getpid()
         if process not in self._stores:
@@ -113,7 +112,7 @@ def _of_new_process(entropy: int, reach: Callable[..., Store] | None, key: Key, 
 
 
 def _asking(frame: FrameType | None) -> str:
-    """The module that asks."""
+    """Return the name of the module that draws."""
     while frame is not None and _is_of(name := frame.f_globals.get("__name__", ""), _ASKING):
         frame = frame.f_back
     return "" if frame is None else name
@@ -124,9 +123,9 @@ def _is_of(module: str, packages: tuple[str, ...]) -> bool:
 
 
 def _place(frame: FrameType | None) -> str:
-    """The lines that are being called, innermost first, without the names of files: those of generated code differ.
+    """Return the lines on the stack, innermost first, without file names, which differ for generated code.
 
-    torch's and duoka's own are left out: on the way to a rank's rows they differ.
+    Frames of torch and duoka are left out: they may differ between ranks.
     """
     lines = []
     while frame is not None:

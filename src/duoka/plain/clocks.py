@@ -1,7 +1,7 @@
-"""Clocks: rank 0's, where the script itself looks at one, as it may decide by it.
+"""Clocks: if the script itself reads one, it gets rank 0's time, as it may decide by it.
 
-A date that a library asks for, to name a folder by it, is that of the rank that comes there first. Other clocks of
-libraries are their own: they wait by them, in loops that are not of the same length on all ranks.
+A date that a library reads, for example to name a folder, is that of the first rank there. Other clocks of libraries
+are their own: libraries wait by them in loops whose lengths differ between ranks.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from duoka.plain.builtin import Methods
 from duoka.plain.session import Session
 
 CLOCKS = "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time"
-DATES = "ctime strftime localtime gmtime"  # of a moment that may be given
-_SETTLED = (date, datetime, str, time.struct_time)  # and nothing that pickle may not know
-_GIVEN = {"strftime": 2}  # arguments with which it is given, where not 1
+DATES = "ctime strftime localtime gmtime"  # of now, without an argument
+_SETTLED = (date, datetime, str, time.struct_time)  # types that are picklable
+_GIVEN = {"strftime": 2}  # number of arguments with a given time, if not 1
 
 
 def install(session: Session) -> None:
-    """Intercept `time`'s clocks, and what dates take from them."""
+    """Intercept the clocks of `time`, and dates computed from them."""
     for name in CLOCKS.split():
         session.patches.replace(time, name, lambda original: _clock(original, session))
     for name in DATES.split():
@@ -47,7 +47,7 @@ def _clock(original: Callable[[], Any], session: Session) -> Callable[[], Any]:
 def _agreed(now: Callable[[], Any], session: Session) -> Any:
     caller = session.caller
     if caller.is_script_itself():
-        with caller.busy():  # it may look at `time.time`
+        with caller.busy():  # it may call `time.time`
             return session.first(now)
     found = now()
     return session.chance.settle(found) if caller.is_free() and type(found) in _SETTLED else found

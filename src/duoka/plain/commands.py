@@ -1,4 +1,4 @@
-"""Other programs that the script starts: rank 0 starts them, and every rank has the outcome."""
+"""Other programs that the script starts: rank 0 starts them, and every rank has the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from duoka.plain.session import Session
 
-# (where, names): run to the end by rank 0; every rank has the result, or the exception.
+# (owner, names): rank 0 calls them; every rank has the result, or the exception.
 COMMANDS: tuple[tuple[Any, str], ...] = (
     (os, "system"),
     (subprocess, "run call check_call check_output getoutput getstatusoutput"),
@@ -30,7 +30,7 @@ def install(session: Session) -> None:
             if not caller.is_script():
                 return original(*args, **kwargs)
             with caller.busy():
-                session.ranks.barrier()  # what it reads is written by then
+                session.ranks.barrier()  # all ranks have written what it reads
                 return session.first(lambda: original(*args, **kwargs))
 
         return once
@@ -41,13 +41,13 @@ def install(session: Session) -> None:
     session.patches.put(subprocess, "Popen", _popen(session))
     session.patches.replace(os, "popen", partial(_begun_once, session))
     if sys.stdin is not None:
-        session.patches.put(sys, "stdin", Told(session, sys.stdin))
+        session.patches.put(sys, "stdin", RemoteProxy(session, sys.stdin))
 
 
-class Told:
-    """What rank 0 has, and is asked for by all: every rank gets the answer. Other threads get their own rank's.
+class RemoteProxy:
+    """A process or stream of rank 0, which every rank uses with rank 0's results. Other threads use their own rank's.
 
-    own: on rank 0 the process or stream; on the others None, or a stream of their own that is not read.
+    own: on rank 0 the process or stream; on the others None, or an unused stream of their own.
     """
 
     def __init__(self, session: Session, own: Any) -> None:
@@ -58,7 +58,7 @@ class Told:
             raise AttributeError(name)
         if name in STREAMS:
             there = self._ask(lambda: getattr(self._own, name) is not None)
-            return Told(self._session, getattr(self._own, name, None)) if there else None
+            return RemoteProxy(self._session, getattr(self._own, name, None)) if there else None
         if name in VALUES:
             return self._ask(lambda: getattr(self._own, name))
         return lambda *args, **kwargs: self._ask(lambda: getattr(self._own, name)(*args, **kwargs))
@@ -73,7 +73,7 @@ class Told:
             raise StopIteration
         return line
 
-    def __enter__(self) -> Told:
+    def __enter__(self) -> RemoteProxy:
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -87,7 +87,7 @@ class Told:
 
 
 def _begun_once(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Begins a process, or a stream from one, on rank 0, to be asked by all."""
+    """Start a process, or open a stream, on rank 0, and return a proxy on every rank."""
 
     def begin(*args: Any, **kwargs: Any) -> Any:
         if not session.caller.is_script():
@@ -96,19 +96,19 @@ def _begun_once(session: Session, original: Callable[..., Any]) -> Callable[...,
         with session.caller.busy():
             session.ranks.barrier()
             session.first(lambda: begun.append(original(*args, **kwargs)))
-        return Told(session, begun[0] if begun else None)
+        return RemoteProxy(session, begun[0] if begun else None)
 
     return begin
 
 
 def _popen(session: Session) -> type:
-    """`subprocess.Popen`: the script's own processes are rank 0's."""
+    """Return a replacement of `subprocess.Popen` that starts the script's processes on rank 0."""
     original = subprocess.Popen
     begin = _begun_once(session, original)
 
     class Made(type):
         def __instancecheck__(cls, value: Any) -> bool:
-            return isinstance(value, (original, Told))
+            return isinstance(value, (original, RemoteProxy))
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             if cls is not Popen or not session.caller.is_script():

@@ -1,6 +1,6 @@
-"""Functions of torch that make tensors of tensors and ask nobody: they would look inside a batch tensor.
+"""Functions of torch that create tensors from tensors, and bypass `__torch_function__`.
 
-And one that asks without all that it was given: `F.l1_loss` leaves its weight out.
+`F.l1_loss` calls it, but leaves out its weight.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def install(session: Session) -> None:
 
         return l1_loss
 
-    note_constructors()  # while these are torch's own
+    note_constructors()  # before they are replaced
     session.patches.replace(F, "l1_loss", make_weighted)
     for name in ("tensor", *_SPARSE):
         session.patches.replace(torch, name, make_whole)
@@ -64,11 +64,11 @@ def install(session: Session) -> None:
 
 
 _SPARSE = [f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed")]
-_KEEPING_ROWS = "torch.distributed.fsdp"  # Functions that give the tensors that they are given
+_KEEPING_ROWS = "torch.distributed.fsdp"  # its Functions return their tensors unchanged
 
 
 def _of_rows(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Apply a Function that gives each tensor as it is: to own rows."""
+    """Apply a Function that returns its tensors unchanged to own rows."""
     out = function(*(value._local if isinstance(value, BatchTensor) else value for value in args))
     given = [value for value in args if isinstance(value, Tensor)]
     return tuple(
@@ -83,12 +83,12 @@ class _IsTensor(type):
 
 
 class Variable(metaclass=_IsTensor):
-    """`torch.autograd.Variable`, which has meant a tensor since torch 0.4."""
+    """`torch.autograd.Variable`, which is a tensor since torch 0.4."""
 
     _execution_engine = backward_engine
 
     def __new__(cls, data: Any = None, requires_grad: bool = False, volatile: bool = False) -> Any:
-        """The tensor itself, or one that shares its memory and asks for a gradient."""
+        """Return the tensor itself, or one that shares its memory and requires a gradient."""
         if not requires_grad:
             return data
         return data.detach().requires_grad_()
@@ -98,5 +98,5 @@ _new_parameter = nn.Parameter.__new__
 
 
 def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-    """`nn.Parameter(batch)`: all rows, the same on every rank, as any parameter."""
+    """Create `nn.Parameter(batch)` of all rows, equal on every rank."""
     return _new_parameter(cls, gather_all(data), requires_grad)

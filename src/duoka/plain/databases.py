@@ -1,7 +1,7 @@
-"""Databases of sqlite: rank 0 has the file, and each other rank a replica of its own, in which it does the same.
+"""sqlite databases: rank 0 has the file, and each other rank a replica, in which it makes the same changes.
 
-All connections of a rank to one database, from any thread and through any driver that is built on `sqlite3`, lead to
-one replica, so they see each other's work as on rank 0. It is made anew where the file has become another one.
+All connections of a rank to one database, from any thread and through any driver based on `sqlite3`, use one replica,
+so each sees the others' changes, as on rank 0. If the file was replaced, the replica is, too.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from duoka.errors import Refused
 from duoka.plain.session import Session
 from duoka.view.site import user_line
 
-_URI = 7  # where `connect` takes uri= by position
-_WAIT = 0.1  # seconds between two looks at a database that is locked
+_URI = 7  # position of the parameter uri of `connect`
+_WAIT = 0.1  # seconds between two attempts at a locked database
 _LOOKS = 100
 _LOCKED = (5, 6)  # SQLITE_BUSY and SQLITE_LOCKED
 
@@ -43,10 +43,10 @@ def _connecting(session: Session, replicas: Replicas, original: Callable[..., An
         path, query = _file(os.fsdecode(database), is_uri)
         if path is None or caller.is_by_itself() or not session.patches.active or caller.is_temporary(path):
             return original(database, *args, **kwargs)
-        meets = caller.is_free()  # another thread's connections are not opened in one order on all ranks
+        meets = caller.is_free()  # other threads open connections in any order
         with caller.busy() if meets else nullcontext():
             if meets:
-                ranks.barrier()  # what rank 0 wrote until now is there, and nothing of what it writes next
+                ranks.barrier()  # rank 0 has written its changes so far, and waits with the next
             if ranks.rank:
                 path = replicas.of(path)
             if meets:
@@ -59,7 +59,7 @@ def _connecting(session: Session, replicas: Replicas, original: Callable[..., An
 
 
 def _file(database: str, is_uri: bool) -> tuple[str | None, str]:
-    """The file of a database, and what else its name says; None for one in memory."""
+    """Return the path of a database, None for one in memory, and the query part of its URI."""
     query = ""
     if is_uri and database.startswith("file:"):
         parts = urlsplit(database)
@@ -70,7 +70,7 @@ def _file(database: str, is_uri: bool) -> tuple[str | None, str]:
 
 
 class Replicas:
-    """This rank's copies of databases, in a folder that goes with the run."""
+    """This rank's copies of databases, in a folder that is removed with the run."""
 
     def __init__(self, connect: Callable[..., Any]) -> None:
         self._connect = connect
@@ -78,10 +78,12 @@ class Replicas:
         self._lock = threading.Lock()
 
     def of(self, path: str) -> str:
-        """The replica of the database at `path`; itself where there cannot be one, and opening it will tell why.
+        """Return the replica of the database at `path`.
+
+        If there can be none, return `path`, so that opening it raises the error.
 
         Raises:
-            Refused: it stays locked.
+            Refused: the database stays locked.
         """
         with self._lock:
             now = _identity(path)
@@ -110,7 +112,7 @@ class Replicas:
         source, copy = self._connect(path), self._connect(replica)
         try:
             source.backup(copy, progress=look, sleep=_WAIT)
-        except sqlite3.DatabaseError:  # it is none: whoever reads it is told
+        except sqlite3.DatabaseError:  # not a database: reading it raises the error
             shutil.copyfile(path, replica)
         finally:
             source.close()

@@ -1,8 +1,8 @@
-"""Every way in which the system's randomness enters Python: the same on all ranks, in libraries, too.
+"""Sources of random numbers in Python: equal on all ranks, also in libraries.
 
-`secrets`, `uuid4`, `SystemRandom` and numpy's seeds take `os.urandom`'s bytes; `random` and torch take the system's
-own in C. Seeds that are given may be made of the clock or the process's number: they are settled. What C code asks
-the system by itself (OpenSSL, Rust's and C++'s libraries) stays each process's own.
+`secrets`, `uuid4`, `SystemRandom` and numpy's seeds use `os.urandom`; `random` and torch read the system's random
+numbers in C. Given seeds may be computed from the clock or the process id: they are settled. Random numbers that
+other C code reads (OpenSSL, libraries in Rust and C++) differ between processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from duoka.plain.session import Session
 from duoka.private.python import SYSTEMS_BYTES
 
 BYTES: tuple[tuple[Any, str], ...] = ((os, "urandom"), (os, "getrandom"), SYSTEMS_BYTES)
-# Seeds and generators by name; without a seed numpy's ask for bytes, and torch's take none.
+# Functions that take a seed; without one numpy's draw bytes, and torch's require one.
 SEEDED: tuple[tuple[Any, str], ...] = (
     (np.random, "seed"),
     (np.random, "default_rng"),
@@ -33,7 +33,7 @@ SEEDED: tuple[tuple[Any, str], ...] = (
 
 
 def install(session: Session) -> None:
-    """Start all generators alike, and let them be seeded alike; in processes that are forked from here, too."""
+    """Seed all generators alike, and intercept their seeding; in processes forked from here, too."""
     chance, patches = session.chance, session.patches
     torch.manual_seed(session.ranks.broadcast_object(torch.initial_seed(), 0))
     np.random.seed(list(chance.shared(16)))
@@ -44,13 +44,13 @@ def install(session: Session) -> None:
         for space, name, value in own:
             setattr(space, name, value)
         if not chance.by_itself():
-            random.seed(chance.shared(16))  # Python has just asked the system
+            random.seed(chance.shared(16))  # Python has just seeded it from the system
 
     os.register_at_fork(after_in_child=begin)
 
 
 def _intercept(chance: Chance, patches: Patches) -> list[tuple[Any, str, Any]]:
-    """What has been put where."""
+    """Install the replacements; return those made here."""
     before = len(patches.made())
     for space, name in BYTES:
         if hasattr(space, name):
@@ -90,7 +90,7 @@ def _bytes(original: Callable[..., bytes], chance: Chance) -> Callable[..., byte
 
 
 def _settled(seed: Any, chance: Chance) -> Any:
-    """The seed, the same on every rank; a generator, which numpy's take, too, stays itself."""
+    """Return a seed that is equal on every rank; numpy's generators are returned as they are."""
     plain = (int, float, str, bytes, bytearray, list, tuple, np.ndarray, np.integer)
     return chance.settle(seed) if isinstance(seed, plain) else seed
 
@@ -126,7 +126,7 @@ def _torch_seed(original: Callable[[torch.Generator], int], chance: Chance) -> C
 
 
 def _random_state(chance: Chance) -> type:
-    """`np.random.RandomState`, whose instances are still numpy's own."""
+    """Return a replacement of `np.random.RandomState`, whose instances are numpy's own."""
     original = np.random.RandomState
 
     class Made(type):

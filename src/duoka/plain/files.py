@@ -1,8 +1,8 @@
-"""Files: what changes the world happens once, on rank 0, and every rank has the outcome.
+"""Files: changes are made once, by rank 0, and every rank has the result.
 
-A file that the script opens for writing is written by rank 0 alone; reading it back waits until all ranks are
-there. Questions (`exists`, `listdir`, …) are answered by rank 0. Such calls of libraries and of other threads are
-left alone, and so is what libraries write into caches and temporary folders.
+Only rank 0 writes a file that the script opens for writing; reading it back waits for all ranks. Queries (`exists`,
+`listdir`, …) are answered by rank 0. Such calls of libraries and of other threads are not intercepted, nor are files
+that libraries write to caches and temporary folders.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from weakref import ref
 import numpy as np
 
 from duoka.plain.caller import Caller
-from duoka.plain.nowhere import nowhere, of_files_only
+from duoka.plain.null_file import of_files_only, open_null_file
 from duoka.plain.session import Session
 
-# (where, names): done by rank 0, the others wait and get the same outcome.
+# (owner, names): rank 0 calls them; the others wait for the result.
 ACTIONS: tuple[tuple[Any, str], ...] = (
     (os, "mkdir makedirs remove unlink rename replace rmdir removedirs symlink link truncate"),
     (shutil, "copy copy2 copyfile copytree rmtree move unpack_archive make_archive"),
     (tarfile.TarFile, "extract extractall"),
     (zipfile.ZipFile, "extract extractall"),
-    (np, "savetxt"),  # numpy keeps an `open` of its own
+    (np, "savetxt"),  # numpy has its own reference to `open`
     (Path, "mkdir unlink rename replace rmdir touch symlink_to"),
 )
-# (where, names): answered by rank 0.
-QUESTIONS: tuple[tuple[Any, str], ...] = (
+# (owner, names): answered by rank 0.
+QUERIES: tuple[tuple[Any, str], ...] = (
     (os.path, "exists isfile isdir islink lexists getsize getmtime getatime getctime"),
-    (os, "listdir access cpu_count sched_getaffinity"),  # of which scripts make loader workers, each with a stream
+    (os, "listdir access cpu_count sched_getaffinity"),  # scripts set num_workers by them, which changes streams
     (shutil, "which disk_usage"),
     (glob, "glob"),
     (Path, "exists is_file is_dir is_symlink stat"),
@@ -48,7 +48,7 @@ QUESTIONS: tuple[tuple[Any, str], ...] = (
 
 
 def install(session: Session) -> None:
-    """Intercept `open` for writing, and the actions and questions listed above."""
+    """Intercept `open` for writing, and the actions and queries listed above."""
     caller = session.caller
 
     def make_action(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,13 +62,13 @@ def install(session: Session) -> None:
                     caller.temporary.append(os.path.join(result, ""))
                 return result
             with caller.busy():
-                if changes:  # what other ranks are still reading must not go away
+                if changes:  # other ranks may still read the file
                     session.ranks.barrier()
                 return session.first(lambda: original(*args, **kwargs))
 
         return once
 
-    for make, table in ((make_action, ACTIONS), (make_once, QUESTIONS)):
+    for make, table in ((make_action, ACTIONS), (make_once, QUERIES)):
         for space, names in table:
             for name in names.split():
                 session.patches.replace(space, name, make)
@@ -80,7 +80,7 @@ def install(session: Session) -> None:
 
 
 def _is_temporary(args: tuple[Any, ...], caller: Caller) -> bool:
-    """Whether it is about a file in a folder of this rank's own."""
+    """Return whether the first argument is a path in a folder of this rank's own."""
     return bool(args) and isinstance(args[0], (str, os.PathLike)) and caller.is_temporary(os.path.abspath(args[0]))
 
 
@@ -97,9 +97,9 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def written_by_another(file: Any, mode: str, size: int, *args: Any, **kwargs: Any) -> Any:
-            """What a rank that does not write is given: nothing, or where it may read, a copy of its own."""
+            """Return the file of a rank that does not write: a null file, or a copy of its own if it may read."""
             if "+" not in mode:
-                return nowhere(file, mode, *args, size=size, **kwargs)
+                return open_null_file(file, mode, *args, size=size, **kwargs)
             with tempfile.TemporaryFile() as unnamed:
                 descriptor = os.dup(unnamed.fileno())
             copy = original(descriptor, "w+b" if "b" in mode else "w+", *args, **kwargs)
@@ -110,7 +110,7 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
             return copy
 
         def read_together(file: Any, path: str, mode: str, *args: Any, **kwargs: Any) -> Any:
-            """The file as it is now; a copy where rank 0 still writes it."""
+            """Open a file for reading; a copy if rank 0 still writes it."""
             try:
                 if _still_open(writers.get(path, ())):
                     with caller.busy():
@@ -120,7 +120,7 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
                 session.ranks.barrier()
 
         def opened(file: Any, path: str, mode: str, *args: Any, **kwargs: Any) -> Any:
-            """The file, or what rank 0 was told when it opened it."""
+            """Open a file on rank 0, and its counterparts on the other ranks; raise rank 0's error on all."""
             error: Exception | None = None
             made = None
             try:
@@ -134,27 +134,27 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
             if rank:
                 made = written_by_another(file, mode, size, *args, **kwargs)
             if "r+" in mode.replace("b", "").replace("t", ""):
-                session.ranks.barrier()  # nobody writes before all have their copies
+                session.ranks.barrier()  # no rank writes before all have their copies
             return made
 
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:  # noqa: A001
             if not isinstance(file, (str, bytes, os.PathLike)) or not session.patches.active or caller.is_inside():
                 return original(file, mode, *args, **kwargs)
             path = os.path.abspath(os.fsdecode(file))
-            if path in written and caller.is_free():  # rank 0 has written what it writes before it comes here
+            if path in written and caller.is_free():  # rank 0 writes before it reaches this barrier
                 read.add(path)
                 session.ranks.barrier()
                 if not set(mode) & set("wax+"):
                     return read_together(file, path, mode, *args, **kwargs)
             if not set(mode) & set("wax+") or caller.is_private(path) or kwargs.get("opener"):
                 return original(file, mode, *args, **kwargs)
-            if path in read and caller.is_free():  # all have come here, and so have read it
+            if path in read and caller.is_free():  # all ranks have read it before
                 read.discard(path)
                 session.ranks.barrier()
             written.add(path)
             if caller.is_script():
                 with caller.busy():
-                    session.ranks.barrier()  # what other ranks are still reading must not be cut off
+                    session.ranks.barrier()  # other ranks may still read what this truncates
                     made = opened(file, path, mode, *args, **kwargs)
             elif rank:
                 size = os.path.getsize(path) if "a" in mode and os.path.exists(path) else 0

@@ -1,7 +1,7 @@
-"""Hooks on tensors that every rank holds whole: they see the whole batch's gradient, as on one device.
+"""Hooks on tensors that every rank holds whole: they receive the whole batch's gradient, as on one device.
 
-On its way back a rank's gradient of such a tensor is its own, of which the mean over ranks is the true one
-(view/crossings.py); before a hook sees it, that mean is taken.
+In a backward pass each rank has its own part of such a tensor's gradient, whose mean over ranks is the whole one
+(view/crossings.py); the mean is taken before a hook is called.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from duoka.view.site import user_line
 
 
 def install(session: Session) -> None:
-    """Intercept `Tensor.register_hook`, `retain_grad`, and refuse `register_post_accumulate_grad_hook`."""
+    """Intercept `Tensor.register_hook` and `retain_grad`, and refuse `register_post_accumulate_grad_hook`."""
 
     def make_register(original: Callable[..., Any]) -> Callable[..., Any]:
         def register_hook(self: Tensor, hook: Callable[[Tensor], Any]) -> Any:

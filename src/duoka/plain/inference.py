@@ -1,4 +1,4 @@
-"""`duoka.predict` in a script: every rank computes all of it on its own device, and has all outputs."""
+"""`duoka.predict` in a script: every rank computes all outputs on its own device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from duoka.plain.session import Session
 
 
 def install(session: Session) -> None:
-    """Keep its batches, which look like cut ones, whole. In threads of its own nothing is cut in any case."""
+    """Do not shard its batches. In threads of its own nothing is sharded in any case."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def next_result(self: InlinePool) -> Any:

@@ -18,11 +18,11 @@ from duoka.private.torch import GET_ITERATOR
 
 
 def install(session: Session) -> None:
-    """Intercept the making of a DataLoader's iterator."""
+    """Intercept the creation of a DataLoader's iterator."""
 
     @contextmanager
     def by_itself() -> Iterator[None]:
-        """While a rank reads rows that the others do not: its seeds, files and models are its own."""
+        """Within the context, read rows that other ranks do not: seeds, files and models are this rank's own."""
         with session.patches.aside(), session.calls.computed_whole():
             yield
 
@@ -55,7 +55,7 @@ def install(session: Session) -> None:
 
 
 def _drawing_alike(loader: DataLoader[Any], session: Session) -> DataLoader[Any]:
-    """The loader, read whole on each rank: workers that are not forked, as from Python 3.14 on, draw alike, too."""
+    """Return a loader that reads whole batches; its workers draw the same on every rank, also if not forked."""
     context = loader.multiprocessing_context or multiprocessing
     source = session.chance.started_anew() if session.patches.active else None
     if not loader.num_workers or context.get_start_method() == "fork" or source is None:

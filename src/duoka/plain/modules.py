@@ -1,4 +1,4 @@
-"""Module calls, and activations that are computed anew in the backward pass."""
+"""Module calls, and activation checkpointing."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def install(session: Session) -> None:
 
 
 def _keep_activations(session: Session) -> None:
-    """Checkpointed functions are run as they are, also where the script has taken `checkpoint` out of torch before.
+    """Run checkpointed functions without checkpointing, also where the script imported `checkpoint` before.
 
-    A backward pass goes through all shares, and could not tell whose activations are to be computed anew.
+    A backward pass goes through all shares, and cannot tell whose activations to recompute.
     """
     kept = "activations are kept where the script checkpoints them: a backward pass goes through all shares"
 

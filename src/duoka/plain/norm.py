@@ -1,4 +1,4 @@
-"""BatchNorm uses the whole batch's statistics, but for TorchScript, which reads the source of what is called."""
+"""BatchNorm with the whole batch's statistics, except in TorchScript, which compiles the source of functions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from duoka.view.norm import Normalising, in_training, whole_batch_norm
 
 
 def install(session: Session) -> None:
-    """Intercept `F.batch_norm`, and `torch.jit.script` and `trace`, for which torch's functions are its own."""
+    """Intercept `F.batch_norm`, and `torch.jit.script` and `trace`, which need torch's own functions."""
 
     def make_script(original: Callable[..., Any]) -> Callable[..., Any]:
         def script(*args: Any, **kwargs: Any) -> Any:
-            if original.__name__ == "script":  # it looks for names in its caller's frame, which is one further up
+            if original.__name__ == "script":  # it looks up names in its caller's frame, now one further up
                 kwargs[FRAMES_UP] = kwargs.get(FRAMES_UP, 0) + 1
             args, kwargs = tree_map_only(BatchTensor, _example, (args, kwargs))  # for `trace`
             with session.patches.functions_put_back(), session.calls.computed_whole():
@@ -40,7 +40,7 @@ def _example(batch: BatchTensor) -> Tensor:
 
 
 def _whole_batch(session: Session, call: Normalising) -> Tensor | None:
-    """With the whole batch's statistics; None where all of its rows are here."""
+    """Normalise with the whole batch's statistics; return None if all of its rows are here."""
     own, given = session.view.own, call.rows
     if not isinstance(given, BatchTensor):
         cut = session.calls.local
@@ -59,7 +59,7 @@ def _whole_batch(session: Session, call: Normalising) -> Tensor | None:
 
 
 def _each_share(session: Session, call: Normalising) -> Tensor | None:
-    """With the statistics of each share's rows; the running ones follow this rank's first."""
+    """Normalise with the statistics of each share's rows; the running ones follow this rank's first share."""
     given = call.rows
     if not isinstance(given, BatchTensor) or given._spec.dim != 0:
         return None
@@ -73,12 +73,12 @@ def _each_share(session: Session, call: Normalising) -> Tensor | None:
 
 
 def _entered(value: Tensor | None, session: Session) -> list[Tensor | None]:
-    """What stands for a parameter in each of the own shares."""
+    """Return a parameter as it is used in each of the own shares."""
     own = session.view.own
     return own.each(lambda place: None if value is None else own.views[place].enter(value))
 
 
 @lru_cache(maxsize=256)
 def _counts(sizes: tuple[int, ...], each: int, device: torch.device) -> Tensor:
-    """How many values a channel has on each rank."""
+    """Return the number of values of a channel on each rank."""
     return torch.tensor(sizes, device=device) * each

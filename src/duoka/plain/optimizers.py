@@ -1,4 +1,4 @@
-"""Optimizers: whatever one updates is kept in step."""
+"""Optimizers: their parameters are kept in step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from duoka.view.batch import BatchTensor
 
 
 def install(session: Session) -> None:
-    """Intercept `Optimizer.add_param_group`, through which all parameters come."""
+    """Intercept `Optimizer.add_param_group`, which is called for all parameters."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def add_param_group(self: Optimizer, param_group: dict[str, Any]) -> None:
             original(self, param_group)
             for parameter in self.param_groups[-1]["params"]:
-                if not isinstance(parameter, BatchTensor):  # whose gradient is its own rows'
+                if not isinstance(parameter, BatchTensor):  # a batch's gradient belongs to its own rows
                     session.strategy.adopt(parameter)
 
         return add_param_group

@@ -1,6 +1,6 @@
-"""nn.DataParallel in a plain script: a pass-through that keeps `.module`.
+"""nn.DataParallel in a plain script: calls its module directly.
 
-duoka does what it would do; its name, `.module` and the `module.` in its state dict stay.
+duoka shares batches out itself; the class's name, `.module` and the `module.` in its state dict stay.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from duoka.plain.session import Session
 
 
 class DataParallel(nn.DataParallel):  # type: ignore[type-arg]
-    """`nn.DataParallel` that hands every call on to its module."""
+    """A `nn.DataParallel` that calls its module."""
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         nn.Module.__init__(self)
@@ -21,7 +21,7 @@ class DataParallel(nn.DataParallel):  # type: ignore[type-arg]
         self.device_ids: list[Any] = []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The module's own."""
+        """Call the module."""
         return self.module(*inputs, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Replacing functions of torch and Python for the time of a run."""
+"""Replace functions of torch and Python for the time of a run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from duoka.view.site import is_users
 
 
 class _Here(threading.local):
-    """A thread's own switches: another may read ahead while it computes."""
+    """Switches of a thread: another thread may read ahead meanwhile."""
 
     aside = False
 
 
 class Patches:
-    """What has been replaced, to be put back. Child processes (loader workers) start without any of it."""
+    """The replaced functions of a run, and their originals.
+
+    Child processes (loader workers) start without replacements.
+    """
 
     def __init__(self) -> None:
         self._installed = True
@@ -34,23 +37,23 @@ class Patches:
         os.register_at_fork(after_in_child=self.undo)
 
     def replace(self, space: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Put `make(original)` where `space.name` is; `original` is called from there."""
+        """Replace the function `space.name` by `make(original)`, which calls `original`."""
         original = getattr(space, name)
         replacement = make(original)
         functools.update_wrapper(replacement, original)
-        if original in BatchTensor.rules:  # torch names the replacement when it asks for a rule
+        if original in BatchTensor.rules:  # torch passes the replacement to __torch_function__
             BatchTensor.rules = {**BatchTensor.rules, replacement: BatchTensor.rules[original]}
         self.put(space, name, replacement)
 
     def put(self, space: Any, name: str, value: Any) -> None:
-        """Put `value` where `space.name` is."""
-        as_defined = getattr(space, "__dict__", {})  # read from a class, a classmethod would be bound to that class
+        """Set `space.name` to `value`."""
+        as_defined = getattr(space, "__dict__", {})  # getattr on a class would bind a classmethod
         self._undo.append((space, name, as_defined[name] if name in as_defined else getattr(space, name)))
         setattr(space, name, value)
 
     @contextmanager
     def functions_put_back(self) -> Iterator[None]:
-        """Meanwhile torch's functions are its own: TorchScript knows them by what they are."""
+        """Within the context, restore torch's functions: TorchScript recognises them by identity."""
         theirs = [
             (space, name, original)
             for space, name, original in self._undo
@@ -66,11 +69,11 @@ class Patches:
                 setattr(space, name, replacement)
 
     def made(self) -> list[tuple[Any, str, Any]]:
-        """What has been put where, in order: to be put again in a child process that needs it."""
+        """Return all replacements, in order, to be set again in a child process."""
         return [(space, name, getattr(space, name)) for space, name, _ in self._undo]
 
     def reach(self) -> None:
-        """Replace functions also where the script has taken them out of their modules before (`from … import …`)."""
+        """Replace functions also in modules of the script that imported them before (`from … import …`)."""
         put = {id(was): getattr(space, name) for space, name, was in self._undo if isinstance(space, ModuleType)}
         own = [module for module in list(sys.modules.values()) if _is_users(module)]
         for module in own:
@@ -79,22 +82,22 @@ class Patches:
                     self.put(module, name, put[id(value)])
 
     def hook(self, handle: RemovableHandle) -> None:
-        """What torch calls for all modules, to be taken out again."""
+        """Record a global hook of torch, to be removed at the end."""
         self._hooks.append(handle)
 
     @property
     def active(self) -> bool:
-        """Whether this is a run, and its thread is not `aside`."""
+        """Return whether interceptions apply: a run is open, and this thread is not `aside`."""
         return self._installed and not self._here.aside
 
     @property
     def by_itself(self) -> bool:
-        """Whether this thread is `aside`."""
+        """Return whether this thread is `aside`."""
         return self._here.aside
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Meanwhile this rank does what the others do not: nothing is shared with them, nothing waits for them."""
+        """Within the context, let this thread work without the other ranks: it does not communicate."""
         before, self._here.aside = self._here.aside, True
         try:
             yield
@@ -102,7 +105,7 @@ class Patches:
             self._here.aside = before
 
     def undo(self) -> None:
-        """Put the originals back."""
+        """Restore the originals."""
         self._installed = False
         while self._undo:
             space, name, original = self._undo.pop()

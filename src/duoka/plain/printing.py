@@ -1,4 +1,4 @@
-"""Printed tensors show the name of torch's own backward function, as on one device."""
+"""Printing of tensors, with the name of the backward function that torch would show on one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the interceptions of one run have in common."""
+"""The objects that the interceptions of one run share."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from duoka.view.collectives import Collectives
 from duoka.view.view import View
 
 
-class Settings(Protocol):
-    """What was decided of the numbers (`duoka.plan.Plan`)."""
+class SessionSettings(Protocol):
+    """The settings that change numbers (`duoka.plan.Plan`)."""
 
     @property
     def batch_norm(self) -> BatchNorm:
-        """Of the whole batch, or of each share."""
+        """Statistics of the whole batch, or of each share."""
 
     @property
     def loading(self) -> Loading:
-        """How a loader is shared out."""
+        """How loaders are sharded."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """What one worker's interceptions need. say: shows a line once, on rank 0."""
+    """The objects of one worker's interceptions. say: prints a line once, on rank 0."""
 
-    plan: Settings
+    plan: SessionSettings
     ranks: Collectives
     view: View
     calls: ModuleCalls
@@ -43,7 +43,10 @@ class Session:
     say: Callable[[str], None]
 
     def first(self, action: Callable[[], Any]) -> Any:
-        """Rank 0 does it; every rank has its result, or its exception. Where one rank is by itself, it does it."""
+        """Do something on rank 0 only, and return its result, or raise its exception, on every rank.
+
+        A rank that runs without the others does it itself.
+        """
         if not self.patches.active or self.ranks.alone:
             return action()
         result, error = None, None

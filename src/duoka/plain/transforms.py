@@ -1,4 +1,4 @@
-"""Functions made of functions (torch.compile, vmap, cond, torch.func, TorchScript) bypass `__torch_function__`."""
+"""Functions made of functions (torch.compile, vmap, cond, torch.func, TorchScript), past `__torch_function__`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ APPLIED = ("vjp", "jvp", "linearize")  # take the function and its arguments in 
 
 
 def install(session: Session) -> None:
-    """What they make of a function is given all rows. A compiled module stays one (view/compiled.py)."""
+    """Let the made functions compute on all rows. A compiled module stays compiled (view/compiled.py)."""
 
     def of_all_rows(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

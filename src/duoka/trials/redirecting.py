@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from duoka.plain.openings import Entries
+from duoka.plain.descriptors import Entries
 from duoka.private.python import update_paths
 from duoka.trials.scratch import Scratch, exists, is_folder
 

@@ -1,4 +1,4 @@
-"""What a plain script cannot do: say so, with the line, instead of running it wrongly."""
+"""Calls that a plain script cannot make: they raise an error with the line, instead of running wrongly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duoka.view.site import user_line
 
 
 def install(session: Session) -> None:
-    """Refuse a process group of the script's own: such a script is of the other kind."""
+    """Refuse to create a process group: scripts that do are run with --kind distributed."""
 
     def make(original: Callable[..., Any]) -> Callable[..., NoReturn]:
         def init_process_group(*args: Any, **kwargs: Any) -> NoReturn:

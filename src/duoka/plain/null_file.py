@@ -1,4 +1,4 @@
-"""Files that keep nothing: what the ranks write into that do not write."""
+"""Null files, for ranks that do not write."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Nowhere(io.FileIO):
-    """Takes what is written, and tells where in the file of `name` it would be."""
+class NullFile(io.FileIO):
+    """A file that discards what is written, and keeps the position and size that the file `name` would have."""
 
     def __init__(self, name: Any, *, size: int = 0, appends: bool = False) -> None:
         super().__init__(os.devnull, "w")
@@ -20,15 +20,15 @@ class Nowhere(io.FileIO):
         self._appends = appends
 
     def write(self, data: Any) -> int:
-        """All of it, at once."""
+        """Discard the data, and return its size in bytes."""
         count = memoryview(data).nbytes
-        if count:  # nothing, written past the end, does not make a file longer
+        if count:  # writing nothing past the end does not extend a file
             self._at = (self._size if self._appends else self._at) + count
             self._size = max(self._size, self._at)
         return count
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """As in a file."""
+        """Set the position, as in a file."""
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         if start + offset < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
@@ -36,20 +36,20 @@ class Nowhere(io.FileIO):
         return self._at
 
     def tell(self) -> int:
-        """As in a file."""
+        """Return the position."""
         return self._at
 
     def seekable(self) -> bool:
-        """As a file."""
+        """Return True."""
         return True
 
     def truncate(self, size: int | None = None) -> int:
-        """As a file."""
+        """Set the size, as of a file."""
         self._size = self._at if size is None else size
         return self._size
 
 
-def nowhere(
+def open_null_file(
     name: Any,
     mode: str,
     buffering: int = -1,
@@ -60,15 +60,15 @@ def nowhere(
     *,
     size: int = 0,
 ) -> Any:
-    """What `open` gives for writing alone, with the arguments of `open`. size: of the file that is added to."""
-    raw = Nowhere(name, size=size, appends="a" in mode)
+    """Return a null file, with the arguments of `open` for writing. size: of the file that is appended to."""
+    raw = NullFile(name, size=size, appends="a" in mode)
     if "b" in mode:
         return raw if buffering == 0 else io.BufferedWriter(raw)
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, newline, line_buffering=buffering == 1)
 
 
 def of_files_only(original: Callable[..., None]) -> Callable[..., None]:
-    """`os.fsync` and the like, which the device that stands for a file refuses."""
+    """Return a replacement of `os.fsync` and the like that ignores null files, for which they fail."""
 
     def changed(descriptor: Any, *args: Any) -> None:
         number = descriptor if isinstance(descriptor, int) else descriptor.fileno()

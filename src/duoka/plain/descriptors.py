@@ -1,4 +1,4 @@
-"""Files that are opened past `open`: temporary ones by name, descriptors, and the reading of folders."""
+"""Files opened by other functions than `open`: temporary files, descriptors, and folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def install(session: Session) -> None:
-    """Rank 0 opens them; the others write into something of their own that nobody sees."""
+    """Let rank 0 open them; the other ranks write to null devices or to unnamed files of their own."""
     for space, name, make in (
         (os, "open", _descriptors),
         (os, "scandir", _folders),
@@ -74,7 +74,7 @@ def _named(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
         file.name, close = name, file.close
 
         def close_together() -> None:
-            if caller.is_free():  # the others may still be reading it by its name
+            if caller.is_free():  # other ranks may still read it by name
                 session.ranks.barrier()
             close()
 
@@ -85,7 +85,7 @@ def _named(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
 
 
 class Entries:
-    """What `os.scandir` gives, made from a list."""
+    """A replacement of the iterator that `os.scandir` returns, over a list."""
 
     def __init__(self, entries: list[Any]) -> None:
         self._entries = iter(entries)
@@ -103,7 +103,7 @@ class Entries:
         self.close()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Drop the remaining entries."""
         self._entries = iter([])
 
 
@@ -115,7 +115,7 @@ def _folders(session: Session, original: Callable[..., Any]) -> Callable[..., An
             names = session.first(lambda: [entry.name for entry in original(path)])
             with original(path) as found:
                 entries = {entry.name: entry for entry in found}
-            session.ranks.barrier()  # nobody changes the folder before all have looked
+            session.ranks.barrier()  # no rank changes the folder before all have read it
         return Entries([entries[name] for name in names if name in entries])
 
     return scandir

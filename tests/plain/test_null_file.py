@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from duoka.plain.nowhere import nowhere, of_files_only
+from duoka.plain.null_file import of_files_only, open_null_file
 
 STEPS = st.lists(
     st.one_of(
@@ -38,20 +38,20 @@ def told(file: Any, steps: list[Any]) -> list[Any]:
 def test_it_tells_what_a_file_tells(tmp_path_factory: pytest.TempPathFactory, mode: str, steps: list[Any]) -> None:
     path = tmp_path_factory.getbasetemp() / "file"
     path.write_bytes(b"old")
-    with open(path, mode, buffering=0) as file, nowhere(path, mode, 0, size=path.stat().st_size) as other:
+    with open(path, mode, buffering=0) as file, open_null_file(path, mode, 0, size=path.stat().st_size) as other:
         assert told(other, steps) == told(file, steps)
 
 
 def test_text_and_buffers(tmp_path: Path) -> None:
-    with nowhere("log", "a", encoding="utf-16", newline="\r\n", size=4) as file:
+    with open_null_file("log", "a", encoding="utf-16", newline="\r\n", size=4) as file:
         assert (file.tell(), file.write("多卡\n"), file.name) == (4, 3, "log")
-    with nowhere("log", "wb") as file:
+    with open_null_file("log", "wb") as file:
         assert isinstance(file, io.BufferedWriter)
 
 
 def test_what_only_files_know(tmp_path: Path) -> None:
     fsync = of_files_only(os.fsync)
-    with nowhere("log", "wb") as file, open(tmp_path / "real", "wb") as real:
+    with open_null_file("log", "wb") as file, open(tmp_path / "real", "wb") as real:
         fsync(file.fileno())
         fsync(file)
         fsync(real)
