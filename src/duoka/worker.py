@@ -37,6 +37,7 @@ from duoka.system.messages import Lines
 from duoka.target import run_target
 
 if TYPE_CHECKING:
+    from duoka.origins.forked import Forked
     from duoka.view.collectives import CollectiveSlot
 
 UNWRITTEN = 120  # Python's exit code if standard output cannot be flushed at the end
@@ -250,7 +251,7 @@ def _run_script(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
 
 def _run_plain(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
     from duoka.network.rendezvous import reach_store
-    from duoka.plain import meet, run_plain
+    from duoka.plain import run_plain
     from duoka.plain.chance import Chance
 
     environment.unset_rank_variables()
@@ -263,7 +264,8 @@ def _run_plain(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
         return
     environment.seed_hashes(shared.entropy)
     reach = partial(reach_store, info, plan.timeout)
-    ranks = meet(plan, info.rank, reach(), slot, shared.exchange, shared.key)
+    communication = _origin(plan, info, slot, shared.exchange, shared.key).connect(plan.timeout)
+    ranks = communication.collectives(info.rank, plan.world_size, plan.timeout, 0)
     with _messages(plan, info.rank) as say:
         run_plain(plan, ranks, Chance(shared.entropy, reach, shared.key), say, script)
 
@@ -289,8 +291,13 @@ def _run_api(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
 
 def set_origin(plan: Plan, info: RankInfo, slot: CollectiveSlot, exchange: mmap.mmap | None, key: Key) -> None:
     """Set what `duoka.start` in this process reads: rank, device, settings."""
-    from duoka.origins.forked import Forked, StartDefaults
     from duoka.process import this_process
+
+    this_process().origin = _origin(plan, info, slot, exchange, key)
+
+
+def _origin(plan: Plan, info: RankInfo, slot: CollectiveSlot, exchange: mmap.mmap | None, key: Key) -> Forked:
+    from duoka.origins.forked import Forked, StartDefaults
 
     device = _device(plan, info.rank)
     index = 0 if device.type == "cuda" else device.index  # the only GPU that this process sees
@@ -298,7 +305,7 @@ def set_origin(plan: Plan, info: RankInfo, slot: CollectiveSlot, exchange: mmap.
     asked = StartDefaults(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
     asked = replace(asked, strategy=plan.strategy, shares=plan.shares, row_independent=plan.row_independent)
     ranks = info.rank, info.world_size, info.local_rank
-    this_process().origin = Forked(*ranks, info, slot, exchange, given, asked, key)
+    return Forked(*ranks, info, slot, exchange, given, asked, key, far=plan.machines.count > 1)
 
 
 def _run_distributed(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:

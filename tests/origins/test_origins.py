@@ -166,3 +166,32 @@ def test_no_room_for_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setattr("duoka.origins.communication._make", lambda size: "")
     assert met() == {0: (2, False, [3, 3]), 1: (2, False, [3, 3])}
+
+
+def test_ranks_of_several_commands_on_one_machine_have_no_common_status_board() -> None:
+    """As under `srun -n 2 duoka run`: they compare their collectives in messages."""
+    import torch
+
+    from duoka.environment import RankInfo
+    from duoka.origins.communication import NullSlot
+    from duoka.origins.forked import Forked, StartDefaults
+    from duoka.view.far import FarCollectives
+
+    store, found = os.memfd_create("store"), {}
+    asked = StartDefaults("whole", "whole", "auto", 20.0)
+
+    def rank(number: int) -> None:
+        info = RankInfo(number, 2, 0, 0, "id", here=2, file=store)
+        origin = Forked(number, 2, number, info, NullSlot(), None, "cpu", asked, far=True)
+        communication = origin.connect(20.0)
+        ranks = communication.collectives(number, 2, 20.0, 0)
+        total = ranks.all_reduce(torch.ones(2) + number).tolist()
+        found[number] = communication.here, isinstance(ranks, FarCollectives), total
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.close(store)
+    assert found == dict.fromkeys(range(2), (2, True, [3.0, 3.0]))

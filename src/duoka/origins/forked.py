@@ -22,15 +22,18 @@ from duoka.view.nearby import Nearby
 class Forked(Origin):
     """A worker of `duoka run` or `duoka.launch`.
 
+    info: of this worker. slot: records its collectives. exchange: memory shared with all other ranks, or None.
     given: the device, as torch names it in this process. asked: options of the command. key: of the run.
+    far: ranks belong to several commands, so no status board shows all of them.
     """
 
-    place: RankInfo
+    info: RankInfo
     slot: CollectiveSlot
     exchange: mmap.mmap | None
     given: str
     asked: StartDefaults
     key: Key = field(default_factory=Key)
+    far: bool = False
 
     @classmethod
     def found(cls) -> None:
@@ -41,15 +44,16 @@ class Forked(Origin):
         return self.given
 
     def store(self, timeout: float) -> Store:
-        return reach_store(self.place, timeout)
+        return reach_store(self.info, timeout)
 
     def connect(self, timeout: float) -> Communication:
-        size = self.world_size
-        here, far, store = self.place.local_world_size, self.place.machines > 1, self.store(timeout)
-        way: Exchange | None = None if self.exchange is None else Nearby(self.exchange, self.rank, size, timeout)
-        if far:
-            way = between(store, self.rank, size, timeout, self.key)
-        return Communication(store, self.slot, way, here, far, self.key)
+        rank, size, store = self.rank, self.world_size, self.store(timeout)
+        way: Exchange | None = None
+        if self.far:
+            way = between(store, rank, size, timeout, self.key)
+        elif self.exchange is not None:
+            way = Nearby(self.exchange, rank, size, timeout)
+        return Communication(store, self.slot, way, self.info.local_world_size, self.far, self.key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,15 +21,11 @@ refusals    calls that a plain script cannot make
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
-from datetime import timedelta
 
 import torch
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from duoka.errors import Refused
-from duoka.network.keys import Key
 from duoka.plain import (
     autograd,
     clocks,
@@ -59,12 +55,9 @@ from duoka.plan import Plan
 from duoka.private.lookup import untested
 from duoka.strategies import create
 from duoka.view.calls import ModuleCalls
-from duoka.view.collectives import Collectives, CollectiveSlot, Exchange, ProcessCollectives
+from duoka.view.collectives import Collectives
 from duoka.view.determinism import be_deterministic
-from duoka.view.direct import between
 from duoka.view.draws import OwnStream
-from duoka.view.far import FarCollectives
-from duoka.view.nearby import Nearby
 from duoka.view.view import View
 
 INTERCEPTIONS = (
@@ -89,22 +82,7 @@ INTERCEPTIONS = (
     refusals,
 )
 
-
 SHOWN = 20  # lines of a kind in the report
-
-
-def meet(
-    plan: Plan, rank: int, store: Store, slot: CollectiveSlot, exchange: mmap.mmap | None, key: Key
-) -> Collectives:
-    """This rank among those of the plan. exchange: memory that the ranks share, or None. key: of the run."""
-    size, seconds = plan.world_size, plan.timeout
-    make: type[ProcessCollectives] = ProcessCollectives
-    way: Exchange | None = None if exchange is None else Nearby(exchange, rank, size, seconds)
-    if plan.machines.count > 1:
-        make, way = FarCollectives, between(store, rank, size, seconds, key)
-    ranks = make(store, rank, size, timedelta(seconds=seconds), slot, way)
-    ranks.key = key
-    return ranks
 
 
 def run_plain(
