@@ -125,7 +125,11 @@ def test_a_script_with_ranks_of_its_own_keeps_all_threads(plan: Any) -> None:
             "--strategy must be one of auto, ddp, dp, exact, fsdp, single, but is 'dpd'; did you mean dp?",
         ),
         ({"strategy": "dp", "devices": "2"}, OptionError, "run.model(net, strategy='dp', devices=2)"),
-        ({"strategy": "fsdp", "devices": "2"}, OptionError, "run.model(net, strategy='fsdp') shards a model"),
+        (
+            {"strategy": "fsdp", "devices": "2", "kind": "api"},
+            OptionError,
+            "run.model(net, strategy='fsdp') shards a model",
+        ),
         ({"strategy": "single", "devices": "2"}, OptionError, "--strategy must be auto, ddp or exact for 2 devices"),
         (
             {"strategy": "exact", "devices": "cpu:3"},

@@ -37,13 +37,13 @@ STRATEGIES = {
     "ddp": "every device holds the whole model, and gradients are averaged",
     "dp": "one process computes on several devices; a script asks for it: run.model(net, strategy='dp')",
     "exact": "the same bits on 1, 2, 4, ... devices: batches in a fixed number of shares, sums in a fixed order",
-    "fsdp": "each device holds a part of the model; a script asks for it: run.model(net, strategy='fsdp')",
+    "fsdp": "each device holds a part of the model: of its parameters, gradients and optimizer's state",
     "single": "one device computes everything",
 }
 
 _ASKED_IN_SCRIPTS = {
-    "dp": "in a script, run.model(net, strategy='dp', devices=2) computes on several devices in one process",
     "fsdp": "in a script, run.model(net, strategy='fsdp') shards a model, of which optimizers are made afterwards",
+    "dp": "in a script, run.model(net, strategy='dp', devices=2) computes on several devices in one process",
 }
 
 
@@ -236,7 +236,7 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
         names = ("strategy", "shares", "batch_norm", "randomness", "loading", "row_independent")
         unused = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)]
         return "", (f"{', '.join(unused)}: without effect, as the script is left alone",) if unused else ()
-    if options.strategy in _ASKED_IN_SCRIPTS:
+    if options.strategy == "dp" or (options.strategy == "fsdp" and kind is Kind.API):
         hint = _ASKED_IN_SCRIPTS[options.strategy]
         raise OptionError("--strategy", options.strategy, "auto or ddp, which starts a worker for each device", hint)
     if options.strategy == "exact":
@@ -248,12 +248,13 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
     if options.shares is not None:
         raise OptionError("--shares", options.shares, "given with --strategy exact")
     if workers == 1:
-        return "single", ("--strategy ddp: one device has nothing to keep in step",) * (options.strategy == "ddp")
+        named = options.strategy in ("ddp", "fsdp")
+        return "single", (f"--strategy {options.strategy}: one device has nothing to keep in step",) * named
     if options.strategy == "single":
         raise OptionError(
             "--strategy", "single", f"auto, ddp or exact for {workers} devices", "or ask for one device"
         )
-    return "ddp", ()
+    return "fsdp" if options.strategy == "fsdp" else "ddp", ()
 
 
 def _shares(strategy: str, ranks: int, asked: int | None, machines: Machines = ONE_MACHINE) -> int:

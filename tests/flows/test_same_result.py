@@ -14,7 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from tests.flows.flow import Flow, Result, Warm
 
-SCRIPTS = {path.stem: path for path in sorted((Path(__file__).parent / "scripts").glob("*.py"))}
+HERE = Path(__file__).parent / "scripts"
+SCRIPTS = {path.stem: path for path in sorted(HERE.glob("*.py"))}
+IN_PARTS = {path.stem: path for path in sorted((HERE / "fsdp").glob("*.py"))}
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
@@ -27,7 +29,8 @@ def reference(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Callable[
         if name not in done:
             folder = tmp_path_factory.mktemp(name)
             saved = folder / "weights.pt"
-            done[name] = Flow(warm, folder).python([SCRIPTS[name], saved]).ok(), saved
+            script = SCRIPTS.get(name) or IN_PARTS[name]
+            done[name] = Flow(warm, folder).python([script, saved]).ok(), saved
         return done[name]
 
     return run
@@ -68,5 +71,27 @@ def test_same_result(flow: Flow, reference: Callable[[str], tuple[Result, Path]]
     expected, weights = reference(name)
     saved = flow.folder / "weights.pt"
     result = flow.run(["run", "--devices", f"cpu:{workers}", SCRIPTS[name], saved]).ok()
+    assert_same_lines(expected.stdout, result.stdout)
+    assert_same_weights(weights, saved)
+
+
+NOT_IN_PARTS = ("by_hand", "changing")  # LBFGS; rounding is amplified past what is compared
+PARTED: list[Any] = [("language", 3), ("precision", 2), *((name, 3) for name in IN_PARTS)]
+PARTED += [
+    pytest.param(name, workers, marks=pytest.mark.long)
+    for name in (*SCRIPTS, *IN_PARTS)
+    for workers in (2, 3)
+    if (name, workers) not in PARTED and name not in NOT_IN_PARTS
+]
+
+
+@pytest.mark.parametrize(("name", "workers"), PARTED)
+def test_same_result_with_parameters_in_parts(
+    flow: Flow, reference: Callable[[str], tuple[Result, Path]], name: str, workers: int
+) -> None:
+    expected, weights = reference(name)
+    saved = flow.folder / "weights.pt"
+    script = SCRIPTS.get(name) or IN_PARTS[name]
+    result = flow.run(["run", "--devices", f"cpu:{workers}", "--strategy", "fsdp", script, saved]).ok()
     assert_same_lines(expected.stdout, result.stdout)
     assert_same_weights(weights, saved)

@@ -31,7 +31,17 @@ def install(session: Session) -> None:
 
         return call
 
+    def make_move(original: Callable[..., Any]) -> Callable[..., Any]:
+        def move(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not session.calls.is_whole:
+                session.strategy.take_in(self)
+            return original(self, *args, **kwargs)
+
+        return move
+
     session.patches.replace(nn.Module, "__call__", make_call)
+    for name in ("to", "cuda"):
+        session.patches.replace(nn.Module, name, make_move)
     with unnumbered():
         for register in (register_module_parameter_registration_hook, register_module_module_registration_hook):
             session.patches.hook(register(lambda module, *_: calls.given(module)))

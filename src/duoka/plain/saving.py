@@ -5,19 +5,24 @@ What a thread of the script's saves, rank 0's does, and nobody waits for it.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from duoka.checkpoint import checkpoint
 from duoka.checkpoint import saving as weights
 from duoka.plain.session import Session
-from duoka.view.batch import batches_in, gather_all
+from duoka.private.torch import tree_leaves, tree_map_only
+from duoka.view.batch import BatchTensor, batches_in, gather_all
 
 
 def install(session: Session) -> None:
@@ -32,16 +37,36 @@ def install(session: Session) -> None:
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            if batches_in(obj):
+            to_path = isinstance(f, (str, os.PathLike))
+            if session.view.in_parts and to_path:
+                obj = _gathered(obj, session.ranks.rank == 0)
+            elif batches_in(obj):
                 obj = gather_all(obj)
-            if not isinstance(f, (str, os.PathLike)):  # a buffer or an open file is each rank's own
+            if not to_path:  # a buffer or an open file is each rank's own
                 original(obj, f, *args, **kwargs)
                 return
+            if session.view.in_parts and any(isinstance(leaf, nn.Module) for leaf in tree_leaves(obj)):
+                pickled = io.BytesIO()  # by all ranks, as parameters come together
+                original(obj, pickled, *args, **kwargs)
+
+                def write(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+                    with io.FileIO(f, "w") as file:
+                        file.write(pickled.getbuffer())
+            else:
+                write = original
             if session.caller.is_elsewhere() or session.caller.is_free():
                 session.caller.written.add(os.path.abspath(f))  # whoever reads it waits for rank 0
-            once(lambda: original(obj, f, *args, **kwargs))
+            once(lambda: write(obj, f, *args, **kwargs))
 
         return save
+
+    def make_gathered(original: Callable[..., Any]) -> Callable[..., Any]:
+        def of_whole(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(tensors, nn.Module):
+                tensors = SimpleNamespace(state_dict=partial(_gathered, tensors.state_dict()))
+            return original(_gathered(tensors), *args, **kwargs)
+
+        return of_whole
 
     def make_once(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: once(lambda: original(*args, **kwargs))
@@ -49,8 +74,27 @@ def install(session: Session) -> None:
     session.patches.replace(torch, "save", make)
     session.patches.replace(torch.jit.ScriptModule, "save", make_once)
     session.patches.replace(torch.autograd.profiler.profile, "export_chrome_trace", make_once)
+    there = find_spec("safetensors") is not None
     for name in ("safetensors", "safetensors.torch", "safetensors.numpy"):
-        if name in sys.modules or (name == "safetensors" and find_spec(name)):
+        if name in sys.modules or (name == "safetensors" and there):
             session.patches.replace(import_module(name), "serialize_file", make_once)
+    if session.view.in_parts and there:
+        for function in ("save", "save_file", "save_model"):
+            session.patches.replace(import_module("safetensors.torch"), function, make_gathered)
     for space in (checkpoint, weights):
         session.patches.put(space, "ranks_here", lambda: session.ranks)
+
+
+def _gathered(tree: Any, keeps: bool = True) -> Any:
+    """`tree` with every batch gathered, one by one, to the CPU; tied ones once. keeps: or they are thrown away."""
+    known: dict[Any, Tensor] = {}
+
+    def gathered(batch: BatchTensor) -> Tensor:
+        rows = batch.to_local()
+        key = batch._spec, rows.data_ptr(), rows.shape, rows.stride(), rows.dtype
+        if key not in known:
+            whole = batch.full_tensor().detach()
+            known[key] = whole.cpu() if keeps else whole.new_empty(0)
+        return known[key]
+
+    return tree_map_only(BatchTensor, gathered, tree)

@@ -36,6 +36,9 @@ def install(session: Session) -> None:
     def make_transform(original: Callable[..., Any]) -> Callable[..., Any]:
         def transform(function: Any = None, *args: Any, **kwargs: Any) -> Any:
             made = original(function, *args, **kwargs)
+            if original is compiling and session.view.in_parts:
+                torch.compiler.set_stance("force_eager")
+                session.view.say("strategy fsdp: what is compiled runs uncompiled, as parameters come and go")
             return made if isinstance(made, nn.Module) or not callable(function) else of_all_rows(made)
 
         return transform
@@ -57,6 +60,7 @@ def install(session: Session) -> None:
 
         return scripted
 
+    compiling = torch.compile
     session.patches.replace(torch, "compile", make_transform)
     for kind in SCRIPTED:
         session.patches.put(kind, "__call__", make_scripted(kind.__call__))

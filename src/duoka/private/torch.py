@@ -68,6 +68,12 @@ with requiring("torch", torch.__version__):
     # Operations on many tensors in one call. Public: one by one.
     copy_all_ = torch._foreach_copy_
     add_all_ = torch._foreach_add_
+    # The norm of each of many. Public: torch.nn.utils.get_total_norm, of all.
+    NORM_OF_ALL = torch._foreach_norm
+    # What GradScaler.unscale_ calls, of all gradients. Public: none.
+    UNSCALE_ALL = torch._amp_foreach_non_finite_check_and_unscale_
+    # Whether `p.data = x` may be, which `model.to` asks before it does so. Public: none.
+    TYPES_AGREE = torch._has_compatible_shallow_copy_type
     # The engine with which scripts queue callbacks as `Variable._execution_engine`. Public: none.
     backward_engine: Any = torch.autograd.Variable._execution_engine
 
@@ -127,6 +133,36 @@ def is_view(tensor: Tensor) -> bool:
 def schema_of(operator: Any) -> Any:
     """Return an operator's schema: its arguments, and which of them it writes to. Public: none."""
     return operator._schema
+
+
+def functions_of_lists(without: str) -> list[Callable[..., Any]]:
+    """torch's functions of lists of tensors, each element by itself, but for some. Public: none."""
+    prefix = "_foreach_"
+    left_out = [prefix + name for name in without.split()]
+    return [getattr(torch, name) for name in dir(torch) if name.startswith(prefix) and name not in left_out]
+
+
+def count_users(tensor: Tensor) -> int:
+    """How many hold what a tensor is of, besides Python: nodes of a graph. Public: none."""
+    return int(tensor._use_count()) - 1  # type: ignore[attr-defined]
+
+
+def swap_contents(one: Tensor, other: Tensor) -> None:
+    """Let each object be what the other was. Public: torch.utils.swap_tensors, which refuses where one has weakrefs.
+
+    Those are meant to go on telling of the object.
+    """
+    for name in ("__class__", "__dict__"):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        setattr(one, name, theirs)
+        setattr(other, name, mine)
+    torch._C._swap_tensor_impl(one, other)
+
+
+def outer_saved_tensors_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """Those of torch.autograd.graph.saved_tensors_hooks that are in force. Public: none."""
+    found: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return None if found is None else (found[0], found[1])
 
 
 # --- modules
@@ -318,6 +354,8 @@ def _try() -> None:
         memory_of(tensor),
         count_references(tensor),
         is_view(tensor),
+        count_users(tensor),
+        outer_saved_tensors_hooks(),
         schema_of(torch.ops.aten.add.Tensor),
     )
     (
@@ -326,6 +364,7 @@ def _try() -> None:
         is_compiled_call(module),
         in_forward_mode(),
     )
+    swap_contents(tensor, torch.zeros(1))
     has_own_loading(module), loaders_have_workers(), all_groups(), getattr(*TAKE_DOWN)
     for caller, called in (
         (DataLoader.__iter__, GET_ITERATOR),

@@ -18,7 +18,7 @@ from duoka.run import sharded_tensors
 from duoka.run.api_session import ApiSession
 from duoka.run.models import move
 from duoka.run.precision import DTYPES
-from duoka.strategies.fsdp import Fsdp
+from duoka.strategies.fully_shard import Fsdp
 from duoka.view.parts import is_compiled
 
 _ALLOWED = {"precision": ("32", "bf16")}

@@ -29,6 +29,7 @@ def create(name: str, ranks: Collectives, compress: str = "none", shares: int = 
     makers: dict[str, Callable[[], Strategy]] = {
         "single": Single,
         "ddp": lambda: Ddp(ranks, stream=stream, compression=compression(compress)),
+        "fsdp": lambda: Fsdp(ranks, stream=stream, compression=compression(compress)),
         "exact": lambda: Exact(ranks, shares, stream=stream),
     }
     return makers[name]()

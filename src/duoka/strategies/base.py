@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from duoka.view.collectives import Collectives
 from duoka.view.view import View
@@ -25,6 +25,9 @@ class Strategy(ABC):
     @abstractmethod
     def adopt(self, parameter: Tensor) -> None:
         """From now on `parameter` has the same value and the same gradient on every rank. Idempotent."""
+
+    def take_in(self, module: nn.Module) -> None:  # noqa: B027
+        """A model is about to be moved to a device."""
 
     def leave(self, parameter: Tensor) -> None:  # noqa: B027
         """Never adopt `parameter`: torch keeps it in step."""

@@ -25,6 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from duoka.errors import RanksApart, Refused
 from duoka.strategies.base import Observer, Strategy
 from duoka.strategies.sparse import average_sparse
+from duoka.view.batch import BatchTensor
 from duoka.view.collectives import Collectives
 from duoka.view.crossings import AllSum
 from duoka.view.handles import unnumbered
@@ -135,8 +136,12 @@ class Bucketed(Strategy):
 
     def leave(self, parameter: Tensor) -> None:
         self._left[parameter] = None
+        self._index.pop(parameter, None)
+        self._frozen.pop(parameter, None)
 
     def adopt(self, parameter: Tensor) -> None:
+        if isinstance(parameter, BatchTensor):  # in parts: its gradient comes by itself (view/sharded.py)
+            return
         if parameter in self._index or parameter in self._left or not parameter.is_leaf:
             return
         if is_sharded(parameter):

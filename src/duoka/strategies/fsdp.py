@@ -1,10 +1,8 @@
 """Every rank holds a part of the parameters, of their gradients and of what the optimizer keeps of them.
 
-The parts are torch's `fully_shard`: a block's parameters come together before it computes, forwards and backwards,
-and gradients are averaged over ranks and taken apart again as they come. The mean is what `Ddp` gives, so nothing
-else in a run knows the difference.
-
-It stands beside the strategy of a run, which goes on to keep all other parameters in step.
+A parameter stays the object that it is, and becomes a leaf of a batch's kind (view/sharded.py): the parameters of a
+block come together around whatever computes with one of them. What cannot be cut (fewer entries than ranks, memory
+that something else has, too) stays whole on every rank, as with ddp.
 """
 
 from __future__ import annotations
@@ -15,146 +13,152 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.weak import WeakIdKeyDictionary
 
-from duoka.errors import OptionError, Refused
-from duoka.private.torch import is_view, tree_map_only
-from duoka.view.batch import BatchTensor
+from duoka.errors import Refused
+from duoka.private.torch import count_references, count_users
+from duoka.strategies.ddp import Ddp
 from duoka.view.collectives import Collectives
-from duoka.view.parts import is_sharded
+from duoka.view.sharded import Block, Blocks, Sharded, cut_dimension, shard, shard_state
 from duoka.view.site import user_line
+from duoka.view.view import View
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+_LARGE = 4  # a parameter in no block that is larger than the largest block's share by this is one by itself
 
 
-class Fsdp:
-    """The sharded models of one run.
+class Sharding:
+    """The models in parts of one run.
 
-    mesh: torch's DeviceMesh of all ranks. device: this rank's. leave: is told of every parameter whose gradient torch
-    averages here. say: shows the user a line.
+    ranks: of it. leave: is told of parameters that are in parts from then on. say: shows the user a line.
     """
 
     def __init__(
-        self,
-        ranks: Collectives,
-        mesh: Any,
-        device: torch.device,
-        leave: Callable[[Tensor], None],
-        say: Callable[[str], None],
+        self, ranks: Collectives, leave: Callable[[Tensor], None], say: Callable[[str], None] = lambda _: None
     ) -> None:
-        self._ranks, self._mesh, self._device, self._leave, self._say = ranks, mesh, device, leave, say
-        self._replaced: WeakIdKeyDictionary = WeakIdKeyDictionary()  # the name of whose parameter a tensor was
-        self._hook = register_optimizer_step_pre_hook(self._before_step)
+        self._ranks, self._leave, self._say = ranks, leave, say
+        view = View(ranks, lambda leaf: None)
+        view.of_parameters = True
+        self._blocks = Blocks(view)
+        self._cut = 0  # parameters so far
+        self._hook = register_optimizer_step_pre_hook(_before_step)
 
-    def shard(self, module: nn.Module, dtype: torch.dtype | None) -> None:
-        """From now on each rank holds a part of `module`: of rank 0's parameters, block by block.
+    def shard(self, module: nn.Module) -> None:
+        """From now on each rank holds a part of `module`: of rank 0's parameters.
 
-        dtype: in which parameters come together; None: in their own.
-
-        Raises:
-            OptionError: torch does not take it.
+        What is in parts already stays so; parameters by themselves (of a copy) are put into blocks.
         """
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes seconds
+        before = self._cut
+        for group in _groups(module):
+            members = [parameter for parameter in group if self._goes_apart(parameter)]
+            if len(members) > 1:
+                Block(self._blocks, members)  # type: ignore[arg-type]
+        if self._cut > before:
+            self._say(_told(module, self._ranks.world_size))
 
-        name, inner = type(module).__name__, blocks(module)
-        if why := _unfit(module, inner):
-            raise OptionError("strategy", "fsdp", f"auto for {name}", why)
-        count = sum(parameter.numel() for parameter in module.parameters())
-        policy = MixedPrecisionPolicy(
-            param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32, cast_forward_inputs=False
-        )
-        for part in [*inner, module]:
-            self._bring(part, name)
-            part.register_forward_hook(_apart)  # before torch's own hook
-            try:
-                parts = fully_shard(part, mesh=self._mesh, reshard_after_forward=True, mp_policy=policy)
-                parts.unshard()  # tensors of a first call in inference mode could not be trained
-                for parameter in part.parameters():
-                    if not is_sharded(parameter):
-                        self._leave(parameter)
-                parts.reshard()
-            except (ValueError, NotImplementedError, AssertionError) as error:
-                why = f"torch does not shard it: {error}"
-                raise OptionError("strategy", "fsdp", f"auto for {name}", why) from None
-        module.register_forward_pre_hook(lambda *_: self._ranks.come_to(f"forward({name})"), prepend=True)
-        module.register_forward_hook(lambda *_: self._ranks.leave(), always_call=True)
-        self._say(
-            f"strategy fsdp: each rank holds 1/{self._ranks.world_size} of the {count:,} parameters of {name}, of "
-            f"which {len(inner)} blocks and the rest come together in turn"
-        )
+    def _goes_apart(self, parameter: nn.Parameter) -> bool:
+        """Bring a parameter into parts, if it can be. False: it is in a block, or stays whole."""
+        if isinstance(parameter, Sharded):
+            return parameter._block.is_single
+        if not _can_be_cut(parameter, self._ranks.world_size):
+            return False
+        self._ranks.broadcast_into(parameter, 0)
+        shard(parameter, self._blocks)
+        self._cut += 1
+        self._leave(parameter)
+        return True
 
     def close(self) -> None:
         """Let optimizers be."""
         self._hook.remove()
 
-    def _bring(self, part: nn.Module, model: str) -> None:
-        """Give what is still whole of a part rank 0's values, on the device: no more than this is whole there."""
-        for name, parameter in part.named_parameters():
-            if not is_sharded(parameter):
-                self._replaced[parameter] = f"{name} of {model}"
-                parameter.data = parameter.data.to(self._device).contiguous()
-                self._ranks.broadcast_into(parameter, 0)
 
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """An optimizer that was made before the model was sharded would update nothing, and say nothing."""
-        if isinstance(optimizer, LBFGS) and any(map(is_sharded, optimizer.param_groups[0]["params"])):
-            raise Refused(
-                f"LBFGS at {user_line()} makes one vector of all parameters, which no rank has with strategy='fsdp'; "
-                "use another optimizer, or another strategy"
-            )
-        if not self._replaced:  # nobody holds any: the usual case
-            return
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter in self._replaced:
-                    raise Refused(
-                        f"the optimizer that steps at {user_line()} was made before run.model(..., strategy='fsdp'), "
-                        f"and holds the old {self._replaced[parameter]}; make it after, of model.parameters()"
-                    )
+def _told(module: nn.Module, ranks: int) -> str:
+    """What each rank holds of a model."""
+    parameters = list(module.parameters())
+    apart = [parameter for parameter in parameters if isinstance(parameter, Sharded)]
+    blocks = {id(parameter._block): parameter._block.size() for parameter in apart}
+    count, whole = sum(p.numel() for p in apart), sum(p.numel() for p in parameters if not isinstance(p, Sharded))
+    line = (
+        f"strategy fsdp: each rank holds 1/{ranks} of {count:,} parameters of {type(module).__name__}, in "
+        f"{len(blocks)} blocks that come together in turn, the largest of {max(blocks.values()) / 2**20:,.1f} MB"
+    )
+    return f"{line}; {whole:,} parameters stay whole" if whole else line
 
 
-class _Apart(torch.autograd.Function):
-    """A tensor as it is, but no view: what is then written into it in place leaves torch's hook where it was."""
-
-    @staticmethod
-    def forward(ctx: Any, view: Tensor) -> Tensor:
-        return view.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
-
-
-def _apart(part: nn.Module, args: Any, out: Any) -> Any:
-    def apart(tensor: Tensor) -> Tensor:
-        if isinstance(tensor, BatchTensor):
-            return BatchTensor(apart(tensor._local), tensor._spec)
-        return _Apart.apply(tensor) if tensor.requires_grad and is_view(tensor) else tensor
-
-    return tree_map_only(Tensor, apart, out)
+def _can_be_cut(parameter: Tensor, ranks: int) -> bool:
+    """Whether nobody but its object has a parameter's memory, and there is enough of it."""
+    return (
+        type(parameter) is nn.Parameter
+        and parameter.layout is torch.strided
+        and not parameter.is_meta
+        and parameter.is_leaf
+        and count_users(parameter) == 0
+        and count_references(parameter) == 1
+        and cut_dimension(parameter, ranks) is not None
+    )
 
 
-def _unfit(module: nn.Module, inner: list[nn.Module]) -> str:
-    """Why torch would not take a model; empty if it may."""
-    for name, part in module.named_modules():
-        if getattr(part, "sparse", False) is True:
-            return f"the gradient of {name or 'it'} is sparse; give it sparse=False"
-    for name, parameter in module.named_parameters():
-        if parameter.dim() == 0:
-            return f"{name} is a scalar, which has no parts; give it one dimension"
-    in_blocks = {parameter for block in inner for parameter in block.parameters()}
-    rest = [parameter for parameter in module.parameters() if parameter not in in_blocks]
-    for together in [*(list(block.parameters()) for block in inner), rest]:
-        kinds = {str(parameter.dtype)[6:] for parameter in together if parameter.requires_grad}
-        if len(kinds) > 1:
-            return f"parameters of types {', '.join(sorted(kinds))} would come together, which have to be of one"
-    return ""
+def _before_step(optimizer: Optimizer, *_: object) -> None:
+    """What an optimizer kept before its parameters were brought into parts is brought there, too."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not isinstance(parameter, Sharded):
+                continue
+            if isinstance(optimizer, LBFGS):
+                raise Refused(
+                    f"LBFGS at {user_line()} makes one vector of all parameters, of which no rank has room with "
+                    "--strategy fsdp; use another optimizer, or another strategy"
+                )
+            state: dict[str, Any] = optimizer.state.get(parameter) or {}
+            for name, value in state.items():
+                if type(value) is Tensor and value.shape == parameter.shape:
+                    state[name] = shard_state(value, parameter)
+
+
+class Fsdp(Ddp):
+    """Parameters of models in parts; others replicated, and their gradients averaged."""
+
+    def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
+        view = super().view(ranks, say)
+        self._sharding = Sharding(ranks, self.leave, say)
+        view.take_in, view.in_parts = self._sharding.shard, True
+        return view
+
+    def take_in(self, module: nn.Module) -> None:
+        self._sharding.shard(module)
+
+    def close(self) -> None:
+        super().close()
+        self._sharding.close()
+
+
+def _groups(module: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """The parameters of a model that come together at once: of each block, and all others."""
+    if any(map(is_lazy, module.parameters())) or any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
+        return
+    seen = {id(p) for part in module.modules() if getattr(part, "sparse", False) is True for p in part.parameters()}
+    sizes = [0]
+    for block in blocks(module):
+        parameters = [parameter for parameter in block.parameters() if id(parameter) not in seen]
+        seen.update(map(id, parameters))
+        sizes.append(sum(parameter.numel() for parameter in parameters))
+        yield parameters
+    rest = []
+    for parameter in module.parameters():
+        if id(parameter) in seen:
+            continue
+        if parameter.numel() * _LARGE > max(sizes) > 0:
+            yield [parameter]
+        else:
+            rest.append(parameter)
+    yield rest
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """The parts of a model that come together by themselves; all other parameters do with the model.
+    """The parts of a model that come together by themselves.
 
     They are the entries of its lists (ModuleList, ModuleDict, Sequential, and such within these) that have
     parameters, if nothing in them is used elsewhere, too.

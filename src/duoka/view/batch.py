@@ -140,6 +140,7 @@ class BatchTensor(Tensor):
     together: ClassVar[frozenset[Rule]] = frozenset()  # rules that take all own shares at once
     drawing: ClassVar[frozenset[Rule]] = frozenset()  # rules that draw random numbers
     unrecorded: ClassVar[frozenset[Rule]] = frozenset()  # rules that do more than call torch on local tensors
+    computing: ClassVar[frozenset[Rule]] = frozenset()  # rules of what models compute with parameters
     dispatch: ClassVar[Callable[..., Any]]
 
     @staticmethod
@@ -396,6 +397,16 @@ def gather_all(tree: Any) -> Any:
 def batches_in(tree: Any) -> list[BatchTensor]:
     """The batch tensors in nested lists, tuples and dicts, in order."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, BatchTensor)]
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+_WRITING = frozenset({"__set__", "__setitem__", *(f"__i{name}__" for name in _OPERATORS)})
+
+
+def may_write(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a torch function may write into what it is given, by its name."""
+    name: str = getattr(func, "__name__", "")
+    return name in _WRITING or (name.endswith("_") and not name.endswith("__")) or kwargs.get("out") is not None
 
 
 def has_sparse(tree: Any) -> bool:

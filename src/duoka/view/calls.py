@@ -145,6 +145,7 @@ class ModuleCalls:
         if module in self._met or any(map(is_lazy, module.parameters())):
             return
         self._met.add(module)
+        self.view.take_in(module)
         for parameter in module.parameters():
             self.view.adopt(parameter)
         for buffer in module.buffers():

@@ -72,3 +72,20 @@ class Gathered(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         each = zip(_entered(grads[0], ctx.own), ctx.cuts, strict=True)
         return None, None, *(grad.narrow(0, cut.start, cut.rows) * ctx.own.world_size for grad, cut in each)
+
+
+class Together(torch.autograd.Function):
+    """The whole parameters of a block, of which each rank has rows. Their gradients are this rank's own.
+
+    A leaf's rows get the sum over ranks, as those of any batch. block: gathers and sums (sharded.py). places: in it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, block: Any, places: list[int], *rows: Tensor) -> Any:
+        ctx.block, ctx.places = block, places
+        ctx.set_materialize_grads(False)
+        return block.given(places)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return None, None, *ctx.block.own_gradients(ctx.places, grads)

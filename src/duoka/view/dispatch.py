@@ -17,7 +17,18 @@ from torch.nn import functional as F
 
 from duoka.errors import Refused
 from duoka.private.torch import tree_leaves, tree_map_only
-from duoka.view.batch import BatchTensor, Joint, Rule, alike, batches_in, has_sparse, joined, of_share, of_the_whole
+from duoka.view.batch import (
+    BatchTensor,
+    Joint,
+    Rule,
+    alike,
+    batches_in,
+    has_sparse,
+    joined,
+    may_write,
+    of_share,
+    of_the_whole,
+)
 from duoka.view.below import looks_below
 from duoka.view.draws import Once
 from duoka.view.failing import MAY_FAIL, may_fail
@@ -47,6 +58,13 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     call = Described(func, args, kwargs)
     first = call.batches[0]
     view = first._meta.spec.view
+    if len(call.batches) > 1 and any(batch._meta.spec.view is not view for batch in call.batches):
+        apart = {id(batch): batch.full_tensor() for batch in call.batches if batch._meta.spec.view.of_parameters}
+        if 0 < len(apart) < len({id(batch) for batch in call.batches}):
+            changed = tree_map_only(BatchTensor, lambda batch: apart.get(id(batch), batch), (args, kwargs))
+            return dispatch(func, *changed)
+    if view.of_parameters and may_write(func, kwargs):
+        view.written += 1
     if view.own.count > 1 and type(first) is not Joint:
         return _called(func, args, kwargs, call)  # one of several shares
     try:

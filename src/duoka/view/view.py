@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -19,7 +19,7 @@ from duoka.errors import DuokaError, Refused
 from duoka.private.torch import backward_of
 from duoka.view.alone import OneRank
 from duoka.view.collectives import Collectives
-from duoka.view.crossings import AllSum, Entered
+from duoka.view.crossings import AllSum, Entered, Together
 from duoka.view.cut import Cut
 from duoka.view.handles import unnumbered
 from duoka.view.lent import Lent
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _NEAR = 32  # nodes of a graph that are looked at
 _ENTERED = backward_of(Entered)
+_TOGETHER = backward_of(Together)
 
 
 class View:
@@ -67,6 +68,10 @@ class View:
         self.gathered = Tally()
         self.device: torch.device | None = None  # of this share, where a process has several
         self.watch: SizeWatch | None = None  # of what a compiled module does with sizes
+        self.of_parameters = False  # whether its batches are parameters in parts, and what is made of them
+        self.in_parts = False  # whether models that meet its batches are
+        self.written = 0  # how often these may have been written into
+        self.take_in: Callable[[nn.Module], None] = lambda module: None  # called with a model before its first batch
         self.drawn = 0
         self.own_stream: OwnStream | None = None
         self.lent = Lent()
@@ -126,6 +131,8 @@ class View:
         On each rank it is given a gradient whose mean over ranks is the true one (crossings.py); the leaves behind
         it are adopted, so that this mean is taken at the end of the backward pass.
         """
+        if (together := getattr(tensor, "come_together", None)) is not None:  # a parameter in parts (sharded.py)
+            tensor = together()
         if not tensor.requires_grad or not torch.is_grad_enabled():
             return tensor if self.device is None else tensor.to(self.device)
         own = self.own
@@ -137,7 +144,7 @@ class View:
                     return tensor
                 self._meet(tensor)
             return self.alias(tensor)
-        if isinstance(tensor.grad_fn, _ENTERED) or (not own.exact and self._knows_leaves_of(tensor)):
+        if isinstance(tensor.grad_fn, (_ENTERED, _TOGETHER)) or (not own.exact and self._knows_leaves_of(tensor)):
             return tensor
         entered: Tensor = own.meet(lambda tensors: Entered.apply(own, tensors[0]), tensor)
         return entered
@@ -170,6 +177,8 @@ class View:
         while nodes:
             node = nodes.pop()
             seen += 1
+            if isinstance(node, _TOGETHER):
+                continue
             leaf = getattr(node, "variable", None)
             if isinstance(leaf, Tensor):
                 if id(leaf) not in self._known:
@@ -188,7 +197,7 @@ class View:
             self.own.recorder.abandon()
         size = self.ranks.world_size
         with unnumbered():
-            self._divided[rows] = register_hook(rows, lambda grad: grad / size)
+            self._divided[rows] = register_hook(rows, lambda grad: None if grad is None else grad / size)
 
     def all_sum(self, part: Tensor) -> Tensor:
         """The sum over ranks of every rank's `part`, with its gradient."""

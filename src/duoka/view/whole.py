@@ -89,7 +89,8 @@ class _Copy:
         if known is None and keep and batch._kept is not None:
             known = batch._kept.of(rows)
         if known is None:
-            with torch.inference_mode(False), torch.set_grad_enabled(_records_gradients()):  # it must have a version
+            records = _records_gradients()  # the next line's first part sets it
+            with torch.inference_mode(False), torch.set_grad_enabled(records):  # it must have a version
                 known = Spec.together(parts)
             if keep:
                 _keep(ref(batch), known)
@@ -116,6 +117,7 @@ class _Copy:
             )
         shares = self.batch._shares
         view = self.batch._spec.view
+        view.written += 1
         view.own.each(lambda place: shares[place]._local.copy_(shares[place]._spec.own(self.whole)))
         return tree_map_only(Tensor, lambda leaf: self.batch if leaf is self.whole else leaf, out)
 

@@ -15,6 +15,7 @@ from duoka.view.rules import (
     facts,
     gradients,
     indexing,
+    lists,
     losses,
     others,
     packing,
@@ -40,6 +41,7 @@ FAMILIES = (
     packing,
     losses,
     randomness,
+    lists,
     facts,
     gradients,
 )
@@ -51,4 +53,7 @@ def install() -> None:
     BatchTensor.together = facts.TOGETHER | gradients.TOGETHER
     BatchTensor.drawing = frozenset(randomness.RULES.values()) | attention.DRAWING | recurrent.DRAWING
     BatchTensor.unrecorded = frozenset({*facts.RULES.values(), *gradients.RULES.values()})
+    BatchTensor.computing = frozenset(
+        rule for family in (products, attention, recurrent, losses) for rule in family.RULES.values()
+    )
     BatchTensor.dispatch = dispatch

@@ -58,7 +58,9 @@ def data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def set_data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`x.data = y` of the same shape and type: x has y's rows from now on."""
     batch, value = args
-    if not isinstance(batch, BatchTensor) or value.shape != batch.shape or value.dtype != batch.dtype:
+    if not isinstance(batch, BatchTensor) or value.shape != batch.shape:
+        return NotImplemented
+    if value.dtype != batch.dtype and not batch._spec.view.of_parameters:  # `model.half()` sets gradients, too
         return NotImplemented
     if isinstance(value, BatchTensor):
         if value._spec != batch._spec:

@@ -1,0 +1,184 @@
+"""Every rank holds a part of the parameters, of their gradients and of what the optimizer keeps of them.
+
+The parts are torch's `fully_shard`: a block's parameters come together before it computes, forwards and backwards,
+and gradients are averaged over ranks and taken apart again as they come. The mean is what `Ddp` gives, so nothing
+else in a run knows the difference.
+
+It stands beside the strategy of a run, which goes on to keep all other parameters in step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from duoka.errors import OptionError, Refused
+from duoka.private.torch import is_view, tree_map_only
+from duoka.view.batch import BatchTensor
+from duoka.view.collectives import Collectives
+from duoka.view.parts import is_sharded
+from duoka.view.site import user_line
+
+_LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+class Fsdp:
+    """The sharded models of one run.
+
+    mesh: torch's DeviceMesh of all ranks. device: this rank's. leave: is told of every parameter whose gradient torch
+    averages here. say: shows the user a line.
+    """
+
+    def __init__(
+        self,
+        ranks: Collectives,
+        mesh: Any,
+        device: torch.device,
+        leave: Callable[[Tensor], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._ranks, self._mesh, self._device, self._leave, self._say = ranks, mesh, device, leave, say
+        self._replaced: WeakIdKeyDictionary = WeakIdKeyDictionary()  # the name of whose parameter a tensor was
+        self._hook = register_optimizer_step_pre_hook(self._before_step)
+
+    def shard(self, module: nn.Module, dtype: torch.dtype | None) -> None:
+        """From now on each rank holds a part of `module`: of rank 0's parameters, block by block.
+
+        dtype: in which parameters come together; None: in their own.
+
+        Raises:
+            OptionError: torch does not take it.
+        """
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes seconds
+
+        name, inner = type(module).__name__, blocks(module)
+        if why := _unfit(module, inner):
+            raise OptionError("strategy", "fsdp", f"auto for {name}", why)
+        count = sum(parameter.numel() for parameter in module.parameters())
+        policy = MixedPrecisionPolicy(
+            param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32, cast_forward_inputs=False
+        )
+        for part in [*inner, module]:
+            self._bring(part, name)
+            part.register_forward_hook(_apart)  # before torch's own hook
+            try:
+                parts = fully_shard(part, mesh=self._mesh, reshard_after_forward=True, mp_policy=policy)
+                parts.unshard()  # tensors of a first call in inference mode could not be trained
+                for parameter in part.parameters():
+                    if not is_sharded(parameter):
+                        self._leave(parameter)
+                parts.reshard()
+            except (ValueError, NotImplementedError, AssertionError) as error:
+                why = f"torch does not shard it: {error}"
+                raise OptionError("strategy", "fsdp", f"auto for {name}", why) from None
+        module.register_forward_pre_hook(lambda *_: self._ranks.come_to(f"forward({name})"), prepend=True)
+        module.register_forward_hook(lambda *_: self._ranks.leave(), always_call=True)
+        self._say(
+            f"strategy fsdp: each rank holds 1/{self._ranks.world_size} of the {count:,} parameters of {name}, of "
+            f"which {len(inner)} blocks and the rest come together in turn"
+        )
+
+    def close(self) -> None:
+        """Let optimizers be."""
+        self._hook.remove()
+
+    def _bring(self, part: nn.Module, model: str) -> None:
+        """Give what is still whole of a part rank 0's values, on the device: no more than this is whole there."""
+        for name, parameter in part.named_parameters():
+            if not is_sharded(parameter):
+                self._replaced[parameter] = f"{name} of {model}"
+                parameter.data = parameter.data.to(self._device).contiguous()
+                self._ranks.broadcast_into(parameter, 0)
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """An optimizer that was made before the model was sharded would update nothing, and say nothing."""
+        if isinstance(optimizer, LBFGS) and any(map(is_sharded, optimizer.param_groups[0]["params"])):
+            raise Refused(
+                f"LBFGS at {user_line()} makes one vector of all parameters, which no rank has with strategy='fsdp'; "
+                "use another optimizer, or another strategy"
+            )
+        if not self._replaced:  # nobody holds any: the usual case
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter in self._replaced:
+                    raise Refused(
+                        f"the optimizer that steps at {user_line()} was made before run.model(..., strategy='fsdp'), "
+                        f"and holds the old {self._replaced[parameter]}; make it after, of model.parameters()"
+                    )
+
+
+class _Apart(torch.autograd.Function):
+    """A tensor as it is, but no view: what is then written into it in place leaves torch's hook where it was."""
+
+    @staticmethod
+    def forward(ctx: Any, view: Tensor) -> Tensor:
+        return view.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _apart(part: nn.Module, args: Any, out: Any) -> Any:
+    def apart(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, BatchTensor):
+            return BatchTensor(apart(tensor._local), tensor._spec)
+        return _Apart.apply(tensor) if tensor.requires_grad and is_view(tensor) else tensor
+
+    return tree_map_only(Tensor, apart, out)
+
+
+def _unfit(module: nn.Module, inner: list[nn.Module]) -> str:
+    """Why torch would not take a model; empty if it may."""
+    for name, part in module.named_modules():
+        if getattr(part, "sparse", False) is True:
+            return f"the gradient of {name or 'it'} is sparse; give it sparse=False"
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 0:
+            return f"{name} is a scalar, which has no parts; give it one dimension"
+    in_blocks = {parameter for block in inner for parameter in block.parameters()}
+    rest = [parameter for parameter in module.parameters() if parameter not in in_blocks]
+    for together in [*(list(block.parameters()) for block in inner), rest]:
+        kinds = {str(parameter.dtype)[6:] for parameter in together if parameter.requires_grad}
+        if len(kinds) > 1:
+            return f"parameters of types {', '.join(sorted(kinds))} would come together, which have to be of one"
+    return ""
+
+
+def blocks(module: nn.Module) -> list[nn.Module]:
+    """The parts of a model that come together by themselves; all other parameters do with the model.
+
+    They are the entries of its lists (ModuleList, ModuleDict, Sequential, and such within these) that have
+    parameters, if nothing in them is used elsewhere, too.
+    """
+    users = Counter(_parameters(module))
+    places = Counter(part for _, part in module.named_modules(remove_duplicate=False))
+
+    def stands_alone(entry: nn.Module) -> bool:
+        own = Counter(_parameters(entry))
+        once = all(places[part] == 1 for part in entry.modules())
+        return bool(own) and once and all(users[parameter] == count for parameter, count in own.items())
+
+    return [entry for entry in _entries(module) if stands_alone(entry)]
+
+
+def _entries(module: nn.Module) -> Iterator[nn.Module]:
+    """The entries of the outermost lists."""
+    for child in module.children():
+        if isinstance(module, _LISTS) and not isinstance(child, _LISTS):
+            yield child
+        else:
+            yield from _entries(child)
+
+
+def _parameters(module: nn.Module) -> Iterator[int]:
+    """Each parameter of each part, by its identity; tied ones come several times."""
+    return (id(parameter) for part in module.modules() for parameter in part.parameters(recurse=False))

@@ -1,0 +1,76 @@
+"""Functions of lists of tensors: each of them where its rows are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from duoka.private.torch import NORM_OF_ALL, UNSCALE_ALL, functions_of_lists
+from duoka.view.batch import BatchTensor, Rule
+from duoka.view.rules.lookup import Function, align, localise
+
+
+def one_by_one(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`torch._foreach_add(xs, ys)` and its like, of rows and plain tensors that broadcast with them."""
+    first = args[0]
+    if kwargs.keys() - {"alpha", "value", "weight", "scalar"} or not isinstance(first, (list, tuple)):
+        return NotImplemented
+    listed = [place for place, value in enumerate(args) if isinstance(value, (list, tuple))]
+    if any(len(args[place]) != len(first) for place in listed):
+        return NotImplemented
+    if any(isinstance(value, BatchTensor) for value in (*args, *kwargs.values())):
+        return NotImplemented
+    local: list[list[Any]] = [list(args[place]) for place in listed]
+    specs: list[Any] = []
+    for at in range(len(first)):
+        operands = [values[at] for values in local]
+        common = align(operands)
+        specs.append(common and common[0])
+        if common is None:
+            if any(isinstance(value, BatchTensor) for value in operands):
+                return NotImplemented
+            continue
+        if func.__name__.endswith("_") and not isinstance(first[at], BatchTensor):
+            return NotImplemented
+        try:
+            for values in local:
+                values[at] = localise(values[at], *common)
+        except LookupError:
+            return NotImplemented
+    given = list(args)
+    for place, values in zip(listed, local, strict=True):
+        given[place] = values
+    out = func(*given, **kwargs)
+    if out is None:
+        return None
+    if func.__name__.endswith("_"):
+        return first
+    return tuple(one if spec is None else BatchTensor(one, spec) for one, spec in zip(out, specs, strict=True))
+
+
+def unscale(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What GradScaler does to all gradients: one that is not finite on any rank is found on all."""
+    gradients, found, scale = args
+    batches = [one for one in gradients if isinstance(one, BatchTensor)]
+    if not batches or kwargs or any(isinstance(one, BatchTensor) for one in (found, scale)):
+        return NotImplemented
+    func([one._local if isinstance(one, BatchTensor) else one for one in gradients], found, scale)
+    batches[0]._spec.view.ranks.all_reduce(found, ReduceOp.MAX)
+    return None
+
+
+def norms(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`_foreach_norm`: each tensor's."""
+    order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
+    if kwargs.keys() - {"ord", "dtype"} or len(args) > 2:
+        return NotImplemented
+    return tuple(torch.linalg.vector_norm(one, order, dtype=kwargs.get("dtype")) for one in args[0])
+
+
+RULES: dict[Function, Rule] = {
+    **dict.fromkeys(functions_of_lists("max norm"), one_by_one),
+    NORM_OF_ALL: norms,
+    UNSCALE_ALL: unscale,
+}
