@@ -79,7 +79,7 @@ def without_noise(said: str) -> str:
     what it has not taken down; CUDA builds of torch 2.15 import it. Python 3.10, of a script's own exceptions: their
     module.
     """
-    said = re.sub(r"(?m)^\[Gloo\] Rank \d+ is .*\n", "", said)
+    said = re.sub(r"(?m)^\[Gloo\] Rank .*\n", "", said)
     said = re.sub(r"(?m)^__main__\.", "", said)
     return re.sub(r"(?m)^(?:nanobind: | - leaked | - \.\.\. skipped|See https://nanobind).*\n?", "", said)
 

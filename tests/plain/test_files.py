@@ -14,7 +14,7 @@ def test_files_are_written_once_and_read_back_by_all(flow: Flow) -> None:
         pathlib.Path("out/deep/er").mkdir(parents=True)
         with open("out/log.csv", "a", newline="") as file:
             csv.writer(file).writerow([1, 2])
-        with open("out/log.csv", "a", newline="") as file:
+        with pathlib.Path("out/log.csv").open("a", newline="") as file:
             csv.writer(file).writerow([3, 4])
         print(list(csv.reader(open("out/log.csv"))))
         pathlib.Path("out/a.txt").write_text("text")

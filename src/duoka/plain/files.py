@@ -25,6 +25,7 @@ import numpy as np
 from duoka.plain.caller import Caller
 from duoka.plain.null_file import of_files_only, open_null_file
 from duoka.plain.session import Session
+from duoka.private.python import PATH_FUNCTIONS
 
 # (owner, names): rank 0 calls them; the others wait for the result.
 ACTIONS: tuple[tuple[Any, str], ...] = (
@@ -75,6 +76,8 @@ def install(session: Session) -> None:
     make_open = _opener(session, caller)
     session.patches.replace(builtins, "open", make_open)
     session.patches.replace(io, "open", make_open)
+    if PATH_FUNCTIONS is not None:
+        session.patches.put(PATH_FUNCTIONS, "open", staticmethod(io.open))
     for name in ("fsync", "fdatasync", "ftruncate"):
         session.patches.replace(os, name, of_files_only)
 

@@ -34,6 +34,10 @@ with requiring("Python", platform.python_version()):
     SYSTEMS_BYTES = (random, "_urandom")
     assert callable(random._urandom)  # type: ignore[attr-defined]
 
+    # The class in which pathlib of Python 3.10 keeps copies of functions of `os` and `io`; None: no copies.
+    # Public: none.
+    PATH_FUNCTIONS: Any = getattr(pathlib, "_NormalAccessor", None)
+
     assert isinstance(multiprocessing.current_process()._config, dict)  # type: ignore[attr-defined]
     assert resource_sharer.sys is sys  # type: ignore[attr-defined]
 
@@ -50,12 +54,11 @@ def set_resource_sharer_sys(instead_of_sys: Any) -> None:
 
 def update_paths() -> None:
     """Let pathlib call the current functions of `os`, of which Python 3.10 keeps copies. Public: none."""
-    accessor = getattr(pathlib, "_NormalAccessor", None)
-    if accessor is not None:
+    if PATH_FUNCTIONS is not None:
         links = ("link", "readlink", "symlink", "unlink")
         for name in ("chmod", "listdir", "mkdir", "rename", "replace", "rmdir", "scandir", "stat", *links):
-            setattr(accessor, name, staticmethod(getattr(os, name)))
-        accessor.open = staticmethod(io.open)
+            setattr(PATH_FUNCTIONS, name, staticmethod(getattr(os, name)))
+        PATH_FUNCTIONS.open = staticmethod(io.open)
 
 
 def skip_at_exit(function: Any) -> None:
