@@ -1,4 +1,4 @@
-"""The strategies by name. Adding one is a file and a line here (and in `duoka.plan`, which does not import torch)."""
+"""The strategies by name. A new one is a file and a line here (and in `duoka.plan`, which does not import torch)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["Ddp", "Dp", "Exact", "Fsdp", "Single", "Strategy", "create"]
 
 
 def create(name: str, ranks: Collectives, compress: str = "none", shares: int = 0) -> Strategy:
-    """The strategy `name` for this rank.
+    """Create the strategy `name` for this rank.
 
-    compress: what goes between ranks for their gradients (compress.py). shares: of each batch, with `exact`.
+    compress: of gradients between ranks (compress.py). shares: of each batch, with `exact`.
     """
 
     def stream() -> int:

@@ -1,4 +1,4 @@
-"""What a strategy is: how parameters are kept in step on many devices."""
+"""The base class of strategies, which keep parameters in step on many devices."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from duoka.view.collectives import Collectives
 from duoka.view.view import View
 
-Observer = Callable[[Callable[[Tensor], bool]], None]  # is told, of a backward pass, which parameters it reached
+Observer = Callable[[Callable[[Tensor], bool]], None]  # takes a test whether a pass reached a parameter
 
 
 class Strategy(ABC):
-    """Keeps the parameters of all ranks in step. Every call is made by all ranks, in the same order."""
+    """Keeps the parameters of all ranks in step. All ranks make the same calls, in the same order."""
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
-        """How this rank sees batches whose parameters are kept in step so."""
+        """Return the view through which this rank sees batches."""
         return View(ranks, self.adopt, say)
 
     @abstractmethod
     def adopt(self, parameter: Tensor) -> None:
-        """From now on `parameter` has the same value and the same gradient on every rank. Idempotent."""
+        """Keep `parameter` in step: equal values and gradients on every rank. Further calls do nothing."""
 
     def take_in(self, module: nn.Module) -> None:  # noqa: B027
         """A model is about to be moved to a device."""
@@ -34,26 +34,26 @@ class Strategy(ABC):
 
     @abstractmethod
     def backward(self, site: str) -> AbstractContextManager[None]:
-        """Around one backward pass, started at line `site`: when it ends, gradients are the whole batch's."""
+        """Within the context, run one backward pass, started at line `site`; then gradients are the whole batch's."""
 
     @abstractmethod
     def held(self, parameters: Iterable[Tensor] | None = None) -> AbstractContextManager[None]:
-        """Backward passes within leave these parameters' (or all) gradients as they are; the next sees to them."""
+        """Within the context, keep gradients of these parameters (or all) local; the next pass averages them."""
 
     @abstractmethod
     def has_held(self, parameters: Iterable[Tensor]) -> bool:
-        """Whether a gradient of these is this rank's own, as it was held."""
+        """Return whether a gradient of these parameters is held, and so this rank's own."""
 
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
-        """Let `hook` see, and change, the whole batch's gradient of a leaf. register: torch's own registering."""
+        """Register a hook for the whole batch's gradient of a leaf. register: torch's own function."""
         return register(leaf, hook)
 
     def give_views(self, parameters: Iterable[Tensor]) -> None:  # noqa: B027
-        """The gradients of these may be parts of larger tensors, where that spares a copy."""
+        """Let gradients of these be views of larger tensors, where that saves a copy."""
 
     def observe(self, observer: Observer) -> None:  # noqa: B027
-        """Where ranks meet in backward passes, `observer` is called at the end of each, on all of them."""
+        """Call `observer` at the end of each backward pass with communication, on all ranks."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of all parameters."""
+        """Release all parameters."""

@@ -1,11 +1,11 @@
-"""Gradients travel in buckets while the backward pass goes on, whatever then is done with them.
+"""Average gradients in buckets during the backward pass.
 
-The idea is DistributedDataParallel's (Li et al., "PyTorch Distributed", VLDB 2020). Its reducer expects one
-forward and one backward pass of one module; this one knows neither: any graph may end in the parameters it
-watches (two models, several backward passes, parameters outside of any module).
+The method is DistributedDataParallel's (Li et al., "PyTorch Distributed", VLDB 2020). Its reducer expects one forward
+and one backward pass of one module; this one expects neither: any graph may end in the parameters (two models,
+several backward passes, parameters outside of modules).
 
-Which parameters a pass reaches, and in which order, is known from the last pass that began at the same line.
-Each pass ends with all ranks agreeing on it: a parameter that only some ranks reached is summed all the same.
+The last pass that began at the same line predicts which parameters a pass reaches, and in which order. Each pass ends
+with an agreement of all ranks on it: a parameter that only some ranks reached is summed all the same.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ from duoka.view.parts import is_sharded
 from duoka.view.shares import Shares
 from duoka.view.site import user_line
 
-_EXACT = ("cpu", torch.float32)  # holds a sum of 16-bit numbers over so many ranks:
+_EXACT = ("cpu", torch.float32)  # represents sums of 16-bit numbers exactly, over up to so many ranks:
 _EXACT_RANKS = 256
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's default
 
 
 @dataclass(slots=True)
-class Watched:
-    """A parameter as all ranks know it, also where it has been deleted on this one."""
+class ParameterInfo:
+    """A parameter's properties, known on all ranks, also if it was deleted on this one."""
 
     tensor: ReferenceType[Tensor]
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
 
-    def look_again(self) -> None:
-        """Take in what `parameter.data = ...` has changed."""
+    def update(self) -> None:
+        """Update the properties, which `parameter.data = ...` changes."""
         parameter = self.tensor()
         if parameter is not None:
             self.shape, self.dtype, self.device = parameter.shape, parameter.dtype, parameter.device
 
 
 @dataclass(slots=True)
-class _Flight:
-    """A bucket on its way; behind the gradients of the last one rides the report of the pass."""
+class _SentBucket:
+    """A bucket being summed; the report of the pass follows the gradients in the last bucket."""
 
     members: list[int]
     finish: Callable[[], Tensor]
-    flat: Tensor | None = None  # what it came to
+    flat: Tensor | None = None  # the result
 
     def wait(self) -> Tensor:
         if self.flat is None:
@@ -75,62 +75,62 @@ class _Pass:
     """One backward pass."""
 
     buckets: list[list[int]]
-    reached: dict[int, int] = field(default_factory=dict)  # parameter -> its place in the order
-    missing: list[int] = field(default_factory=list)  # per bucket, how many are not there yet
+    reached: dict[int, int] = field(default_factory=dict)  # parameter -> position in the order
+    missing: list[int] = field(default_factory=list)  # per bucket, number of gradients not computed yet
     bucket_of: dict[int, int] = field(default_factory=dict)
-    flights: list[_Flight] = field(default_factory=list)
-    surprises: set[int] = field(default_factory=set)  # reached but not planned, or again after they had left
+    sent_buckets: list[_SentBucket] = field(default_factory=list)
+    surprises: set[int] = field(default_factory=set)  # reached but not planned, or again after being sent
     sharded: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # the sharded ones that were reached
     sparse: set[int] = field(default_factory=set)  # those whose gradient is sparse
 
 
 class Bucketed(Strategy):
-    """Sees which parameters a backward pass reaches, and sums what ranks have of their gradients.
+    """Records which parameters a backward pass reaches, and sums the ranks' parts of their gradients.
 
-    How the gradients come to be known, are summed and given is each strategy's: `_watch`, `_part`, `_start`, `_land`.
+    How gradients are found, summed and stored is each strategy's: `_watch`, `_part`, `_start`, `_store_gradients`.
 
-    bucket_bytes: gradients that travel together. stream: 16 bits that tell this rank's random state; at the end of
-    every pass all ranks must have the same.
+    bucket_bytes: size of a bucket. stream: returns 16 bits of this rank's random state, which must be equal on all
+    ranks at the end of every pass.
     """
 
     def __init__(self, ranks: Collectives, bucket_bytes: int, stream: Callable[[], int]) -> None:
         self._ranks, self._stream, self._bucket_bytes = ranks, stream, bucket_bytes
-        self._watched: list[Watched] = []
-        self._free: list[int] = []  # places of parameters that are gone on all ranks
+        self._watched: list[ParameterInfo] = []
+        self._free: list[int] = []  # indices of parameters deleted on all ranks
         self._index: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._frozen: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._plans: dict[str, list[list[int]]] = {}
         self._pass: _Pass | None = None
         self._hooks: list[Any] = []
-        self._held: set[int] = set()  # parameters that are left alone now
+        self._held: set[int] = set()  # parameters whose gradients stay local now
         self._sparse: set[int] = set()  # parameters whose gradients have been sparse on any rank
-        self._behind: set[int] = set()  # those that were, and have been reached meanwhile
+        self._behind: set[int] = set()  # those held before, with a gradient to be averaged
         self._observers: list[Observer] = []
         self._sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters that torch keeps in step
-        self._left: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what stands for these while they are together
+        self._left: WeakIdKeyDictionary = WeakIdKeyDictionary()  # their unsharded tensors, never adopted
 
     @abstractmethod
     def _watch(self, parameter: Tensor, index: int) -> None:
-        """A parameter has become known: see to it that `_reach(index)` is called when its gradient is there."""
+        """Arrange that `_reach(index)` is called when the gradient of a new parameter is computed."""
 
     @abstractmethod
     def _part(self, index: int) -> Tensor:
-        """What this rank has of a parameter's gradient, in the parameter's shape."""
+        """Return this rank's part of a parameter's gradient, in the parameter's shape."""
 
     @abstractmethod
     def _start(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
-        """Begin to sum a bucket over ranks: the gradients of `members`, then so many numbers of a report."""
+        """Begin to sum a bucket over ranks: the gradients of `members`, then `report` numbers of a report."""
 
     @abstractmethod
-    def _land(self, gradients: dict[int, Tensor]) -> None:
-        """Give parameters what the ranks' parts have come to; each is a part of its bucket."""
+    def _store_gradients(self, gradients: dict[int, Tensor]) -> None:
+        """Store the summed gradients; each is a view of its bucket."""
 
     def _is_sparse(self, index: int) -> bool:
-        """Whether a parameter's gradient is sparse: it travels by itself."""
+        """Return whether a parameter's gradient is sparse, and so not in a bucket."""
         return False
 
     def _holds_numbers(self, index: int) -> bool:
-        """Whether the bucket of this parameter travels in a type that the report's numbers fit into."""
+        """Return whether the dtype of this parameter's bucket represents the report's numbers exactly."""
         watched = self._watched[index]
         return (watched.device.type, watched.dtype) == _EXACT
 
@@ -152,10 +152,10 @@ class Bucketed(Strategy):
         if not parameter.requires_grad:
             if parameter not in self._frozen:
                 self._ranks.broadcast_into(parameter, 0)
-            self._frozen[parameter] = None  # it may be thawed later
+            self._frozen[parameter] = None  # it may require a gradient later
             return
         self._frozen.pop(parameter, None)
-        watched = Watched(ref(parameter), parameter.shape, parameter.dtype, parameter.device)
+        watched = ParameterInfo(ref(parameter), parameter.shape, parameter.dtype, parameter.device)
         if self._free:
             index = self._free.pop(0)
             self._watched[index] = watched
@@ -168,7 +168,7 @@ class Bucketed(Strategy):
             self._watch(parameter, index)
 
     def _adopt_sharded(self, parameter: Tensor) -> None:
-        """torch sees to its gradient (fsdp.py); that a pass reaches it is to be known here."""
+        """Record which passes reach a sharded parameter, whose gradient torch averages (fsdp.py)."""
         if parameter in self._sharded or not parameter.requires_grad:
             return
         self._sharded[parameter] = None
@@ -205,7 +205,7 @@ class Bucketed(Strategy):
 
         def whole_hook(grad: Tensor) -> Tensor:
             # Averaging it here makes the average at the end of the pass change nothing.
-            whole: Tensor = AllSum.apply(everyone, grad) / self._ranks.world_size  # has a gradient itself
+            whole: Tensor = AllSum.apply(everyone, grad) / self._ranks.world_size  # differentiable
             changed = hook(whole)
             return whole if changed is None else changed
 
@@ -221,7 +221,7 @@ class Bucketed(Strategy):
 
     @contextmanager
     def backward(self, site: str) -> Iterator[None]:
-        if self._pass is not None:  # a pass inside of a pass (checkpointed activations)
+        if self._pass is not None:  # a nested pass (checkpointed activations)
             yield
             return
         for parameter in [p for p in self._frozen if p.requires_grad]:
@@ -243,7 +243,7 @@ class Bucketed(Strategy):
 
     @contextmanager
     def _beside_torch(self) -> Iterator[None]:
-        """Ranks may wait for each other in a pass for what is sharded, too."""
+        """Announce that ranks may wait in this pass for sharded parameters, too."""
         if not self._sharded:
             yield
             return
@@ -260,7 +260,7 @@ class Bucketed(Strategy):
         return _Pass(buckets, missing=[len(members) for members in buckets], bucket_of=bucket_of)
 
     def _reach(self, index: int) -> None:
-        """Called by autograd when a parameter's gradient is there."""
+        """Record that a parameter's gradient is computed; called by autograd."""
         now = self._pass
         if now is None:
             raise Refused("a backward pass began outside of torch.autograd.backward")
@@ -273,17 +273,17 @@ class Bucketed(Strategy):
         again = index in now.reached
         now.reached.setdefault(index, len(now.reached))
         number = now.bucket_of.get(index)
-        if number is None or (again and number < len(now.flights)):
+        if number is None or (again and number < len(now.sent_buckets)):
             now.surprises.add(index)
         elif not again:
             now.missing[number] -= 1
-            # In order, and the last one not before the end: it tells of surprises.
-            while len(now.flights) < len(now.buckets) - 1 and not now.missing[len(now.flights)]:
-                now.flights.append(self._send(now.buckets[len(now.flights)]))
+            # In order, and the last one only at the end, with the report.
+            while len(now.sent_buckets) < len(now.buckets) - 1 and not now.missing[len(now.sent_buckets)]:
+                now.sent_buckets.append(self._send(now.buckets[len(now.sent_buckets)]))
 
     def _finish(self, now: _Pass) -> list[list[int]]:
-        """Complete what is under way; the buckets to expect next time."""
-        for index in sorted(self._behind - self._held):  # the gradient that it had before goes with the others
+        """Complete all buckets; return those to expect next time."""
+        for index in sorted(self._behind - self._held):  # held gradients are averaged with the others
             self._behind.discard(index)
             if self._is_sparse(index):
                 now.sparse.add(index)
@@ -292,24 +292,24 @@ class Bucketed(Strategy):
                 if index not in now.bucket_of:
                     now.surprises.add(index)
         buckets = now.buckets or [[]]
-        while len(now.flights) < len(buckets) - 1:
-            now.flights.append(self._send(buckets[len(now.flights)]))
+        while len(now.sent_buckets) < len(buckets) - 1:
+            now.sent_buckets.append(self._send(buckets[len(now.sent_buckets)]))
         planned = [index for bucket in buckets for index in bucket]
         report = [float(index in now.reached) for index in planned]
         report += [float(len(now.surprises | (now.sparse - self._sparse))), float(self._stream())]
-        reached, surprised = self._tell(now, buckets[-1], report)
+        reached, surprised = self._send_report(now, buckets[-1], report)
         if not surprised:
-            self._land(self._gradients(now.flights, reached))
+            self._store_gradients(self._gradients(now.sent_buckets, reached))
             self._average_sparse()
             return (
                 now.buckets if len(reached) == len(planned) else self._buckets([i for i in planned if i in reached])
             )
         extra, order = self._agree(now)
         for bucket in self._buckets(extra):
-            flight = self._send(bucket)
-            flight.wait()
-            now.flights.append(flight)  # is taken last, over what left too early
-        self._land(self._gradients(now.flights, set(order)))
+            sent_bucket = self._send(bucket)
+            sent_bucket.wait()
+            now.sent_buckets.append(sent_bucket)  # overrides an earlier one that was sent too early
+        self._store_gradients(self._gradients(now.sent_buckets, set(order)))
         self._average_sparse()
         return self._buckets(order)
 
@@ -317,53 +317,54 @@ class Bucketed(Strategy):
         if self._sparse:
             average_sparse([self._watched[index].tensor() for index in sorted(self._sparse)], self._ranks)
 
-    def _tell(self, now: _Pass, last: list[int], report: list[float]) -> tuple[set[int], bool]:
-        """Send the last bucket and wait for all: what any rank reached of what was planned, and any surprise.
+    def _send_report(self, now: _Pass, last: list[int], report: list[float]) -> tuple[set[int], bool]:
+        """Send the last bucket and wait for all.
 
-        The report rides on the last bucket, unless reading it would make the script wait for its GPU, or the
-        bucket's type has no room for its numbers.
+        Returns the planned parameters that any rank reached, and whether any rank reached others. The report is part
+        of the last bucket, unless reading it would make the script wait for its GPU, or the bucket's dtype cannot
+        represent its numbers.
         """
         rides = self._ranks.world_size <= _EXACT_RANKS and (not last or self._holds_numbers(last[0]))
         if rides or last:
-            now.flights.append(self._send(last, report if rides else []))
-        for flight in now.flights:
-            flight.wait()
-        told = now.flights[-1].wait()[-len(report) :] if rides else self._by_itself(report)
+            now.sent_buckets.append(self._send(last, report if rides else []))
+        for sent_bucket in now.sent_buckets:
+            sent_bucket.wait()
+        told = now.sent_buckets[-1].wait()[-len(report) :] if rides else self._sum_report(report)
         *reached, surprises, streams = told.tolist()
         if streams != report[-1] * self._ranks.world_size:
             raise RanksApart(
-                f"the ranks' random numbers have gone apart before {user_line()}: something draws on one rank what "
-                "it does not on another (a layer that is skipped at random?); try --randomness worker"
+                f"the ranks' random states differ at {user_line()}: something draws random numbers on one rank that "
+                "it does not draw on another (a layer that is skipped at random?); try --randomness worker"
             )
-        planned = [index for flight in now.flights for index in flight.members]
+        planned = [index for sent_bucket in now.sent_buckets for index in sent_bucket.members]
         return {index for index, flag in zip(planned, reached, strict=True) if flag}, bool(surprises)
 
-    def _by_itself(self, report: list[float]) -> Tensor:
+    def _sum_report(self, report: list[float]) -> Tensor:
         return self._ranks.all_reduce(torch.tensor(report, dtype=torch.float64, device="cpu"))
 
-    def _send(self, members: list[int], report: list[float] | None = None) -> _Flight:
+    def _send(self, members: list[int], report: list[float] | None = None) -> _SentBucket:
         """Begin to sum the gradients of one bucket."""
         for index in members:
-            self._watched[index].look_again()
+            self._watched[index].update()
         first = self._watched[members[0]] if members else None
         dtype, device = (first.dtype, first.device) if first else (torch.float32, torch.device("cpu"))
         pieces = [self._part(index).reshape(-1) for index in members]
         flat = torch.cat([*pieces, torch.tensor(report or [], dtype=dtype, device=device)])
-        return _Flight(members, self._start(flat, members, len(report or [])))
+        return _SentBucket(members, self._start(flat, members, len(report or [])))
 
-    def _gradients(self, flights: list[_Flight], reached: set[int]) -> dict[int, Tensor]:
-        """What has come of the gradients of the parameters that any rank reached."""
+    def _gradients(self, sent_buckets: list[_SentBucket], reached: set[int]) -> dict[int, Tensor]:
+        """Return the summed gradients of the parameters that any rank reached."""
         found = {}
-        for flight in flights:
-            sizes = [self._watched[index].shape.numel() for index in flight.members]
-            parts = flight.wait()[: sum(sizes)].split(sizes)
-            for index, part in zip(flight.members, parts, strict=True):
+        for sent_bucket in sent_buckets:
+            sizes = [self._watched[index].shape.numel() for index in sent_bucket.members]
+            parts = sent_bucket.wait()[: sum(sizes)].split(sizes)
+            for index, part in zip(sent_bucket.members, parts, strict=True):
                 if index in reached:
                     found[index] = part.view(self._watched[index].shape)
         return found
 
     def _agree(self, now: _Pass) -> tuple[list[int], list[int]]:
-        """The surprises of any rank, and all parameters reached, in rank 0's order."""
+        """Return the surprises of any rank, and all parameters reached, in rank 0's order."""
         mine = torch.full((4, len(self._watched)), -1)
         for index, place in now.reached.items():
             mine[0, index] = place
@@ -376,13 +377,13 @@ class Bucketed(Strategy):
         self._free = (~(alive > 0).any(0)).nonzero().flatten().tolist()
         self._sparse = set((sparse > 0).any(0).nonzero().flatten().tolist()).difference(self._free)
         order = [index for index in range(len(self._watched)) if bool((places[:, index] >= 0).any())]
-        # Those that rank 0 did not reach come last, in the order of their adoption.
+        # Those that rank 0 did not reach come last, in the order of adoption.
         order.sort(key=lambda index: (int(places[0, index]) < 0, int(places[0, index])))
         extra = [index for index in order if bool((surprising[:, index] > 0).any())]
         return extra, order
 
     def _buckets(self, order: list[int]) -> list[list[int]]:
-        """Consecutive parameters of one type and device, together no larger than a bucket."""
+        """Group consecutive parameters of one dtype and device into buckets of limited size."""
         buckets: list[list[int]] = []
         room, kind = 0, None
         for index in order:

@@ -1,4 +1,4 @@
-"""How gradients are made smaller for the way between ranks: one class for each, by name in `COMPRESSIONS`."""
+"""Compression of gradients between ranks: one class for each method, by name in `COMPRESSIONS`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from duoka.view.collectives import Collectives
 
 
 class Compression(ABC):
-    """What travels for a bucket of gradients. exact: it is their very numbers."""
+    """A method of summing a bucket of gradients. exact: without loss."""
 
     exact = False
 
@@ -22,23 +22,26 @@ class Compression(ABC):
     def start(
         self, flat: Tensor, members: Sequence[int], shapes: Sequence[torch.Size], ranks: Collectives
     ) -> Callable[[], None]:
-        """Begin to add up `flat` over ranks, in place: the gradients of `members`; what it gives waits for that."""
+        """Begin to sum `flat` over ranks, in place; the returned function waits for the result.
+
+        flat: the gradients of `members`, of these shapes.
+        """
 
 
 class Unchanged(Compression):
-    """All their bytes."""
+    """No compression."""
 
     exact = True
 
     def start(
         self, flat: Tensor, members: Sequence[int], shapes: Sequence[torch.Size], ranks: Collectives
     ) -> Callable[[], None]:
-        """As it is."""
+        """Sum the gradients as they are."""
         return ranks.start_all_reduce(flat)
 
 
 class In16Bits(Compression):
-    """Half the bytes, and fewer digits."""
+    """Gradients rounded to 16 bits."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -46,7 +49,7 @@ class In16Bits(Compression):
     def start(
         self, flat: Tensor, members: Sequence[int], shapes: Sequence[torch.Size], ranks: Collectives
     ) -> Callable[[], None]:
-        """Rounded; of float32 only."""
+        """Round float32 gradients; others are summed as they are."""
         if flat.dtype != torch.float32:
             return ranks.start_all_reduce(flat)
         sent = flat.to(self._dtype)
@@ -60,22 +63,22 @@ class In16Bits(Compression):
 
 
 class PowerSgd(Compression):
-    """Matrices of a low rank in place of gradients (Vogels, Karimireddy & Jaggi, "PowerSGD", NeurIPS 2019).
+    """Low-rank approximations of gradients (Vogels, Karimireddy & Jaggi, "PowerSGD", NeurIPS 2019).
 
-    What is lost of a gradient is added to the next one, by each rank for itself. The first `after` times a
-    parameter's gradient goes as it is, as torch's powerSGD_hook lets it.
+    Each rank adds its approximation error to its next gradient. The first `after` gradients of a parameter are not
+    compressed, as with torch's powerSGD_hook.
     """
 
     def __init__(self, rank: int = 1, after: int = 1000) -> None:
         self._rank, self._after = rank, after
         self._times: dict[int, int] = {}
         self._lost: dict[int, Tensor] = {}
-        self._right: dict[int, Tensor] = {}  # the right factor of last time, to begin with
+        self._right: dict[int, Tensor] = {}  # the last right factor, the next starting point
 
     def start(
         self, flat: Tensor, members: Sequence[int], shapes: Sequence[torch.Size], ranks: Collectives
     ) -> Callable[[], None]:
-        """A left factor of each matrix now, with all that is no matrix; a right one when it is waited for."""
+        """Sum left factors of matrices, and uncompressed gradients, now; right factors when waited for."""
         parts = flat.split([shape.numel() for shape in shapes])
         matrices = {
             member: part.view(shape[0], -1)
@@ -122,7 +125,7 @@ class PowerSgd(Compression):
         for (member, matrix), left, right, one in zip(matrices.items(), lefts, rights, summed, strict=True):
             right = one.view_as(right)
             approximated = left @ right.t()
-            # A gradient that overflowed must not come back with every later one.
+            # An infinite or NaN error must not be added to all later gradients.
             self._lost[member] = (matrix - approximated / ranks.world_size).nan_to_num_(0, 0, 0)
             self._right[member] = torch.where(right.isfinite().all(), right, self._right[member])
             matrix.copy_(approximated)
@@ -137,10 +140,10 @@ COMPRESSIONS: dict[str, Callable[..., Compression]] = {
 
 
 def compression(word: str) -> Compression:
-    """What `compress=word` asks for: none, bf16, fp16, or powersgd[:RANK[:AFTER]].
+    """Return the method named by `compress=word`: none, bf16, fp16, or powersgd[:RANK[:AFTER]].
 
     Raises:
-        OptionError: it is none of them.
+        OptionError: there is no such method.
     """
     name, *numbers = str(word).split(":")
     if name in COMPRESSIONS and not numbers:

@@ -1,4 +1,4 @@
-"""Every rank holds all parameters; gradients are averaged in buckets while the backward pass goes on."""
+"""Replicated parameters; gradients are averaged in buckets during the backward pass."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from duoka.view.originals import when_accumulated
 
 
 class Ddp(Bucketed):
-    """Parameters replicated on every rank, gradients averaged.
-
-    compression: what travels for them.
-    """
+    """Parameters replicated on every rank, gradients averaged. compression: of gradients between ranks."""
 
     def __init__(
         self,
@@ -29,7 +26,7 @@ class Ddp(Bucketed):
     ) -> None:
         super().__init__(ranks, bucket_bytes, stream)
         self._compression = compression or Unchanged()
-        self._as_views: set[int] = set()  # whose gradients are parts of their bucket
+        self._as_views: set[int] = set()  # parameters whose gradients are views of their bucket
 
     def give_views(self, parameters: Iterable[Tensor]) -> None:
         self._as_views |= self._known(parameters)
@@ -38,7 +35,7 @@ class Ddp(Bucketed):
         self._hooks.append(when_accumulated(parameter, lambda _: self._reach(index)))
 
     def _part(self, index: int) -> Tensor:
-        """This rank's own part, or what was there before the pass."""
+        """Return this rank's gradient; zeros if it has none, or a sparse one."""
         watched = self._watched[index]
         parameter = watched.tensor()
         if parameter is None or parameter.grad is None or parameter.grad.is_sparse:
@@ -67,14 +64,14 @@ class Ddp(Bucketed):
 
         return finish
 
-    def _land(self, gradients: dict[int, Tensor]) -> None:
+    def _store_gradients(self, gradients: dict[int, Tensor]) -> None:
         targets, sources = [], []
         for index, mean in gradients.items():
             parameter = self._watched[index].tensor()
             if parameter is None:
                 continue
             if parameter.grad is not None and parameter.grad.is_sparse:
-                continue  # it was reached elsewhere with a dense one, which `average_sparse` refuses
+                continue  # dense on another rank: `average_sparse` raises the error
             if index in self._as_views:
                 parameter.grad = mean
             elif parameter.grad is None:

@@ -1,10 +1,10 @@
-"""One process computes each batch on several devices, after nn.DataParallel.
+"""Compute each batch on several devices in one process, like nn.DataParallel.
 
-The inputs of a model become batches of which this process holds all shares, one on each device; the forward pass is
-run once, each torch function for every share, and outputs are put together on one device. Numbers are one device's:
-random numbers, BatchNorm's statistics, what depends on all rows.
+The inputs of a model become batches of which this process holds all shares, one on each device. The forward pass runs
+once, each torch function for every share, and outputs are gathered on one device. Results are those of one device:
+random numbers, BatchNorm's statistics, everything that depends on all rows.
 
-Operations on cards are queued, so the shares are computed at the same time.
+Operations on GPUs are asynchronous, so the shares are computed at the same time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from duoka.view.view import View, device_view
 class Dp(Single):
     """Models of one process on several devices.
 
-    install: called with the view of each group of devices, to intercept what must know of it. say: shows the user a
-    line.
+    install: installs interceptions for the view of each group of devices. say: prints a line.
     """
 
     def __init__(self, install: Callable[[View], None], say: Callable[[str], None]) -> None:
@@ -36,26 +35,26 @@ class Dp(Single):
         self._views: dict[tuple[torch.device, ...], View] = {}
 
     def share_out(self, module: nn.Module, devices: Sequence[torch.device], output: torch.device, dim: int) -> None:
-        """From now on `module` computes on all of `devices`; its parameters stay on the first.
+        """Let `module` compute on all of `devices`; its parameters stay on the first.
 
-        output: where outputs come together. dim: where samples are in its inputs.
+        output: the device of its outputs. dim: the dimension of samples in its inputs.
         """
         key = (output, *devices)
         if key not in self._views:
             self._views[key] = device_view(devices, output, self._say)
             self._install(self._views[key])
-        _OnDevices(module, self._views[key], dim)
+        _MultiDeviceForward(module, self._views[key], dim)
 
     def share_out_as(self, module: nn.Module, other: nn.Module) -> None:
-        """`other` computes on the devices that `module` computes on, if there are several."""
+        """Let `other` compute on the devices of `module`, if there are several."""
         now = module.__dict__.get("forward")
-        while isinstance(now, StandIn) and not isinstance(now, _OnDevices):
+        while isinstance(now, StandIn) and not isinstance(now, _MultiDeviceForward):
             now = now.before
-        if isinstance(now, _OnDevices):
-            _OnDevices(other, now.view, now.dim)
+        if isinstance(now, _MultiDeviceForward):
+            _MultiDeviceForward(other, now.view, now.dim)
 
 
-class _OnDevices(StandIn):
+class _MultiDeviceForward(StandIn):
     """The forward pass of a model that computes on several devices."""
 
     def __init__(self, module: nn.Module, view: View, dim: int) -> None:
@@ -63,11 +62,11 @@ class _OnDevices(StandIn):
         self.view, self.dim = view, dim
 
     def __reduce__(self) -> Any:
-        """Give a copy of the model the forward pass of one device."""
-        return _stands_for, (self.module, self.before)
+        """Pickle as the forward pass on one device, for copies of the model."""
+        return _plain_stand_in, (self.module, self.before)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if batches_in((args, kwargs)):  # within a model that does
+        if batches_in((args, kwargs)):  # inside another such model
             return self.original(*args, **kwargs)
         leaves, tree = tree_flatten((args, kwargs))
         lead = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > self.dim), None)
@@ -95,7 +94,7 @@ class _OnDevices(StandIn):
         self.view.say(line)
 
 
-def _stands_for(module: nn.Module, before: Any) -> StandIn:
+def _plain_stand_in(module: nn.Module, before: Any) -> StandIn:
     plain = StandIn.__new__(StandIn)
     plain.module, plain.before = module, before
     return plain

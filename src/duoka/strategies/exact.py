@@ -1,9 +1,9 @@
-"""The same bits on any number of devices: each batch in a fixed number of shares, and sums in one fixed tree.
+"""The same bits on any number of devices: a fixed number of shares of each batch, and sums in one fixed tree.
 
-A parameter that meets rows is stood for by an alias in each share: a leaf that has the parameter's memory and a
-gradient of its own. When the gradients of all own shares are there they are added in a tree, and the sums of ranks
-likewise, in buckets, while the backward pass goes on. What comes to the parameter past its aliases (a penalty on
-weights) is the same on every rank as it is.
+In each share a parameter is replaced by an alias: a leaf with the parameter's memory and a gradient of its own. When
+the gradients of all own shares are computed they are added in a tree, then over ranks, in buckets, during the
+backward pass. Gradients that reach the parameter without its aliases (a penalty on weights) are equal on every rank
+already.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from duoka.view.view import View, exact_view
 
 
 @dataclass(slots=True)
-class _Standing:
-    """What stands for a parameter, in each own share."""
+class _Aliases:
+    """The aliases of a parameter, one for each own share."""
 
     tensor: ReferenceType[Tensor]
     index: int
@@ -43,7 +43,7 @@ class _Standing:
 class Exact(Bucketed):
     """Parameters replicated on every rank; gradients are sums over `shares` shares, in one order.
 
-    shares: of every batch, of all ranks together: a power of two, as the number of ranks is.
+    shares: of every batch, on all ranks together: a power of two, like the number of ranks.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Exact(Bucketed):
     ) -> None:
         super().__init__(ranks, bucket_bytes, stream)
         self._shares, self._count = shares, shares // ranks.world_size
-        self._standing: dict[int, _Standing] = {}  # by the identity of what it stands for
+        self._aliases_of: dict[int, _Aliases] = {}  # by id of the parameter
         self._aliases: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._sums: dict[int, Subtree] = {}  # of the pass that is going on
+        self._sums: dict[int, Subtree] = {}  # of the current pass
         self._own_hooks: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of the script's, by tensor
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
@@ -66,28 +66,28 @@ class Exact(Bucketed):
     # --- aliases
 
     def alias(self, place: int, leaf: Tensor) -> Tensor:
-        """What stands for a leaf among the rows of the own share at `place`; itself, if it is nobody's parameter."""
-        standing = self._standing.get(id(leaf))
+        """Return the alias of a parameter in the own share at `place`; other leaves are returned as they are."""
+        aliases_of_leaf = self._aliases_of.get(id(leaf))
         if not leaf.requires_grad:
             return leaf
-        if standing is None or standing.tensor() is not leaf:
+        if aliases_of_leaf is None or aliases_of_leaf.tensor() is not leaf:
             if not isinstance(leaf, nn.Parameter):
                 return leaf
-            self.adopt(leaf)  # it was frozen, or is new
-            standing = self._standing[id(leaf)]
-        alias = standing.aliases[place]
+            self.adopt(leaf)  # it was frozen before, or is new
+            aliases_of_leaf = self._aliases_of[id(leaf)]
+        alias = aliases_of_leaf.aliases[place]
         if alias.data_ptr() != leaf.data_ptr() or alias.shape != leaf.shape or alias.dtype != leaf.dtype:
-            standing.aliases = self._made(leaf, standing.index)  # `parameter.data = ...`
-            alias = standing.aliases[place]
+            aliases_of_leaf.aliases = self._made(leaf, aliases_of_leaf.index)  # `parameter.data = ...`
+            alias = aliases_of_leaf.aliases[place]
         return alias
 
     def is_alias(self, leaf: Tensor) -> bool:
-        """Whether a leaf stands for another."""
+        """Return whether a leaf is an alias."""
         return leaf in self._aliases
 
     def _watch(self, parameter: Tensor, index: int) -> None:
         aliases = self._made(parameter, index)
-        self._standing[id(parameter)] = _Standing(ref(parameter), index, aliases)
+        self._aliases_of[id(parameter)] = _Aliases(ref(parameter), index, aliases)
 
     def _made(self, parameter: Tensor, index: int) -> list[Tensor]:
         aliases = [parameter.detach().requires_grad_() for _ in range(self._count)]
@@ -107,10 +107,10 @@ class Exact(Bucketed):
         with self._with_hooks(), super().backward(site):
             yield
             for index in [index for index in self._sums if index not in self._pass.reached]:  # type: ignore[attr-defined]
-                self._reach(index)  # not all own shares have
+                self._reach(index)  # reached by some own shares only
 
     def _arrive(self, index: int, place: int, alias: Tensor) -> None:
-        """Called by autograd when the gradient of one share is there."""
+        """Add the gradient of one share; called by autograd."""
         gradient, alias.grad = alias.grad, None
         if self._pass is None:
             raise Refused("a backward pass began outside of torch.autograd.backward")
@@ -119,7 +119,7 @@ class Exact(Bucketed):
             raise Refused("sparse gradients (nn.Embedding(sparse=True)) cannot be added up share by share yet")
         known = self._sums.setdefault(index, Subtree(self._count))
         if index in self._pass.reached or known.has(place):
-            raise Refused(f"the backward pass at {user_line()} comes to a parameter twice; use another strategy")
+            raise Refused(f"the backward pass at {user_line()} reaches a parameter twice; use another strategy")
         with torch.no_grad():
             if known.put(place, gradient.detach()):
                 self._reach(index)
@@ -136,7 +136,7 @@ class Exact(Bucketed):
     def _start(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
         return start_sum(self._ranks, flat)
 
-    def _land(self, gradients: dict[int, Tensor]) -> None:
+    def _store_gradients(self, gradients: dict[int, Tensor]) -> None:
         targets, sources = [], []
         for index, total in gradients.items():
             parameter = self._watched[index].tensor()
@@ -157,11 +157,11 @@ class Exact(Bucketed):
 
     @contextmanager
     def held(self, parameters: Iterable[Tensor] | None = None) -> Iterator[None]:
-        """Nothing to do: a sum over passes has the same bits only if each is whole before it is added."""
+        """Do nothing: sums over passes have the same bits only if each pass is averaged before it is added."""
         yield
 
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
-        """The hook is called when the pass is over, with all that it has brought."""
+        """Register a hook that is called when the pass is over, with the whole gradient of the pass."""
         hooks = self._own_hooks.setdefault(leaf, OrderedDict())
         handle = RemovableHandle(hooks)
         hooks[handle.id] = hook

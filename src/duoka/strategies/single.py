@@ -1,4 +1,4 @@
-"""One device: nothing to keep in step."""
+"""One rank: nothing to keep in step."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from duoka.strategies.base import Strategy
 
 
 class Single(Strategy):
-    """The null object: parameters and gradients of one rank are what they are."""
+    """The null object: parameters and gradients of one rank need no communication."""
 
     def adopt(self, parameter: Tensor) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def backward(self, site: str) -> AbstractContextManager[None]:
-        """Nothing to do."""
+        """Do nothing."""
         return nullcontext()
 
     def held(self, parameters: Iterable[Tensor] | None = None) -> AbstractContextManager[None]:
-        """Nothing to do."""
+        """Do nothing."""
         return nullcontext()
 
     def has_held(self, parameters: Iterable[Tensor]) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""Sparse gradients (`nn.Embedding(sparse=True)`): each rank has entries of its own rows, which all are given."""
+"""Sparse gradients (`nn.Embedding(sparse=True)`): each rank computes the entries of its rows; all receive all."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _DENSE = -1  # in place of a number of entries
 
 
 def average_sparse(parameters: Sequence[Tensor | None], ranks: Collectives) -> None:
-    """Give these parameters the mean over ranks of their gradients, where they are sparse. Called by every rank.
+    """Average the sparse gradients of these parameters over ranks. Every rank calls it.
 
-    A parameter without a gradient, or that is gone, has no entries.
+    A parameter that has no gradient, or was deleted (None), has no entries.
 
     Raises:
-        Refused: some ranks' gradient of one is sparse, and others' dense.
+        Refused: the gradient of one is sparse on some ranks and dense on others.
     """
     own = [None if one is None or one.grad is None else one.grad for one in parameters]
     found = [grad.coalesce() if grad is not None and grad.is_sparse else grad for grad in own]
@@ -39,7 +39,7 @@ def _number(grad: Tensor | None) -> int:
 
 
 def _mean(parameter: Tensor, grad: Tensor | None, entries: list[int], ranks: Collectives) -> Tensor:
-    """The mean of all ranks' gradients, of which each has so many entries: along dimension 0, as embeddings' are."""
+    """Return the mean of all ranks' gradients; entries: their numbers of entries along dimension 0."""
     rows = parameter.new_zeros((max(entries), *parameter.shape[1:]))
     places = torch.zeros(max(entries), dtype=torch.long, device=parameter.device)
     if grad is not None:
