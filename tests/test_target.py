@@ -49,7 +49,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def interpreter(flow: Flow, *words: str) -> str:
-    """What a new interpreter prints."""
+    """Run a new interpreter, and return its output."""
     command = [sys.executable, *words]
     return subprocess.run(command, cwd=flow.folder, check=True, capture_output=True, text=True).stdout
 

@@ -1,4 +1,4 @@
-"""What pip installs without the checkout."""
+"""The wheel, installed by pip without the checkout."""
 
 from __future__ import annotations
 

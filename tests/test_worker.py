@@ -36,7 +36,7 @@ def test_the_signal_for_stacks_is_one_that_nobody_else_uses() -> None:
 
 
 def test_rank_0_can_be_debugged_at_a_terminal(flow: Flow) -> None:
-    """It leads a session of its own, so the terminal does not stop it as a job in the background."""
+    """Each worker leads a session, so the terminal does not stop it as a background job."""
     script = group(flow, "if rank == 0:\n    breakpoint()\n    say('went on', sys.stdin.isatty())\nmeet()")
     at_a_terminal = [sys.executable, "-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]))"]
     command = [sys.executable, "-m", "duoka", "run", "-q", "--devices", "cpu:2", str(script)]

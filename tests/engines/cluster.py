@@ -47,7 +47,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def missing() -> str:
-    """What a cluster cannot be made for want of; empty where it can."""
+    """Return why no cluster can be made; empty if it can."""
     if os.geteuid() != 0:
         return "needs root"
     lacking = [program for program in PROGRAMS if shutil.which(program) is None]

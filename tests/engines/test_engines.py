@@ -1,4 +1,4 @@
-"""What is made of each engine's variables. Runs that real engines start are in tests/flows/test_engines.py."""
+"""Variables of each engine. Runs that real engines start are in tests/flows/test_engines.py."""
 
 from __future__ import annotations
 

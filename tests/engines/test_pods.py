@@ -24,7 +24,7 @@ NAMES = ["train-0", "train-1"]
 
 
 def commands(kind: str) -> list[str]:
-    """What the page lets the pods of this kind run."""
+    """Return the commands of pods of this kind, from the page."""
     block = next(block for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.S) if f"kind: {kind}\n" in block)
     words = re.search(r"command: \[(.*?)\]", block)
     assert words is not None

@@ -38,7 +38,7 @@ def plan(**given: Any) -> Plan:
 
 
 def ending(rank: int = 0, how: How = "returned", code: int = 0, time: float = 0.0, **given: Any) -> Ending:
-    """How a script ended."""
+    """Return the record of how a script ended."""
     return Ending(rank, "host", how, code, time, **given)
 
 

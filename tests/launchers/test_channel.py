@@ -50,7 +50,7 @@ def open_channel(machines: Machines, key: Key = KEY) -> Channel:
 
 
 def each(*calls: Callable[[], Any]) -> list[Any]:
-    """What the calls return or raise, made at the same time."""
+    """Make the calls at the same time, and return what they return or raise."""
     found: list[Any] = [None] * len(calls)
 
     def make(at: int) -> None:
@@ -164,7 +164,7 @@ def test_strangers_and_those_who_go_again_do_not_matter(place: Machines, closing
 
 
 def refused(place: Machines, closing: ExitStack, **other: Any) -> list[Any]:
-    """What a host and two guests come to, of which the first one is refused before the second one comes."""
+    """Connect a host and two members, of which the first is refused before the second comes; return the results."""
     place = replace(place, count=2)
     host, wrong, right = (open_channel(replace(place, number=number)) for number in (0, 1, 1))
     for one in (host, wrong, right):

@@ -1,4 +1,4 @@
-"""What machines agree on before a run. Whole runs are in tests/flows/test_machines.py."""
+"""The settings that machines compare before a run. Whole runs are in tests/flows/test_machines.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several workers find, and how a run of them ends, is in tests/flows."""
+"""Attempts in this process. Whole runs of several workers are in tests/flows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_who_writes_to_a_log(given: dict[str, Any], ranks: list[int]) -> None:
 
 
 def test_an_attempt_can_follow_another_in_the_same_process(flow: Flow) -> None:
-    """What a restart does: fork again, with another store, and meet again."""
+    """As in a restart: fork again, with another store."""
     source = f"""
         import os, sys
         sys.path.insert(0, {str(ROOT)!r})

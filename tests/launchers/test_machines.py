@@ -1,4 +1,4 @@
-"""What machines conclude from what all tell. Whole runs are in tests/flows/test_machines.py."""
+"""The verdict that machines reach from the results of all. Whole runs are in tests/flows/test_machines.py."""
 
 from __future__ import annotations
 

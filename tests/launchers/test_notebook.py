@@ -22,7 +22,7 @@ class Notebook:
     client: Any
 
     def cell(self, source: str) -> str:
-        """What a cell prints, and the text of the error that it ends with."""
+        """Run a cell; return its output, and the text of the error that ended it."""
         said: list[str] = []
 
         def hear(message: Any) -> None:

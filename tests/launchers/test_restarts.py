@@ -1,4 +1,4 @@
-"""When a run begins again; what it is like with real processes is in tests/flows/test_restarts.py."""
+"""Decisions to restart a run; restarts of real processes are in tests/flows/test_restarts.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reaches the port where machines meet and is none of them: no crash, no end, nothing told."""
+"""Connections without the run's key: they crash nothing, end nothing and learn nothing."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_an_answer_is_worth_nothing_a_second_time(wires: Callable[[], socket.soc
 
 
 def test_a_command_of_the_user_s_that_is_stale(wires: Callable[[], socket.socket]) -> None:
-    """It has the key, and was started for something else."""
+    """The command has the key, but other settings."""
     for hello in (Hello("old", 3), Hello("old", 2, settings={"--loading": "0"}), {"name": 1}, {}, [], None, 5):
         line = Connection(wires())
         answer(line, KEY, 1)

@@ -1,4 +1,4 @@
-"""What each way of starting a process tells of its rank."""
+"""The rank of a process, for each way of starting it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_rank_that_does_not_come() -> None:
 
 
 def met() -> dict[int, Any]:
-    """What two ranks, as threads, have in common, and the sum of what they send."""
+    """Connect two ranks, as threads; return what they share, and the sum of what they send."""
     import torch
     from torch.distributed import HashStore
 

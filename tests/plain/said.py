@@ -14,13 +14,13 @@ def run(flow: Flow, source: str, *options: str, workers: int = 2) -> Result:
 
 
 def said(flow: Flow, source: str, *options: str, workers: int = 2) -> list[str]:
-    """What each rank printed, in a run that ended well."""
+    """Return the output of each rank, of a run that ended well."""
     first = run(flow, source, *options, workers=workers).ok().stdout
     return [first, *((flow.folder / "logs" / f"rank{rank}.log").read_text() for rank in range(1, workers))]
 
 
 def as_python(flow: Flow, source: str, *options: str, workers: int = 2) -> str:
-    """What `python` prints, if every rank prints the same."""
+    """Return the output of `python`, checking that every rank prints the same."""
     expected = flow.python([flow.write("script.py", source)]).ok().stdout
     for found in said(flow, source, *options, workers=workers):
         different = [pair for pair in zip_longest(found.splitlines(), expected.splitlines()) if pair[0] != pair[1]]

@@ -1,4 +1,4 @@
-"""How often a step meets the other ranks: on a slow network it is made of that."""
+"""Number of messages between ranks in a step, on which its time in a slow network depends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said at the end of a run: what was computed whole, and what a script refused to hear."""
+"""Lines at the end of a run: functions computed whole, and refusals that a script caught."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def is_private(name: str) -> bool:
 
 
 def own_names(trees: list[ast.Module]) -> set[str]:
-    """What the package itself defines."""
+    """Return the names that the package itself defines."""
     names: set[str] = set()
     for node in (node for tree in trees for node in ast.walk(tree)):
         match node:
@@ -41,7 +41,7 @@ def own_names(trees: list[ast.Module]) -> set[str]:
 
 
 def private_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """What private names of others a file may name: the line, and the name."""
+    """Yield private names of other packages that a file uses, with their lines."""
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=str(module)) if not module.startswith("duoka"):

@@ -10,7 +10,7 @@ import duoka
 
 
 def on_ranks(world_size: int, work: Callable[[duoka.Run], Any], **how: Any) -> list[Any]:
-    """What `work(run)` gives on each rank. how: for `duoka.start`."""
+    """Return the result of `work(run)` on each rank. how: for `duoka.start`."""
     how = {"seed": 0} | how
 
     def begin() -> Any:

@@ -1,4 +1,4 @@
-"""What backward passes leave out is named; the options of DistributedDataParallel of these names."""
+"""Parameters that backward passes leave out are named; options of DistributedDataParallel with these names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be: one clear error on every rank (what was given, what is allowed, what to do), and nobody hangs."""
+"""Bad input: one clear error on every rank (what was given, what is allowed, what to do), and no hang."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def said(given: Given) -> str:
 
 @cache
 def said_by_ranks() -> list[dict[str, str]]:
-    """What each of two ranks is told, for every row."""
+    """Return the messages of each of two ranks, for every row."""
     rows = EVERY | SEVERAL
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads: pytest's own are no matter

@@ -27,7 +27,7 @@ CASES = [("103", "shuffled"), ("96", "in-order")]
 
 @pytest.fixture(scope="module")
 def reference(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Result, Path]]:
-    """What the plain loop gives, once for each case."""
+    """Run the plain loop, once for each case."""
     done: dict[tuple[str, str], tuple[Result, Path]] = {}
 
     def run(*case: str) -> tuple[Result, Path]:
@@ -59,7 +59,7 @@ def test_it_works_alone(flow: Flow, reference: Callable[..., tuple[Result, Path]
 
 
 def variables(name: str, rank: int, port: int) -> dict[str, str]:
-    """What a launcher tells one of two processes."""
+    """Return the variables that a launcher sets for one of two processes."""
     told = {
         "torchrun": {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost"},
         "srun": {

@@ -1,4 +1,4 @@
-"""What a script does with sharded parameters outside of their model, as on one device."""
+"""Operations of a script on sharded parameters outside of their model give the results of one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels in place of gradients: how near it is, and that nothing of it is lost for good."""
+"""Compressed gradients: their error, which is added to later gradients."""
 
 from __future__ import annotations
 

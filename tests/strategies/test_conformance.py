@@ -1,7 +1,4 @@
-"""What every strategy has to give: the numbers of one device, for whatever a training loop does with gradients.
-
-`PROGRAMS` are small loops that know of no strategy. `STRATEGIES` has a line for each: its name, and its devices.
-"""
+"""Every strategy gives the numbers of one device, for all that a training loop does with gradients."""
 
 from __future__ import annotations
 
@@ -276,7 +273,7 @@ def sharding(work: Program) -> Program:
 
 
 def on_devices(strategy: str, devices: int, work: Program) -> list[Any]:
-    """What a program gives on each rank: one for each device, or one that has all of them."""
+    """Run a program on each rank, one for each device, or on one rank with all devices; return the results."""
     if strategy == "exact":
         return on_ranks(devices, exactly(work))
     if strategy == "fsdp":
