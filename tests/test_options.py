@@ -113,7 +113,7 @@ NODES = Machines(2, 1, "node1", 20_000, engine="Slurm")
     ],
 )
 def test_which_machines(typed: tuple[str | None, str | None, str | None], expected: Machines) -> None:
-    found = which_machines(*typed, tell=lambda count: None if count == 1 else NODES)
+    found = which_machines(*typed, from_engine=lambda count: None if count == 1 else NODES)
     assert found == expected
     assert typed[2] is None or found.place == typed[2]
 
@@ -141,7 +141,7 @@ def test_which_machines(typed: tuple[str | None, str | None, str | None], expect
 )
 def test_no_machines(typed: tuple[str | None, str | None, str | None], said: str) -> None:
     with pytest.raises(OptionError) as error:
-        which_machines(*typed, tell=lambda count: None)
+        which_machines(*typed, from_engine=lambda count: None)
     assert said in str(error.value)
 
 

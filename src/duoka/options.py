@@ -230,11 +230,11 @@ def shares_for(ranks: int, asked: int | None, option: str = "--shares") -> int:
 
 
 def which_machines(
-    count: str | None, number: str | None, meet: str | None, tell: Callable[[int | None], Machines | None]
+    count: str | None, number: str | None, meet: str | None, from_engine: Callable[[int | None], Machines | None]
 ) -> Machines:
     """Return the machines requested by `--machines`, `--machine` and `--meet`.
 
-    tell: returns the machines set by an engine, given `--machines`; called if nothing else was typed.
+    from_engine: returns the machines set by an engine, given `--machines`; called if nothing else was typed.
 
     Raises:
         OptionError: one of them has a value that is not allowed, or is missing.
@@ -243,12 +243,12 @@ def which_machines(
         raise OptionError("--machines", MISSING, "given with --machine and --meet", "it is how many there are")
     if number is None and meet is None:
         typed = None if count is None else whole_number(count, "--machines")
-        told = tell(typed)
-        if told is not None and typed in (None, told.count):
-            return told
-        if told is not None:
-            hint = f"--machines 1 makes each a run of its own; without --machines {told.engine} sets the number"
-            raise OptionError("--machines", count, f"{told.count}, as set by {told.engine}", hint)
+        found = from_engine(typed)
+        if found is not None and typed in (None, found.count):
+            return found
+        if found is not None:
+            hint = f"--machines 1 makes each a run of its own; without --machines {found.engine} sets the number"
+            raise OptionError("--machines", count, f"{found.count}, as set by {found.engine}", hint)
     if count is None:
         return ONE_MACHINE
     many = Machines(whole_number(count, "--machines"))

@@ -107,13 +107,13 @@ class WorkerArguments:
     own_log: bool
 
 
-def run_worker(plan: Plan, arguments: WorkerArguments, wire: socket.socket, stacks: int) -> int:
+def run_worker(plan: Plan, arguments: WorkerArguments, pipe: socket.socket, stacks: int) -> int:
     """Run the script in this worker process, and return its exit code.
 
     Args:
         plan: settings of the run.
         arguments: of this worker.
-        wire: socket to the command process, which sends the store's port; the worker sends how the script ended.
+        pipe: socket to the command process, which sends the store's port; the worker sends how the script ended.
         stacks: file descriptor for stack dumps, written on STACKS_SIGNAL or in a crash.
     """
     _register_stack_dumps(stacks)
@@ -128,7 +128,7 @@ def run_worker(plan: Plan, arguments: WorkerArguments, wire: socket.socket, stac
         environment.set_gloo_device(shared.gloo)
     set_threads(plan.threads)
     environment.keep_freed_memory()
-    info = _rank_info(plan, arguments, _port(wire))
+    info = _rank_info(plan, arguments, _port(pipe))
     _share_socket_directory(shared.temporary)
     # Python 3.12 warns of any threads; those of gloo and of duoka are not the script's, and allow a fork.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
@@ -151,11 +151,11 @@ def run_worker(plan: Plan, arguments: WorkerArguments, wire: socket.socket, stac
         return _shut_down(end.code)[0]
 
     with suppress(OSError):  # the command process is gone
-        wire.sendall(end.line())
+        pipe.sendall(end.line())
     code, raised = _shut_down(end.code)
     if raised:
         with suppress(OSError):
-            wire.sendall(json.dumps("".join(raised)).encode() + b"\n")
+            pipe.sendall(json.dumps("".join(raised)).encode() + b"\n")
     return code
 
 
@@ -237,9 +237,9 @@ def set_threads(count: int | None) -> None:
         torch.set_num_threads(count)
 
 
-def _port(wire: socket.socket) -> int:
+def _port(pipe: socket.socket) -> int:
     """Receive the store's port, which the command process sends when all workers are forked."""
-    with wire.makefile("rb", buffering=0) as stream:
+    with pipe.makefile("rb", buffering=0) as stream:
         line = stream.readline()
     return int(line) if line else sys.exit(1)  # end of file: the command process is gone
 
@@ -302,10 +302,10 @@ def _origin(plan: Plan, info: RankInfo, slot: CollectiveSlot, exchange: mmap.mma
     device = _device(plan, info.rank)
     index = 0 if device.type == "cuda" else device.index  # the only GPU that this process sees
     given = device.type if index is None else f"{device.type}:{index}"
-    asked = StartDefaults(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
-    asked = replace(asked, strategy=plan.strategy, shares=plan.shares, row_independent=plan.row_independent)
+    defaults = StartDefaults(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
+    defaults = replace(defaults, strategy=plan.strategy, shares=plan.shares, row_independent=plan.row_independent)
     ranks = info.rank, info.world_size, info.local_rank
-    return Forked(*ranks, info, slot, exchange, given, asked, key, far=plan.machines.count > 1)
+    return Forked(*ranks, info, slot, exchange, given, defaults, key, far=plan.machines.count > 1)
 
 
 def _run_distributed(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
@@ -364,9 +364,9 @@ def _run_and_record(
         return end
     except BaseException as raised:
         loader_deaths.disable()
-        told = loader_deaths.cause_of(raised)
-        end = ending.raised(info.rank, told)
-        return end if arguments.attempt.function is not None else _show(told, end, arguments.own_log)
+        cause = loader_deaths.cause_of(raised)
+        end = ending.raised(info.rank, cause)
+        return end if arguments.attempt.function is not None else _show(cause, end, arguments.own_log)
     return ending.returned(info.rank)
 
 

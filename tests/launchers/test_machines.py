@@ -66,7 +66,7 @@ def test_how_far_a_rank_is_survives_the_way() -> None:
     slot.begin_collective(1, "a")
     slot.end_collective()
     slot.begin_collective(2, "all_reduce at train.py:7")
-    told = module._progress_of(module._told_of(board.read(4)), heard_at=1000.0)
+    told = module._progress_of(module._serialised(board.read(4)), received_at=1000.0)
     assert (told.begun, told.finished, told.number, told.text) == (2, 1, 2, "all_reduce at train.py:7")
     assert told.waiting
     assert 999 < told.since <= told.seen == 1000

@@ -274,7 +274,7 @@ def test_ranks_of_other_machines_are_counted_and_named(board: StatusBoard, outpu
     def told(stuck: Stuck) -> str:
         return report(Verdict("stuck", 1, stuck=stuck), scene).splitlines()[0]
 
-    assert told(Stuck(1, 3.0, (0,), (), limit=3.0, afar=(1, 2))) == (
+    assert told(Stuck(1, 3.0, (0,), (), limit=3.0, remote=(1, 2))) == (
         "duoka: barrier 1 at a.py:1 did not end: rank 0 waits since 3 s (the limit is 3 s); "
         "ranks 1 and 2 on machine 1 (node2) have not come to it; the run was ended"
     )

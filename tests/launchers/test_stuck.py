@@ -231,11 +231,11 @@ def far(rank: int, number: int, seconds: float, text: str = "b") -> dict[int, Pr
 def test_a_rank_for_which_another_machine_waits_is_missing_here() -> None:
     board = StatusBoard.create(1, 2)
     come(board, 2, "a")
-    afar = far(0, 2, seconds=5.0)
-    found = find_stuck(board, [worker(2)], Limits(3.0), IdleClock(), afar)
+    remote = far(0, 2, seconds=5.0)
+    found = find_stuck(board, [worker(2)], Limits(3.0), IdleClock(), remote)
     assert found is not None
     assert (found.waiting, found.missing, found.number, found.text) == ((0,), (2,), 2, "b")
-    assert find_stuck(board, [worker(2)], Limits(6.0), IdleClock(), afar) is None
+    assert find_stuck(board, [worker(2)], Limits(6.0), IdleClock(), remote) is None
 
 
 def test_one_that_waits_itself_may_wait_for_another_machine() -> None:
@@ -264,7 +264,7 @@ def test_for_a_rank_of_another_machine_the_longest_limit_holds_and_its_own_is_as
     assert find_stuck(board, workers, Limits(0.0), IdleClock(), far(2, 0, seconds=0)) is None
     found = find_stuck(board, workers, Limits(-TO_TELL), IdleClock(), far(2, 0, seconds=0))
     assert found is not None
-    assert (found.waiting, found.missing, found.afar) == ((0, 1), (), (2,))
+    assert (found.waiting, found.missing, found.remote) == ((0, 1), (), (2,))
 
 
 def test_ranks_of_machines_that_came_to_different_collectives() -> None:

@@ -127,7 +127,7 @@ def _has_used_cuda() -> bool:
 def _run(plan: Plan, call: Callable[[], Any]) -> list[Any]:
     results = [tempfile.TemporaryFile(prefix="duoka-") for _ in plan.devices]  # noqa: SIM115
     outputs = Outputs(plan.log_dir, range(1, plan.world_size))
-    told: list[str] = []
+    report: list[str] = []
     import duoka.run  # noqa: F401
     from duoka.private.torch import import_compiler
 
@@ -136,9 +136,9 @@ def _run(plan: Plan, call: Callable[[], Any]) -> list[Any]:
     try:
         with Signals() as signals:
             keep = partial(_keep, call, results)
-            verdict = attempt(RunContext(plan, secrets.token_hex(8), outputs, signals, told.append, keep), 0)
+            verdict = attempt(RunContext(plan, secrets.token_hex(8), outputs, signals, report.append, keep), 0)
         if verdict.code or verdict.why != "well":
-            _raise(verdict, results, "".join(told))
+            _raise(verdict, results, "".join(report))
         return [_read(file) for file in results]
     finally:
         outputs.close()
@@ -187,7 +187,7 @@ class RemoteTraceback(Exception):
         super().__init__(f"\n\n{text}")
 
 
-def _raise(verdict: Verdict, results: Sequence[IO[bytes]], told: str) -> None:
+def _raise(verdict: Verdict, results: Sequence[IO[bytes]], report: str) -> None:
     """Raise the error that ended the workers in this process."""
     if verdict.why == "stopped":
         if verdict.code == 128 + signal.SIGINT:
@@ -198,7 +198,7 @@ def _raise(verdict: Verdict, results: Sequence[IO[bytes]], told: str) -> None:
         error = _read(results[first.rank])
         if isinstance(error, BaseException):
             raise error from RemoteTraceback(f"rank {first.rank}: {first.ending.trace}")
-    raise _kind(verdict)(told.strip() or f"the workers ended with exit code {verdict.code}")
+    raise _kind(verdict)(report.strip() or f"the workers ended with exit code {verdict.code}")
 
 
 def _kind(verdict: Verdict) -> type[RunError]:

@@ -76,11 +76,11 @@ def _connect(channel: Channel, plan: Plan, settings: Mapping[str, Any], say: Cal
 
 def _report_long_waits(say: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that prints its text once the same text has been passed for 3 s."""
-    since, told = dict[str, float](), set[str]()
+    since, printed = dict[str, float](), set[str]()
 
     def waits(text: str) -> None:
-        if time.monotonic() - since.setdefault(text, time.monotonic()) > REPORT_WAIT_AFTER and text not in told:
-            told.add(text)
+        if time.monotonic() - since.setdefault(text, time.monotonic()) > REPORT_WAIT_AFTER and text not in printed:
+            printed.add(text)
             say(text)
 
     return waits

@@ -85,10 +85,10 @@ def find(machines: Machines, seconds: float) -> tuple[str, int]:
     if not machines.store:
         return machines.host, machines.port
     try:
-        told = _store(machines, seconds).get(_name(machines)).decode()
+        published = _store(machines, seconds).get(_name(machines)).decode()
     except RuntimeError:  # torch's timeout
         raise TimeoutError("it has not said where it listens") from None
-    host, _, port = told.rpartition(" ")
+    host, _, port = published.rpartition(" ")
     if not port.isdecimal():
         raise ConnectionError("it has not said where it listens")
     return host, int(port)

@@ -53,18 +53,18 @@ from duoka.worker import Attempt, NullObserver, Observer
 
 TICK = 0.5  # seconds between two reads of the status board
 GRACE = 0.5  # seconds for the other ranks to end by themselves after the first bad end
-GRACE_AFAR = 2.0  # the same after one on another machine, as the scripts may end in the same way
+REMOTE_GRACE = 2.0  # the same after one on another machine, as the scripts may end in the same way
 TO_SHOW = 1.0  # seconds between two progress messages to other machines
 TO_DEBUG = 10.0  # seconds between two checks whether a rank is still in a debugger
 TO_STOP = {signal.SIGINT: 10, signal.SIGTERM: 30, signal.SIGHUP: 30}  # seconds for a script to end after a signal
 NEVER = 1e9  # seconds
 
 
-def _tell(text: str) -> None:
+def _write(text: str) -> None:
     print(text, end="", file=sys.stderr, flush=True)
 
 
-def _tell_nobody(text: str) -> None:
+def _write_nothing(text: str) -> None:
     """Print nothing: rank 0's command reports the end of all ranks."""
 
 
@@ -72,7 +72,7 @@ def _tell_nobody(text: str) -> None:
 class RunContext:
     """Settings and resources of all attempts of a run.
 
-    tell: prints the report. function: runs instead of the script. observer: observes the script in each worker.
+    write: prints the report. function: runs instead of the script. observer: observes the script in each worker.
     entropy: 64 bits for all random numbers that a script leaves to the system; None: new ones for each attempt.
     others: the other machines.
     """
@@ -81,7 +81,7 @@ class RunContext:
     run_id: str
     outputs: Outputs
     signals: Signals
-    tell: Callable[[str], None] = _tell
+    write: Callable[[str], None] = _write
     function: Callable[[], object] | None = None
     observer: Observer = field(default_factory=NullObserver)
     entropy: int | None = None
@@ -105,13 +105,13 @@ def run_local(plan: Plan) -> int:
             import_once(plan)
             with Signals() as signals:
                 run = RunContext(plan, run_id, outputs, signals, others=others)
-                tells_all = plan.machines.each == "machine" or plan.machines.number == 0
+                reports = plan.machines.each == "machine" or plan.machines.number == 0
 
                 def again(number: int) -> Verdict:
                     outputs.begin(number)
                     return attempt(run, number)
 
-                return with_restarts(again, plan.restarts, signals, run.tell if tells_all else _tell_nobody)
+                return with_restarts(again, plan.restarts, signals, run.write if reports else _write_nothing)
     except KeyboardInterrupt:  # before there was a worker
         say("interrupted")
         return 128 + signal.SIGINT
@@ -179,8 +179,8 @@ def attempt(run: RunContext, number: int) -> Verdict:
                 group.end()
             verdict = replace(judge(group.workers, stuck, asked), saved=board.saved())
             verdict = others.conclude(verdict, group)
-        if _is_to_tell(plan.machines, verdict):
-            run.tell(report(verdict, ReportContext(plan, board, group.workers, run.outputs)))
+        if _reports_end(plan.machines, verdict):
+            run.write(report(verdict, ReportContext(plan, board, group.workers, run.outputs)))
         return verdict
     finally:
         group.close()
@@ -188,7 +188,7 @@ def attempt(run: RunContext, number: int) -> Verdict:
             os.close(store)
 
 
-def _is_to_tell(machines: Machines, verdict: Verdict) -> bool:
+def _reports_end(machines: Machines, verdict: Verdict) -> bool:
     """Return whether this command reports the end: if each is one rank, the failed rank's or rank 0's does."""
     own = verdict.why not in ("elsewhere", "agreed", "stopped")
     return machines.each == "machine" or machines.number == 0 or own
@@ -227,7 +227,7 @@ def _watch(
             others.show(board, last=True)
             group.wait(
                 lambda: group.done() and others.all_sent_last_progress(),
-                GRACE if announce_end is None else GRACE_AFAR,
+                GRACE if announce_end is None else REMOTE_GRACE,
             )
             if announce_end is not None or not agreed(group.workers):
                 return _missed(plan, group, board, others), None

@@ -102,21 +102,21 @@ class SeveralMachines(SingleMachine):
 
     def start(self, group: WorkerGroup, port: int) -> None:
         if self._channel.number == 0:
-            self._say("port", port)
+            self._send("port", port)
         group.wait(lambda: bool(self._ready() or group.signals.stops or group.failed()), self._plan.timeout)
-        if ports := self._heard("port"):
+        if ports := self._received("port"):
             group.go(ports[0].value)
         elif not self._ready() and not group.signals.stops and not group.failed():
             limit = f"{self._plan.timeout:g} s"
             raise TimedOut(f"{self._called(self._channel.number)} waited in vain for {self._called(0)}: {limit}")
 
     def _ready(self) -> bool:
-        return bool(self._heard("port")) or self.announced_end() is not None
+        return bool(self._received("port")) or self.announced_end() is not None
 
-    def _say(self, what: str, value: Any) -> None:
+    def _send(self, what: str, value: Any) -> None:
         self._channel.send(f"{what} {self._attempt}", value)
 
-    def _heard(self, what: str) -> Mapping[int, Message]:
+    def _received(self, what: str) -> Mapping[int, Message]:
         return self._channel.messages(f"{what} {self._attempt}")
 
     def _called(self, machine: int) -> str:
@@ -128,43 +128,43 @@ class SeveralMachines(SingleMachine):
         now = time.monotonic()
         if now - self._shown_at >= seconds:
             self._shown_at = now
-            seats = {rank: _told_of(board.read(rank)) for rank in board.ranks}
-            self._say("progress", {"seats": seats, "debugged": debugged, "last": last})
+            seats = {rank: _serialised(board.read(rank)) for rank in board.ranks}
+            self._send("progress", {"seats": seats, "debugged": debugged, "last": last})
 
     def all_sent_last_progress(self) -> bool:
-        shown = (machine for machine, said in self._heard("progress").items() if said.value["last"])
+        shown = (machine for machine, message in self._received("progress").items() if message.value["last"])
         return len({*shown, *self._channel.lost, self._channel.number}) == self._plan.machines.count
 
     def progress(self) -> dict[int, Progress]:
         return {
-            int(rank): _progress_of(slot, said.at)
-            for machine, said in self._heard("progress").items()
+            int(rank): _progress_of(slot, message.at)
+            for machine, message in self._received("progress").items()
             if machine != self._channel.number
-            for rank, slot in said.value["seats"].items()
+            for rank, slot in message.value["seats"].items()
         }
 
     def is_debugging(self) -> bool:
-        return any(said.value["debugged"] for said in self._heard("progress").values())
+        return any(message.value["debugged"] for message in self._received("progress").values())
 
     # The end.
 
     def announce_end(self, asked: signal.Signals | None = None) -> None:
         if not self._has_announced_end:
             self._has_announced_end = True
-            self._say("announce_end", None if asked is None else int(asked))
+            self._send("announce_end", None if asked is None else int(asked))
 
     def announced_end(self) -> EndNotice | None:
-        for machine, said in self._heard("announce_end").items():
+        for machine, message in self._received("announce_end").items():
             if machine != self._channel.number:
-                return EndNotice(machine, None if said.value is None else signal.Signals(said.value))
-        gone = (machine for machine in self._channel.lost if machine not in self._heard("verdict"))
+                return EndNotice(machine, None if message.value is None else signal.Signals(message.value))
+        gone = (machine for machine in self._channel.lost if machine not in self._received("verdict"))
         return next((EndNotice(machine) for machine in gone), None)
 
     def conclude(self, verdict: Verdict, group: WorkerGroup) -> Verdict:
         """Wait for the results of all machines: without limit while all goes well, else for 60 s."""
-        self._say("verdict", asdict(_told(verdict, group)))
+        self._send("verdict", asdict(_result_of(verdict, group)))
         deadline = None
-        while not self._all_told():
+        while not self._has_all_results():
             if group.signals.stops:
                 self.announce_end(group.signals.stops[0])
             if deadline is None and (self._has_announced_end or self.announced_end()):
@@ -172,31 +172,31 @@ class SeveralMachines(SingleMachine):
             if (deadline is not None and time.monotonic() > deadline) or group.signals.interrupts > 1:
                 break
             group.listen(TICK)
-        told = {machine: MachineResult(**said.value) for machine, said in self._heard("verdict").items()}
-        told = {machine: replace(one, cause=printable(one.cause)) for machine, one in told.items()}
-        return self._concluded(verdict, told | {self._channel.number: _told(verdict, group)})
+        results = {machine: MachineResult(**message.value) for machine, message in self._received("verdict").items()}
+        results = {machine: replace(one, cause=printable(one.cause)) for machine, one in results.items()}
+        return self._concluded(verdict, results | {self._channel.number: _result_of(verdict, group)})
 
-    def _all_told(self) -> bool:
+    def _has_all_results(self) -> bool:
         """Return whether no more results can come."""
-        told = self._heard("verdict")
-        return 0 in self._channel.lost or len({*told, *self._channel.lost}) == self._plan.machines.count
+        results = self._received("verdict")
+        return 0 in self._channel.lost or len({*results, *self._channel.lost}) == self._plan.machines.count
 
-    def _concluded(self, verdict: Verdict, told: Mapping[int, MachineResult]) -> Verdict:
-        silent = [machine for machine in range(self._plan.machines.count) if machine not in told]
-        chosen = choose(told, silent)
-        saved = max((one.saved for one in told.values() if one.saved is not None), default=None)
-        if any(one.why == "stopped" for one in told.values()):
-            return replace(verdict, why="stopped", code=_code_when_stopped(told.values(), silent))
-        agreed = agree(told, silent)
-        left = [machine for machine, one in told.items() if one.why == "well"]
-        if chosen is not None and chosen in told and told[chosen].doubt >= Doubt.FOLLOWS and left:
+    def _concluded(self, verdict: Verdict, results: Mapping[int, MachineResult]) -> Verdict:
+        silent = [machine for machine in range(self._plan.machines.count) if machine not in results]
+        chosen = choose(results, silent)
+        saved = max((one.saved for one in results.values() if one.saved is not None), default=None)
+        if any(one.why == "stopped" for one in results.values()):
+            return replace(verdict, why="stopped", code=_code_when_stopped(results.values(), silent))
+        agreed = agree(results, silent)
+        left = [machine for machine, one in results.items() if one.why == "well"]
+        if chosen is not None and chosen in results and results[chosen].doubt >= Doubt.FOLLOWS and left:
             words = f"the scripts of {self._called(left[0])} ended while other ranks went on"
             return self._elsewhere(verdict, 1, Elsewhere(words, True), saved)
         if agreed or chosen in (None, self._channel.number):
             return replace(verdict if agreed else without_agreement(verdict), saved=saved)
         why = self._channel.lost.get(chosen, "it did not report how its ranks ended")
         gone = MachineResult("gone", 1, f"{self._called(chosen)} is gone: {why}", Doubt.GONE)
-        one = told.get(chosen, gone)
+        one = results.get(chosen, gone)
         words = one.cause if one is gone else f"{one.cause} (on {self._plan.machines.where(chosen)})"
         return self._elsewhere(verdict, one.code, Elsewhere(words, one.fault), saved)
 
@@ -224,28 +224,28 @@ class MachineResult:
     saved: int | None = None
 
 
-def choose(told: Mapping[int, MachineResult], silent: Sequence[int]) -> int | None:
+def choose(results: Mapping[int, MachineResult], silent: Sequence[int]) -> int | None:
     """Return the machine that ended the run: the first with the least doubt; None if all ended well.
 
-    told: results, in the order in which all machines received them. silent: machines without a result.
+    results: results, in the order in which all machines received them. silent: machines without a result.
     """
-    causes = {machine: one.doubt for machine, one in told.items() if one.why != "well"}
+    causes = {machine: one.doubt for machine, one in results.items() if one.why != "well"}
     causes |= dict.fromkeys(silent, int(Doubt.GONE))
     return min(causes, key=causes.__getitem__, default=None)
 
 
-def agree(told: Mapping[int, MachineResult], silent: Sequence[int]) -> bool:
+def agree(results: Mapping[int, MachineResult], silent: Sequence[int]) -> bool:
     """Return whether the ranks of all machines ended in the same way."""
-    return not silent and len({one.way if one.why == "agreed" else one.why for one in told.values()}) == 1
+    return not silent and len({one.way if one.why == "agreed" else one.why for one in results.values()}) == 1
 
 
-def _code_when_stopped(told: Collection[MachineResult], silent: Sequence[int]) -> int:
+def _code_when_stopped(results: Collection[MachineResult], silent: Sequence[int]) -> int:
     """Return the scripts' exit code if all have the same; else the largest."""
-    codes = {one.code for one in told}
+    codes = {one.code for one in results}
     return codes.pop() if len(codes) == 1 and not silent else max(codes)
 
 
-def _told(verdict: Verdict, group: WorkerGroup) -> MachineResult:
+def _result_of(verdict: Verdict, group: WorkerGroup) -> MachineResult:
     """Return the result of this machine."""
     one = without_agreement(verdict)
     is_cause = one.why not in ("well", "stopped", "elsewhere")
@@ -256,11 +256,11 @@ def _told(verdict: Verdict, group: WorkerGroup) -> MachineResult:
     )
 
 
-def _told_of(progress: Progress) -> list[Any]:
+def _serialised(progress: Progress) -> list[Any]:
     waited = progress.seen - progress.since if progress.waiting else 0.0
     return [progress.begun, progress.finished, progress.number, progress.text, waited, progress.steps]
 
 
-def _progress_of(told: Sequence[Any], heard_at: float) -> Progress:
-    begun, finished, number, text, waited, steps = told
-    return Progress(begun, finished, number, printable(text), heard_at - waited, heard_at, steps, 0.0)
+def _progress_of(values: Sequence[Any], received_at: float) -> Progress:
+    begun, finished, number, text, waited, steps = values
+    return Progress(begun, finished, number, printable(text), received_at - waited, received_at, steps, 0.0)

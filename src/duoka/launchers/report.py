@@ -41,7 +41,7 @@ class ReportContext:
 
 def report(verdict: Verdict, scene: ReportContext) -> str:
     """Return the lines for standard error about the end of a run; empty if it ended well."""
-    lines = WORDS[verdict.why](verdict, scene)
+    lines = REPORTS[verdict.why](verdict, scene)
     lines += _others_in_full(verdict, scene) if scene.verbose else _others(verdict)
     return "".join(f"{line}\n" for line in lines)
 
@@ -120,14 +120,14 @@ def _stuck(verdict: Verdict, scene: ReportContext) -> list[str]:
     assert stuck is not None
     ranks: Sequence[int] = stuck.missing or (*stuck.waiting, *stuck.within)
     if stuck.mismatch is not None:
-        what = _apart(stuck.mismatch, scene)
+        what = _mismatch(stuck.mismatch, scene)
         ranks = stuck.mismatch.sides[0][0]
     else:
-        what = _stays(stuck, scene) if stuck.at_exit else _waited(stuck, scene)
+        what = _not_exiting(stuck, scene) if stuck.at_exit else _waited(stuck, scene)
     ended = [worker.rank for worker in scene.workers if worker.ending is not None and not stuck.at_exit]
     here = [rank for rank in ranks if rank in scene.board.ranks and rank not in ended]
-    whereabouts = (line for rank in here for line in _whereabouts(rank, stuck, scene))
-    return [_headline(what, verdict, scene), *whereabouts]
+    stack_lines = (line for rank in here for line in _stack_lines(rank, stuck, scene))
+    return [_headline(what, verdict, scene), *stack_lines]
 
 
 def _waited(stuck: Stuck, scene: ReportContext) -> str:
@@ -137,9 +137,9 @@ def _waited(stuck: Stuck, scene: ReportContext) -> str:
     waiting = f"{name_ranks(others)} {'waits' if len(others) == 1 else 'wait'}"
     since = f"{waiting} since {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
     if stuck.within:
-        return _apart_unseen(stuck, collective, scene)
+        return _blocked_in_torch(stuck, collective, scene)
     if not stuck.culprits:
-        return f"{collective} did not end: {since}{_afar(stuck, scene)}"
+        return f"{collective} did not end: {since}{_remote_missing(stuck, scene)}"
     missing, first = list(stuck.culprits), stuck.culprits[0]
     has = "has" if len(missing) == 1 else "have"
     if first in stuck.odd:
@@ -153,24 +153,24 @@ def _waited(stuck: Stuck, scene: ReportContext) -> str:
     return f"{_ranks_of(missing, scene)} ({_host()}){step} {has} not come to {collective}; {place}{since}"
 
 
-def _afar(stuck: Stuck, scene: ReportContext) -> str:
+def _remote_missing(stuck: Stuck, scene: ReportContext) -> str:
     """Return `; rank 2 on machine 1 (node2) has not come to it`."""
     machines = scene.plan.machines
     there: dict[int, list[int]] = {}
-    for rank in stuck.afar:
+    for rank in stuck.remote:
         there.setdefault(machines.of(rank), []).append(rank)
     who = [f"{name_ranks(ranks)} on {machines.where(number)}" for number, ranks in there.items()]
-    return f"; {', '.join(who)} {'has' if len(stuck.afar) == 1 else 'have'} not come to it" if who else ""
+    return f"; {', '.join(who)} {'has' if len(stuck.remote) == 1 else 'have'} not come to it" if who else ""
 
 
-def _stays(stuck: Stuck, scene: ReportContext) -> str:
+def _not_exiting(stuck: Stuck, scene: ReportContext) -> str:
     """Report ranks that do not exit; their stacks show the threads that they wait for."""
     ranks, has = list(stuck.missing), "has" if len(stuck.missing) == 1 else "have"
     since = f"{stuck.seconds:.0f} s after the script ended (the limit is {stuck.limit:g} s)"
     return f"{_ranks_of(ranks, scene)} ({_host()}) {has} not exited {since}"
 
 
-def _apart_unseen(stuck: Stuck, collective: str, scene: ReportContext) -> str:
+def _blocked_in_torch(stuck: Stuck, collective: str, scene: ReportContext) -> str:
     """Report ranks of which some wait in a collective and others somewhere in torch; the smaller side first."""
     line = stacks.users_line(stuck.stacks.get(stuck.within[0], "")) or "?"
     sides = sorted([(stuck.waiting, collective), (stuck.within, f"torch at {line}")], key=lambda side: len(side[0]))
@@ -180,7 +180,7 @@ def _apart_unseen(stuck: Stuck, collective: str, scene: ReportContext) -> str:
     return f"the ranks do not meet: {who} waits in {where}, {name_ranks(list(them))} in {theirs}, {waited}"
 
 
-def _apart(mismatch: CollectiveMismatch, scene: ReportContext) -> str:
+def _mismatch(mismatch: CollectiveMismatch, scene: ReportContext) -> str:
     """Report ranks that called different collectives; the smaller side, the likelier cause, first."""
     (ranks, text), *others = mismatch.sides
     theirs = ", ".join(f"{name_ranks(list(them))} to {what}" for them, what in others)
@@ -201,7 +201,7 @@ def _stopped(verdict: Verdict, scene: ReportContext) -> list[str]:
     return [f"duoka: {by}{forced}"]
 
 
-WORDS: dict[str, Callable[[Verdict, ReportContext], list[str]]] = {
+REPORTS: dict[str, Callable[[Verdict, ReportContext], list[str]]] = {
     "agreed": _agreed,
     "died": _died,
     "elsewhere": _elsewhere,
@@ -235,8 +235,8 @@ def _others(verdict: Verdict) -> list[str]:
         return []  # they waited, or were asked to end, which the headline says
     ranks: dict[str, list[int]] = {}
     for worker in sorted(verdict.others, key=lambda worker: worker.rank):
-        ranks.setdefault(_in_a_word(worker, verdict), []).append(worker.rank)
-    return [f"  {name_ranks(those)}: {word}" for word, those in ranks.items()]
+        ranks.setdefault(_summary(worker, verdict), []).append(worker.rank)
+    return [f"  {name_ranks(those)}: {summary}" for summary, those in ranks.items()]
 
 
 def _others_in_full(verdict: Verdict, scene: ReportContext) -> list[str]:
@@ -247,7 +247,7 @@ def _others_in_full(verdict: Verdict, scene: ReportContext) -> list[str]:
     ]
 
 
-def _in_a_word(worker: Worker, verdict: Verdict) -> str:
+def _summary(worker: Worker, verdict: Verdict) -> str:
     ending = worker.ending
     if ending is None or ending.code == 0:
         status = worker.status or 0
@@ -255,8 +255,8 @@ def _in_a_word(worker: Worker, verdict: Verdict) -> str:
     if ending.consequence:
         to = f" to {name_ranks([one.rank for one in verdict.culprits])}" if verdict.culprits else ""
         return f"lost the connection{to} (--verbose shows it)"
-    word = ending.error.splitlines()[-1] if ending.error else f"exit code {ending.code}"
-    return f"{word} (--verbose shows it)"
+    summary = ending.error.splitlines()[-1] if ending.error else f"exit code {ending.code}"
+    return f"{summary} (--verbose shows it)"
 
 
 def _last_words(worker: Worker, scene: ReportContext) -> list[str]:
@@ -284,7 +284,7 @@ def _log(worker: Worker, scene: ReportContext) -> list[str]:
     return [f"  the end of rank {worker.rank}'s log:", *(f"    {line}" for line in lines)] if lines else []
 
 
-def _whereabouts(rank: int, stuck: Stuck, scene: ReportContext) -> Iterator[str]:
+def _stack_lines(rank: int, stuck: Stuck, scene: ReportContext) -> Iterator[str]:
     finished = scene.board.read(rank).finished
     after = ""
     if finished and rank in stuck.missing:

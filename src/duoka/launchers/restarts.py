@@ -24,7 +24,9 @@ SHORT = 10.0  # seconds: the cause of an earlier failure may persist
 LONGEST_PAUSE = 60.0
 
 
-def with_restarts(attempt: Callable[[int], Verdict], most: int, signals: Signals, tell: Callable[[str], None]) -> int:
+def with_restarts(
+    attempt: Callable[[int], Verdict], most: int, signals: Signals, write: Callable[[str], None]
+) -> int:
     """Make attempts until one does not end by a fault or `most` restarts are used up; return the last exit code.
 
     The first restart is at once. If attempts fail within seconds one after the other, each waits twice as long as the
@@ -34,7 +36,7 @@ def with_restarts(attempt: Callable[[int], Verdict], most: int, signals: Signals
         attempt: runs all workers once, given the number of the attempt: 0, 1, ...
         most: number of restarts allowed.
         signals: those that reach the command process.
-        tell: prints a line.
+        write: prints a line.
     """
     short = 0  # attempts in a row
     saved: int | None = None
@@ -47,18 +49,18 @@ def with_restarts(attempt: Callable[[int], Verdict], most: int, signals: Signals
             break
         signals.read()  # a scheduler signals ranks and this process in any order
         if asked := _asked(signals, answered):
-            return _stopped(asked, tell)
+            return _stopped(asked, write)
         if number == most:
-            tell(f"duoka: no restart is left of {most}\n")
+            write(f"duoka: no restart is left of {most}\n")
             break
         short = short + 1 if took < SHORT else 0
         pause = min(2.0 ** (short - 2), LONGEST_PAUSE) if short > 1 else 0.0
         saved = saved if verdict.saved is None else verdict.saved
         place = "" if saved is None else f", from the checkpoint of step {saved},"
         waits = f" in {pause:g} s, as the one before failed within {max(took, 0.1):.1f} s," if pause else ""
-        tell(f"duoka: restart {number + 1} of {most}{place}{waits} after: {cause(verdict)}\n")
+        write(f"duoka: restart {number + 1} of {most}{place}{waits} after: {cause(verdict)}\n")
         if asked := _pause(pause, signals, answered):
-            return _stopped(asked, tell)
+            return _stopped(asked, write)
     return verdict.code
 
 
@@ -126,7 +128,7 @@ def _pause(seconds: float, signals: Signals, answered: int) -> signal.Signals | 
     return asked
 
 
-def _stopped(asked: signal.Signals, tell: Callable[[str], None]) -> int:
+def _stopped(asked: signal.Signals, write: Callable[[str], None]) -> int:
     """Report a request to end that came between two attempts, and return the exit code."""
-    tell(f"duoka: {'interrupted' if asked is signal.SIGINT else 'stopped'}\n")
+    write(f"duoka: {'interrupted' if asked is signal.SIGINT else 'stopped'}\n")
     return 128 + asked

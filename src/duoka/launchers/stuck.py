@@ -55,7 +55,7 @@ class Stuck:
     at_exit: the scripts have ended, and the processes of the `missing` ranks do not exit.
     within: ranks that do not join and could not update their status, as they are inside torch.
     text: the name of the collective, if only ranks of other machines wait in it.
-    afar: ranks of other machines that have not joined it either.
+    remote: ranks of other machines that have not joined it either.
     """
 
     number: int
@@ -70,7 +70,7 @@ class Stuck:
     within: tuple[int, ...] = ()
     at_exit: bool = False
     text: str = ""
-    afar: tuple[int, ...] = ()
+    remote: tuple[int, ...] = ()
 
     @property
     def culprits(self) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ def find_stuck(
     workers: Sequence[Worker],
     limits: Limits,
     idle_clock: IdleClock,
-    afar: Mapping[int, Progress] = MappingProxyType({}),
+    remote: Mapping[int, Progress] = MappingProxyType({}),
 ) -> Stuck | None:
     """Return where ranks have waited in a collective for others for longer than the limit; None if they have not.
 
@@ -110,17 +110,17 @@ def find_stuck(
     itself: only the longest limit holds, unless a rank is stopped; and none for a script with its own
     torch.distributed, where the network's limit holds.
 
-    afar: progress of the ranks of other machines. They may wait or be waited for, but only their own machine, which
+    remote: progress of the ranks of other machines. They may wait or be waited for, but only their own machine, which
     sees whether they work, reports them as missing.
     """
-    if mismatch := board.first_mismatch() or (None if limits.wait_while_busy else _remote_mismatch(board, afar)):
+    if mismatch := board.first_mismatch() or (None if limits.wait_while_busy else _remote_mismatch(board, remote)):
         waiting = tuple(rank for ranks, _ in mismatch.sides for rank in ranks)
         return Stuck(mismatch.number, 0.0, waiting, (), mismatch)
     present = [worker for worker in workers if worker.failed or not worker.done]
     if not present:
         return None
     progress = {worker.rank: board.read(worker.rank) for worker in present}
-    number, waits, missing = _waiting(present, progress, afar)
+    number, waits, missing = _waiting(present, progress, remote)
     if not waits or not (missing or waits.keys() & progress.keys()):
         return None
     seconds = max(waits.values())
@@ -129,11 +129,11 @@ def find_stuck(
     limit = limits.after(min(one.steps for one in progress.values()), max(one.slowest for one in progress.values()))
     if not (missing or stopped):
         limit = limits.start
-        if limits.wait_while_busy or seconds <= limit + (TO_TELL if afar else 0.0):
+        if limits.wait_while_busy or seconds <= limit + (TO_TELL if remote else 0.0):
             return None
     elif not _waited(seconds, limit, limits, missing or stopped, idle_clock):
         return None
-    texts = (one.text for one in afar.values() if one.waiting and one.number == number)
+    texts = (one.text for one in remote.values() if one.waiting and one.number == number)
     return Stuck(
         number,
         seconds,
@@ -141,20 +141,20 @@ def find_stuck(
         tuple(worker.rank for worker in missing),
         limit=limit,
         text=next(texts, ""),
-        afar=tuple(rank for rank, one in afar.items() if one.begun < number),
+        remote=tuple(rank for rank, one in remote.items() if one.begun < number),
     )
 
 
 def _waiting(
-    present: Sequence[Worker], progress: Mapping[int, Progress], afar: Mapping[int, Progress]
+    present: Sequence[Worker], progress: Mapping[int, Progress], remote: Mapping[int, Progress]
 ) -> tuple[int, dict[int, float], list[Worker]]:
     """Return the collective in which ranks wait, for how many seconds each, and this machine's missing workers."""
-    everywhere = {**progress, **afar}
-    number, missing = _first_missed(present, progress, afar)
+    everywhere = {**progress, **remote}
+    number, missing = _first_missed(present, progress, remote)
     waits = {rank: one.seen - one.since for rank, one in everywhere.items() if one.waiting and one.number >= number}
     unseen = _asleep_with_lock(present, progress)
     seen_missing = [worker for worker in missing if worker.rank not in unseen]
-    missing = seen_missing if afar else seen_missing or missing
+    missing = seen_missing if remote else seen_missing or missing
     if not waits and unseen:
         waits = unseen
         number = max(progress[rank].begun + 1 for rank in unseen)
@@ -162,9 +162,9 @@ def _waiting(
     return number, waits, missing
 
 
-def _remote_mismatch(board: StatusBoard, afar: Mapping[int, Progress]) -> CollectiveMismatch | None:
+def _remote_mismatch(board: StatusBoard, remote: Mapping[int, Progress]) -> CollectiveMismatch | None:
     """Return a mismatch between this machine's collective and one in which a rank of another machine waits."""
-    for rank, one in afar.items():
+    for rank, one in remote.items():
         here = tuple(mine for mine in board.ranks if one.waiting and board.remembers(mine, one.number))
         if here and (text := board.text(here[0], one.number)) != one.text:
             return CollectiveMismatch(one.number, ((here, text), ((rank,), one.text)))
@@ -185,20 +185,20 @@ def find_not_exiting(workers: Sequence[Worker], limits: Limits, idle_clock: Idle
 
 
 def _first_missed(
-    present: Sequence[Worker], progress: Mapping[int, Progress], afar: Mapping[int, Progress]
+    present: Sequence[Worker], progress: Mapping[int, Progress], remote: Mapping[int, Progress]
 ) -> tuple[int, list[Worker]]:
     """Return the first collective in which ranks wait for others that wait in none, and those others.
 
     If all wait: the last one, and the ranks that wait in an earlier one, unless those may wait for ranks of other
     machines. 0 if no rank waits.
     """
-    numbers = sorted({one.number for one in (*progress.values(), *afar.values()) if one.waiting})
+    numbers = sorted({one.number for one in (*progress.values(), *remote.values()) if one.waiting})
     for number in numbers:
         behind = [worker for worker in present if progress[worker.rank].begun < number]
         if busy := [worker for worker in behind if not progress[worker.rank].waiting]:
             return number, busy
     last = numbers[-1] if numbers else 0
-    return last, [] if afar else [worker for worker in present if progress[worker.rank].begun < last]
+    return last, [] if remote else [worker for worker in present if progress[worker.rank].begun < last]
 
 
 def _asleep_with_lock(present: Sequence[Worker], progress: Mapping[int, Progress]) -> dict[int, float]:

@@ -160,10 +160,10 @@ class WorkerGroup:
             elif key.data is self._others:
                 self._others.read()
             else:
-                self._hear(key.data)
+                self._receive(key.data)
         for worker in self.workers:
             if worker.alive:
-                self._look_at(worker)
+                self._poll(worker)
         if self.failed():
             self._abort_exchange()
 
@@ -202,13 +202,13 @@ class WorkerGroup:
 
             give_up(self._exchange)
 
-    def _hear(self, worker: Worker) -> None:
+    def _receive(self, worker: Worker) -> None:
         try:
-            said = worker.pipe.recv(1 << 16)
+            data = worker.pipe.recv(1 << 16)
         except OSError:
-            said = b""
-        worker.received += said
-        if not said:
+            data = b""
+        worker.received += data
+        if not data:
             self._selector.unregister(worker.pipe)
         first, *more = bytes(worker.received).splitlines(keepends=True) or [b""]
         if first.endswith(b"\n") and worker.ending is None:
@@ -216,7 +216,7 @@ class WorkerGroup:
         if more and more[0].endswith(b"\n"):
             worker.afterwards = json.loads(more[0])
 
-    def _look_at(self, worker: Worker) -> None:
+    def _poll(self, worker: Worker) -> None:
         """Update the status of a worker whose process may have ended.
 
         WNOWAIT: `close` reaps it, so that no other process gets its pid before.
@@ -225,7 +225,7 @@ class WorkerGroup:
         if seen is None:
             return
         while worker.pipe in self._selector.get_map():
-            self._hear(worker)  # its last message may have come together with its end
+            self._receive(worker)  # its last message may have come together with its end
         worker.status = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
         worker.ended_at = time.monotonic()
 

@@ -23,7 +23,7 @@ class Forked(Origin):
     """A worker of `duoka run` or `duoka.launch`.
 
     info: of this worker. slot: records its collectives. exchange: memory shared with all other ranks, or None.
-    given: the device, as torch names it in this process. asked: options of the command. key: of the run.
+    given: the device, as torch names it in this process. defaults: options of the command. key: of the run.
     far: ranks belong to several commands, so no status board shows all of them.
     """
 
@@ -31,7 +31,7 @@ class Forked(Origin):
     slot: CollectiveSlot
     exchange: mmap.mmap | None
     given: str
-    asked: StartDefaults
+    defaults: StartDefaults
     key: Key = field(default_factory=Key)
     far: bool = False
 

@@ -78,7 +78,7 @@ def start(
         raise OptionError("duoka.start()", "called again", "called once", "close the run before: run.close()")
     origin = process.origin or find()
     if seed is None and isinstance(origin, Forked):
-        seed = origin.asked.seed
+        seed = origin.defaults.seed
     settings, timeout = _settings(origin, batch_norm, randomness, loading, compress, timeout, row_independent)
     _check_seed(seed)
     logs = check_logs(log)
@@ -105,21 +105,21 @@ def _settings(
     timeout: float | None,
     row_independent: Sequence[str] | None,
 ) -> tuple[RunSettings, float]:
-    asked = origin.asked if isinstance(origin, Forked) else None
+    defaults = origin.defaults if isinstance(origin, Forked) else None
     settings = RunSettings(
-        batch_norm or (asked.batch_norm if asked else "whole"),
-        randomness or (asked.randomness if asked else "whole"),
-        loading or (asked.loading if asked else "auto"),
+        batch_norm or (defaults.batch_norm if defaults else "whole"),
+        randomness or (defaults.randomness if defaults else "whole"),
+        loading or (defaults.loading if defaults else "auto"),
         compress,
-        "exact" if asked and asked.strategy == "exact" else "auto",
-        asked.shares or None if asked else None,
-        _names(row_independent) if row_independent is not None else asked.row_independent if asked else (),
+        "exact" if defaults and defaults.strategy == "exact" else "auto",
+        defaults.shares or None if defaults else None,
+        _names(row_independent) if row_independent is not None else defaults.row_independent if defaults else (),
     )
     compression(settings.compress)  # is it there?
     one_of("batch_norm", settings.batch_norm, get_args(BatchNorm))
     one_of("randomness", settings.randomness, get_args(Randomness))
     one_of("loading", settings.loading, get_args(Loading))
-    seconds = timeout if timeout is not None else asked.timeout if asked else TIMEOUT
+    seconds = timeout if timeout is not None else defaults.timeout if defaults else TIMEOUT
     if not 0 < seconds <= LONGEST:
         raise OptionError("timeout", seconds, "more than 0 seconds and at most 30 days")
     return settings, seconds

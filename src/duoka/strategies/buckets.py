@@ -329,8 +329,8 @@ class Bucketed(Strategy):
             now.sent_buckets.append(self._send(last, report if rides else []))
         for sent_bucket in now.sent_buckets:
             sent_bucket.wait()
-        told = now.sent_buckets[-1].wait()[-len(report) :] if rides else self._sum_report(report)
-        *reached, surprises, streams = told.tolist()
+        totals = now.sent_buckets[-1].wait()[-len(report) :] if rides else self._sum_report(report)
+        *reached, surprises, streams = totals.tolist()
         if streams != report[-1] * self._ranks.world_size:
             raise RanksApart(
                 f"the ranks' random states differ at {user_line()}: something draws random numbers on one rank that "

@@ -146,7 +146,7 @@ class TrialObserver(ABC):
         np.random.seed(seed % 2**32)
         process = this_process()
         if isinstance(process.origin, Forked):
-            process.origin = replace(process.origin, asked=replace(process.origin.asked, seed=seed))
+            process.origin = replace(process.origin, defaults=replace(process.origin.defaults, seed=seed))
 
 
 def _leave_at_last() -> None:
