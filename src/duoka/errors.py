@@ -17,8 +17,8 @@
     └── RunError                the world failed while a run was going on
         ├── BatchFailed         a batch of a prediction could not be computed
         ├── PeerLost            another rank went away in the middle of a collective
-        ├── TimedOut            another rank did not come to a collective in time
-        ├── RanksApart          ranks came to different collectives
+        ├── TimedOut            another rank did not join a collective in time
+        ├── RanksApart          ranks called different collectives
         └── WorkerFailed        a worker process ended badly
 
 One grammar for all messages: what was given, what is allowed, what to do.
@@ -131,11 +131,11 @@ class PeerLost(RunError):
 
 
 class TimedOut(RunError):
-    """Another rank did not come to a collective in time."""
+    """Another rank did not join a collective in time."""
 
 
 class RanksApart(RunError):
-    """Ranks came to different collectives: their scripts no longer do the same."""
+    """Ranks called different collectives: their scripts no longer do the same."""
 
 
 class WorkerFailed(RunError):

@@ -92,8 +92,8 @@ def test_a_rank_that_does_not_come_to_the_start_is_named(flow: Flow) -> None:
     for script, what in zip(scripts, ("start", "init_process_group"), strict=True):
         result = run(flow, script, workers=3, options=("--timeout", "2"))
         assert result.returncode == 1
-        assert re.search(rf"rank 1 of 3 \(.*\) has not come to {what} 1", result.stderr), result
-        assert f"it is in {script.name}:2, asleep; ranks 0 and 2 wait since" in result.stderr
+        assert re.search(rf"rank 1 of 3 \(.*\) has not joined {what} 1", result.stderr), result
+        assert f"it is in {script.name}:2, asleep; ranks 0 and 2 have waited for" in result.stderr
 
 
 def many(flow: Flow, draws: random.Random, count: int, faults: set[str] | None = None) -> list[Outcome]:

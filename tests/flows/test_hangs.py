@@ -60,8 +60,8 @@ def test_a_rank_that_does_not_come_is_named_with_its_stack(flow: Flow) -> None:
     assert result.returncode == 1
     headline, *where = result.stderr.splitlines()
     assert re.search(
-        r"duoka: rank 1 of 2 \(.*\) in step 5 has not come to \w+ [\d,]+ at script.py:12; it is in script.py:20, "
-        r"asleep; rank 0 waits since \d s \(the limit is 3 s\); the run was ended; logs: logs",
+        r"duoka: rank 1 of 2 \(.*\) in step 5 has not joined \w+ [\d,]+ at script.py:12; it is in script.py:20, "
+        r"asleep; rank 0 has waited for \d s \(the limit is 3 s\); the run was ended; logs: logs",
         headline,
     )
     assert re.search(r"  rank 1 is after \w+ [\d,]+ at script.py:14 and is at \(innermost first\):", where[0])
@@ -76,8 +76,8 @@ def test_a_stopped_rank_is_told_to_be_stopped(flow: Flow) -> None:
     result = run(flow, "if not is_rank_0: os.kill(os.getpid(), signal.SIGSTOP)\nepoch()")
     assert result.returncode == 1
     assert re.search(
-        r"duoka: rank 1 of 2 \(.*\) in step 5 is stopped \(SIGSTOP\) and has not come to \w+ [\d,]+ at script.py:12; "
-        r"rank 0 waits since \d s",
+        r"duoka: rank 1 of 2 \(.*\) in step 5 is stopped \(SIGSTOP\) and has not joined \w+ [\d,]+ at script.py:12; "
+        r"rank 0 has waited for \d s",
         result.stderr,
     )
 
@@ -149,4 +149,4 @@ def test_where_a_rank_died_is_told(flow: Flow) -> None:
 def test_ranks_that_do_different_things_are_told_apart(flow: Flow) -> None:
     result = run(flow, "if is_rank_0: print(model(torch.ones(3, 4)).sum())\nelse: epoch()")
     assert result.returncode == 1
-    assert "ranks came to different collectives" in result.stderr or "has not come to" in result.stderr
+    assert "ranks called different collectives" in result.stderr or "has not joined" in result.stderr

@@ -248,8 +248,8 @@ def test_a_rank_for_which_another_machine_waits_is_named_by_its_own(flow: Flow) 
     first, second = run(flow, script, workers=(2, 1), options=("--step-timeout", "1"))
     assert (first.returncode, second.returncode) == (1, 1)
     host = re.escape(socket.gethostname())
-    told = rf"duoka: rank 2 of 3 \({host}\) in step 4 has not come to \w+ \d+ at train.py:\d+; it is in train.py:12"
-    assert re.search(rf"{told}, asleep; ranks 0 and 1 wait since \d s", second.stderr), second
+    told = rf"duoka: rank 2 of 3 \({host}\) in step 4 has not joined \w+ \d+ at train.py:\d+; it is in train.py:12"
+    assert re.search(rf"{told}, asleep; ranks 0 and 1 have waited for \d s", second.stderr), second
     assert f"duoka: rank 2 did not come (on machine 1 ({socket.gethostname()})); the run was ended" in first.stderr
 
 
@@ -259,7 +259,7 @@ def test_ranks_of_two_machines_that_go_different_ways_are_told(flow: Flow) -> No
     )
     results = run(flow, script, options=("--timeout", "5"))
     assert [one.returncode for one in results] == [1, 1]
-    assert any("the ranks came to different collectives" in one.stderr for one in results), results
+    assert any("the ranks called different collectives" in one.stderr for one in results), results
 
 
 RESTARTED = """

@@ -178,8 +178,8 @@ def test_a_rank_that_does_not_come(board: StatusBoard, tell: Tell) -> None:
     lines = tell(worker(0, lost(0), 1), worker(1, **ENDED), worker(2, **ENDED), stuck=stuck)
     logs = Path(lines[0].rpartition("logs: ")[2])
     assert lines == [
-        f"duoka: rank 1 of 3 ({HOST}) in step 1 has not come to all_reduce 2 at train.py:41; it is in train.py:50, "
-        f"asleep; ranks 0 and 2 wait since 3 s (the limit is 3 s); the run was ended; logs: {logs}",
+        f"duoka: rank 1 of 3 ({HOST}) in step 1 has not joined all_reduce 2 at train.py:41; it is in train.py:50, "
+        f"asleep; ranks 0 and 2 have waited for 3 s (the limit is 3 s); the run was ended; logs: {logs}",
         "  rank 1 is after all_reduce 1 at train.py:38 and is at (innermost first):",
         '    File "/a/train.py", line 50 in step',
     ]
@@ -203,8 +203,8 @@ def test_ranks_that_do_different_things(board: StatusBoard, tell: Tell) -> None:
     step(board, 1, "all_reduce at a.py:2", leave=False)
     stuck = Stuck(1, 0.1, (0, 1), (), mismatch=board.mismatch_at(1))
     assert tell(worker(0, **ENDED), worker(1, **ENDED), stuck=stuck)[0] == (
-        f"duoka: the ranks came to different collectives (number 1): rank 0 of 2 ({HOST}) in step 1 came to "
-        "broadcast at a.py:1, rank 1 to all_reduce at a.py:2; the run was ended"
+        f"duoka: the ranks called different collectives (number 1): rank 0 of 2 ({HOST}) in step 1 called "
+        "broadcast at a.py:1, rank 1 called all_reduce at a.py:2; the run was ended"
     )
 
 
@@ -212,7 +212,7 @@ def test_a_collective_that_does_not_end(board: StatusBoard, tell: Tell) -> None:
     for rank in (0, 1):
         step(board, rank, "barrier", leave=False)
     lines = tell(worker(0, **ENDED), worker(1, **ENDED), stuck=Stuck(1, 3.0, (0, 1), ()))
-    assert lines[0].startswith("duoka: barrier 1 did not end: ranks 0 and 1 wait since 3 s")
+    assert lines[0].startswith("duoka: barrier 1 did not end: ranks 0 and 1 have waited for 3 s")
 
 
 def test_a_rank_that_is_stopped_in_a_collective_is_named_and_not_those_who_wait_for_it(
@@ -223,7 +223,7 @@ def test_a_rank_that_is_stopped_in_a_collective_is_named_and_not_those_who_wait_
     stuck = Stuck(1, 3.0, (0, 1), (), odd={1: "is stopped (SIGSTOP)"})
     lines = tell(worker(0, **ENDED), worker(1, **ENDED), stuck=stuck)
     assert lines[0].startswith(
-        f"duoka: rank 1 of 2 ({HOST}) in step 1 is stopped (SIGSTOP) in barrier 1; rank 0 waits since 3 s"
+        f"duoka: rank 1 of 2 ({HOST}) in step 1 is stopped (SIGSTOP) in barrier 1; rank 0 has waited for 3 s"
     )
     assert "  rank 1 is stopped (SIGSTOP)" in lines
 
@@ -275,11 +275,11 @@ def test_ranks_of_other_machines_are_counted_and_named(board: StatusBoard, outpu
         return report(Verdict("stuck", 1, stuck=stuck), scene).splitlines()[0]
 
     assert told(Stuck(1, 3.0, (0,), (), limit=3.0, remote=(1, 2))) == (
-        "duoka: barrier 1 at a.py:1 did not end: rank 0 waits since 3 s (the limit is 3 s); "
-        "ranks 1 and 2 on machine 1 (node2) have not come to it; the run was ended"
+        "duoka: barrier 1 at a.py:1 did not end: rank 0 has waited for 3 s (the limit is 3 s); "
+        "ranks 1 and 2 on machine 1 (node2) have not joined it; the run was ended"
     )
     assert told(Stuck(2, 3.0, (1,), (0,), limit=3.0, text="all_reduce (3,) at a.py:2")).startswith(
-        f"duoka: rank 0 of 3 ({HOST}) in step 1 has not come to all_reduce 2 at a.py:2; rank 1 waits since 3 s"
+        f"duoka: rank 0 of 3 ({HOST}) in step 1 has not joined all_reduce 2 at a.py:2; rank 1 has waited for 3 s"
     )
     mismatch = CollectiveMismatch(1, (((2,), "all_reduce at a.py:2"), ((0,), "barrier at a.py:1")))
     assert "rank 2 of 3" in told(Stuck(1, 0.0, (2, 0), (), mismatch))

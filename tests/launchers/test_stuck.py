@@ -109,7 +109,7 @@ def test_ranks_that_came_to_different_collectives_are_stuck_at_once() -> None:
     come(board, 1, "b", leave=False)
     found = found_stuck(board, [worker(0), worker(1)], timeout=600)
     assert found is not None
-    assert "rank 0 came to a, rank 1 came to b" in str(found.mismatch)
+    assert "rank 0 called a, rank 1 called b" in str(found.mismatch)
 
 
 def test_who_failed_still_counts_as_waiting_and_who_left_does_not_count() -> None:
@@ -153,7 +153,7 @@ def test_the_limit_follows_the_steps(limits: Limits, steps: int, slowest: float,
 
 @pytest.fixture
 def late() -> StatusBoard:
-    """Rank 1 has not come to what rank 0 has waited in for 5 minutes, after quick steps."""
+    """Rank 1 has not joined what rank 0 has waited in for 5 minutes, after quick steps."""
     board = StatusBoard.create(2)
     for rank in range(2):
         board.slot(rank).step(1)
@@ -274,7 +274,7 @@ def test_ranks_of_machines_that_came_to_different_collectives() -> None:
     assert find_stuck(board, [worker(0)], Limits(600.0), IdleClock(), far(1, 2, 0.1)) is None
     found = find_stuck(board, [worker(0)], Limits(600.0), IdleClock(), far(1, 2, 0.1, "c"))
     assert found is not None
-    assert str(found.mismatch).endswith("rank 0 came to b, rank 1 came to c")
+    assert str(found.mismatch).endswith("rank 0 called b, rank 1 called c")
     wait_while_busy = Limits(
         600.0, wait_while_busy=True
     )  # a script with ranks of its own may have shapes of its own on each

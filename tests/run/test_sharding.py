@@ -70,7 +70,7 @@ def test_a_rank_that_stays_away_is_named(where: str) -> None:
                 model[0].weight.grad.norm().item()
 
     waited = {"call": r"forward\(Sequential\)"}.get(where, where)
-    with pytest.raises(duoka.TimedOut, match=rf"rank 1 .*has not come to {waited} \d+ at"):
+    with pytest.raises(duoka.TimedOut, match=rf"rank 1 .*has not joined {waited} \d+ at"):
         duoka.launch(begin, devices="cpu:2", timeout=2)
 
 

@@ -120,8 +120,8 @@ def test_ranks_that_came_to_different_collectives_are_told_both() -> None:
         with pytest.raises(RanksApart) as error:
             slot.end_collective()
         assert str(error.value) == (
-            "the ranks came to different collectives (number 2): "
-            "rank 1 came to all_reduce at a.py:2, ranks 0 and 2 came to broadcast at a.py:1"
+            "the ranks called different collectives (number 2): "
+            "rank 1 called all_reduce at a.py:2, ranks 0 and 2 called broadcast at a.py:1"
         )
     mismatch = board.first_mismatch()
     assert mismatch is not None
@@ -234,4 +234,4 @@ def test_the_seats_of_a_machine_have_the_ranks_of_the_run() -> None:
         board.slot(rank).begin_collective(rank, f"{rank}")
     assert [board.read(rank).text for rank in board.ranks] == ["3", "4"]
     assert not board.remembers(0, 1)
-    assert str(board.first_mismatch()).endswith("rank 3 came to 3, rank 4 came to 4")
+    assert str(board.first_mismatch()).endswith("rank 3 called 3, rank 4 called 4")

@@ -141,8 +141,8 @@ def test_ranks_that_came_to_different_collectives_are_told(nearby: bool) -> None
     told = [one.text for one in found if one.kind == RanksApart.__name__]
     assert told or not nearby
     for text in told:
-        assert "rank 0 came to all_gather (4,) float32 at test_collectives.py:" in text
-        assert "rank 1 came to all_reduce (4,) float32 at test_collectives.py:" in text
+        assert "rank 0 called all_gather (4,) float32 at test_collectives.py:" in text
+        assert "rank 1 called all_reduce (4,) float32 at test_collectives.py:" in text
 
 
 def test_an_error_that_one_rank_has_caught_is_told_to_the_others(nearby: bool) -> None:
@@ -160,7 +160,7 @@ def test_an_error_that_one_rank_has_caught_is_told_to_the_others(nearby: bool) -
     assert told
     for text in told:
         assert "(number 3)" in text
-        assert "rank 1 came to all_reduce (1,) float32, after ValueError at train.py:5, at" in text
+        assert "rank 1 called all_reduce (1,) float32, after ValueError at train.py:5, at" in text
 
 
 def test_threads_of_a_script_take_turns(nearby: bool) -> None:

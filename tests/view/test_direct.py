@@ -118,7 +118,7 @@ def test_ranks_that_have_gone_apart_notice_it_at_once() -> None:
         assert isinstance(found, Raised)
         assert (found.kind, found.text) == (
             "RanksApart",
-            "the ranks came to different collectives: rank 0 came to all_reduce at train.py:7, rank 1 came to "
+            "the ranks called different collectives: rank 0 called all_reduce at train.py:7, rank 1 called "
             "all_reduce at train.py:8",
         )
 

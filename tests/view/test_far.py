@@ -52,6 +52,5 @@ def test_collectives_of_one_size_that_do_not_belong_together_are_noticed(
         assert isinstance(found, Raised)
         assert found.kind == "RanksApart"
         assert (
-            "the ranks of different machines came to different collectives, somewhere before test_far.py"
-            in found.text
+            "the ranks of different machines called different collectives, somewhere before test_far.py" in found.text
         )

@@ -131,11 +131,11 @@ def _stuck(verdict: Verdict, scene: ReportContext) -> list[str]:
 
 
 def _waited(stuck: Stuck, scene: ReportContext) -> str:
-    """Return `rank 1 of 3 (host) has not come to all_reduce 12 at a.py:4; it is ...; rank 0 waits since 31 s`."""
+    """Return `rank 1 of 3 (host) has not joined all_reduce 12 at a.py:4; it is ...; rank 0 has waited for 31 s`."""
     collective = _collective(scene.board, stuck.waiting[0], stuck.number, stuck.text)
     others = [rank for rank in stuck.waiting if rank not in stuck.odd] or list(stuck.waiting)
-    waiting = f"{name_ranks(others)} {'waits' if len(others) == 1 else 'wait'}"
-    since = f"{waiting} since {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
+    waiting = f"{name_ranks(others)} {'has' if len(others) == 1 else 'have'} waited"
+    since = f"{waiting} for {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
     if stuck.within:
         return _blocked_in_torch(stuck, collective, scene)
     if not stuck.culprits:
@@ -144,23 +144,23 @@ def _waited(stuck: Stuck, scene: ReportContext) -> str:
     has = "has" if len(missing) == 1 else "have"
     if first in stuck.odd:
         state = stuck.odd[first] if len(missing) == 1 else stuck.odd[first].replace("is ", "are ", 1)
-        where = f" and {has} not come to {collective}" if stuck.missing else f" in {collective}"
+        where = f" and {has} not joined {collective}" if stuck.missing else f" in {collective}"
         return f"{_ranks_of(missing, scene)} ({_host()}){_step(first, scene)} {state}{where}; {since}"
     line = stacks.users_line(stuck.stacks.get(first, ""))
     asleep = ", asleep" if first in stuck.asleep else ""
     place = f"it is in {line}{asleep}; " if line and len(missing) == 1 else ""
     step = _step(first, scene)
-    return f"{_ranks_of(missing, scene)} ({_host()}){step} {has} not come to {collective}; {place}{since}"
+    return f"{_ranks_of(missing, scene)} ({_host()}){step} {has} not joined {collective}; {place}{since}"
 
 
 def _remote_missing(stuck: Stuck, scene: ReportContext) -> str:
-    """Return `; rank 2 on machine 1 (node2) has not come to it`."""
+    """Return `; rank 2 on machine 1 (node2) has not joined it`."""
     machines = scene.plan.machines
     there: dict[int, list[int]] = {}
     for rank in stuck.remote:
         there.setdefault(machines.of(rank), []).append(rank)
     who = [f"{name_ranks(ranks)} on {machines.where(number)}" for number, ranks in there.items()]
-    return f"; {', '.join(who)} {'has' if len(stuck.remote) == 1 else 'have'} not come to it" if who else ""
+    return f"; {', '.join(who)} {'has' if len(stuck.remote) == 1 else 'have'} not joined it" if who else ""
 
 
 def _not_exiting(stuck: Stuck, scene: ReportContext) -> str:
@@ -176,17 +176,17 @@ def _blocked_in_torch(stuck: Stuck, collective: str, scene: ReportContext) -> st
     sides = sorted([(stuck.waiting, collective), (stuck.within, f"torch at {line}")], key=lambda side: len(side[0]))
     (ranks, where), (them, theirs) = sides
     who = f"{_ranks_of(list(ranks), scene)} ({_host()}){_step(ranks[0], scene)}"
-    waited = f"since {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
-    return f"the ranks do not meet: {who} waits in {where}, {name_ranks(list(them))} in {theirs}, {waited}"
+    waited = f"for {stuck.seconds:.0f} s (the limit is {stuck.limit:g} s)"
+    return f"the ranks wait in different places: {who} in {where}, {name_ranks(list(them))} in {theirs}, {waited}"
 
 
 def _mismatch(mismatch: CollectiveMismatch, scene: ReportContext) -> str:
     """Report ranks that called different collectives; the smaller side, the likelier cause, first."""
     (ranks, text), *others = mismatch.sides
-    theirs = ", ".join(f"{name_ranks(list(them))} to {what}" for them, what in others)
+    theirs = ", ".join(f"{name_ranks(list(them))} called {what}" for them, what in others)
     step = _step(ranks[0], scene)
     who = f"{_ranks_of(list(ranks), scene)} ({_host()}){step}"
-    return f"the ranks came to different collectives (number {mismatch.number:,}): {who} came to {text}, {theirs}"
+    return f"the ranks called different collectives (number {mismatch.number:,}): {who} called {text}, {theirs}"
 
 
 def _elsewhere(verdict: Verdict, scene: ReportContext) -> list[str]:

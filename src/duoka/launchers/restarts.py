@@ -84,7 +84,7 @@ def cause(verdict: Verdict) -> str:
     if verdict.elsewhere is not None:
         return verdict.elsewhere.cause
     if verdict.stuck is not None and verdict.stuck.mismatch is not None:
-        return "the ranks came to different collectives"
+        return "the ranks called different collectives"
     if verdict.stuck is not None:
         missing = verdict.stuck.missing or verdict.stuck.waiting
         return f"{name_ranks(list(missing))} {'did not come' if verdict.stuck.missing else 'hung'}"

@@ -73,8 +73,8 @@ class CollectiveMismatch:
         return next((ranks for ranks, text in self.sides if text.endswith(AT_END)), ())
 
     def __str__(self) -> str:
-        sides = (f"{name_ranks(list(ranks))} came to {text}" for ranks, text in self.sides)
-        return f"the ranks came to different collectives (number {self.number:,}): " + ", ".join(sides)
+        sides = (f"{name_ranks(list(ranks))} called {text}" for ranks, text in self.sides)
+        return f"the ranks called different collectives (number {self.number:,}): " + ", ".join(sides)
 
 
 class Collective(NamedTuple):

@@ -241,8 +241,8 @@ class _Peer:
             return None
         if theirs != text or len(data) != own.numel() * own.itemsize:
             sides = sorted([(rank, text), (self.rank, theirs)])
-            both = [f"rank {of} came to {printable(one.decode(errors='replace'))}" for of, one in sides]
-            raise RanksApart(f"the ranks came to different collectives: {', '.join(both)}")
+            both = [f"rank {of} called {printable(one.decode(errors='replace'))}" for of, one in sides]
+            raise RanksApart(f"the ranks called different collectives: {', '.join(both)}")
         return torch.frombuffer(data, dtype=own.dtype)
 
 

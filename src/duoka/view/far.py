@@ -53,7 +53,7 @@ class FarCollectives(ProcessCollectives):
         """Come to one more collective, of which nobody is told.
 
         Raises:
-            RanksApart: the ranks have not come to the same collectives.
+            RanksApart: the ranks have not called the same collectives.
         """
         least_and_most = torch.tensor([self._checksum, -self._checksum], device="cpu")
         options = torch.distributed.AllreduceOptions()
@@ -63,6 +63,6 @@ class FarCollectives(ProcessCollectives):
         least, most = least_and_most.tolist()
         if least != -most:
             raise RanksApart(
-                f"the ranks of different machines came to different collectives, somewhere before {user_line()}: "
+                f"the ranks of different machines called different collectives, somewhere before {user_line()}: "
                 "what they added up did not belong together"
             )

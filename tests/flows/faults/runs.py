@@ -55,18 +55,18 @@ FROM_OUTSIDE = {
 }
 AT_EXIT = {"atexit": Expected(0, "ValueError: injected", names=False)}
 HANGS = {
-    "lock": Expected(1, r"has not come to \w+ .*it is in injector.py:\d+"),
-    "sleep": Expected(1, r"has not come to \w+ .*it is in injector.py:\d+, asleep"),
+    "lock": Expected(1, r"has not joined \w+ .*it is in injector.py:\d+"),
+    "sleep": Expected(1, r"has not joined \w+ .*it is in injector.py:\d+, asleep"),
     "stop": Expected(1, r"is stopped \(SIGSTOP\)"),
 }
-APART = {"order": Expected(1, "came to different collectives")}
+APART = {"order": Expected(1, "called different collectives")}
 ONLY_PLAIN = {
     "break": Expected(1, "left in step"),
     "loader": Expected(1, "OSError: injected in loader"),
     "worker-dies": Expected(1, "DataLoader worker .* killed"),
     "worker-raises": Expected(1, "OSError: injected in worker"),
 }
-ONLY_RANKED = {"break": Expected(1, "came to different collectives|left in step")}
+ONLY_RANKED = {"break": Expected(1, "called different collectives|left in step")}
 FINE = {name: Expected(0, "") for name in ("none", "slow", "work")}
 CATALOGUE = {
     "plain": ENDS | FROM_OUTSIDE | AT_EXIT | HANGS | APART | ONLY_PLAIN | FINE,
