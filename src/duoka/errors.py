@@ -1,27 +1,27 @@
-"""Every error that duoka raises, and how it words them.
+"""The tree of errors that duoka raises.
 
     DuokaError                  anything that duoka raises on purpose
-    ├── AskedError              what was asked for cannot be: the caller's turn
-    │   ├── OptionError         a value that an option does not take
-    │   ├── DeviceError         a device that is not there, or may not be used
-    │   │   └── DevicesBusy     as many as are asked for are there, and others use them now
-    │   └── ScriptError         a script that cannot be found, read or compiled
-    ├── Refused                 a script does something that duoka cannot do faithfully
-    ├── WeightsError            a file of weights cannot be read, or written
-    │   ├── UnsafePickle        reading it would run code
-    │   └── WeightsMismatch     what is in it does not fit the model
+    ├── AskedError              a requested setting is impossible
+    │   ├── OptionError         an option has a value that is not allowed
+    │   ├── DeviceError         a device does not exist, or may not be used
+    │   │   └── DevicesBusy     other runs use the devices now
+    │   └── ScriptError         a script does not exist, or cannot be read or compiled
+    ├── Refused                 a script does something that duoka cannot compute correctly on several devices
+    ├── WeightsError            a file of weights cannot be read or written
+    │   ├── UnsafePickle        reading it would execute code
+    │   └── WeightsMismatch     its tensors do not fit the model
     ├── CheckpointError         a checkpoint cannot be written, or none can be read
     │   ├── CheckpointBusy      another run is writing into its directory
-    │   └── CheckpointDamaged   its files are not what its manifest says
+    │   └── CheckpointDamaged   its files differ from its manifest
     ├── VersionError            this torch or Python lacks a part that duoka uses
-    └── RunError                the world failed while a run was going on
+    └── RunError                a run failed
         ├── BatchFailed         a batch of a prediction could not be computed
-        ├── PeerLost            another rank went away in the middle of a collective
+        ├── PeerLost            another rank ended during a collective
         ├── TimedOut            another rank did not join a collective in time
         ├── RanksApart          ranks called different collectives
         └── WorkerFailed        a worker process ended badly
 
-One grammar for all messages: what was given, what is allowed, what to do.
+Messages say what was given, what is allowed and what to do.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from typing import Any
 
 
 class DuokaError(Exception):
-    """Anything that duoka raises on purpose."""
+    """The base class of all errors that duoka raises on purpose."""
 
 
 class AskedError(DuokaError):
-    """What was asked for cannot be done as asked. Exit code 2."""
+    """A requested setting is impossible. Exit code 2."""
 
 
 class _Missing:
@@ -42,11 +42,11 @@ class _Missing:
         return "missing"
 
 
-MISSING = _Missing()  # in place of what was not given at all
+MISSING = _Missing()  # the value of an option that was not given
 
 
 class OptionError(AskedError):
-    """`option` was given `given` (`MISSING`: nothing), which is not among what is `allowed`."""
+    """The option `option` has the value `given` (`MISSING`: none), which is not `allowed`. hint: what to do."""
 
     def __init__(self, option: str, given: object, allowed: str, hint: str = "") -> None:
         self.option, self.given, self.allowed, self.hint = option, given, allowed, hint
@@ -54,16 +54,16 @@ class OptionError(AskedError):
         super().__init__(f"{text}; {hint}" if hint else text)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Errors travel between processes."""
+        """Pickle, to be sent between processes."""
         return type(self), (self.option, self.given, self.allowed, self.hint)
 
 
 class DeviceError(AskedError):
-    """A device that this machine does not have, or that may not be used."""
+    """A device does not exist on this machine, or may not be used."""
 
 
 class DevicesBusy(DeviceError):
-    """As many devices as are asked for are there, and others use them now. `users`: who uses which, in words."""
+    """Other runs use the requested devices now. users: a description of who uses which."""
 
     def __init__(self, message: str, users: str) -> None:
         self.users = users
@@ -71,23 +71,23 @@ class DevicesBusy(DeviceError):
 
 
 class ScriptError(AskedError):
-    """A script that cannot be found, read or compiled."""
+    """A script does not exist, or cannot be read or compiled."""
 
 
 class VersionError(DuokaError):
-    """This version of torch or Python does not have a private part that duoka uses, or has changed it."""
+    """This version of torch or Python lacks a private part that duoka uses, or has changed it."""
 
 
 class Refused(DuokaError):
-    """The script does something that cannot be run faithfully on several devices."""
+    """The script does something that duoka cannot compute correctly on several devices."""
 
 
 class WeightsError(DuokaError):
-    """A file of weights cannot be read, or written."""
+    """A file of weights cannot be read or written."""
 
 
 class UnsafePickle(WeightsError):
-    """Reading this file would run code that it names. None of it has run."""
+    """Reading this file would execute code that it names. None was executed."""
 
 
 class WeightsMismatch(WeightsError):
@@ -103,17 +103,17 @@ class CheckpointBusy(CheckpointError):
 
 
 class CheckpointDamaged(CheckpointError):
-    """The files of a checkpoint are not what its manifest says."""
+    """The files of a checkpoint differ from its manifest."""
 
 
 class RunError(DuokaError):
-    """The world failed while a run was going on."""
+    """A run failed."""
 
 
 class BatchFailed(RunError):
-    """A batch of a prediction could not be computed; what was raised is its `__cause__`.
+    """A batch of a prediction could not be computed; the error is its `__cause__`.
 
-    indices: the places of its items in the data, from 0. reason: what was raised, in words.
+    indices: of its items in the data, from 0. reason: the error, in words.
     """
 
     def __init__(self, indices: range, device: str, reason: str) -> None:
@@ -122,12 +122,12 @@ class BatchFailed(RunError):
         super().__init__(f"{items} on {device}: {reason}")
 
     def __reduce__(self) -> tuple[type[BatchFailed], tuple[range, str, str]]:
-        """To go from rank to rank, where its cause may not be able to."""
+        """Pickle without the cause, which may not be picklable."""
         return BatchFailed, (self.indices, self.device, self.reason)
 
 
 class PeerLost(RunError):
-    """Another rank went away in the middle of a collective. Never the first cause."""
+    """Another rank ended during a collective. Never the first cause."""
 
 
 class TimedOut(RunError):

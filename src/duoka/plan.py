@@ -302,7 +302,7 @@ def _how(plan: Plan) -> str:
 
 
 def _not_as_one(plan: Plan) -> list[str]:
-    """What was asked for that gives other numbers than one device would."""
+    """Return the settings with which numbers differ from those of one device."""
     chosen = {
         "BatchNorm of each share": plan.batch_norm == "local",
         "each rank's own random numbers inside of models": plan.randomness == "worker",

@@ -1,6 +1,6 @@
-"""`torch.save` to a file, weights and checkpoints: rank 0 writes, and the others go on when it is there.
+"""Write files of `torch.save`, weights and checkpoints on rank 0; the others wait until they exist.
 
-What a thread of the script's saves, rank 0's does, and nobody waits for it.
+Files saved by another thread of the script are written by rank 0's thread, and no rank waits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from duoka.view.batch import BatchTensor, batches_in, gather_all
 
 
 def install(session: Session) -> None:
-    """Intercept what writes files without `open`; tell duoka's own checkpoints and weights who the ranks are."""
+    """Intercept functions that write files without `open`; set the ranks of duoka's own checkpoints and weights."""
 
     def once(action: Callable[[], Any]) -> Any:
         if session.caller.is_elsewhere():
