@@ -38,7 +38,7 @@ from duoka.target import run_target
 
 if TYPE_CHECKING:
     from duoka.origins.forked import Forked
-    from duoka.view.collectives import CollectiveSlot
+    from duoka.view.collectives.base import CollectiveSlot
 
 UNWRITTEN = 120  # Python's exit code if standard output cannot be flushed at the end
 A_DAY = 24 * 3600.0
@@ -205,7 +205,7 @@ def _count_steps(slot: StatusSlot) -> None:
     """Record the number of steps on the status board: those of the optimizer that has made most."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from duoka.view.handles import unnumbered
+    from duoka.view.support.hook_numbers import unnumbered
 
     steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
     most = 0
@@ -274,7 +274,7 @@ def run_plain_alone(plan: Plan, entropy: int, script: Callable[[], None]) -> Non
     """Run a plain script with the interceptions of several ranks, as the only worker of `plan`."""
     from duoka.plain import run_plain
     from duoka.plain.chance import Chance
-    from duoka.view.alone import OneRank
+    from duoka.view.collectives.one_rank import OneRank
 
     with _messages(plan, 0) as say:
         run_plain(plan, OneRank(), Chance(entropy), say, script)
@@ -313,7 +313,7 @@ def _run_distributed(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> 
 
     from duoka.network.rendezvous import empty_store_for_each_group, keep_destroyed_groups
     from duoka.supervision.flight_recorder import follow_recorder
-    from duoka.view.site import user_line
+    from duoka.view.support.user_code import user_line
 
     environment.set_rank_variables(info)
     environment.enable_flight_recorder()

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 import duoka
-from duoka.view.batch import BatchTensor, gather_all
+from duoka.view.tensor.batch import BatchTensor, gather_all
 from tests.run.ranks import on_ranks
 
 

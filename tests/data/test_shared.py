@@ -28,7 +28,7 @@ from torch.utils.data import (
 from duoka.data.shared import Reader, SharedIterator, can_share, is_stacked
 from duoka.errors import Refused
 from duoka.options import Loading
-from duoka.view.batch import BatchTensor
+from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 from tests.view.ranks import Table, ThreadRanks
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duoka.errors import AskedError
-from duoka.inference.rows import count, cut, each_leaf, split, stack
+from duoka.inference.rows import count, each_leaf, partition, split, stack
 
 
 class Pair(NamedTuple):
@@ -35,7 +35,7 @@ def structures(rows: int) -> st.SearchStrategy[Any]:
 def test_parts_of_a_batch_make_up_its_rows(drawn: tuple[int, Any, int]) -> None:
     rows, batch, place = drawn
     assert count(batch) == rows
-    parts = [(cut(batch, 0, place, rows), place), (cut(batch, place, rows, rows), rows - place)]
+    parts = [(partition(batch, 0, place, rows), place), (partition(batch, place, rows, rows), rows - place)]
     found = [row for part, size in parts if size for row in split(part, size)]
     whole = split(batch, rows)
     assert len(found) == rows
@@ -57,7 +57,7 @@ def test_structures_are_kept() -> None:
 
 def test_what_has_other_rows_stays_whole() -> None:
     table = torch.arange(5)
-    assert torch.equal(cut({"x": torch.arange(4), "table": table}, 1, 3, 4)["table"], table)
+    assert torch.equal(partition({"x": torch.arange(4), "table": table}, 1, 3, 4)["table"], table)
 
 
 @pytest.mark.parametrize(

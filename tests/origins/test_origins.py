@@ -171,11 +171,11 @@ def test_no_room_for_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_of_several_commands_on_one_machine_have_no_common_status_board() -> None:
     """As under `srun -n 2 duoka run`: they compare their collectives in messages."""
     import torch
+    from duoka.view.far import FarCollectives
 
     from duoka.environment import RankInfo
     from duoka.origins.communication import NullSlot
     from duoka.origins.forked import Forked, StartDefaults
-    from duoka.view.far import FarCollectives
 
     store, found = os.memfd_create("store"), {}
     asked = StartDefaults("whole", "whole", "auto", 20.0)

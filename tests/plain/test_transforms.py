@@ -89,3 +89,25 @@ def test_functions_made_of_functions_are_given_all_rows(flow: Flow) -> None:
         show("traced", torch.jit.trace(linear, x)(x))
         """
     as_python(flow, source)
+
+
+def test_a_module_whose_backward_pass_is_compiled_trains_as_on_one_device(flow: Flow) -> None:
+    source = """
+        import torch
+        from torch import nn
+        from torch.utils.data import DataLoader, TensorDataset
+
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 2))
+        compiled = torch.compile(net, backend="aot_eager")
+        optimizer = torch.optim.Adam(compiled.parameters(), 1e-2)
+        x = torch.randn(52, 6)
+        for epoch in range(2):
+            for batch, target in DataLoader(TensorDataset(x, x[:, :2].sin()), 16):
+                loss = nn.functional.mse_loss(compiled(batch), target)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            print(f"{loss.item():.4f} {net[0].weight.grad.abs().sum().item():.4f}")
+    """
+    as_python(flow, source)

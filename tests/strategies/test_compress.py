@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import duoka
 from duoka.strategies.compress import COMPRESSIONS, Compression, PowerSgd, compression
-from duoka.view.collectives import Collectives
+from duoka.view.collectives.base import Collectives
 from duoka.view.view import View
 from tests.run.ranks import on_ranks as on_processes
 from tests.view.ranks import on_ranks

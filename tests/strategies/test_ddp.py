@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from duoka.errors import RanksApart, Refused
 from duoka.strategies import Ddp, create
-from duoka.view.alone import OneRank
+from duoka.view.collectives.one_rank import OneRank
 from duoka.view.view import View
 from tests.view.ranks import in_turns, on_ranks
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import duoka
-from duoka.view.batch import BatchTensor
+from duoka.view.tensor.batch import BatchTensor
 from tests.run.ranks import on_ranks
 
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(1))

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import duoka
 from duoka.errors import OptionError
 from duoka.strategies.exact import Exact
-from duoka.view.alone import OneRank
+from duoka.view.collectives.one_rank import OneRank
 from tests.run.ranks import on_ranks
 from tests.strategies.test_conformance import PROGRAMS, exactly
 

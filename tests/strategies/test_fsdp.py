@@ -418,7 +418,7 @@ def test_entries_of_lists_are_called() -> None:
         model = run.model(Methods(), strategy="fsdp")
         model(next(iter(run.loader((ROWS, LABELS), 9)))[0])
 
-    refused(work, Refused, "computes with a parameter that is in parts.*call the block")
+    refused(work, Refused, "computes with a sharded parameter.*call the block")
 
 
 def test_parts_may_be_empty() -> None:

@@ -19,8 +19,8 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from duoka.environment import use_loopback_for_gloo
 from duoka.supervision.status_board import StatusBoard
-from duoka.view.collectives import ProcessCollectives
-from duoka.view.nearby import Nearby, memory_size
+from duoka.view.collectives.process import ProcessCollectives
+from duoka.view.collectives.shared_memory import SharedMemoryExchange, memory_size
 
 GONE = "gone"
 PATIENCE = 60  # seconds after which a rank is ended, whatever it waits for
@@ -87,7 +87,7 @@ def in_processes(
             use_loopback_for_gloo()
             limit = timedelta(seconds=timeout)
             store = FileStore(place, world_size)
-            end = Nearby(memory, rank, world_size, timeout) if nearby else None
+            end = SharedMemoryExchange(memory, rank, world_size, timeout) if nearby else None
             return work(ProcessCollectives(store, rank, world_size, limit, board.slot(rank), end))
 
         return forked(world_size, on_rank)

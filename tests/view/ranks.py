@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from duoka.view.batch import BatchTensor, Spec
-from duoka.view.collectives import Collectives
-from duoka.view.draws import random_states, set_random_states
+from duoka.view.collectives.base import Collectives
+from duoka.view.random.generators import random_states, set_random_states
+from duoka.view.tensor.batch import BatchTensor, Spec
 from duoka.view.view import View
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class ThreadRanks(Collectives):
         self.table, self.rank, self.world_size = table, rank, table.world_size
 
     def _exchange(self, value: Any) -> list[Any]:
-        self.begin()
+        self.count()
         return self.table.exchange(self.rank, value)
 
     def _meet(self, name: str, tensor: Tensor) -> list[Tensor]:
@@ -133,8 +133,8 @@ def in_turns(world_size: int, work: Callable[[View], T]) -> list[T]:
 
 def shared(view: View, whole: Tensor, dim: int = 0) -> BatchTensor:
     """This rank's batch tensor of a tensor that every rank has."""
-    spec = Spec(view, view.cut(whole.shape[dim]), dim)
-    return BatchTensor(spec.own(whole).clone(), spec)
+    spec = Spec(view, view.partition(whole.shape[dim]), dim)
+    return BatchTensor(spec.local_rows(whole).clone(), spec)
 
 
 def whole_of(value: Any) -> Any:

@@ -17,8 +17,8 @@ from duoka.data.sources import BatchSource, ContextFactory, choose
 from duoka.errors import OptionError, Refused
 from duoka.options import Loading, one_of
 from duoka.private.torch import tree_map_only
-from duoka.view.batch import BatchTensor, batches_in
-from duoka.view.cut import Cut
+from duoka.view.shares.partition import Partition
+from duoka.view.tensor.batch import BatchTensor, batches_in
 from duoka.view.view import View
 
 ViewWord = Literal["global", "local"]
@@ -37,7 +37,7 @@ class Loader:
         source: BatchSource,
         piece_sampler: PieceSampler | None,
         device: torch.device,
-        on_share: Callable[[Cut | None], None],
+        on_share: Callable[[Partition | None], None],
         held: ContextFactory,
         view: ViewWord,
         ranks: int,
@@ -126,16 +126,16 @@ class Loader:
 
     def _in_view(self, batch: Any) -> Any:
         shared = batches_in(batch)
-        cut = shared[0]._spec.cut if shared else None
+        partition = shared[0]._spec.partition if shared else None
         if self._view == "global":
             self._on_share(None)
             return batch
-        if cut is None and self._ranks > 1:
+        if partition is None and self._ranks > 1:
             raise Refused(
                 "a loader with view='local' has come to a batch that cannot be shared out by rows (it has too few "
                 "samples, or is not stacked); use drop_last=True, or the view of the whole batch"
             )
-        self._on_share(cut)
+        self._on_share(partition)
         return tree_map_only(BatchTensor, BatchTensor.to_local, batch)
 
     def register_step_hook(self, hook: Callable[[], object]) -> None:
@@ -167,7 +167,7 @@ def make_loader(
     view: View,
     device: torch.device,
     loading: Loading,
-    on_share: Callable[[Cut | None], None],
+    on_share: Callable[[Partition | None], None],
     held: ContextFactory,
     by_itself: ContextFactory,
     *,
@@ -271,7 +271,7 @@ def _check_last(loader: DataLoader[Any], view: View) -> None:
     """Check that every rank gets a row of every batch, for view="local"."""
     if loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
         return
-    short = [n for n in _sizes(loader) if not view.shares(n)]
+    short = [n for n in _sizes(loader) if not view.splits(n)]
     if short:
         hint = "use drop_last=True, or another batch_size"
         ranks = view.ranks.world_size

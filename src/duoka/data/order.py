@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from duoka.view.cut import Cut
-from duoka.view.draws import random_states, set_random_states
+from duoka.view.random.generators import random_states, set_random_states
+from duoka.view.shares.partition import Partition
 
 
 class ResumableSampler:
@@ -89,7 +89,7 @@ class PieceSampler:
     def sizes(self, n: int) -> tuple[int, ...]:
         """Return the sizes of the pieces of a batch of n samples: as even as possible, none empty."""
         count = self._accumulate or -(-n // (self._micro_batch or n))
-        return Cut(n, 0, min(count, n)).sizes
+        return Partition(n, 0, min(count, n)).sizes
 
 
 def generator_states(loader: DataLoader[Any]) -> dict[str, Any]:

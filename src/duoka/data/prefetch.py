@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from duoka.private.torch import tree_leaves, tree_map_only
-from duoka.view.batch import BatchTensor
+from duoka.view.tensor.batch import BatchTensor
 
 
 def to_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:

@@ -35,10 +35,10 @@ from duoka.private.torch import (
     tree_map_only,
 )
 from duoka.supervision import tracebacks
-from duoka.view.batch import BatchTensor
-from duoka.view.cut import Cut
-from duoka.view.draws import random_states, same_states, set_random_states
-from duoka.view.site import user_line
+from duoka.view.random.generators import random_states, same_states, set_random_states
+from duoka.view.shares.partition import Partition
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 
 CHANGES = 2  # batches that may change a dataset: the first may open a file or fill a cache
@@ -121,8 +121,8 @@ class Reader:
         """Read this rank's rows if the batch may be cut, else all of them."""
         n = len(request.indices)
         if n >= self._fewest and self.shared:
-            cut = Cut(n, self.rank, self.world_size)
-            own = replace(request, indices=request.indices[cut.start : cut.start + cut.rows])
+            partition = Partition(n, self.rank, self.world_size)
+            own = replace(request, indices=request.indices[partition.start : partition.start + partition.rows])
             return self._label(self._read_own_rows(own), n, True)
         if n >= self._fewest and self.shared is None:
             return self._label(self._read_first(request), n, False)
@@ -156,7 +156,7 @@ class Reader:
 
     def rows_of(self, n: int) -> int:
         """Return the number of rows that this rank reads of a cut batch of n."""
-        return Cut(n, self.rank, self.world_size).rows
+        return Partition(n, self.rank, self.world_size).rows
 
     def _dataset_state(self) -> DatasetState | None:
         return None if self.seeded else DatasetState(self.dataset)
@@ -231,7 +231,7 @@ class SharedIterator:
             self._view.raised(error)
             raise
         batch, n, shared = labelled["batch"], labelled["n"], labelled["shared"]
-        if not self._view.shares(n):
+        if not self._view.splits(n):
             return batch
         if shared and not is_stacked(batch, self._reader.rows_of(n)):
             raise Refused(f"a batch of {n} samples is not stacked as the first one was; use --loading whole")

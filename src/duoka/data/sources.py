@@ -34,9 +34,9 @@ from duoka.data.shared import Reader, SharedIterator, can_share, is_stacked
 from duoka.errors import Refused
 from duoka.options import Loading
 from duoka.private.torch import GET_ITERATOR, KEPT_ITERATOR, pin_memory, tree_leaves, tree_map_only
-from duoka.view.batch import BatchTensor, Spec, join
-from duoka.view.collectives import Collectives
-from duoka.view.cut import Cut
+from duoka.view.collectives.base import Collectives
+from duoka.view.shares.partition import Partition
+from duoka.view.tensor.batch import BatchTensor, Spec, join
 from duoka.view.view import View
 
 ContextFactory = Callable[[], AbstractContextManager[None]]
@@ -114,7 +114,7 @@ class InMemorySource(BatchSource):
         start = 0
         for number, n in enumerate(self._sizes(len(order))):
             if number >= skip:
-                if world_size == 1 or not view.shares(n):
+                if world_size == 1 or not view.splits(n):
                     indices = order[start : start + n]
                     yield [tensor.index_select(0, indices) for tensor in self._tensors]
                 else:
@@ -124,11 +124,11 @@ class InMemorySource(BatchSource):
     def _rows_of(self, tensor: Tensor, order: Tensor, start: int, n: int) -> BatchTensor:
         """Return the batch of the n samples that begin at `start` in the order."""
         shares = []
-        for view in self._view.own.views:
-            cut = view.cut(n)
-            first = start + cut.start
-            rows = tensor.index_select(0, order[first : first + cut.rows])
-            shares.append(BatchTensor(rows, Spec(view, cut)))
+        for view in self._view.siblings:
+            partition = view.partition(n)
+            first = start + partition.start
+            rows = tensor.index_select(0, order[first : first + partition.rows])
+            shares.append(BatchTensor(rows, Spec(view, partition)))
         return join(shares)
 
     def _sizes(self, total: int) -> Iterator[int]:
@@ -190,8 +190,8 @@ class SharedSource(WholeSource):
         by_itself: ContextFactory,
     ) -> None:
         super().__init__(through, batches)
-        ranks = view.own.ranks
-        own = view.own
+        ranks = view.shares.ranks
+        own = view.shares
         reader = Reader(
             through.dataset, ranks.rank, ranks.world_size, loading, by_itself, own.world_size, reseeds=own.exact
         )
@@ -208,11 +208,11 @@ class CountedSource(WholeSource):
     """A loader that every rank reads whole, with the number of samples in each batch."""
 
     def __init__(self, through: DataLoader[Any], batches: ResumableSampler | None, view: View) -> None:
-        ranks, stacks = view.own.ranks, through.collate_fn is default_collate
+        ranks, stacks = view.shares.ranks, through.collate_fn is default_collate
         stream = isinstance(through.dataset, IterableDataset)
         if through.batch_size is not None or through.batch_sampler is not None:
             own = stream and stacks
-            through.__dict__["collate_fn"] = CountingCollate(through.collate_fn, ranks, own, view.own.world_size)
+            through.__dict__["collate_fn"] = CountingCollate(through.collate_fn, ranks, own, view.shares.world_size)
         super().__init__(through, batches)
         self._view = view
 
@@ -223,11 +223,11 @@ class CountedSource(WholeSource):
         if not isinstance(counted, LabelledBatch):
             counted = LabelledBatch(counted, _rows(counted), False)
         batch, n = counted.batch, counted.n
-        if n is None or not self._view.shares(n):
+        if n is None or not self._view.splits(n):
             return batch
         view = self._view
         if counted.own:
-            if not is_stacked(batch, Cut(n, view.own.ranks.rank, view.own.ranks.world_size).rows):
+            if not is_stacked(batch, Partition(n, view.shares.ranks.rank, view.shares.ranks.world_size).rows):
                 raise Refused(
                     f"a batch of {n} samples is not stacked as the first one was; give the loader a collate_fn"
                 )
@@ -264,8 +264,8 @@ class CountingCollate:
     def __call__(self, samples: list[Any]) -> LabelledBatch:
         n = len(samples)
         if self._own and self._is_stacked and n >= self._fewest:
-            cut = Cut(n, self._rank, self._world_size)
-            return LabelledBatch(self._collate(samples[cut.start : cut.start + cut.rows]), n, True)
+            partition = Partition(n, self._rank, self._world_size)
+            return LabelledBatch(self._collate(samples[partition.start : partition.start + partition.rows]), n, True)
         batch = self._collate(samples)
         if self._is_stacked is None:
             self._is_stacked = is_stacked(batch, n)

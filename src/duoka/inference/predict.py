@@ -25,7 +25,7 @@ from duoka.picking import Picked
 from duoka.picking import devices as pick_devices
 from duoka.process import this_process
 from duoka.supervision import tracebacks
-from duoka.view.parts import holds_shards
+from duoka.view.support.kinds import holds_shards
 
 OnError = Literal["raise", "collect"]
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -40,7 +40,7 @@ class Replica:
             start = len(done)
             stop = min(batch.rows, start + (self.most or batch.rows))
             try:
-                done += self._outputs(rows.cut(batch.content, start, stop, batch.rows), stop - start)
+                done += self._outputs(rows.partition(batch.content, start, stop, batch.rows), stop - start)
                 continue
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or stop - start == 1:

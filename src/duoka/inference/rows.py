@@ -23,7 +23,7 @@ def count(batch: Any) -> int | None:
     return None
 
 
-def cut(batch: Any, start: int, stop: int, rows: int) -> Any:
+def partition(batch: Any, start: int, stop: int, rows: int) -> Any:
     """Slice a batch of `rows` rows. Leaves with another number of rows stay whole."""
 
     def part(leaf: Any) -> Any:

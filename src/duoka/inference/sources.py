@@ -61,7 +61,7 @@ def batches(data: Any, size: Any, share: Share = (0, 1)) -> Iterator[Batch]:
         total = rows.count(data)
         if total is None:
             raise OptionError("data", type(data).__name__, KINDS, "this one has no rows")
-        return _of_rows(lambda start, stop: rows.cut(data, start, stop, total), total, size, share)
+        return _of_rows(lambda start, stop: rows.partition(data, start, stop, total), total, size, share)
     if isinstance(data, (str, bytes)):
         raise OptionError("data", data, KINDS)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset):

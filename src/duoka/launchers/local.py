@@ -292,9 +292,13 @@ def _exchange(plan: Plan) -> mmap.mmap | None:
     """Map shared memory for small CPU tensors, if duoka does the communication and there is one machine."""
     if plan.kind is Kind.DISTRIBUTED or plan.machines.count > 1:
         return None
-    from duoka.view import nearby
+    from duoka.view.collectives import shared_memory
 
-    return mmap.mmap(-1, nearby.memory_size(plan.workers, nearby.LARGE_SLOT)) if nearby.is_possible() else None
+    return (
+        mmap.mmap(-1, shared_memory.memory_size(plan.workers, shared_memory.LARGE_SLOT))
+        if shared_memory.is_possible()
+        else None
+    )
 
 
 def _file_for_a_store(plan: Plan) -> int | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from duoka.errors import OptionError
 from duoka.logs.base import Value
-from duoka.view.batch import BatchTensor
+from duoka.view.tensor.batch import BatchTensor
 
 ARRAYS = (Tensor, np.generic, np.ndarray)
 

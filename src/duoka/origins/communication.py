@@ -18,10 +18,11 @@ from duoka.errors import TimedOut
 from duoka.network.keys import Key
 from duoka.supervision.status_board import SLOT_SIZE, StatusBoard
 from duoka.system.machine_name import SHARED_MEMORY, machine_name
-from duoka.view import nearby
-from duoka.view.collectives import CollectiveSlot, Exchange, ProcessCollectives
-from duoka.view.far import FarCollectives
-from duoka.view.nearby import Nearby
+from duoka.view.collectives import shared_memory
+from duoka.view.collectives.base import CollectiveSlot, Exchange
+from duoka.view.collectives.multi_host import MultiHostCollectives
+from duoka.view.collectives.process import ProcessCollectives
+from duoka.view.collectives.shared_memory import SharedMemoryExchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Communication:
     def collectives(self, rank: int, world_size: int, timeout: float, run: int) -> ProcessCollectives:
         """Create the collectives of this process's run number `run`. timeout: seconds."""
         store = PrefixStore(f"run{run}", self.store)
-        make = FarCollectives if self.far else ProcessCollectives
+        make = MultiHostCollectives if self.far else ProcessCollectives
         made = make(store, rank, world_size, timedelta(seconds=timeout), self.slot, self.exchange)
         made.key = self.key
         return made
@@ -70,13 +71,13 @@ def connect(store: Store, rank: int, world_size: int, timeout: float) -> Communi
     memory = None
     if here == world_size:
         environment.use_loopback_for_gloo()
-    if here == world_size and nearby.is_possible():
+    if here == world_size and shared_memory.is_possible():
         memory = _memory(store, rank, world_size, timeout)
     if memory is None:
         return Communication(store, NullSlot(), None, here, far=True)
     board_memory, exchange_memory = memory
     slot = StatusBoard(board_memory, range(world_size)).slot(rank)
-    return Communication(store, slot, Nearby(exchange_memory, rank, world_size, timeout), here)
+    return Communication(store, slot, SharedMemoryExchange(exchange_memory, rank, world_size, timeout), here)
 
 
 def _gather(store: Store, what: str, rank: int, world_size: int, value: str, timeout: float) -> list[str]:
@@ -100,7 +101,7 @@ def _memory(store: Store, rank: int, world_size: int, timeout: float) -> tuple[m
     the processes.
     """
     board = -(-world_size * SLOT_SIZE // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-    size = board + nearby.memory_size(world_size)
+    size = board + shared_memory.memory_size(world_size)
     if rank == 0:
         store.set("memory", _make(size))
     name = store.get("memory").decode()

@@ -13,9 +13,9 @@ from duoka.network.rendezvous import reach_store
 from duoka.options import BatchNorm, Loading, Randomness
 from duoka.origins.base import Origin
 from duoka.origins.communication import Communication
-from duoka.view.collectives import CollectiveSlot, Exchange
-from duoka.view.direct import between
-from duoka.view.nearby import Nearby
+from duoka.view.collectives.base import CollectiveSlot, Exchange
+from duoka.view.collectives.direct import between
+from duoka.view.collectives.shared_memory import SharedMemoryExchange
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Forked(Origin):
         if self.far:
             way = between(store, rank, size, timeout, self.key)
         elif self.exchange is not None:
-            way = Nearby(self.exchange, rank, size, timeout)
+            way = SharedMemoryExchange(self.exchange, rank, size, timeout)
         return Communication(store, self.slot, way, self.info.local_world_size, self.far, self.key)
 
 

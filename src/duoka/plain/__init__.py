@@ -1,7 +1,7 @@
 """Run a script written for one device on several: one interception per file, all of them listed here.
 
-modules     module calls                                -> view/calls.py
-norm        BatchNorm                                   -> view/norm.py
+modules     module calls                                -> view/modules/calls.py
+norm        BatchNorm                                   -> view/shares/batch_norm.py
 autograd    backward passes, torch.autograd.grad        -> strategies
 loaders     DataLoader iterators                        -> data/shared.py
 transforms  torch.compile, vmap, cond, torch.func        -> view/batch.py
@@ -54,10 +54,10 @@ from duoka.plain.session import Session
 from duoka.plan import Plan
 from duoka.private.lookup import untested
 from duoka.strategies import create
-from duoka.view.calls import ModuleCalls
-from duoka.view.collectives import Collectives
-from duoka.view.determinism import be_deterministic
-from duoka.view.draws import OwnStream
+from duoka.view.collectives.base import Collectives
+from duoka.view.modules.calls import ModuleCalls
+from duoka.view.random.generators import RankStream
+from duoka.view.support.determinism import be_deterministic
 from duoka.view.view import View
 
 INTERCEPTIONS = (
@@ -98,7 +98,7 @@ def run_plain(
     view = strategy.view(ranks, say)
     view.vouch(plan.row_independent)
     if plan.randomness == "worker":
-        view.own_stream = OwnStream(int.from_bytes(chance.shared(7), "little") + ranks.rank)
+        view.rank_stream = RankStream(int.from_bytes(chance.shared(7), "little") + ranks.rank)
     for line in untested(torch.__version__):
         say(line)
     patches = Patches()
@@ -111,7 +111,7 @@ def run_plain(
         script()
         if not patches.active:  # a process that the script forked has ended, not the run
             return
-        ranks.meet_at_end()
+        ranks.barrier_at_end()
     except SystemExit as leaving:
         if leaving.code in (None, 0) and patches.active:
             _finish(view, plan.verbosity == "verbose")

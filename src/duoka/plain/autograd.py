@@ -11,9 +11,10 @@ from torch.overrides import handle_torch_function
 
 from duoka.plain.session import Session
 from duoka.private.torch import transform_level, tree_flatten, tree_unflatten
-from duoka.view.batch import batches_in
 from duoka.view.rules.gradients import uses, whole_gradients
-from duoka.view.site import user_line
+from duoka.view.support.transforms import is_tracing
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import batches_in
 
 _NAMES = (  # of the arguments of torch.autograd.grad
     *("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph"),
@@ -44,6 +45,8 @@ def install(session: Session) -> None:
     def make_grad(original: Callable[..., Any]) -> Callable[..., Any]:
         def grad(*args: Any, **kwargs: Any) -> Any:
             how = dict(zip(_NAMES, args, strict=False)) | kwargs
+            if is_tracing():  # torch.compile makes a graph of the backward pass, of this rank's rows
+                return original(*args, **kwargs)
             if how.get("is_grads_batched") and transform_level() is None:
                 return _one_by_one(grad, how)
             outputs, inputs = how.pop("outputs"), how.pop("inputs")

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 
 from duoka.plain.patching import Patches
-from duoka.view.collectives import Collectives
-from duoka.view.site import is_for_scripts, is_standard, is_users_frame
+from duoka.view.collectives.base import Collectives
+from duoka.view.support.user_code import is_for_scripts, is_standard, is_users_frame
 
 _OURS = os.path.join(os.path.dirname(__file__), "")
 

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 from duoka.plain.session import Session
 from duoka.private.torch import backward_engine, note_constructors
-from duoka.view.batch import BatchTensor, batches_in, gather_all
-from duoka.view.own_rows import compute_opaque
+from duoka.view.dispatch.own_rows import compute_opaque
+from duoka.view.dispatch.whole import compute_whole
 from duoka.view.rules.lookup import argument
+from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 from duoka.view.vouched import names_of_class
-from duoka.view.whole import compute_whole
 
 
 def install(session: Session) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.plain.session import Session
-from duoka.view import originals
-from duoka.view.batch import BatchTensor
-from duoka.view.parts import is_scripts_own
-from duoka.view.site import user_line
+from duoka.view.support import originals
+from duoka.view.support.kinds import is_scripts_own
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor
 
 
 def install(session: Session) -> None:

@@ -43,8 +43,8 @@ def install(session: Session) -> None:
                     ranks.world_size,
                     loading,
                     by_itself,
-                    session.view.own.world_size,
-                    reseeds=session.view.own.exact,
+                    session.view.shares.world_size,
+                    reseeds=session.view.shares.exact,
                 )
                 readers[self] = reader
             return SharedIterator(self, reader, session.view)

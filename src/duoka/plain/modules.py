@@ -15,8 +15,8 @@ from torch.nn.modules.module import (
 
 from duoka.plain.session import Session
 from duoka.private.torch import CHECKPOINT, CHECKPOINT_GENERATOR, around_checkpoints
-from duoka.view.handles import unnumbered
-from duoka.view.recomputing import on_rows
+from duoka.view.modules.recomputing import on_rows
+from duoka.view.support.hook_numbers import unnumbered
 
 
 def install(session: Session) -> None:
@@ -45,7 +45,7 @@ def install(session: Session) -> None:
     with unnumbered():
         for register in (register_module_parameter_registration_hook, register_module_module_registration_hook):
             session.patches.hook(register(lambda module, *_: calls.given(module)))
-    if session.view.own.exact:
+    if session.view.shares.exact:
         _keep_activations(session)
         return
     session.patches.replace(*CHECKPOINT, around_checkpoints(on_rows))

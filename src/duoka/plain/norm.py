@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from duoka.plain.session import Session
 from duoka.private.torch import FRAMES_UP, tree_map_only
-from duoka.view.batch import BatchTensor, join
-from duoka.view.norm import Normalising, in_training, whole_batch_norm
+from duoka.view.shares.batch_norm import Normalising, in_training, whole_batch_norm
+from duoka.view.tensor.batch import BatchTensor, join
 
 
 def install(session: Session) -> None:
@@ -41,19 +41,19 @@ def _example(batch: BatchTensor) -> Tensor:
 
 def _whole_batch(session: Session, call: Normalising) -> Tensor | None:
     """Normalise with the whole batch's statistics; return None if all of its rows are here."""
-    own, given = session.view.own, call.rows
+    own, given = session.view.shares, call.rows
     if not isinstance(given, BatchTensor):
-        cut = session.calls.local
-        if cut is None or not isinstance(given, Tensor):
+        partition = session.calls.local
+        if partition is None or not isinstance(given, Tensor):
             return None
-        counts = _counts(cut.sizes, given.numel() // given.shape[1] // cut.rows, given.device)
+        counts = _counts(partition.sizes, given.numel() // given.shape[1] // partition.rows, given.device)
         return whole_batch_norm(call, [given], [call.weight], [call.bias], counts, own)[0]
     if given._spec.dim != 0:
         return None
     rows = [share._local for share in given._shares]
-    cut = given._spec.cut
-    counts = _counts(cut.sizes, rows[0].numel() // rows[0].shape[1] // cut.rows, rows[0].device)
-    weights, biases = (_entered(value, session) for value in (call.weight, call.bias))
+    partition = given._spec.partition
+    counts = _counts(partition.sizes, rows[0].numel() // rows[0].shape[1] // partition.rows, rows[0].device)
+    weights, biases = (_replicated(value, session) for value in (call.weight, call.bias))
     out = whole_batch_norm(call, rows, weights, biases, counts, own)
     return join([BatchTensor(part, share._spec) for part, share in zip(out, given._shares, strict=True)])
 
@@ -63,7 +63,7 @@ def _each_share(session: Session, call: Normalising) -> Tensor | None:
     given = call.rows
     if not isinstance(given, BatchTensor) or given._spec.dim != 0:
         return None
-    weights, biases = (_entered(value, session) for value in (call.weight, call.bias))
+    weights, biases = (_replicated(value, session) for value in (call.weight, call.bias))
     out = []
     for place, share in enumerate(given._shares):
         mean, var = (None, None) if place else (call.running_mean, call.running_var)
@@ -72,10 +72,10 @@ def _each_share(session: Session, call: Normalising) -> Tensor | None:
     return join(out)
 
 
-def _entered(value: Tensor | None, session: Session) -> list[Tensor | None]:
+def _replicated(value: Tensor | None, session: Session) -> list[Tensor | None]:
     """Return a parameter as it is used in each of the own shares."""
-    own = session.view.own
-    return own.each(lambda place: None if value is None else own.views[place].enter(value))
+    own = session.view.shares
+    return own.each(lambda place: None if value is None else session.view.siblings[place].replicate(value))
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from duoka.plain.session import Session
-from duoka.view.batch import BatchTensor
+from duoka.view.tensor.batch import BatchTensor
 
 
 def install(session: Session) -> None:

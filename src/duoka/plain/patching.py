@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
-from duoka.view.batch import BatchTensor
-from duoka.view.site import is_users
+from duoka.view.support.user_code import is_users
+from duoka.view.tensor.batch import BatchTensor
 
 
 class _Here(threading.local):

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from duoka.plain.session import Session
-from duoka.view.batch import BatchTensor
-from duoka.view.layout import backward_name
+from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.layout import backward_name
 
 _SHOWN = re.compile(r"grad_fn=<\w+>")
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from duoka.errors import Refused
 from duoka.plain.session import Session
-from duoka.view.site import user_line
+from duoka.view.support.user_code import user_line
 
 
 def install(session: Session) -> None:

@@ -22,7 +22,7 @@ from duoka.checkpoint import checkpoint
 from duoka.checkpoint import saving as weights
 from duoka.plain.session import Session
 from duoka.private.torch import tree_leaves, tree_map_only
-from duoka.view.batch import BatchTensor, batches_in, gather_all
+from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 
 
 def install(session: Session) -> None:

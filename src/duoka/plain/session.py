@@ -11,8 +11,8 @@ from duoka.plain.caller import Caller
 from duoka.plain.chance import Chance
 from duoka.plain.patching import Patches
 from duoka.strategies import Strategy
-from duoka.view.calls import ModuleCalls
-from duoka.view.collectives import Collectives
+from duoka.view.collectives.base import Collectives
+from duoka.view.modules.calls import ModuleCalls
 from duoka.view.view import View
 
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from duoka.plain.session import Session
 from duoka.private.torch import SCRIPTED
-from duoka.view.batch import batches_in
-from duoka.view.own_rows import compute_opaque
-from duoka.view.whole import compute_whole
+from duoka.view.dispatch.own_rows import compute_opaque
+from duoka.view.dispatch.whole import compute_whole
+from duoka.view.tensor.batch import batches_in
 
 TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian")
 APPLIED = ("vjp", "jvp", "linearize")  # take the function and its arguments in one call

@@ -20,8 +20,8 @@ from duoka.private.torch import keystr, tree_flatten_with_path
 from duoka.proving.recording import ROW_DIGEST, batches_file
 from duoka.trials.loaders import watch_loaders
 from duoka.trials.observer import opened, replace_function
-from duoka.view.batch import BatchTensor
-from duoka.view.site import user_line
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor
 
 _VALUES = (str, bytes, int, float, complex, bool, type(None))
 

@@ -21,8 +21,8 @@ from duoka.proving.nudge import Nudge
 from duoka.proving.recording import RecordingWriter
 from duoka.supervision.status_board import StatusSlot
 from duoka.trials.observer import StepWatcher, TrialObserver
-from duoka.view.batch import BatchTensor
-from duoka.view.site import user_line
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor
 
 
 @dataclass(frozen=True)

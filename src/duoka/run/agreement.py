@@ -10,7 +10,7 @@ import torch
 from duoka.errors import RanksApart
 from duoka.network.signing import sign_object, verify_object
 from duoka.supervision.status_board import name_ranks
-from duoka.view.collectives import Collectives
+from duoka.view.collectives.base import Collectives
 
 
 def gather_objects(value: Any, ranks: Collectives) -> list[Any]:

@@ -21,9 +21,9 @@ from duoka.run import loss_weights
 from duoka.run.backward import BackwardObserver
 from duoka.run.calls import ApiCalls
 from duoka.strategies import create
-from duoka.view.collectives import Collectives
-from duoka.view.determinism import be_deterministic
-from duoka.view.draws import OwnStream
+from duoka.view.collectives.base import Collectives
+from duoka.view.random.generators import RankStream
+from duoka.view.support.determinism import be_deterministic
 
 INTERCEPTIONS = (modules, norm, autograd, hooks, constructors, transforms, optimizers)  # as in a plain script
 
@@ -92,9 +92,9 @@ def open_session(ranks: Collectives, settings: RunSettings, entropy: int, say: C
     view.vouch(settings.row_independent)
     for line in untested(torch.__version__):
         say(line)
-    own_stream = OwnStream(entropy + ranks.rank)
-    view.own_stream = own_stream if settings.randomness == "worker" else None
-    calls = ApiCalls(view, own_stream)
+    rank_stream = RankStream(entropy + ranks.rank)
+    view.rank_stream = rank_stream if settings.randomness == "worker" else None
+    calls = ApiCalls(view, rank_stream)
     patches = Patches()
     backward = BackwardObserver(ranks, settings.batch_norm == "local", say)
     strategy.observe(backward)

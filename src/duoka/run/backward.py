@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from duoka.errors import OptionError, Refused
-from duoka.view.collectives import Collectives
-from duoka.view.site import user_line
+from duoka.view.collectives.base import Collectives
+from duoka.view.support.user_code import user_line
 
 Reached = Callable[[Tensor], bool]
 

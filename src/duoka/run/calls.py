@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from duoka.view.batch import batches_in
-from duoka.view.calls import ModuleCalls
-from duoka.view.cut import Cut
-from duoka.view.draws import OwnStream
+from duoka.view.modules.calls import ModuleCalls
+from duoka.view.random.generators import RankStream
+from duoka.view.shares.partition import Partition
+from duoka.view.tensor.batch import batches_in
 from duoka.view.view import View
 
 
@@ -22,9 +22,9 @@ class ApiCalls(ModuleCalls):
     batch.
     """
 
-    def __init__(self, view: View, local_stream: OwnStream) -> None:
+    def __init__(self, view: View, local_stream: RankStream) -> None:
         super().__init__(view, converts=False)
-        self.own_rows: Cut | None = None
+        self.own_rows: Partition | None = None
         self.local_stream = local_stream
 
     def call(

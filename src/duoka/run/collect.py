@@ -12,9 +12,9 @@ from torch import Tensor
 from duoka.errors import OptionError
 from duoka.private.torch import tree_flatten, tree_unflatten
 from duoka.run.agreement import check_same
-from duoka.view.batch import BatchTensor
-from duoka.view.collectives import Collectives
-from duoka.view.site import user_line
+from duoka.view.collectives.base import Collectives
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor
 
 
 class LocalReductions:

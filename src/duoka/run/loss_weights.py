@@ -22,11 +22,11 @@ def install(patches: Patches, calls: ApiCalls) -> None:
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def weighted(first: Any, *args: Any, **kwargs: Any) -> Any:
-            cut = calls.own_rows
-            if cut is None or calls.local is not None:
+            partition = calls.own_rows
+            if partition is None or calls.local is not None:
                 return original(first, *args, **kwargs)
             # The average over ranks divides by their number.
-            weight = cut.rows * cut.world_size / cut.n
+            weight = partition.rows * partition.world_size / partition.n
             return original(tree_map_only(Tensor, lambda loss: loss * weight, first), *args, **kwargs)
 
         return weighted

@@ -13,8 +13,8 @@ from torch.nn.parameter import is_lazy
 from duoka.errors import OptionError
 from duoka.plain.session import Session
 from duoka.run.agreement import check_same
-from duoka.view.parts import holds_shards
-from duoka.view.standin import remove_stand_ins
+from duoka.view.modules.replaced_forward import restore_forwards
+from duoka.view.support.kinds import holds_shards
 
 OF_DDP = {
     "bucket_cap_mb": "gradients travel in buckets of 25 MB",
@@ -44,7 +44,7 @@ def prepare(module: nn.Module, session: Session, bring: Callable[[nn.Module], No
         RanksApart: it differs between ranks; raised on every rank.
     """
     _check(module)
-    remove_stand_ins(module)
+    restore_forwards(module)
     check_same(_layout(module), session.ranks, _difference)
     bring(module)
     for parameter in module.parameters():

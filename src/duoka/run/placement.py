@@ -18,7 +18,7 @@ from duoka.plan import STRATEGIES
 from duoka.run.api_session import ApiSession
 from duoka.run.calls import ApiCalls
 from duoka.strategies import Dp
-from duoka.view.parts import is_compiled
+from duoka.view.support.kinds import is_compiled
 from duoka.view.view import View
 
 Devices = int | str | Sequence[int | str | torch.device]

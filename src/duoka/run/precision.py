@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from duoka.options import one_of
 from duoka.run.scaling import GradientScale
-from duoka.view.contents import Contents
-from duoka.view.standin import StandIn
+from duoka.view.modules.replaced_forward import ReplacedForward
+from duoka.view.tensor.contents import Contents
 
 Precision = Literal["32", "bf16", "fp16"]
 DTYPES = {"32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHORT = (torch.bfloat16, torch.float16)
 
 
-class AutocastForward(StandIn):
+class AutocastForward(ReplacedForward):
     """A forward pass under autocast that returns float32. scale: of gradients within it, for float16."""
 
     def __init__(self, module: nn.Module, device_type: str, dtype: torch.dtype, scale: GradientScale | None) -> None:

@@ -31,9 +31,9 @@ from duoka.run.progress import Progress
 from duoka.run.scaling import GradientScale
 from duoka.run.sharding import Sharding
 from duoka.supervision.tracebacks import headline
-from duoka.view.batch import BatchTensor, batches_in, gather_all
-from duoka.view.collectives import Collectives
-from duoka.view.cut import Cut
+from duoka.view.collectives.base import Collectives
+from duoka.view.shares.partition import Partition
+from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -121,7 +121,7 @@ class Run:
         check_strategy(strategy, self.world_size, devices)
         session = self._use(strategy, shares)
         self._begun = True
-        if session.view.own.exact and (strategy in ("dp", "fsdp") or precision == "fp16"):
+        if session.view.shares.exact and (strategy in ("dp", "fsdp") or precision == "fp16"):
             given = "precision='fp16'" if precision == "fp16" else f"strategy={strategy!r}"
             raise OptionError("run.model", given, "left out in a run of strategy='exact'", "bf16 is allowed")
         options = DdpOptions(find_unused_parameters, static_graph, broadcast_buffers, gradient_as_bucket_view)
@@ -190,11 +190,11 @@ class Run:
         """
         session = self._session
         self._begun = True
-        if view == "local" and session.view.own.exact:
+        if view == "local" and session.view.shares.exact:
             raise OptionError("view", view, "'global' with strategy='exact'", "it cuts a rank's rows into shares")
 
-        def on_share(cut: Cut | None) -> None:
-            session.calls.own_rows = cut
+        def on_share(partition: Partition | None) -> None:
+            session.calls.own_rows = partition
 
         return make_loader(
             data,
@@ -225,7 +225,7 @@ class Run:
         session = self._session
         self._begun = True
         n = tensor.shape[0]
-        if isinstance(tensor, BatchTensor) or session.view.ranks.world_size == 1 or not session.view.shares(n):
+        if isinstance(tensor, BatchTensor) or session.view.ranks.world_size == 1 or not session.view.splits(n):
             return tensor
         return BatchTensor.of(tensor, session.view)
 
@@ -429,7 +429,7 @@ class Run:
         session.patches.undo()
         self._opened = open_session(session.ranks, settings, session.chance.entropy, session.say)
         set_exact_threads()
-        session.say(f"strategy exact with {self._opened.view.own.world_size} shares of each batch")
+        session.say(f"strategy exact with {self._opened.view.shares.world_size} shares of each batch")
         return self._opened
 
     @property

@@ -20,11 +20,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import Refused
 from duoka.private.torch import FLAT_WEIGHTS, parameters_in, tree_map_only
-from duoka.view.batch import BatchTensor
-from duoka.view.contents import Contents
-from duoka.view.graph import graph, node_of
-from duoka.view.originals import register_hook
-from duoka.view.site import user_line
+from duoka.view.support.originals import register_hook
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.contents import Contents
+from duoka.view.tensor.graph import graph, node_of
 
 FIRST = 2.0**15  # a gradient of 1 times this is finite in float16
 STEPS_TO_GROW = 2000

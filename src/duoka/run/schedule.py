@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau, S
 from duoka.errors import OptionError
 from duoka.options import one_of
 from duoka.process import this_process
-from duoka.view.parts import is_sharded
+from duoka.view.support.kinds import is_sharded
 
 Rule = Literal["linear", "sqrt"]
 

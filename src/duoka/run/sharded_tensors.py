@@ -15,11 +15,11 @@ from duoka.checkpoint.stored import part_of
 from duoka.errors import Refused
 from duoka.plain.patching import Patches
 from duoka.private.torch import tree_leaves
-from duoka.view.collectives import Collectives
-from duoka.view.draws import FILLING
-from duoka.view.graph import graph
-from duoka.view.parts import is_sharded
-from duoka.view.site import user_line
+from duoka.view.collectives.base import Collectives
+from duoka.view.random.draws import FILLING
+from duoka.view.support.kinds import is_sharded
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.graph import graph
 
 READING = ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__")
 _LIKE = ("rand_like", "randn_like", "randint_like")
@@ -55,9 +55,9 @@ class _ReadWhole:
         if tensor is None:
             return self._original
         if is_sharded(tensor):
-            self._ranks.come_to("read")
+            self._ranks.begin_native("read")
             tensor = tensor.full_tensor()
-            self._ranks.leave()
+            self._ranks.end_native()
         return self._original.__get__(tensor, type(tensor))
 
 

@@ -19,7 +19,7 @@ from duoka.run.api_session import ApiSession
 from duoka.run.models import move
 from duoka.run.precision import DTYPES
 from duoka.strategies.fully_shard import Fsdp
-from duoka.view.parts import is_compiled
+from duoka.view.support.kinds import is_compiled
 
 _ALLOWED = {"precision": ("32", "bf16")}
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}

@@ -26,8 +26,8 @@ from duoka.run.api_session import RunSettings, open_session
 from duoka.run.run import Run
 from duoka.strategies.compress import compression
 from duoka.system.messages import say
-from duoka.view.alone import OneRank
-from duoka.view.collectives import Collectives
+from duoka.view.collectives.base import Collectives
+from duoka.view.collectives.one_rank import OneRank
 
 TIMEOUT = 600.0
 

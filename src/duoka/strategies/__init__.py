@@ -11,8 +11,8 @@ from duoka.strategies.dp import Dp
 from duoka.strategies.exact import Exact
 from duoka.strategies.fsdp import Fsdp
 from duoka.strategies.single import Single
-from duoka.view.collectives import Collectives
-from duoka.view.draws import random_digest
+from duoka.view.collectives.base import Collectives
+from duoka.view.random.generators import random_digest
 
 __all__ = ["Ddp", "Dp", "Exact", "Fsdp", "Single", "Strategy", "create"]
 

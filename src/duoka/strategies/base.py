@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from duoka.view.collectives import Collectives
+from duoka.view.collectives.base import Collectives
 from duoka.view.view import View
 
 Observer = Callable[[Callable[[Tensor], bool]], None]  # takes a test whether a pass reached a parameter

@@ -25,14 +25,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from duoka.errors import RanksApart, Refused
 from duoka.strategies.base import Observer, Strategy
 from duoka.strategies.sparse import average_sparse
-from duoka.view.batch import BatchTensor
-from duoka.view.collectives import Collectives
-from duoka.view.crossings import AllSum
-from duoka.view.handles import unnumbered
-from duoka.view.originals import when_accumulated
-from duoka.view.parts import is_sharded
-from duoka.view.shares import Shares
-from duoka.view.site import user_line
+from duoka.view.collectives.base import Collectives
+from duoka.view.shares.differentiable import AllReduceSum
+from duoka.view.shares.local import LocalShares
+from duoka.view.support.hook_numbers import unnumbered
+from duoka.view.support.kinds import is_sharded
+from duoka.view.support.originals import when_accumulated
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor
 
 _EXACT = ("cpu", torch.float32)  # represents sums of 16-bit numbers exactly, over up to so many ranks:
 _EXACT_RANKS = 256
@@ -201,11 +201,11 @@ class Bucketed(Strategy):
                 "its .grad after backward()"
             )
 
-        everyone = Shares(self._ranks)
+        everyone = LocalShares(self._ranks)
 
         def whole_hook(grad: Tensor) -> Tensor:
             # Averaging it here makes the average at the end of the pass change nothing.
-            whole: Tensor = AllSum.apply(everyone, grad) / self._ranks.world_size  # differentiable
+            whole: Tensor = AllReduceSum.apply(everyone, grad) / self._ranks.world_size  # differentiable
             changed = hook(whole)
             return whole if changed is None else changed
 
@@ -247,11 +247,11 @@ class Bucketed(Strategy):
         if not self._sharded:
             yield
             return
-        self._ranks.come_to("backward")
+        self._ranks.begin_native("backward")
         try:
             yield
         finally:
-            self._ranks.leave()
+            self._ranks.end_native()
 
     # --- one pass
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from duoka.errors import OptionError
-from duoka.view.collectives import Collectives
+from duoka.view.collectives.base import Collectives
 
 
 class Compression(ABC):

@@ -10,8 +10,8 @@ from torch import Tensor
 from duoka.private.torch import copy_all_
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.strategies.compress import Compression, Unchanged
-from duoka.view.collectives import Collectives
-from duoka.view.originals import when_accumulated
+from duoka.view.collectives.base import Collectives
+from duoka.view.support.originals import when_accumulated
 
 
 class Ddp(Bucketed):

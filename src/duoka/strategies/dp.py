@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from duoka.private.torch import tree_flatten, tree_map_only, tree_unflatten
 from duoka.strategies.single import Single
-from duoka.view.batch import BatchTensor, batches_in
-from duoka.view.calls import holds
-from duoka.view.contents import Contents
-from duoka.view.standin import StandIn
+from duoka.view.modules.calls import holds
+from duoka.view.modules.replaced_forward import ReplacedForward
+from duoka.view.tensor.batch import BatchTensor, batches_in
+from duoka.view.tensor.contents import Contents
 from duoka.view.view import View, device_view
 
 
@@ -48,13 +48,13 @@ class Dp(Single):
     def share_out_as(self, module: nn.Module, other: nn.Module) -> None:
         """Let `other` compute on the devices of `module`, if there are several."""
         now = module.__dict__.get("forward")
-        while isinstance(now, StandIn) and not isinstance(now, _MultiDeviceForward):
+        while isinstance(now, ReplacedForward) and not isinstance(now, _MultiDeviceForward):
             now = now.before
         if isinstance(now, _MultiDeviceForward):
             _MultiDeviceForward(other, now.view, now.dim)
 
 
-class _MultiDeviceForward(StandIn):
+class _MultiDeviceForward(ReplacedForward):
     """The forward pass of a model that computes on several devices."""
 
     def __init__(self, module: nn.Module, view: View, dim: int) -> None:
@@ -70,8 +70,8 @@ class _MultiDeviceForward(StandIn):
             return self.original(*args, **kwargs)
         leaves, tree = tree_flatten((args, kwargs))
         lead = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > self.dim), None)
-        first, output = self.view.own.views[0].device, self.view.own.home
-        if lead is None or not self.view.shares(lead.shape[self.dim]):
+        first, output = self.view.siblings[0].device, self.view.shares.home
+        if lead is None or not self.view.splits(lead.shape[self.dim]):
             args, kwargs = tree_map_only(Tensor, lambda leaf: leaf.to(first), (args, kwargs))
             return tree_map_only(Tensor, lambda leaf: leaf.to(output), self.original(*args, **kwargs))
         n = lead.shape[self.dim]
@@ -94,8 +94,8 @@ class _MultiDeviceForward(StandIn):
         self.view.say(line)
 
 
-def _plain_stand_in(module: nn.Module, before: Any) -> StandIn:
-    plain = StandIn.__new__(StandIn)
+def _plain_stand_in(module: nn.Module, before: Any) -> ReplacedForward:
+    plain = ReplacedForward.__new__(ReplacedForward)
     plain.module, plain.before = module, before
     return plain
 

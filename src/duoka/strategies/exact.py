@@ -24,10 +24,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from duoka.errors import Refused
 from duoka.private.torch import add_all_
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
-from duoka.view.collectives import Collectives
-from duoka.view.originals import when_accumulated
-from duoka.view.site import user_line
-from duoka.view.tree import Subtree, start_sum
+from duoka.view.collectives.base import Collectives
+from duoka.view.collectives.tree_sum import Subtree, start_sum
+from duoka.view.support.originals import when_accumulated
+from duoka.view.support.user_code import user_line
 from duoka.view.view import View, exact_view
 
 

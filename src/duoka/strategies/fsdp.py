@@ -20,9 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from duoka.errors import Refused
 from duoka.private.torch import count_references, count_users
 from duoka.strategies.ddp import Ddp
-from duoka.view.collectives import Collectives
+from duoka.view.collectives.base import Collectives
 from duoka.view.sharded import Block, Blocks, Sharded, cut_dimension, shard, shard_state
-from duoka.view.site import user_line
+from duoka.view.support.user_code import user_line
 from duoka.view.view import View
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)

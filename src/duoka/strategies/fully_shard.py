@@ -21,10 +21,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import OptionError, Refused
 from duoka.private.torch import is_view, tree_map_only
-from duoka.view.batch import BatchTensor
-from duoka.view.collectives import Collectives
-from duoka.view.parts import is_sharded
-from duoka.view.site import user_line
+from duoka.view.collectives.base import Collectives
+from duoka.view.support.kinds import is_sharded
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
@@ -78,8 +78,8 @@ class Fsdp:
             except (ValueError, NotImplementedError, AssertionError) as error:
                 why = f"torch does not shard it: {error}"
                 raise OptionError("strategy", "fsdp", f"auto for {name}", why) from None
-        module.register_forward_pre_hook(lambda *_: self._ranks.come_to(f"forward({name})"), prepend=True)
-        module.register_forward_hook(lambda *_: self._ranks.leave(), always_call=True)
+        module.register_forward_pre_hook(lambda *_: self._ranks.begin_native(f"forward({name})"), prepend=True)
+        module.register_forward_hook(lambda *_: self._ranks.end_native(), always_call=True)
         self._say(
             f"strategy fsdp: each rank holds 1/{self._ranks.world_size} of the {count:,} parameters of {name}, of "
             f"which {len(inner)} blocks and the rest come together in turn"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.view.collectives import Collectives
+from duoka.view.collectives.base import Collectives
 
 _DENSE = -1  # in place of a number of entries
 

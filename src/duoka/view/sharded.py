@@ -30,9 +30,9 @@ from duoka.private.torch import (
     tree_map_only,
     version_of,
 )
-from duoka.view.batch import BatchTensor, Spec, batches_in, may_write
-from duoka.view.crossings import Together
-from duoka.view.site import user_line
+from duoka.view.shares.differentiable import GatherParameters
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor, Spec, batches_in, may_write
 from duoka.view.view import View
 
 Function = Callable[..., Any]
@@ -112,12 +112,12 @@ class Sharded(BatchTensor):
                 f"{user_line()} gives a parameter that is in parts data of shape {tuple(value.shape)}, which is too "
                 "small for parts; do it before the model is moved or called"
             )
-        spec = Spec(view, view.cut(value.shape[dim]), dim)
+        spec = Spec(view, view.partition(value.shape[dim]), dim)
         if isinstance(value, BatchTensor) and value._spec == spec:
             rows = value._local.detach()
         else:
             whole = (value.full_tensor() if isinstance(value, BatchTensor) else value).detach()
-            rows = spec.cut.own(whole, dim).clone(memory_format=torch.contiguous_format)
+            rows = spec.partition.local_rows(whole, dim).clone(memory_format=torch.contiguous_format)
         if value.shape != self.shape:
             self._rows.grad = None
         self._rows.data = rows
@@ -195,7 +195,7 @@ class Block:
         """The whole parameters, with no gradient: gathered if they are not here, or have changed. A collective."""
         view = self.blocks.view
         self.settle()
-        if self._wholes is None or view.written != self._written or view.lent.copies:
+        if self._wholes is None or view.written != self._written or view.aliased.copies:
             self.part()
             self.blocks.make_room(self)
             self._wholes, self._written = self._gathered(), view.written
@@ -211,7 +211,7 @@ class Block:
             return wholes[place]
         if place not in self._tracked:
             places = [at for at, part in enumerate(self.parts) if part._rows.requires_grad]
-            found = Together.apply(self, places, *(self.parts[at]._rows for at in places))
+            found = GatherParameters.apply(self, places, *(self.parts[at]._rows for at in places))
             self._tracked = dict(zip(places, found, strict=True))
         return self._tracked[place]
 
@@ -224,7 +224,7 @@ class Block:
             if version_of(whole):
                 self.blocks.view.written += 1
                 with torch.no_grad():
-                    part._rows.copy_(part._spec.cut.own(whole, part._spec.dim))
+                    part._rows.copy_(part._spec.partition.local_rows(whole, part._spec.dim))
 
     def settle(self) -> None:
         """Go apart, if the whole was written into: by a function that nobody knows to write, or through a view."""
@@ -283,7 +283,7 @@ class Block:
                 f"the backward pass at {user_line()} gives a parameter that is in parts a sparse gradient; make the "
                 "embedding with sparse=False"
             )
-        bounds = {at: [self.parts[at]._meta.spec.cut.bounds(rank) for rank in self._ranks] for at in grads}
+        bounds = {at: [self.parts[at]._meta.spec.partition.bounds(rank) for rank in self._ranks] for at in grads}
         if torch.is_grad_enabled():
             return {
                 at: self.blocks.total(grad).narrow(self.parts[at]._meta.spec.dim, *_span(bounds[at][ranks.rank]))
@@ -318,7 +318,7 @@ def _span(bounds: tuple[int, int]) -> tuple[int, int]:
 
 def _shape_on(rank: int, part: BatchTensor) -> torch.Size:
     """Of the rows that a rank has."""
-    start, stop = part._meta.spec.cut.bounds(rank)
+    start, stop = part._meta.spec.partition.bounds(rank)
     shape = list(part._rows.shape)
     shape[part._meta.spec.dim] = stop - start
     return torch.Size(shape)
@@ -355,7 +355,7 @@ class Blocks:
 
     def total(self, grad: Tensor) -> Tensor:
         """The sum over ranks, of which each goes on with its rows; with its gradient."""
-        return self.view.enter(self.view.all_sum(grad))
+        return self.view.replicate(self.view.all_sum(grad))
 
     def compute(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Sharded]) -> Any:
         """`func(*args, **kwargs)` with whole parameters."""
@@ -437,11 +437,11 @@ def shard(parameter: nn.Parameter, blocks: Blocks) -> None:
     view = blocks.view
     dim = cut_dimension(parameter, view.ranks.world_size)
     assert dim is not None
-    spec = Spec(view, view.cut(parameter.shape[dim]), dim)
-    rows = spec.cut.own(parameter.detach(), dim).clone(memory_format=torch.contiguous_format)
+    spec = Spec(view, view.partition(parameter.shape[dim]), dim)
+    rows = spec.partition.local_rows(parameter.detach(), dim).clone(memory_format=torch.contiguous_format)
     part = BatchTensor(rows.requires_grad_(parameter.requires_grad), spec)
     if parameter.grad is not None:
-        rows.grad = spec.cut.own(parameter.grad, dim).clone(memory_format=torch.contiguous_format)
+        rows.grad = spec.partition.local_rows(parameter.grad, dim).clone(memory_format=torch.contiguous_format)
         parameter.grad = None
     swap_contents(parameter, Sharded(part))
     Block(blocks, [parameter])  # type: ignore[list-item]
@@ -450,7 +450,9 @@ def shard(parameter: nn.Parameter, blocks: Blocks) -> None:
 def shard_state(value: Tensor, parameter: Sharded) -> BatchTensor:
     """What an optimizer has of each entry of a parameter, in the same parts."""
     spec = parameter._spec
-    return BatchTensor(spec.cut.own(value.detach(), spec.dim).clone(memory_format=torch.contiguous_format), spec)
+    return BatchTensor(
+        spec.partition.local_rows(value.detach(), spec.dim).clone(memory_format=torch.contiguous_format), spec
+    )
 
 
 Sharded.__name__ = Sharded.__qualname__ = nn.Parameter.__name__

@@ -1,4 +1,4 @@
-"""What was computed whole by every rank: how often, and what of the run's time it took."""
+"""Count the operations that every rank computed whole, and their share of the run's time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from duoka.view.site import user_line
+from duoka.view.support.user_code import user_line
 
 WORTH_A_WORD = 0.05  # share of the time
 
@@ -15,7 +15,7 @@ Place = tuple[str, str]  # an operation and a line of the script
 
 
 class Tally(Counter[Place]):
-    """Calls by operation and line; `seconds` likewise. A device that works on its own is not waited for."""
+    """Number of calls by operation and line; `seconds` likewise, without synchronizing a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,12 +23,12 @@ class Tally(Counter[Place]):
         self._began = perf_counter()
 
     def begin(self) -> None:
-        """The first batch is there: from now on the run's time counts."""
+        """Start measuring the run's time; called with the first batch."""
         self._began = perf_counter()
 
     @contextmanager
     def timed(self, operation: str) -> Iterator[None]:
-        """Around an operation that is computed whole."""
+        """Count and time an operation that is computed whole."""
         place = operation, user_line()
         self[place] += 1
         start = perf_counter()
@@ -38,12 +38,12 @@ class Tally(Counter[Place]):
             self.seconds[place] += perf_counter() - start  # type: ignore[assignment]
 
     def shares(self) -> dict[Place, float]:
-        """Each place's share of the time since the first batch, the largest first."""
+        """Return each operation's share of the time since the first batch, the largest first."""
         whole = max(perf_counter() - self._began, 1e-9)
         return {place: seconds / whole for place, seconds in self.seconds.most_common()}
 
     def lines(self) -> list[str]:
-        """All that was computed whole, a line for each place, the costliest first."""
+        """Return a line for each operation and place, the costliest first."""
         return [
             f"computed whole by every rank: {operation} at {line}, {_times(self[operation, line])}, "
             f"{share:.1%} of the time"
@@ -51,7 +51,7 @@ class Tally(Counter[Place]):
         ]
 
     def warning(self) -> str | None:
-        """One line, if it took more of the time than is worth a word."""
+        """Return one line if the total exceeds WORTH_A_WORD of the time, else None."""
         shares = self.shares()
         total = sum(shares.values())
         if total <= WORTH_A_WORD:

@@ -1,13 +1,13 @@
-"""The global view of one rank: what its batch tensors, module calls and rules have in common.
+"""The state that all batch tensors, module calls and rules of one rank have in common.
 
-Under `--strategy exact` a process computes several shares, and each has a view of its own, as if it were a rank.
+With `--strategy exact` or `dp` a process computes several shares, and each has a `View` of its own, like a rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
@@ -17,38 +17,55 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import DuokaError, Refused
 from duoka.private.torch import backward_of
-from duoka.view.alone import OneRank
-from duoka.view.collectives import Collectives
-from duoka.view.crossings import AllSum, Entered, Together
-from duoka.view.cut import Cut
-from duoka.view.handles import unnumbered
-from duoka.view.lent import Lent
-from duoka.view.originals import register_hook
-from duoka.view.recent import KEPT, Recent
-from duoka.view.shares import DeviceShares, ExactShares, ShareRanks, Shares
-from duoka.view.site import user_line
+from duoka.view.aliased import AliasedCopies
+from duoka.view.collectives.base import Collectives
+from duoka.view.collectives.one_rank import OneRank
+from duoka.view.random.generators import RankStream
+from duoka.view.shares.differentiable import AllReduceSum, GatherParameters, Replicate
+from duoka.view.shares.local import DeviceShares, ExactShares, LocalShares, ShareCollectives
+from duoka.view.shares.partition import Partition
+from duoka.view.support.hook_numbers import unnumbered
+from duoka.view.support.originals import register_hook
+from duoka.view.support.recent import KEPT, Recent
+from duoka.view.support.sizes import SizeWatch
+from duoka.view.support.user_code import user_line
 from duoka.view.tally import Tally
 from duoka.view.vouched import Vouched
 
-if TYPE_CHECKING:
-    from duoka.view.draws import OwnStream
-    from duoka.view.sizes import SizeWatch
-
-_NEAR = 32  # nodes of a graph that are looked at
-_ENTERED = backward_of(Entered)
-_TOGETHER = backward_of(Together)
+_MOST_NODES = 32  # of a graph that are searched for leaves
+_REPLICATED = backward_of(Replicate)
+_GATHERED = backward_of(GatherParameters)
 
 
 class View:
-    """How one rank sees the whole batch.
+    """How one rank sees global batches.
 
-    adopt: called with every leaf tensor that needs a gradient and meets rows; from then on its gradient is kept in
-    step over ranks (`Strategy.adopt`). alias: gives what stands for such a leaf among this share's rows. own: the
-    shares of this process. say: shows the user a line. gathered: what was computed whole. drawn: how often random
-    numbers were drawn for rows. own_stream: where this rank draws them from, if not from one stream with the others.
-    lent: gathered copies that the script has memory of. vouched: functions that the user says compute each row by
-    itself. refusal: the first that the script was given, and may have
-    caught.
+    Args:
+        ranks: the collectives of this rank, or of this share.
+        adopt: called with every leaf tensor that needs a gradient and is used with rows; from then on its gradient is
+            averaged over ranks (`Strategy.adopt`).
+        say: prints a line for the user.
+        shares: the local shares.
+        alias: returns the leaf that replaces a given leaf in this share (itself, except under `exact`).
+        siblings: the views of the local shares, to which this one is appended; its index is `place`.
+
+    Attributes:
+        gathered: what was computed whole.
+        device: of this share, if a process has shares on several devices.
+        watch: of the use of batch sizes, while a compiled module is being checked.
+        of_parameters: True if its batches are sharded parameters and what is computed from them (`sharded.py`).
+        in_parts: True if models that are called with its batches have sharded parameters.
+        written: number of operations that may have written to sharded parameters.
+        take_in: called with a model before its first batch.
+        drawn: number of random draws for rows.
+        rank_stream: the stream of this rank's draws with `--randomness worker`; else None.
+        aliased: gathered copies that the script holds references to.
+        vouched: functions that the user says compute each row by itself.
+        metas: (spec, local shape, type, order) -> the Meta of such a batch.
+        programs, calls: key -> what its rule did (`dispatch/replay.py`), and how often it was called without that.
+        backward_names: kinds of arguments -> the name of torch's backward function.
+        refusal: the first Refused that was raised in the script, which may have caught it.
+        partition: (cached) returns the partition of a batch of n samples.
     """
 
     def __init__(
@@ -56,192 +73,210 @@ class View:
         ranks: Collectives,
         adopt: Callable[[Tensor], None],
         say: Callable[[str], None] = lambda _: None,
-        own: Shares | None = None,
+        shares: LocalShares | None = None,
         alias: Callable[[Tensor], Tensor] = lambda leaf: leaf,
+        siblings: list[View] | None = None,
     ) -> None:
         self.ranks = ranks
-        self.own = Shares(ranks) if own is None else own
-        self.place = len(self.own.views)  # among the own shares
-        self.own.views.append(self)
+        self.shares = LocalShares(ranks) if shares is None else shares
+        self.siblings = [] if siblings is None else siblings
+        self.place = len(self.siblings)
+        self.siblings.append(self)
         self.adopt, self.alias = adopt, alias
         self.say = lru_cache(maxsize=256)(say)  # each line once
         self.gathered = Tally()
-        self.device: torch.device | None = None  # of this share, where a process has several
-        self.watch: SizeWatch | None = None  # of what a compiled module does with sizes
-        self.of_parameters = False  # whether its batches are parameters in parts, and what is made of them
-        self.in_parts = False  # whether models that meet its batches are
-        self.written = 0  # how often these may have been written into
-        self.take_in: Callable[[nn.Module], None] = lambda module: None  # called with a model before its first batch
+        self.device: torch.device | None = None
+        self.watch: SizeWatch | None = None
+        self.of_parameters = self.in_parts = False
+        self.written = 0
+        self.take_in: Callable[[nn.Module], None] = lambda module: None
         self.drawn = 0
-        self.own_stream: OwnStream | None = None
-        self.lent = Lent()
+        self.rank_stream: RankStream | None = None
+        self.aliased = AliasedCopies()
         self.vouched = Vouched()
-        self.metas = Recent(KEPT)  # (spec, local shape, type, order) -> Meta: what is known of such a batch
-        self.programs = Recent(KEPT)  # key -> Program: what rules did (replay.py)
-        self.calls = Recent(KEPT)  # key -> how many calls have come that were not replayed, as far as it matters
-        self.backward_names: dict[Any, str] = {}  # what torch calls that of a loss, by the kinds of its arguments
-        self._known: dict[int, ReferenceType[Tensor]] = {}  # leaves that were adopted, by identity
-        self._divided: WeakIdKeyDictionary = WeakIdKeyDictionary()  # rows whose gradients are divided on arrival
+        self.metas = Recent(KEPT)
+        self.programs = Recent(KEPT)
+        self.calls = Recent(KEPT)
+        self.backward_names: dict[Any, str] = {}
         self.refusal: Refused | None = None
-        self.cut = lru_cache(maxsize=1024)(self._cut)
+        self.partition = lru_cache(maxsize=1024)(self._partition)
+        self._adopted: dict[int, ReferenceType[Tensor]] = {}  # leaves, by identity
+        self._divided: WeakIdKeyDictionary = WeakIdKeyDictionary()  # rows that have the hook of `divide_gradient`
 
-    def _cut(self, n: int) -> Cut:
-        cut = Cut(n, self.ranks.rank, self.ranks.world_size)
-        if not self.cut.cache_info().currsize:
-            self.say(f"batch {cut}")
+    def _partition(self, n: int) -> Partition:
+        partition = Partition(n, self.ranks.rank, self.ranks.world_size)
+        if not self.partition.cache_info().currsize:
+            self.say(f"batch {partition}")
             self.gathered.begin()
-        return cut
+        return partition
 
     def raised(self, error: Exception) -> None:
-        """Remember what goes out to the script, which may catch it, unless a rank only finds something out.
+        """Remember an error that is raised in the script, which may catch it.
 
-        A refusal ends the run in the end. Anything else may be an error of this rank's rows alone (a sample that
-        cannot be read, an index out of range): then the others have not seen it, and must not go on with this rank.
+        A Refused ends the run when the script ends. Any other error may have happened on this rank alone (an index
+        out of range): the next collective reports it if the other ranks call another one.
         """
         if self.ranks.alone or isinstance(error, StopIteration):
             return
         if isinstance(error, Refused):
-            for view in self.own.views:
+            for view in self.siblings:
                 view.refusal = view.refusal or error
         elif not isinstance(error, DuokaError):
-            self.own.ranks.raised(type(error).__name__, user_line())
+            self.shares.ranks.raised(type(error).__name__, user_line())
 
     def vouch(self, names: Iterable[str]) -> None:
-        """Take the user's word that these functions compute each row by itself."""
+        """Set the functions that the user says compute each row by itself."""
         vouched = Vouched(names)
-        for view in self.own.views:
+        for view in self.siblings:
             view.vouched = vouched
 
     @property
-    def met(self) -> int:
-        """How often something was done that concerns other rows.
+    def interactions(self) -> int:
+        """Number of operations so far that involved other ranks' rows.
 
-        A collective was begun, random numbers were drawn, something was computed whole (of rows that may have been
-        gathered before).
+        Collectives, random draws, and operations computed whole (possibly on rows gathered before).
         """
-        return self.own.ranks.begun + self.drawn + self.gathered.total()
+        return self.shares.ranks.begun + self.drawn + self.gathered.total()
 
-    def shares(self, n: int) -> bool:
-        """Whether a batch of n samples is shared out: a smaller one than ranks stays whole on each."""
+    def splits(self, n: int) -> bool:
+        """Return True if a batch of n samples is split; each rank holds the whole of one with fewer than ranks."""
         return n >= self.ranks.world_size
 
-    def enter(self, tensor: Tensor) -> Tensor:
-        """What stands for a replicated tensor where it meets rows.
+    def replicate(self, tensor: Tensor) -> Tensor:
+        """Wrap a replicated tensor that is used with rows, so that its gradient is averaged over ranks.
 
-        On each rank it is given a gradient whose mean over ranks is the true one (crossings.py); the leaves behind
-        it are adopted, so that this mean is taken at the end of the backward pass.
+        A leaf is adopted instead: the strategy averages its gradient at the end of the backward pass. So are the
+        leaves behind `tensor`, if they are few.
         """
         if (together := getattr(tensor, "come_together", None)) is not None:  # a parameter in parts (sharded.py)
             tensor = together()
+        if (together := getattr(tensor, "come_together", None)) is not None:  # a sharded parameter
+            tensor = together()
         if not tensor.requires_grad or not torch.is_grad_enabled():
             return tensor if self.device is None else tensor.to(self.device)
-        own = self.own
-        if own.home is not None:
+        shares = self.shares
+        if shares.home is not None:
             return self._copied(tensor)
         if tensor.is_leaf:
-            if id(tensor) not in self._known:
-                if own.is_alias(tensor):
+            if id(tensor) not in self._adopted:
+                if shares.is_alias(tensor):
                     return tensor
-                self._meet(tensor)
+                self._adopt(tensor)
             return self.alias(tensor)
-        if isinstance(tensor.grad_fn, (_ENTERED, _TOGETHER)) or (not own.exact and self._knows_leaves_of(tensor)):
+        if isinstance(tensor.grad_fn, (_REPLICATED, _GATHERED)) or (
+            not shares.exact and self._adopts_leaves_of(tensor)
+        ):
             return tensor
-        entered: Tensor = own.meet(lambda tensors: Entered.apply(own, tensors[0]), tensor)
-        return entered
+        replicated: Tensor = shares.synchronize(lambda tensors: Replicate.apply(shares, tensors[0]), tensor)
+        return replicated
 
     def _copied(self, tensor: Tensor) -> Tensor:
-        """A copy of a replicated tensor on this share's device."""
-        if isinstance(tensor.grad_fn, _ENTERED):
+        """Return a copy of a replicated tensor on this share's device."""
+        if isinstance(tensor.grad_fn, _REPLICATED):
             return tensor
-        own = self.own
+        shares = self.shares
 
         def copies(tensors: list[Tensor]) -> list[Tensor]:
-            entered = Entered.apply(own, tensors[0])
-            return [one.to(view.device) for one, view in zip(entered, own.views, strict=True)]
+            replicated = Replicate.apply(shares, tensors[0])
+            return [one.to(view.device) for one, view in zip(replicated, self.siblings, strict=True)]
 
-        copied: Tensor = own.meet(copies, tensor)
+        copied: Tensor = shares.synchronize(copies, tensor)
         return copied
 
-    def _meet(self, leaf: Tensor) -> None:
+    def _adopt(self, leaf: Tensor) -> None:
         key = id(leaf)
         self.adopt(leaf)
-        self._known[key] = ref(leaf, lambda _: self._known.pop(key, None))
+        self._adopted[key] = ref(leaf, lambda _: self._adopted.pop(key, None))
 
-    def _knows_leaves_of(self, tensor: Tensor) -> bool:
-        """Adopt the leaves that a tensor was computed from.
+    def _adopts_leaves_of(self, tensor: Tensor) -> bool:
+        """Adopt the leaves from which a tensor was computed, and return True.
 
-        False where these are too many to look for, or where a Function of the script's own, which may do anything
-        to a gradient, stands between.
+        Returns False if the graph is too large to search, or contains a script's own Function, which may do anything
+        to a gradient.
         """
         nodes, seen = [tensor.grad_fn], 0
         while nodes:
             node = nodes.pop()
             seen += 1
-            if isinstance(node, _TOGETHER):
+            if isinstance(node, _GATHERED):
                 continue
             leaf = getattr(node, "variable", None)
             if isinstance(leaf, Tensor):
-                if id(leaf) not in self._known:
-                    self._meet(leaf)
+                if id(leaf) not in self._adopted:
+                    self._adopt(leaf)
                 continue
-            if seen > _NEAR or isinstance(node, BackwardCFunction):
+            if seen > _MOST_NODES or isinstance(node, BackwardCFunction):
                 return False
             nodes += [following for following, _ in node.next_functions if following is not None]  # type: ignore[union-attr]
         return True
 
-    def divide_on_arrival(self, rows: Tensor) -> None:
-        """Divide the gradient of a batch that is a leaf, of which these are the rows: it comes W times too large."""
+    def divide_gradient(self, rows: Tensor) -> None:
+        """Divide the gradient of a batch that is a leaf by the number of ranks; `rows` are this rank's.
+
+        See the convention in `shares/differentiable.py`.
+        """
         if rows in self._divided:
             return
-        if self.own.recorder is not None:
-            self.own.recorder.abandon()
+        if self.shares.recorder is not None:
+            self.shares.recorder.abandon()
         size = self.ranks.world_size
         with unnumbered():
             self._divided[rows] = register_hook(rows, lambda grad: None if grad is None else grad / size)
 
     def all_sum(self, part: Tensor) -> Tensor:
-        """The sum over ranks of every rank's `part`, with its gradient."""
-        own = self.own
+        """All-reduce (sum) every rank's `part`, with gradients."""
+        shares = self.shares
 
-        def together(parts: list[Tensor]) -> list[Tensor]:
-            if own.home is not None:
-                parts = [part.to(own.home) for part in parts]
-            return [AllSum.apply(own, *parts)] * len(parts)
+        def reduce(parts: list[Tensor]) -> list[Tensor]:
+            if shares.home is not None:
+                parts = [part.to(shares.home) for part in parts]
+            return [AllReduceSum.apply(shares, *parts)] * len(parts)
 
-        total: Tensor = own.meet(together, part)
+        total: Tensor = shares.synchronize(reduce, part)
         return total
 
 
 def device_view(devices: Sequence[torch.device], home: torch.device, say: Callable[[str], None]) -> View:
-    """The view of the last of a process's shares, one on each of `devices`; they come together on `home`."""
-    own = DeviceShares(OneRank(), len(devices), home)
+    """Make a view for each device, in one process, and return the last.
+
+    home: the device on which the shares are combined.
+    """
+    shares = DeviceShares(OneRank(), len(devices), home)
+    siblings: list[View] = []
     for place, device in enumerate(devices):
-        View(ShareRanks(own, place), lambda _: None, say, own).device = device
-    return _alike(own.views)
+        View(ShareCollectives(shares, place), lambda _: None, say, shares, siblings=siblings).device = device
+    return _with_one_report(siblings)
 
 
-def _alike(views: list[View]) -> View:
-    """The last of these, which say the same and count together."""
-    last = views[-1]
-    for view in views:
+def _with_one_report(siblings: list[View]) -> View:
+    """Let all views print and count as the last one does, and return that."""
+    last = siblings[-1]
+    for view in siblings:
         view.say, view.gathered = last.say, last.gathered
     return last
 
 
 def exact_view(
     ranks: Collectives,
-    shares: int,
+    count: int,
     adopt: Callable[[Tensor], None],
     alias: Callable[[int, Tensor], Tensor],
     is_alias: Callable[[Tensor], bool],
     say: Callable[[str], None],
 ) -> View:
-    """The view of the last of a process's shares, each of which is one of `shares`; `own.views` are those of all.
+    """Make a view for each share of this process under `--strategy exact`, and return the last.
 
-    alias: gives what stands for a leaf among the rows of the own share at a place. is_alias: whether one does.
+    Args:
+        ranks: the processes.
+        count: shares of each batch, of all processes together.
+        adopt: as for `View`.
+        alias: returns the leaf that replaces a parameter in the local share with this index.
+        is_alias: returns True for such a leaf.
+        say: as for `View`.
     """
-    own = ExactShares(ranks, shares // ranks.world_size)
-    own.is_alias = is_alias
-    for place in range(own.count):
-        View(ShareRanks(own, place), adopt, say, own, partial(alias, place))
-    return _alike(own.views)
+    shares = ExactShares(ranks, count // ranks.world_size)
+    shares.is_alias = is_alias
+    siblings: list[View] = []
+    for place in range(shares.count):
+        View(ShareCollectives(shares, place), adopt, say, shares, partial(alias, place), siblings)
+    return _with_one_report(siblings)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from duoka.view.batch import BatchTensor
-from duoka.view.cut import Cut
+from duoka.view.shares.partition import Partition
+from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 from tests.view.ranks import Turns, on_ranks, shared
 from tests.view.rules.test_against_torch import SHARED, _inputs
@@ -25,8 +25,8 @@ LEFT_OUT = ("matrices", "pairs", "pairs of labels", "pairs in place", "einsum ro
 def rows_but(out: BatchTensor, row: int) -> Tensor:
     """This rank's rows of a batch without one of the whole batch's."""
     spec = out._spec
-    apart = out._local.detach().unflatten(spec.dim, (spec.outer, spec.cut.rows, spec.inner))
-    kept = [place for place in range(spec.cut.rows) if spec.cut.start + place != row]
+    apart = out._local.detach().unflatten(spec.dim, (spec.outer, spec.partition.rows, spec.inner))
+    kept = [place for place in range(spec.partition.rows) if spec.partition.start + place != row]
     return apart.index_select(spec.dim + 1, torch.tensor(kept, dtype=torch.long))
 
 
@@ -41,7 +41,9 @@ def _compare(given: dict[str, Tensor], use: Any, spoiled: float, plain: str) -> 
             torch.manual_seed(3)
             out = use({n: tensor if n in plain else shared(view, tensor) for n, tensor in values.items()})
             batches = [leaf for leaf in tree_leaves(out) if isinstance(leaf, BatchTensor)]
-            found.append([rows_but(leaf, ROW) for leaf in batches if type(leaf._spec.cut) is Cut])  # not packed
+            found.append(
+                [rows_but(leaf, ROW) for leaf in batches if type(leaf._spec.partition) is Partition]
+            )  # not packed
         return found
 
     for before, after in on_ranks(2, on_rank, Turns(2)):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from duoka.errors import Refused
-from duoka.view.batch import BatchTensor
+from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 from tests.view.ranks import in_turns, shared, whole_of
 from tests.view.rules.operations import cases, difference

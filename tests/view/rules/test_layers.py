@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from duoka.view.batch import BatchTensor
+from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 from tests.view.ranks import in_turns, shared, whole_of
 

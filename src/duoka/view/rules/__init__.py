@@ -6,8 +6,7 @@ operation is gathered and computed whole. Later families win where two name the 
 
 from __future__ import annotations
 
-from duoka.view.batch import BatchTensor
-from duoka.view.dispatch import dispatch
+from duoka.view.dispatch.dispatch import dispatch
 from duoka.view.rules import (
     along,
     attention,
@@ -26,6 +25,7 @@ from duoka.view.rules import (
     reductions,
     shapes,
 )
+from duoka.view.tensor.batch import BatchTensor
 
 FAMILIES = (
     pointwise,

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.view.batch import BatchTensor, Rule
 from duoka.view.rules.lookup import Function, argument, functions, localise, ndim_of, rows_in, shape_of
 from duoka.view.rules.packing import select_rows
+from duoka.view.tensor.batch import BatchTensor, Rule
 
 READING = "gather take_along_dim index_select scatter scatter_add scatter_reduce"
 WRITING = "scatter_ scatter_add_ scatter_reduce_"
@@ -33,7 +33,7 @@ def along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return value
         if ndim_of(value) != ndim_of(batch) or shape_of(value)[spec.dim] != spec.size:
             raise LookupError  # positions for some of the rows only
-        if isinstance(value, BatchTensor) and (value._spec.cut, value._spec.dim) != (spec.cut, spec.dim):
+        if isinstance(value, BatchTensor) and (value._spec.partition, value._spec.dim) != (spec.partition, spec.dim):
             raise LookupError
         return localise(value, spec, right)
 
@@ -52,7 +52,7 @@ def _from_plain(func: Function, table: Tensor, dim: Any, index: Any, kwargs: dic
         return NotImplemented
     spec = index._spec
     if dim % table.dim() == spec.dim:
-        return BatchTensor(func(spec.view.enter(table), dim, index._local), spec)
+        return BatchTensor(func(spec.view.replicate(table), dim, index._local), spec)
     try:
         return BatchTensor(func(rows_in(table, spec, spec.dim), dim, index._local), spec)
     except LookupError:

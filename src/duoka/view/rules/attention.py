@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.batch import BatchTensor, Rule, Spec
 from duoka.view.rules.lookup import Function, align, localise, ndim_of, rows_in
 from duoka.view.rules.randomness import placing
+from duoka.view.tensor.batch import BatchTensor, Rule, Spec
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
@@ -49,7 +49,7 @@ def _of_queries(func: Function, given: dict[str, Any], spec: Spec) -> Any:
     if given.get("is_causal") or given.get("dropout_p") or any(isinstance(side, BatchTensor) for side in sides):
         return NotImplemented
     mask = given.get("attn_mask")
-    own = {name: spec.view.enter(given[name]) for name in ("key", "value")}
+    own = {name: spec.view.replicate(given[name]) for name in ("key", "value")}
     try:
         masked = {} if mask is None else {"attn_mask": localise(mask, spec, 2)}
     except LookupError:
@@ -73,7 +73,7 @@ def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return NotImplemented
     heads = given["num_heads"]
     by_heads = replace(spec, dim=0, inner=spec.inner * heads)
-    given.update({name: spec.view.enter(given[name]) for name in _WEIGHTS if given.get(name) is not None})
+    given.update({name: spec.view.replicate(given[name]) for name in _WEIGHTS if given.get(name) is not None})
     places = dict.fromkeys(("query", "key", "value"), spec) | {"key_padding_mask": spec.at(0)}
     places |= dict.fromkeys(("static_k", "static_v"), by_heads)
     mask = given.get("attn_mask")

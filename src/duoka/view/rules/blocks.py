@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.view.batch import BatchTensor, Rule, Spec
 from duoka.view.rules.lookup import Function, align, argument, dtype_of, functions, shape_of, sizes_of
+from duoka.view.tensor.batch import BatchTensor, Rule, Spec
 
 
 def repeat(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -44,7 +44,7 @@ def repeat_interleave(func: Function, args: tuple[Any, ...], kwargs: dict[str, A
     return BatchTensor(out, replace(spec, inner=spec.inner * times) if along else spec)
 
 
-def joined(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def join_results(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """cat and stack of the same rows: along the batch as blocks, along another dimension side by side."""
     tensors, dim = args[0] if args else kwargs["tensors"], argument(args, kwargs, 1, "dim", kwargs.get("axis", 0))
     stacking = func is torch.stack
@@ -57,7 +57,7 @@ def joined(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     dim %= tensors[0].dim() + stacking
     if any(tensor.dim() != tensors[0].dim() or tensor.shape[spec.dim] != spec.size for tensor in tensors):
         return NotImplemented
-    rows = [tensor._local if isinstance(tensor, BatchTensor) else spec.own(tensor) for tensor in tensors]
+    rows = [tensor._local if isinstance(tensor, BatchTensor) else spec.local_rows(tensor) for tensor in tensors]
     if not stacking and dim == spec.dim:
         return BatchTensor(torch.cat(rows, dim), replace(spec, outer=spec.outer * len(rows)))
     return BatchTensor(func(rows, dim), spec.at(spec.dim + (stacking and dim <= spec.dim)))
@@ -86,7 +86,7 @@ def split(batch: BatchTensor, func: Function, args: tuple[Any, ...], kwargs: dic
 
 def spec_of_blocks(spec: Spec, size: int) -> Spec | None:
     """The spec of the first `size` entries, if these are whole blocks."""
-    blocks, rest = divmod(size, spec.cut.n * spec.inner)
+    blocks, rest = divmod(size, spec.partition.n * spec.inner)
     return None if rest or blocks == 0 else replace(spec, outer=blocks)
 
 
@@ -97,14 +97,14 @@ def blocks_of(items: tuple[Any, ...], batch: BatchTensor) -> Any:
     if spec.dim != 0 or not isinstance(place, slice) or place.step not in (None, 1):
         return NotImplemented
     start, stop, _ = place.indices(spec.size)
-    found, before = spec_of_blocks(spec, stop - start), divmod(start, spec.cut.n * spec.inner)
+    found, before = spec_of_blocks(spec, stop - start), divmod(start, spec.partition.n * spec.inner)
     if found is None or before[1]:
         return NotImplemented
-    first = before[0] * spec.cut.rows * spec.inner
+    first = before[0] * spec.partition.rows * spec.inner
     return BatchTensor(batch._local.narrow(0, first, found.local_size), found)
 
 
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("repeat tile", (Tensor, torch)), repeat),
-    **dict.fromkeys(functions("cat concat concatenate stack", (torch,)), joined),
+    **dict.fromkeys(functions("cat concat concatenate stack", (torch,)), join_results),
 }

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from duoka.private.torch import AsPlainTensors
-from duoka.view import originals
-from duoka.view.batch import BatchTensor, Rule, batches_in
 from duoka.view.rules.lookup import Function, functions, getters
+from duoka.view.support import originals
+from duoka.view.tensor.batch import BatchTensor, Rule, batches_in
 
 GLOBAL = "size dim ndimension numel nelement __len__ __hash__ element_size is_floating_point is_complex"
 GLOBAL_GETTERS = (
@@ -26,8 +26,8 @@ NEW = "new new_zeros new_ones new_full new_empty new_empty_strided new_tensor"
 LOCAL_GETTERS = "requires_grad is_leaf grad_fn retains_grad output_nr _version"
 
 
-def of_the_whole(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """StartDefaults of the batch tensor itself, which has the global shape."""
+def whole_batch_error(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Asked of the batch tensor itself, which has the global shape."""
     with AsPlainTensors():
         return func(*args, **kwargs)
 
@@ -51,7 +51,7 @@ def base(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`x.data`: the same memory, out of autograd's sight."""
-    args[0]._spec.view.lent.unseen = True
+    args[0]._spec.view.aliased.unseen = True
     return BatchTensor(args[0]._local.data, args[0]._spec)
 
 
@@ -67,7 +67,7 @@ def set_data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
             return NotImplemented
         batch._local.data = value._local
     else:
-        batch._local.data = batch._spec.own(value).clone()
+        batch._local.data = batch._spec.local_rows(value).clone()
     return None
 
 
@@ -93,12 +93,12 @@ def is_tensor(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return True
 
 
-TOGETHER: frozenset[Rule] = frozenset({of_the_whole, is_same_size, is_tensor})
+TOGETHER: frozenset[Rule] = frozenset({whole_batch_error, is_same_size, is_tensor})
 
 _data: Any = Tensor.data
 RULES: dict[Function, Rule] = {
-    **dict.fromkeys(functions(GLOBAL), of_the_whole),
-    **dict.fromkeys(getters(GLOBAL_GETTERS), of_the_whole),
+    **dict.fromkeys(functions(GLOBAL), whole_batch_error),
+    **dict.fromkeys(getters(GLOBAL_GETTERS), whole_batch_error),
     **dict.fromkeys(functions(LOCAL), of_the_rows),
     **dict.fromkeys(getters(LOCAL_GETTERS), of_the_rows),
     **dict.fromkeys(getters("data"), data),

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.view import originals
-from duoka.view.batch import BatchTensor, Rule, join
-from duoka.view.crossings import AllSum
 from duoka.view.rules.lookup import Function
-from duoka.view.site import user_line
+from duoka.view.shares.differentiable import AllReduceSum
+from duoka.view.support import originals
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor, Rule, join
 from duoka.view.view import View
 
 
@@ -28,7 +28,7 @@ def requires_grad_(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
     batch._local.requires_grad_(wanted)
     if wanted and batch._local.is_leaf:
-        batch._spec.view.divide_on_arrival(batch._local)
+        batch._spec.view.divide_gradient(batch._local)
     return batch
 
 
@@ -51,7 +51,7 @@ def set_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     batch, grad = args
     if isinstance(batch, BatchTensor):
         rows = grad._local if isinstance(grad, BatchTensor) else grad
-        batch._local.grad = batch._spec.own(rows) if isinstance(rows, Tensor) and rows is grad else rows
+        batch._local.grad = batch._spec.local_rows(rows) if isinstance(rows, Tensor) and rows is grad else rows
     else:  # a replicated tensor is given a batch as gradient
         batch.grad = grad.full_tensor()
 
@@ -106,7 +106,7 @@ def _rows_of(gradient: Tensor, batch: BatchTensor) -> list[Tensor]:
     """Each own share's rows of a gradient of `batch`."""
     if isinstance(gradient, BatchTensor):
         return [own._local for own in gradient._shares]
-    return batch._spec.view.own.each(lambda place: batch._shares[place]._spec.own(gradient))
+    return batch._spec.view.shares.each(lambda place: batch._shares[place]._spec.local_rows(gradient))
 
 
 def grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -159,7 +159,7 @@ def uses(of: Tensor, view: View) -> list[Tensor]:
     """The tensors whose gradients make up that of a tensor: a batch's rows, or all that stands for a leaf."""
     if isinstance(of, BatchTensor):
         return _own([of])
-    aliases = [one.alias(of) for one in view.own.views] if of.is_leaf else []
+    aliases = [one.alias(of) for one in view.siblings] if of.is_leaf else []
     return [of] if not aliases or aliases[0] is of else [*aliases, of]
 
 
@@ -169,7 +169,7 @@ _grad: Any = Tensor.grad
 
 def _true_gradient(found: list[Tensor | None], of: Tensor, view: View) -> Tensor | None:
     """The gradient of a tensor, made of those of its uses."""
-    own = view.own
+    own = view.shares
     if not isinstance(of, BatchTensor):
         # By itself a leaf was used outside of shares, or where each rank has one, among rows.
         parts, apart = (found[:-1], found[-1]) if len(found) > 1 or own.exact else (found, None)
@@ -177,7 +177,7 @@ def _true_gradient(found: list[Tensor | None], of: Tensor, view: View) -> Tensor
             return found[0]
         total: Tensor | None = None
         if any(part is not None for part in parts):
-            total = AllSum.apply(own, *(torch.zeros_like(of) if part is None else part for part in parts))
+            total = AllReduceSum.apply(own, *(torch.zeros_like(of) if part is None else part for part in parts))
             total = total / own.world_size
         return apart if total is None else total if apart is None else apart + total
     if all(part is None for part in found):

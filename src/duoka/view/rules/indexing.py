@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duoka.view.batch import BatchTensor, Rule, Spec
-from duoka.view.lent import holders
+from duoka.view.aliased import holders
 from duoka.view.rules.blocks import blocks_of
 from duoka.view.rules.lookup import (
     Function,
@@ -24,6 +23,7 @@ from duoka.view.rules.lookup import (
     same_rows,
     shape_of,
 )
+from duoka.view.tensor.batch import BatchTensor, Rule, Spec
 
 _ALL = slice(None)
 
@@ -193,7 +193,7 @@ def _looked_up(table: Tensor, index: Any) -> Any:
         items = tuple(localise(item, spec, right) for item in walk.items)
     except LookupError:
         return NotImplemented
-    return BatchTensor(spec.view.enter(table)[items], spec.at(walk.start + walk.tensor_dims - right))
+    return BatchTensor(spec.view.replicate(table)[items], spec.at(walk.start + walk.tensor_dims - right))
 
 
 def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -219,7 +219,7 @@ def _becomes_rows(plain: Tensor, index: Any, value: Any) -> bool:
 
     Nobody else may have its memory, and each row must be written to where it is one of all.
     """
-    if not isinstance(value, BatchTensor) or value._spec.view.own.count > 1 or type(plain) is not Tensor:
+    if not isinstance(value, BatchTensor) or value._spec.view.shares.count > 1 or type(plain) is not Tensor:
         return False
     spec, right = value._spec, ndim_of(value) - value._spec.dim
     if plain.requires_grad or plain.is_inference() or plain.dtype != dtype_of(value):
@@ -229,7 +229,7 @@ def _becomes_rows(plain: Tensor, index: Any, value: Any) -> bool:
     for dim, size in enumerate(plain.shape):
         walk = _walk(index, tuple(plain.shape), dim) if size == spec.size else None
         if walk is not None and walk.place is not None and walk.ndim - walk.result_place == right:
-            batch = BatchTensor(spec.own(plain, dim).clone(), spec.at(dim))
+            batch = BatchTensor(spec.local_rows(plain, dim).clone(), spec.at(dim))
             try:
                 torch.utils.swap_tensors(plain, batch)
             except RuntimeError:  # somebody knows it
@@ -244,7 +244,7 @@ def _masked(batch: BatchTensor, mask: BatchTensor, value: Any) -> Any:
         return NotImplemented
     if isinstance(value, BatchTensor) or (isinstance(value, Tensor) and value.dim() > ndim_of(batch) - ndim_of(mask)):
         return NotImplemented
-    batch._local[mask._local] = batch._spec.view.enter(value) if isinstance(value, Tensor) else value
+    batch._local[mask._local] = batch._spec.view.replicate(value) if isinstance(value, Tensor) else value
     return None
 
 

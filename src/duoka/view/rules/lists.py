@@ -8,8 +8,8 @@ import torch
 from torch.distributed import ReduceOp
 
 from duoka.private.torch import NORM_OF_ALL, UNSCALE_ALL, functions_of_lists
-from duoka.view.batch import BatchTensor, Rule
 from duoka.view.rules.lookup import Function, align, localise
+from duoka.view.tensor.batch import BatchTensor, Rule
 
 
 def one_by_one(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

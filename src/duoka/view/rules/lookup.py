@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.batch import BatchTensor, Spec
+from duoka.view.tensor.batch import BatchTensor, Spec
 
 Function = Callable[..., Any]
 
@@ -80,7 +80,7 @@ def align(values: Iterable[Any]) -> tuple[Spec, int] | None:
 
 def same_rows(one: Spec, other: Spec) -> bool:
     """Whether two batches hold the same rows in the same order, in whatever dimension."""
-    return one.cut is other.cut and one.outer == other.outer and one.inner == other.inner
+    return one.partition is other.partition and one.outer == other.outer and one.inner == other.inner
 
 
 def localise(value: Any, spec: Spec, right: int) -> Any:
@@ -96,10 +96,10 @@ def localise(value: Any, spec: Spec, right: int) -> Any:
         return value
     dim = value.dim() - right
     if dim < 0 or value.shape[dim] == 1:
-        return spec.view.enter(value)
+        return spec.view.replicate(value)
     if value.shape[dim] != spec.size:
         raise LookupError
-    return spec.own(value, dim)
+    return spec.local_rows(value, dim)
 
 
 def rows_in(value: Tensor, spec: Spec, dim: int) -> Tensor:
@@ -112,7 +112,7 @@ def rows_in(value: Tensor, spec: Spec, dim: int) -> Tensor:
     shape = shape_of(value)
     if len(shape) <= dim or shape[dim] != spec.size:
         raise LookupError
-    return spec.own(value.full_tensor() if isinstance(value, BatchTensor) else value, dim)
+    return spec.local_rows(value.full_tensor() if isinstance(value, BatchTensor) else value, dim)
 
 
 def wrap(out: Any, spec: Spec) -> Any:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.batch import BatchTensor, Rule, Spec
 from duoka.view.rules.lookup import Function, align, localise, same_rows
 from duoka.view.rules.reductions import whole_mean, whole_sum
+from duoka.view.tensor.batch import BatchTensor, Rule, Spec
 
 
 @lru_cache(maxsize=64)
@@ -61,7 +61,7 @@ def class_loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _rows(side: Tensor, spec: Spec) -> Tensor | None:
     if isinstance(side, BatchTensor):
         return side._local if side._spec.dim == 0 and same_rows(side._spec, spec) else None
-    return spec.own(side, 0) if side.dim() and side.shape[0] == spec.size else None
+    return spec.local_rows(side, 0) if side.dim() and side.shape[0] == spec.size else None
 
 
 def _sum_of(func: Function, given: dict[str, Any]) -> tuple[Tensor, torch.dtype]:
@@ -135,7 +135,7 @@ def sample_loss(operands: str) -> Rule:
             return NotImplemented
         reduction = given.pop("reduction")
         whole = {name: value for name, value in given.items() if name not in by_sample and isinstance(value, Tensor)}
-        entered = {name: spec.view.enter(value) for name, value in whole.items()}
+        entered = {name: spec.view.replicate(value) for name, value in whole.items()}
         each = BatchTensor(func(**{**given, **entered, **own}, reduction="none"), spec)
         return _reduced(each, reduction)
 

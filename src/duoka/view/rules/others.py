@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from duoka.private.torch import tree_leaves
-from duoka.view.batch import BatchTensor, Rule
 from duoka.view.rules.lookup import (
     Function,
     align,
@@ -23,6 +22,7 @@ from duoka.view.rules.lookup import (
     sizes_of,
     wrap,
 )
+from duoka.view.tensor.batch import BatchTensor, Rule
 
 Mixed = Callable[[tuple[Any, ...], dict[str, Any], int], Iterable[int] | None]  # of a call: the dimensions it mixes
 
@@ -59,8 +59,8 @@ def apart(mixed: Mixed, beside: int = 0) -> Rule:
         dims = {dim % ndim for dim in dims}
         if spec.dim in dims:
             return NotImplemented
-        rest = [spec.view.enter(value) if isinstance(value, Tensor) else value for value in args[1:]]
-        named = {n: spec.view.enter(value) if isinstance(value, Tensor) else value for n, value in kwargs.items()}
+        rest = [spec.view.replicate(value) if isinstance(value, Tensor) else value for value in args[1:]]
+        named = {n: spec.view.replicate(value) if isinstance(value, Tensor) else value for n, value in kwargs.items()}
         out = func(batch._local, *rest, **named)
         first = out if isinstance(out, Tensor) else out[0]
         gone = sum(dim < spec.dim for dim in dims) if first.dim() < ndim else 0  # what is summed is not there
@@ -124,11 +124,11 @@ def _stacked(side: Tensor, dim: int, longest: int, spec: Any) -> Tensor:
             raise LookupError
         return side._local
     if side.dim() == 2 and longest > 3:  # of fewer dimensions it could be a stack of vectors
-        whole: Tensor = spec.view.enter(side)
+        whole: Tensor = spec.view.replicate(side)
         return whole
     if side.dim() != longest:
         raise LookupError
-    return rows_in(side, spec, dim) if shape_of(side)[dim] != 1 else spec.view.enter(side)
+    return rows_in(side, spec, dim) if shape_of(side)[dim] != 1 else spec.view.replicate(side)
 
 
 def by_elements_along(place: int, default: int | None) -> Rule:

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from duoka.private.torch import PACK, PAD_PACKED
-from duoka.view.batch import BatchTensor, Rule, Spec
-from duoka.view.cut import Cut
 from duoka.view.rules.lookup import Function, argument, functions
+from duoka.view.shares.partition import Partition
+from duoka.view.tensor.batch import BatchTensor, Rule, Spec
 
 KEPT = 16  # orders and packings of a batch that are one object each, so that rows are known to be the same
 
 
 @dataclass(frozen=True, eq=False)
-class Scattered(Cut):
+class Scattered(Partition):
     """Shares that are no runs of rows. positions: of every rank's rows in the whole, ascending, on the CPU."""
 
     positions: Sequence[Tensor] = field(default=(), repr=False)
@@ -45,13 +45,13 @@ class Scattered(Cut):
         """Of each row of the whole, among ranks' rows put one after the other."""
         return torch.cat(list(self.positions)).argsort()
 
-    def own(self, whole: Any, dim: int) -> Any:
+    def local_rows(self, whole: Any, dim: int) -> Any:
         return whole.index_select(dim, self.positions[self.rank].to(whole.device))
 
     def in_order(self, rows: Any) -> Any:
         return rows.index_select(0, self._places.to(rows.device))
 
-    def of_process(self, rank: int, world_size: int) -> Cut:
+    def of_process(self, rank: int, world_size: int) -> Partition:
         count = self.world_size // world_size
         joined = [
             torch.cat(list(self.positions[first : first + count])) for first in range(0, self.world_size, count)
@@ -63,7 +63,7 @@ class Scattered(Cut):
 class Ordered(Scattered):
     """The rows of `natural` in another order: `order[i]` of them is at position i."""
 
-    natural: Cut = field(default_factory=lambda: Cut(0, 0, 1), repr=False)
+    natural: Partition = field(default_factory=lambda: Partition(0, 0, 1), repr=False)
     order: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
 
 
@@ -71,7 +71,7 @@ class Ordered(Scattered):
 class Packed(Scattered):
     """The entries of sequences, whose cut is `sequences` and whose lengths are those of all, descending."""
 
-    sequences: Cut = field(default_factory=lambda: Cut(0, 0, 1), repr=False)
+    sequences: Partition = field(default_factory=lambda: Partition(0, 0, 1), repr=False)
     lengths: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
 
     @cached_property
@@ -80,19 +80,19 @@ class Packed(Scattered):
         return _going_on(self.lengths[_positions(self.sequences)[self.rank]])
 
 
-def _positions(cut: Cut) -> Sequence[Tensor]:
-    if isinstance(cut, Scattered):
-        return cut.positions
-    return [torch.arange(*cut.bounds(rank)) for rank in range(cut.world_size)]
+def _positions(partition: Partition) -> Sequence[Tensor]:
+    if isinstance(partition, Scattered):
+        return partition.positions
+    return [torch.arange(*partition.bounds(rank)) for rank in range(partition.world_size)]
 
 
 def _going_on(lengths: Tensor) -> Tensor:
     return (lengths > torch.arange(int(lengths.max())).unsqueeze(1)).sum(1)
 
 
-def _kept(cut: Cut, key: Any, make: Any) -> Any:
+def _kept(partition: Partition, key: Any, make: Any) -> Any:
     """What was made of a cut before, one object for one key."""
-    known = cut.__dict__.setdefault("_made", {})
+    known = partition.__dict__.setdefault("_made", {})
     if key not in known:
         if len(known) >= KEPT:
             known.pop(next(iter(known)))
@@ -100,21 +100,23 @@ def _kept(cut: Cut, key: Any, make: Any) -> Any:
     return known[key]
 
 
-def reordered(cut: Cut, index: Tensor) -> Cut | None:
+def reordered(partition: Partition, index: Tensor) -> Partition | None:
     """The same rows where position i has what was at `index[i]`; None where that is not each of them once."""
     index = index.detach().cpu()
-    if not torch.equal(index.sort().values, torch.arange(cut.n)):
+    if not torch.equal(index.sort().values, torch.arange(partition.n)):
         return None
-    natural, order = (cut.natural, cut.order[index]) if isinstance(cut, Ordered) else (cut, index)
-    if torch.equal(order, torch.arange(cut.n)):
+    natural, order = (
+        (partition.natural, partition.order[index]) if isinstance(partition, Ordered) else (partition, index)
+    )
+    if torch.equal(order, torch.arange(partition.n)):
         return natural
 
     def make() -> Ordered:
-        owner = torch.empty(cut.n, dtype=torch.long)
-        for rank in range(cut.world_size):
+        owner = torch.empty(partition.n, dtype=torch.long)
+        for rank in range(partition.world_size):
             owner[slice(*natural.bounds(rank))] = rank
-        positions = [(owner[order] == rank).nonzero().flatten() for rank in range(cut.world_size)]
-        return Ordered(cut.n, cut.rank, cut.world_size, positions, natural, order)
+        positions = [(owner[order] == rank).nonzero().flatten() for rank in range(partition.world_size)]
+        return Ordered(partition.n, partition.rank, partition.world_size, positions, natural, order)
 
     found: Ordered = _kept(natural, order.numpy().tobytes(), make)
     return found
@@ -125,17 +127,17 @@ def select_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     batch, dim = args[0], argument(args, kwargs, 1, "dim")
     index = argument(args, kwargs, 2, "index")
     spec = batch._spec
-    if (spec.outer, spec.inner) != (1, 1) or isinstance(index, BatchTensor) or index.shape != (spec.cut.n,):
+    if (spec.outer, spec.inner) != (1, 1) or isinstance(index, BatchTensor) or index.shape != (spec.partition.n,):
         return NotImplemented
-    if isinstance(spec.cut, Packed):
+    if isinstance(spec.partition, Packed):
         return NotImplemented
-    cut = reordered(spec.cut, index)
-    if cut is None:
+    partition = reordered(spec.partition, index)
+    if partition is None:
         return NotImplemented
-    before, after = _positions(spec.cut)[spec.cut.rank], _positions(cut)[cut.rank]
+    before, after = _positions(spec.partition)[spec.partition.rank], _positions(partition)[partition.rank]
     chosen = torch.searchsorted(before, index.detach().cpu()[after])
     rows = batch._local.index_select(dim, chosen.to(batch._local.device))
-    return BatchTensor(rows, Spec(spec.view, cut, spec.dim))
+    return BatchTensor(rows, Spec(spec.view, partition, spec.dim))
 
 
 def pack(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -144,45 +146,51 @@ def pack(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not isinstance(padded, BatchTensor):
         return NotImplemented
     spec = padded._spec
-    if (spec.dim, spec.outer, spec.inner) != (0 if batch_first else 1, 1, 1) or isinstance(spec.cut, Packed):
+    if (spec.dim, spec.outer, spec.inner) != (0 if batch_first else 1, 1, 1) or isinstance(spec.partition, Packed):
         return NotImplemented
     whole = lengths.full_tensor() if isinstance(lengths, BatchTensor) else lengths
-    if whole.shape != (spec.cut.n,) or int(whole.min()) < 1 or not torch.equal(whole, whole.sort(descending=True)[0]):
+    if (
+        whole.shape != (spec.partition.n,)
+        or int(whole.min()) < 1
+        or not torch.equal(whole, whole.sort(descending=True)[0])
+    ):
         return NotImplemented  # torch says what is wrong
     sizes = _going_on(whole)
 
     def make() -> Packed:
-        entries = (sizes.cumsum(0) - sizes).unsqueeze(1) + torch.arange(spec.cut.n)
+        entries = (sizes.cumsum(0) - sizes).unsqueeze(1) + torch.arange(spec.partition.n)
         there = whole > torch.arange(len(sizes)).unsqueeze(1)
-        positions = [entries[:, own][there[:, own]] for own in _positions(spec.cut)]
+        positions = [entries[:, own][there[:, own]] for own in _positions(spec.partition)]
         total = int(sizes.sum())
-        return Packed(total, spec.cut.rank, spec.cut.world_size, positions, spec.cut, whole.clone())
+        return Packed(total, spec.partition.rank, spec.partition.world_size, positions, spec.partition, whole.clone())
 
-    cut = _kept(spec.cut, ("packed", whole.numpy().tobytes()), make)
-    own = whole[_positions(spec.cut)[spec.cut.rank]]
+    partition = _kept(spec.partition, ("packed", whole.numpy().tobytes()), make)
+    own = whole[_positions(spec.partition)[spec.partition.rank]]
     data, _ = func(padded._local, own, batch_first)
-    return BatchTensor(data, Spec(spec.view, cut)), sizes
+    return BatchTensor(data, Spec(spec.view, partition)), sizes
 
 
 def pad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`_pad_packed_sequence(data, sizes, batch_first, value, length)`: as long as the longest of the whole batch."""
     data, sizes, batch_first, value, length = args
-    cut = packed_cut(data, sizes)
-    if cut is None:
+    partition = packed_cut(data, sizes)
+    if partition is None:
         return NotImplemented
     longest = max(length, len(sizes))
-    rows, _ = func(data._local, cut.own_sizes, batch_first, value, longest)
-    return BatchTensor(rows, Spec(data._spec.view, cut.sequences, 0 if batch_first else 1)), cut.lengths.clone()
+    rows, _ = func(data._local, partition.own_sizes, batch_first, value, longest)
+    return BatchTensor(
+        rows, Spec(data._spec.view, partition.sequences, 0 if batch_first else 1)
+    ), partition.lengths.clone()
 
 
 def packed_cut(data: Any, sizes: Any) -> Packed | None:
     """That of packed data that is as it was packed, and not something else of as many rows."""
-    if not isinstance(data, BatchTensor) or not isinstance(data._spec.cut, Packed):
+    if not isinstance(data, BatchTensor) or not isinstance(data._spec.partition, Packed):
         return None
-    spec, cut = data._spec, data._spec.cut
+    spec, partition = data._spec, data._spec.partition
     if (spec.dim, spec.outer, spec.inner) != (0, 1, 1) or isinstance(sizes, BatchTensor):
         return None
-    return cut if torch.equal(sizes, _going_on(cut.lengths)) else None
+    return partition if torch.equal(sizes, _going_on(partition.lengths)) else None
 
 
 RULES: dict[Function, Rule] = {

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from duoka.view.batch import BatchTensor, Rule, Spec
 from duoka.view.rules.lookup import (
     Function,
     align,
@@ -21,6 +20,7 @@ from duoka.view.rules.lookup import (
     shape_of,
     wrap,
 )
+from duoka.view.tensor.batch import BatchTensor, Rule, Spec
 
 NAMES = """
 arccos arcsin arctan arccosh arcsinh arctanh fix conj_physical resolve_conj resolve_neg isreal bessel_j0 bessel_j1
@@ -164,7 +164,7 @@ def quantised(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return NotImplemented
     if "channel" in func.__name__ and args[3] % ndim_of(batch) == batch._spec.dim:
         return NotImplemented
-    whole = [batch._spec.view.enter(value) if isinstance(value, Tensor) else value for value in args[1:]]
+    whole = [batch._spec.view.replicate(value) if isinstance(value, Tensor) else value for value in args[1:]]
     return BatchTensor(func(batch._local, *whole), batch._spec)
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.batch import BatchTensor, Rule, Spec
 from duoka.view.rules.lookup import (
     Function,
     align,
@@ -22,6 +21,7 @@ from duoka.view.rules.lookup import (
     shape_of,
     wrap,
 )
+from duoka.view.tensor.batch import BatchTensor, Rule, Spec
 
 
 def matmul(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -63,9 +63,9 @@ def _product(left: Tensor, right: Tensor) -> _Product | None:
         dim = len(shape) - 1 if other is left else max(len(shape) - 2, 0)
         if shape[dim] != spec.size:
             return None
-        place, part = 0, spec.own(other, dim)
+        place, part = 0, spec.local_rows(other, dim)
     elif role == _LINES:
-        place, part = (1 if own is right or len(shape) == 1 else 2), spec.view.enter(other)
+        place, part = (1 if own is right or len(shape) == 1 else 2), spec.view.replicate(other)
     else:
         # Where the other side is a vector, the last dimension of the product is not there.
         assert role is not None
@@ -73,7 +73,7 @@ def _product(left: Tensor, right: Tensor) -> _Product | None:
         if len(shape) >= role and shape[-role] not in (1, spec.size):
             return None
         of_rows = len(shape) >= role and shape[-role] == spec.size
-        part = spec.own(other, len(shape) - role) if of_rows else spec.view.enter(other)
+        part = spec.local_rows(other, len(shape) - role) if of_rows else spec.view.replicate(other)
     sides = (own._local, part) if own is left else (part, own._local)
     return _Product(*sides, spec, place, role == _SUMMED)
 
@@ -159,7 +159,7 @@ def every_pair(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if not isinstance(left, BatchTensor) or left._spec.dim != 0 or left.dim() != right.dim() or left.dim() > 2:
         return NotImplemented
     spec = left._spec
-    whole = spec.view.enter(right.full_tensor() if isinstance(right, BatchTensor) else right)
+    whole = spec.view.replicate(right.full_tensor() if isinstance(right, BatchTensor) else right)
     return BatchTensor(func(left._local, whole, *args[2:], **kwargs), spec)
 
 
@@ -208,7 +208,7 @@ def _by_letter(operand: Tensor, names: str, letter: str, spec: Spec) -> Tensor:
     if names.count(letter) > 1:
         raise LookupError
     if letter not in names or shape_of(operand)[names.index(letter)] == 1 != spec.size:
-        return spec.view.enter(_whole(operand))
+        return spec.view.replicate(_whole(operand))
     return rows_in(operand, spec, names.index(letter))
 
 
@@ -230,8 +230,8 @@ def bilinear(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         sides = [localise(side, spec, right) for side in args[:2]]
     except LookupError:
         return NotImplemented
-    rest = [value if value is None else spec.view.enter(value) for value in args[2:]]
-    return BatchTensor(func(*sides, *rest, **{n: spec.view.enter(v) for n, v in kwargs.items()}), spec)
+    rest = [value if value is None else spec.view.replicate(value) for value in args[2:]]
+    return BatchTensor(func(*sides, *rest, **{n: spec.view.replicate(v) for n, v in kwargs.items()}), spec)
 
 
 def conv_tbc(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -293,8 +293,8 @@ def _with_parameters(func: Function, args: tuple[Any, ...], kwargs: dict[str, An
         if isinstance(value, BatchTensor) or not isinstance(value, Tensor):
             return value._local if isinstance(value, BatchTensor) else value
         if several and value.dim() == args[0].dim() and value.shape[spec.dim] == spec.size:
-            return spec.own(value)
-        return spec.view.enter(value)
+            return spec.local_rows(value)
+        return spec.view.replicate(value)
 
     return wrap(func(*map(own, args), **{name: own(value) for name, value in kwargs.items()}), spec)
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import schema_of
-from duoka.view.batch import BatchTensor, Rule, Spec
-from duoka.view.draws import SeededMode, draw_own_rows, shape_drawn
+from duoka.view.random.draws import SeededMode, draw_own_rows, shape_drawn
 from duoka.view.rules.lookup import Function, align, argument, functions, localise, wrap
+from duoka.view.tensor.batch import BatchTensor, Rule, Spec
 
 FRESH = """
 dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout rrelu gumbel_softmax
@@ -33,14 +33,14 @@ def placing(place: Callable[[tuple[int, ...]], Spec | None], order: tuple[int, .
         spec = place(shape_drawn(args, kwargs))
         if spec is None:
             return operator(*args, **kwargs)
-        view, once = spec.view, spec.view.own.once
+        view, draw_cache = spec.view, spec.view.shares.draw_cache
         view.drawn += 1
-        if view.own_stream is not None:
-            with view.own_stream:
+        if view.rank_stream is not None:
+            with view.rank_stream:
                 return operator(*args, **kwargs)
         if _drops_inside(operator):
             return _drawn_apart(operator, args, kwargs, spec)
-        return (draw_own_rows if once is None else once.draw)(operator, args, kwargs, spec, order)
+        return (draw_own_rows if draw_cache is None else draw_cache.draw)(operator, args, kwargs, spec, order)
 
     return SeededMode(draw)
 
@@ -64,7 +64,7 @@ def _drawn_apart(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], s
     device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
     generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
     state = generator.get_state()
-    own_seed = zlib.crc32(f"{spec.cut.start}".encode(), zlib.crc32(state.numpy().tobytes()))
+    own_seed = zlib.crc32(f"{spec.partition.start}".encode(), zlib.crc32(state.numpy().tobytes()))
     generator.manual_seed(own_seed)
     try:
         return operator(*args, **kwargs)
@@ -79,7 +79,7 @@ def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if common is None or isinstance(kwargs.get("out"), Tensor):
         return NotImplemented
     spec, right = common
-    if not _draws_by_rows(func, args, kwargs, spec, right) or (func in _BY_VALUE and spec.view.own.exact):
+    if not _draws_by_rows(func, args, kwargs, spec, right) or (func in _BY_VALUE and spec.view.shares.exact):
         return NotImplemented
 
     def place(shape: tuple[int, ...]) -> Spec | None:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.view.batch import BatchTensor, Rule, Spec
 from duoka.view.rules.lookup import Function, functions, rows_in
 from duoka.view.rules.packing import packed_cut
 from duoka.view.rules.randomness import placing
+from duoka.view.tensor.batch import BatchTensor, Rule, Spec
 
 
 def layers(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -34,7 +34,7 @@ def layers(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     except LookupError:
         return NotImplemented
     own = tuple(states) if isinstance(given, (list, tuple)) else states[0]
-    whole = [spec.view.enter(weight) for weight in weights]
+    whole = [spec.view.replicate(weight) for weight in weights]
     draws = placing(lambda shape: spec.at(1) if len(shape) == 3 else None)
     with draws if dropout and training and count > 1 else nullcontext():
         out, *after = func(rows, own, whole, *args[3:])
@@ -47,20 +47,20 @@ def _of_packed(func: Function, args: tuple[Any, ...]) -> Any:
     For a single sequence torch draws for (entries, 1, H).
     """
     data, sizes, given, weights, _, count, dropout, training, _ = args
-    cut = packed_cut(data, sizes)
-    if cut is None or any(isinstance(weight, BatchTensor) for weight in weights):
+    partition = packed_cut(data, sizes)
+    if partition is None or any(isinstance(weight, BatchTensor) for weight in weights):
         return NotImplemented
     spec = data._spec
-    sequences = Spec(spec.view, cut.sequences, 1)
+    sequences = Spec(spec.view, partition.sequences, 1)
     try:
         states = [rows_in(state, sequences, 1) for state in _listed(given)]
     except LookupError:
         return NotImplemented
     own = tuple(states) if isinstance(given, (list, tuple)) else states[0]
-    whole = [spec.view.enter(weight) for weight in weights]
+    whole = [spec.view.replicate(weight) for weight in weights]
     draws = placing(lambda shape: spec if len(shape) > 1 else None)
     with draws if dropout and training and count > 1 else nullcontext():
-        out, *after = func(data._local, cut.own_sizes, own, whole, *args[4:])
+        out, *after = func(data._local, partition.own_sizes, own, whole, *args[4:])
     return BatchTensor(out, spec), *(BatchTensor(state, sequences) for state in after)
 
 
@@ -93,7 +93,7 @@ def cell(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     except LookupError:
         return NotImplemented
     own = tuple(states) if isinstance(given, (list, tuple)) else states[0]
-    whole = [weight if weight is None else spec.view.enter(weight) for weight in weights]
+    whole = [weight if weight is None else spec.view.replicate(weight) for weight in weights]
     out = func(rows, own, *whole)
     return tuple(BatchTensor(part, spec) for part in out) if isinstance(out, tuple) else BatchTensor(out, spec)
 

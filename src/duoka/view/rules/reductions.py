@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from duoka.view.batch import BatchTensor, Rule
 from duoka.view.rules.lookup import Function, argument, functions, wrap
 from duoka.view.rules.pointwise import pointwise
+from duoka.view.tensor.batch import BatchTensor, Rule
 
 ALONG = """
 sum mean nansum nanmean prod max min amax amin aminmax argmax argmin any all norm std var std_mean var_mean

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.batch import BatchTensor, Rule, Spec
 from duoka.view.rules.blocks import repeat_interleave, split
 from duoka.view.rules.lookup import Function, argument, functions, getters, ndim_of, rows_in, shape_of, sizes_of, wrap
+from duoka.view.tensor.batch import BatchTensor, Rule, Spec
 
 
 def place_after_reshape(shape: tuple[int, ...], spec: Spec, target: list[int]) -> Spec | None:
@@ -21,7 +21,7 @@ def place_after_reshape(shape: tuple[int, ...], spec: Spec, target: list[int]) -
     Elements count as (before, n, after); one dimension of the target must be (outer, n, inner) with the
     dimensions left of it making up the rest of `before`.
     """
-    before, n = prod(shape[: spec.dim]) * spec.outer, spec.cut.n
+    before, n = prod(shape[: spec.dim]) * spec.outer, spec.partition.n
     left = 1
     for dim, size in enumerate(target):
         outer = before // left
@@ -243,7 +243,7 @@ def broadcast_tensors(func: Function, args: tuple[Any, ...], kwargs: dict[str, A
 def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """squeeze_, unsqueeze_, transpose_ and their kind: the batch itself has another shape from then on."""
     batch = args[0]
-    if not isinstance(batch, BatchTensor) or batch._spec.view.own.count > 1:
+    if not isinstance(batch, BatchTensor) or batch._spec.view.shares.count > 1:
         return NotImplemented
     out = getattr(Tensor, func.__name__.removesuffix("_"))(*args, **kwargs)
     if isinstance(out, BatchTensor) and out is not batch:

@@ -1,0 +1,197 @@
+"""Gathered copies of batches that the script holds a reference to: `row = x[0]`, `x.numpy()`.
+
+On one device these share the batch's memory, so a write to one is visible in the other. Here a write to the copy is
+copied into the rows before the batch is read again, and after a write to the rows the copy is gathered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from duoka.errors import Refused
+from duoka.private.torch import count_references, is_mapped_over, is_transformed, memory_of, tree_leaves, version_of
+from duoka.view.support.transforms import unseen
+from duoka.view.support.user_code import user_line
+
+
+class Placement(Protocol):
+    """The placement of a batch's rows (`duoka.view.tensor.batch.Spec`)."""
+
+    @property
+    def view(self) -> Any:
+        """The view of the rank."""
+
+    def local_rows(self, whole: Tensor) -> Tensor:
+        """Return this rank's rows of a whole tensor."""
+
+    @staticmethod
+    def together(parts: Any) -> Tensor:
+        """Gather rows, given as a list of (placement, rows) of the local shares."""
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A gathered copy `whole` of a rank's `rows`.
+
+    holders: references to its memory before the script got one. written_back: called after rows were updated from
+    the copy. versions, grad_fn: of rows and copy when they were last equal.
+    """
+
+    rows: Tensor
+    spec: Placement
+    whole: Tensor
+    holders: int
+    written_back: Callable[[], None]
+    versions: tuple[int, int] = (0, 0)
+    grad_fn: Any = None
+
+    def __post_init__(self) -> None:
+        self.mark_equal()
+
+    def mark_equal(self) -> None:
+        """Note that rows and copy are equal now."""
+        self.versions, self.grad_fn = (version(self.rows), version(self.whole)), self.whole.grad_fn
+
+    def is_held(self) -> bool:
+        """Return True if the script still holds a reference to the copy's memory."""
+        return holders(self.whole) > self.holders
+
+    def is_of(self, rows: Tensor, spec: Placement) -> bool:
+        """Return True if it is a copy of exactly these rows."""
+        alike = self.spec == spec and self.rows.shape == rows.shape and self.rows.stride() == rows.stride()
+        return alike and self.rows.data_ptr() == rows.data_ptr() and self.rows.dtype == rows.dtype
+
+    def write_through(self, read: Tensor) -> None:
+        """Copy writes to the copy into the rows, if a read of the tensor `read` would show them on one device."""
+        if version(self.whole) != self.versions[1]:
+            self._refuse_gradients()
+            with torch.no_grad():
+                self.rows.copy_(self._rows_of_copy())
+            self.mark_equal()
+            self.written_back()
+        elif self._is_written_by_numpy(read):
+            self.rows.data.copy_(self._rows_of_copy())  # nor is it seen here, as on one device
+
+    def _is_written_by_numpy(self, read: Tensor) -> bool:
+        """Return True if something that torch does not count as a write (numpy) has changed the copy."""
+        if not self.whole.is_cpu or version(self.rows) != self.versions[0]:
+            return False
+        if self.is_held() and not same_memory(self.rows, read):
+            return False
+        return not _equal(self._rows_of_copy(), self.rows)
+
+    def _refuse_gradients(self) -> None:
+        if self.whole.grad_fn is not self.grad_fn:
+            raise Refused(
+                f"rows taken from a batch were written into before {user_line()}, with a gradient; write through the "
+                "batch itself instead: `x[i] = value`, not `x[i].add_(value)`"
+            )
+
+    def _rows_of_copy(self) -> Tensor:
+        return self.spec.local_rows(self.whole.detach())
+
+
+class AliasedCopies:
+    """The gathered copies of all batches of a view that the script can still write to; nearly always none.
+
+    unseen: True once the script has used `x.data` of a batch, as writes through it are not counted.
+    """
+
+    def __init__(self) -> None:
+        self.copies: list[_Copy] = []
+        self.unseen = False
+
+    def add(
+        self, rows: Tensor, spec: Placement, whole: Tensor, holders: int, out: Any, written_back: Callable[[], None]
+    ) -> None:
+        """Keep `whole`, a copy of `rows`, if the result `out` that the script gets shares its memory.
+
+        holders: references to its memory before. written_back: called whenever writes to the copy have been copied
+        into the rows.
+        """
+        if any(copy.whole is whole for copy in self.copies):
+            return
+        if any(_has_memory_of(whole, leaf) for leaf in ([out] if isinstance(out, Tensor) else tree_leaves(out))):
+            with unseen():
+                self.copies.append(_Copy(rows.detach(), spec, whole, holders, written_back))
+
+    def of(self, rows: Tensor, spec: Placement) -> Tensor | None:
+        """Return the existing copy of these rows; None if there is none, or if they need gradients."""
+        if rows.requires_grad:
+            return None
+        found = (copy.whole for copy in self.copies if copy.is_of(rows, spec) and not copy.whole.requires_grad)
+        return next(found, None)
+
+    def settle(self, rows: Tensor) -> None:
+        """Copy writes to copies into the rows; called before these rows are read."""
+        copies, self.copies = self.copies, []
+        for copy in copies:
+            copy.write_through(rows)
+        self.copies = [copy for copy in copies if copy.is_held() and holders(copy.rows) > 1]
+
+    @contextmanager
+    def updated(self, rows: Tensor, put_back: Any) -> Iterator[None]:
+        """Around an operation that may write to `rows`: gather the copies of written rows again (a collective).
+
+        put_back: the value being assigned; `x[1:3] += 1` takes rows, adds, and assigns the same memory.
+        """
+        if isinstance(put_back, Tensor):
+            self.copies = [copy for copy in self.copies if not same_memory(put_back, copy.whole)]
+        self.settle(rows)
+        before = version(rows)
+        yield
+        written = version(rows) != before
+        for copy in self.copies:
+            through_data = written and same_memory(copy.rows, rows)  # `x.data` has a version of its own
+            if copy.is_held() and (through_data or version(copy.rows) != copy.versions[0]):
+                copy.spec.view.shares.synchronize(_gather_again, copy)
+
+
+def _gather_again(copies: list[_Copy]) -> list[None]:
+    """Update a copy from the rows of the local shares."""
+    with torch.no_grad():
+        whole = copies[0].spec.together([(copy.spec, copy.rows) for copy in copies])
+        copies[0].whole.copy_(whole)
+    for copy in copies:
+        copy.mark_equal()
+    return [None] * len(copies)
+
+
+def version(tensor: Tensor) -> int:
+    """Return the number of writes to a tensor's memory; 0 for a tensor of the inference mode, which has no count."""
+    return 0 if tensor.is_inference() else version_of(tensor)
+
+
+def holders(tensor: Tensor) -> int:
+    """Return the number of tensors and arrays that share this tensor's memory."""
+    return count_references(tensor)
+
+
+def same_memory(one: Tensor, other: Tensor) -> bool:
+    """Return True if two tensors are views of the same memory."""
+    if one.layout is not torch.strided or one.device != other.device:
+        return False
+    return memory_of(one) == memory_of(other)
+
+
+def _has_memory_of(whole: Tensor, leaf: Any) -> bool:
+    if isinstance(leaf, Tensor):
+        return not (is_transformed(leaf) or is_mapped_over(leaf)) and same_memory(leaf, whole)
+    if isinstance(leaf, np.ndarray):
+        return bool(np.may_share_memory(leaf, whole.detach().numpy()))
+    return isinstance(leaf, (torch.UntypedStorage, torch.TypedStorage)) or type(leaf).__name__ == "PyCapsule"
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if torch.equal(one, other):
+        return True
+    same: Tensor = one == other
+    every: Any = torch.all(same | (one != one) & (other != other)).item()  # NaN equals NaN
+    return bool(every)

@@ -1,0 +1,1 @@
+"""Collectives between ranks: over process groups, shared memory, or connections straight from rank to rank."""

@@ -1,0 +1,196 @@
+"""Collectives between ranks: the interface."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from duoka.errors import DuokaError
+from duoka.network.keys import Key
+from duoka.network.signing import sign_object, verify_object
+
+T = TypeVar("T")
+
+
+class CollectiveSlot(Protocol):
+    """The place where a rank writes which collective it is in (`duoka.supervision.status_board.StatusSlot`)."""
+
+    def begin_collective(self, digest: int, text: str) -> None:
+        """Write the collective that this rank calls. digest: equal on all ranks; text: shown to the user."""
+
+    def end_collective(self, waited: int) -> None:
+        """Write that the collective has ended. waited: for other ranks, in nanoseconds.
+
+        Raises:
+            RanksApart: other ranks have called another collective.
+        """
+
+
+class Exchange(Protocol):
+    """An all-gather of small CPU tensors that is faster than gloo's."""
+
+    def takes(self, tensor: Tensor) -> bool:
+        """Return True if it can send a tensor; every rank gets the same answer for its own."""
+
+    def start(self, tensor: Tensor | None, take: Callable[[list[Tensor]], Any], text: bytes) -> Callable[[], None]:
+        """Send `tensor`, and return a function that waits for the others.
+
+        That function calls `take` with the tensors of all ranks, flattened, in the order of ranks. It raises
+        PeerFailed if any rank has sent None. text: names the collective, equal on all ranks.
+        """
+
+
+MAY_FAIL = "all_reduce of whether any failed"  # the collective of `Collectives.agreed`
+
+
+class IsolatedRank(Exception):
+    """A collective was called by a rank that is trying something out by itself (`Collectives.alone`)."""
+
+
+class PeerFailed(BaseException):
+    """The work of some rank has raised an error. Not an Exception, so that no rule catches it."""
+
+
+class Collectives(ABC):
+    """The collectives of a rank among `world_size` ranks. All ranks must make the same calls in the same order.
+
+    begun: number of collectives so far. key: of the run; signs objects. alone: True while this rank tries something
+    out by itself and must not call a collective.
+    """
+
+    rank: int
+    world_size: int
+    begun: int = 0
+    key: Key = Key()
+    alone: bool = False
+    _agreeing: bool = False  # within `agreed`, before the first collective
+
+    def count(self) -> None:
+        """Count a collective; every subclass calls this before it communicates.
+
+        Raises:
+            IsolatedRank: this rank is trying something out by itself.
+            PeerFailed: another rank failed before its first collective within `agreed`.
+        """
+        if self.alone:
+            raise IsolatedRank
+        if self._agreeing:
+            self._agree(False)
+        self.begun += 1
+
+    def agreed(self, work: Callable[[], T], otherwise: Callable[[], T]) -> T:
+        """Return `work()`; if it raises an error on any rank, return `otherwise()` on all.
+
+        Errors must be raised before the first collective of `work`: there, or at its end, the ranks compare.
+        """
+        if self._agreeing:
+            return work()
+        self._agreeing = True
+        try:
+            out = work()
+            if self._agreeing:
+                self._agree(False)
+            return out
+        except DuokaError:  # raised on every rank
+            raise
+        except Exception:
+            if not self._agreeing:  # the ranks have compared already
+                raise
+            with suppress(PeerFailed):
+                self._agree(True)
+        except PeerFailed:
+            pass
+        finally:
+            self._agreeing = False
+        return otherwise()
+
+    def _agree(self, failed: bool) -> None:
+        """Raise PeerFailed if any rank has failed."""
+        self._agreeing = False
+        begun = self.begun
+        number = int(self.all_reduce(torch.tensor(int(failed), device="cpu"), ReduceOp.MAX))
+        self.begun = begun  # not a collective of the script's
+        if number:
+            raise PeerFailed
+
+    @abstractmethod
+    def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
+        """Start to reduce `tensor` over all ranks, in place; the returned function waits for the result."""
+
+    @abstractmethod
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Return every rank's `tensor`, of the same shape on all: shape (world_size, *tensor.shape)."""
+
+    def start_all_gather(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Start an all-gather; the returned function waits for the result and returns it."""
+        found = self.all_gather(tensor)
+        return lambda: found
+
+    def start_all_to_all(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Start to send row r of `tensor`, shape (world_size, ...), to rank r.
+
+        The returned function waits for the rows from all ranks and returns them in the order of ranks.
+        """
+        found = self.all_gather(tensor)[:, self.rank]
+        return lambda: found
+
+    @abstractmethod
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        """Overwrite `tensor` with that of rank `source`, and return it."""
+
+    def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Tensor:
+        """Reduce `tensor` over all ranks, in place, to the same bits on every rank."""
+        self.start_all_reduce(tensor, op)()
+        return tensor
+
+    def broadcast_into(self, tensor: Tensor, source: int) -> None:
+        """Set `tensor`, of any layout, to the values of rank `source`; it is written only if they differ."""
+        if tensor.layout is not torch.strided:
+            found = self.broadcast_object(tensor.detach(), source)
+            if self.rank != source:
+                tensor.data = found
+            return
+        values = self.broadcast(tensor.detach().clone(memory_format=torch.contiguous_format), source)
+        if not torch.equal(values, tensor):
+            with torch.no_grad():
+                tensor.copy_(values)
+
+    def broadcast_object(self, value: Any, source: int) -> Any:
+        """Return rank `source`'s `value`, which must be picklable."""
+        size = torch.zeros(1, dtype=torch.long, device="cpu")  # whatever the script's default device is
+        data = torch.empty(0, dtype=torch.uint8, device="cpu")
+        if self.rank == source:
+            data = torch.frombuffer(bytearray(sign_object(value, self.key)), dtype=torch.uint8)
+            size[0] = data.numel()
+        self.broadcast(size, source)
+        if self.rank != source:
+            data = torch.empty(int(size.item()), dtype=torch.uint8, device="cpu")
+        self.broadcast(data, source)
+        return value if self.rank == source else verify_object(data.numpy().tobytes(), self.key)
+
+    def begin_native(self, what: str) -> None:  # noqa: B027
+        """Announce collectives that torch itself is about to call; `what` names them in reports."""
+
+    def end_native(self) -> None:  # noqa: B027
+        """Announce their end.
+
+        Raises:
+            RanksApart: other ranks have called something else.
+        """
+
+    def raised(self, error: str, line: str) -> None:  # noqa: B027
+        """Note an error at a line of the script; the next collective mentions it if the ranks differ."""
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        self.all_reduce(torch.zeros(1, device="cpu"))
+
+    def barrier_at_end(self) -> None:
+        """Wait until the script has ended on every rank."""
+        self.barrier()

@@ -1,0 +1,284 @@
+"""Collectives over torch's process groups."""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-defined]
+
+from duoka.errors import PeerLost, Refused, TimedOut
+from duoka.private.texts import TOO_LATE, says
+from duoka.private.torch import nccl_options, start_all_gather, without_gloo_messages
+from duoka.supervision.status_board import AT_END
+from duoka.view.collectives.base import MAY_FAIL, Collectives, CollectiveSlot, Exchange, PeerFailed
+from duoka.view.support.user_code import user_line
+
+
+class ProcessCollectives(Collectives):
+    """Collectives over torch's process groups: gloo for CPU tensors, NCCL for CUDA tensors.
+
+    The groups are not torch's default group, which a plain script does not have.
+
+    Args:
+        store: torch's store, of all ranks.
+        rank: of this process.
+        world_size: number of ranks.
+        timeout: for gloo and NCCL.
+        slot: receives the name of each collective.
+        exchange: for small CPU tensors (`shared_memory.py`, `direct.py`); None: gloo.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        slot: CollectiveSlot,
+        exchange: Exchange | None = None,
+    ) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._store, self._timeout, self._slot, self._exchange = store, timeout, slot, exchange
+        self._groups: dict[str, Any] = {}
+        self._line: Callable[[], str] = user_line
+        self._raised: tuple[str, str] | None = None  # an error since the last collective, and its line
+        self._threads = _Threads()
+        slot.begin_collective(0, "start")  # gloo waits for all ranks
+        self._group("cpu")
+        slot.end_collective(0)
+
+    def _group(self, device_type: str) -> Any:
+        if device_type not in self._groups:
+            store = PrefixStore(f"collectives/{device_type}", self._store)
+            make = _BACKENDS[device_type]
+            self._groups[device_type] = self._call_torch(
+                lambda: make(store, self.rank, self.world_size, self._timeout)
+            )
+        return self._groups[device_type]
+
+    def _call_torch(self, call: Callable[[], Any]) -> Any:
+        """Call torch, and convert its network errors.
+
+        Raises:
+            TimedOut: another rank did not answer.
+            PeerLost: the connection to another rank was lost.
+        """
+        try:
+            return call()
+        except RuntimeError as error:
+            text = str(error).splitlines()[0]
+            where = f"in a collective at {user_line()}: {text}"
+            if says(text, *TOO_LATE):
+                raise TimedOut(f"rank {self.rank} waited for other ranks {where}") from error
+            raise PeerLost(f"rank {self.rank} lost another rank {where}") from error
+
+    def _start(
+        self,
+        name: str,
+        tensor: Tensor,
+        begin: Callable[[Any], Any],
+        take: Callable[[list[Tensor]], Any],
+    ) -> Callable[[], None]:
+        """Start a collective: by the exchange, which calls `take`, or by `begin(group)`."""
+        what = f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]}"
+        if self._exchange is not None and self._exchange.takes(tensor):
+            if self._agreeing and not self.alone:  # a rank that has failed sends None
+                self._agreeing, what = False, MAY_FAIL
+            self.count()
+            return self._start_exchange(what, tensor, take)
+        self.count()
+        self._threads.begin()
+        self._begin(what)
+        work = self._call_torch(lambda: begin(self._group(tensor.device.type)))
+        return lambda: self._finish(lambda: self._call_torch(work.wait))
+
+    def _start_exchange(
+        self, what: str, tensor: Tensor | None, take: Callable[[list[Tensor]], Any]
+    ) -> Callable[[], None]:
+        assert self._exchange is not None
+        self._threads.begin()
+        finish = self._exchange.start(tensor, take, self._begin(what))
+        return lambda: self._finish(finish)
+
+    def _finish(self, finish: Callable[[], Any]) -> None:
+        """Wait for a collective, and write its end."""
+        since, failed = time.monotonic_ns(), None
+        try:
+            finish()
+        except PeerFailed as error:
+            failed = error
+        self._threads.end()
+        self._slot.end_collective(time.monotonic_ns() - since)
+        if failed is not None:
+            raise failed
+
+    def _agree(self, failed: bool) -> None:
+        if self._exchange is None or self.alone:
+            super()._agree(failed)
+        else:
+            self._agreeing = False
+            told = None if failed else torch.zeros(1, dtype=torch.uint8, device="cpu")
+            self._start_exchange(MAY_FAIL, told, lambda rows: None)()
+
+    def begin_native(self, what: str) -> None:
+        self._begin(what)
+
+    def _begin(self, what: str) -> bytes:
+        """Write the collective that begins, and return its name, which is the same on all ranks."""
+        line = self._line()
+        text = told = f"{what}{self._threads.where()} at {line}"
+        if self._raised is not None:  # the type of the error may differ between ranks
+            error, where = self._raised
+            text, told = f"{text} after {where}", f"{what}, after {error} at {where}, at {line}"
+            self._raised = None
+        self._enter(text.encode(), told)
+        return text.encode()
+
+    def _enter(self, text: bytes, told: str) -> None:
+        """Write a collective. text: its name on all ranks; told: with what only this rank knows."""
+        self._slot.begin_collective(zlib.crc32(text), told)
+
+    def raised(self, error: str, line: str) -> None:
+        self._raised = error, line
+
+    def end_native(self) -> None:
+        self._slot.end_collective(0)  # torch does not tell how long it waited
+
+    def barrier_at_end(self) -> None:
+        self._line = lambda: AT_END
+        self.barrier()
+
+    def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
+        if not tensor.is_contiguous():  # gloo sends memory
+            dense = tensor.contiguous()
+            wait_for_dense = self.start_all_reduce(dense, op)
+
+            def wait() -> None:
+                wait_for_dense()
+                tensor.copy_(dense)
+
+            return wait
+        options = torch.distributed.AllreduceOptions()
+        options.reduceOp = op
+
+        def take(rows: list[Tensor]) -> None:
+            combine = _COMBINE[op]
+            total = combine(rows[0], rows[1])
+            for row in rows[2:]:
+                combine(total, row, out=total)
+            tensor.copy_(total.view(tensor.shape))
+
+        return self._start("all_reduce", tensor, lambda group: group.allreduce([tensor], options), take)
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return self.start_all_gather(tensor)()
+
+    def start_all_gather(self, tensor: Tensor) -> Callable[[], Tensor]:
+        out = tensor.new_empty((self.world_size, tensor.numel()))
+        flat = tensor.detach().reshape(-1)
+
+        def take(rows: list[Tensor]) -> None:
+            torch.stack(rows, out=out)
+
+        wait = self._start("all_gather", flat, lambda group: start_all_gather(group, out.view(-1), flat), take)
+
+        def gathered() -> Tensor:
+            wait()
+            return out.view(self.world_size, *tensor.shape)
+
+        return gathered
+
+    def start_all_to_all(self, tensor: Tensor) -> Callable[[], Tensor]:
+        out, sent = torch.empty_like(tensor), tensor.detach().contiguous()
+
+        def take(rows: list[Tensor]) -> None:
+            torch.stack([row.view(tensor.shape)[self.rank] for row in rows], out=out)
+
+        wait = self._start("all_to_all", sent, lambda group: group.alltoall_base(out, sent, [], []), take)
+
+        def exchanged() -> Tensor:
+            wait()
+            return out
+
+        return exchanged
+
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        options = torch.distributed.BroadcastOptions()
+        options.rootRank = source
+
+        def take(rows: list[Tensor]) -> None:
+            if source != self.rank:
+                tensor.copy_(rows[source].view(tensor.shape))
+
+        self._start("broadcast", tensor, lambda group: group.broadcast([tensor], options), take)()
+        return tensor
+
+
+class _Threads:
+    """Checks that no two threads of the script call collectives at a time, as their order may differ between ranks.
+
+    torch's own threads, which run the backward pass of a GPU, count as the thread that waits for them.
+    """
+
+    def __init__(self) -> None:
+        self._scripts = threading.get_ident()
+        self._running = 0
+        self._last: str | None = None  # the name of the thread that began the last collective
+
+    def _name(self) -> str | None:
+        """Return the thread's name, equal on all ranks: "" for the script's main thread, None for torch's."""
+        if threading.get_ident() == self._scripts:
+            return ""
+        name = threading.current_thread().name
+        return None if name.startswith("Dummy-") else name
+
+    def begin(self) -> None:
+        """Note the start of a collective.
+
+        Raises:
+            Refused: another thread's has not ended.
+        """
+        name = self._name()
+        if name is not None:
+            if self._running and name != self._last:
+                raise Refused(
+                    f"{user_line()}: two threads of the script compute with batches at the same time, in an order "
+                    "that may differ between ranks; let one wait for the other"
+                )
+            self._last = name
+        self._running += 1
+
+    def end(self) -> None:
+        """Note its end."""
+        self._running -= 1
+
+    def where(self) -> str:
+        """Return ` in thread Thread-1 (train)`, or nothing for the main thread."""
+        name = self._name()
+        return f" in thread {name}" if name else ""
+
+
+_COMBINE: dict[Any, Callable[..., Tensor]] = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.MAX: torch.maximum,
+    ReduceOp.MIN: torch.minimum,
+}
+
+
+def _gloo(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
+    with without_gloo_messages():
+        return torch.distributed.ProcessGroupGloo(store, rank, world_size, timeout)
+
+
+def _nccl(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
+    return torch.distributed.ProcessGroupNCCL(store, rank, world_size, nccl_options(timeout))
+
+
+_BACKENDS: dict[str, Callable[[Any, int, int, timedelta], Any]] = {"cpu": _gloo, "cuda": _nccl}

@@ -1,0 +1,231 @@
+"""Call a torch function with batch tensors: by its rule, or whole on every rank.
+
+The first call with a key (function, shapes, types, placements) runs the rule, and the second records the torch calls
+that the rule makes. If these are all that it does, later calls with the key run the recorded program (`replay.py`).
+In every case the result is that of one device, whatever the values are: a rule computes each row by itself or calls
+a collective, and a function without a rule is computed whole. Nothing is assumed about a module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from duoka.errors import Refused
+from duoka.private.torch import tree_leaves, tree_map_only
+from duoka.view.dispatch.failing import MAY_FAIL, may_fail
+from duoka.view.dispatch.own_rows import compute_opaque
+from duoka.view.dispatch.replay import DescribedCall, Outdated, Recorder
+from duoka.view.dispatch.whole import compute_whole, take_row
+from duoka.view.random.draws import DrawCache
+from duoka.view.rules.lookup import dtype_of, ndim_of
+from duoka.view.support.kinds import is_sharded
+from duoka.view.support.transforms import looks_below
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import (
+    BatchTensor,
+    MultiShareBatch,
+    Rule,
+    batches_in,
+    has_sparse,
+    join_results,
+    may_write,
+    of_share,
+    whole_batch_error,
+    whole_like,
+)
+from duoka.view.tensor.layout import name_backward, with_memory_order
+from duoka.view.view import View
+from duoka.view.vouched import OPERATORS, names_of_operator
+
+Function = Callable[..., Any]
+
+_L1_LOSS = F.l1_loss
+_RECORDED_AT_MOST = 3  # times
+_INPUT_IS_NOT_FIRST = (torch.where, torch.searchsorted)
+
+
+def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what `func(*args, **kwargs)`, with batch tensors among the arguments, returns on one device."""
+    if not args and "input" in kwargs and func not in _INPUT_IS_NOT_FIRST:
+        args, kwargs = (kwargs["input"],), {name: kwargs[name] for name in kwargs if name != "input"}
+    if looks_below() and BatchTensor.rules.get(func) not in BatchTensor.unrecorded:
+        return compute_whole(func, args, kwargs)
+    call = DescribedCall(func, args, kwargs)
+    first = call.batches[0]
+    view = first._meta.spec.view
+    if len(call.batches) > 1 and any(batch._meta.spec.view is not view for batch in call.batches):
+        whole = {id(batch): batch.full_tensor() for batch in call.batches if batch._meta.spec.view.of_parameters}
+        if 0 < len(whole) < len({id(batch) for batch in call.batches}):
+            changed = tree_map_only(BatchTensor, lambda batch: whole.get(id(batch), batch), (args, kwargs))
+            return dispatch(func, *changed)
+    if view.of_parameters and may_write(func, kwargs):
+        view.written += 1
+    if view.shares.count > 1 and type(first) is not MultiShareBatch:
+        return _call(func, args, kwargs, call)  # one of several shares
+    try:
+        if func in MAY_FAIL and may_fail(func, args, call.batches):
+            return view.shares.ranks.agreed(
+                lambda: _call(func, args, kwargs, call), lambda: compute_whole(func, args, kwargs)
+            )
+        return _call(func, args, kwargs, call)
+    except Exception as error:
+        view.raised(error)
+        raise
+
+
+def _call(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: DescribedCall) -> Any:
+    first = call.batches[0]
+    if type(first) is MultiShareBatch:
+        return _call_each_share(func, args, kwargs)
+    view = first._meta.spec.view
+    if call.key is not None and not view.aliased.copies:
+        program = view.programs[call.key]
+        if program is not None:
+            inputs = call.inputs
+            for place in call.plain:
+                if inputs[place].requires_grad or view.device is not None:
+                    inputs[place] = view.replicate(inputs[place])
+            try:
+                return program(inputs, call.batches)
+            except Outdated:
+                pass
+            except Exception as error:
+                raise _with_global_shapes(error, func, args, kwargs, view) from None
+    return _call_rule(func, args, kwargs, view, call)
+
+
+def _call_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, call: DescribedCall) -> Any:
+    """Run the rule, and update the gathered copies that the script holds of what it writes to."""
+    first = args[0] if args else None
+    if not view.aliased.copies or not isinstance(first, BatchTensor):
+        return _by_rule(func, args, kwargs, view, call)
+    with view.aliased.updated(first._rows, args[2] if func is Tensor.__setitem__ else None):
+        return _by_rule(func, args, kwargs, view, call)
+
+
+def _by_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, call: DescribedCall) -> Any:
+    rule = BatchTensor.rules.get(func)
+    if rule is None and isinstance(func, OPERATORS):
+        return compute_opaque(names_of_operator(func), func, args, kwargs)
+    if rule is None or kwargs.get("out") is not None:
+        return compute_whole(func, args, kwargs)
+    if func is Tensor.__getitem__ and type(args[1]) is int and args[0]._spec.dim == 0 and view.shares.count == 1:
+        return take_row(*args)
+    leaves = tree_leaves((args, kwargs))
+    if call.key is None and any(map(is_sharded, leaves)):
+        raise Refused(
+            f"{user_line()} computes with a sharded parameter: with strategy='fsdp', the parameters of a block are "
+            "gathered in calls of the block itself, not of its methods or submodules; call the block"
+        )
+    try:
+        out = _run_rule(rule, func, *_replicated(leaves, args, kwargs, view), view, call.key)
+    except Exception as error:
+        if has_sparse((args, kwargs)):  # rules split dense tensors
+            return compute_whole(func, args, kwargs)
+        raise _with_global_shapes(error, func, args, kwargs, view) from None
+    if out is NotImplemented:
+        return compute_whole(func, args, kwargs)
+    if type(out) is Tensor and out.requires_grad:
+        kind = func, tuple(kwargs), *map(_kind, leaves)
+        if kind not in view.backward_names:
+            view.backward_names[kind] = name_backward(out, func, args, kwargs)
+        out.__dict__["backward_name"] = view.backward_names[kind]
+    return out
+
+
+def _replicated(
+    leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any], view: View
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Replace replicated tensors among the arguments by what `View.replicate` returns for them."""
+    replaced = {id(leaf): view.replicate(leaf) for leaf in leaves if type(leaf) in (Tensor, nn.Parameter)}
+    if all(replaced.get(id(leaf), leaf) is leaf for leaf in leaves):
+        return args, kwargs
+    changed: Any = tree_map_only(Tensor, lambda leaf: replaced.get(id(leaf), leaf), (args, kwargs))
+    return changed[0], changed[1]
+
+
+def _with_global_shapes(error: Exception, func: Function, args: Any, kwargs: Any, view: View) -> Exception:
+    """Return the error with the shapes of global batches instead of those of local rows."""
+
+    def again() -> None:
+        whole = tree_map_only(BatchTensor, whole_like, (args, kwargs))
+        func(*whole[0], **whole[1])
+
+    return whole_batch_error(error, view, again)
+
+
+def _run_rule(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, key: Any) -> Any:
+    """Run a rule; record it from the second call of a key on, a few times at most.
+
+    Not in the first call, as sequences of some length may come only once; and not again and again, as a rule that
+    calls a collective never becomes a program.
+    """
+    may_be_kept = key is not None and rule not in BatchTensor.unrecorded and not view.aliased.copies
+    if may_be_kept and func is not _L1_LOSS:  # which does not tell a recorder its weight
+        calls = view.calls[key] or 0
+        if calls <= _RECORDED_AT_MOST:
+            view.calls.keep(key, calls + 1)
+            if calls:
+                return _recorded(rule, func, args, kwargs, view)
+    return with_memory_order(rule(func, args, kwargs), func, args, kwargs)
+
+
+def _kind(value: Any) -> Any:
+    """Return the properties of an argument that determine the name of the backward function."""
+    if isinstance(value, Tensor):
+        return dtype_of(value), ndim_of(value)
+    return value if isinstance(value, (str, bool)) else type(value)
+
+
+def _recorded(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View) -> Any:
+    """Run a rule and record it; keep the program if there is one."""
+    args, kwargs = _with_distinct_floats((args, kwargs))
+    call = DescribedCall(func, args, kwargs)
+    interactions = view.interactions
+    recorder = Recorder(call.inputs)
+    before, view.shares.recorder = view.shares.recorder, recorder
+    recorder.start()
+    try:
+        out = rule(func, args, kwargs)
+    finally:
+        recorder.stop()
+        view.shares.recorder = before
+    out = with_memory_order(out, func, args, kwargs)
+    if out is not NotImplemented and call.key is not None and view.interactions == interactions:
+        program = recorder.program(out, call.batches)
+        if program is not None:
+            view.programs.keep(call.key, program)
+    return out
+
+
+def _with_distinct_floats(value: Any) -> Any:
+    """Copy nested arguments with a new object for each float: the recorder tells floats apart by identity."""
+    kind = type(value)
+    if kind is float or kind is complex:
+        return value * 1.0
+    if kind is tuple or kind is list:
+        return kind(map(_with_distinct_floats, value))
+    if kind is dict:
+        return {name: _with_distinct_floats(one) for name, one in value.items()}
+    return value
+
+
+def _call_each_share(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make the call for each local share."""
+    rule = BatchTensor.rules.get(func)
+    if rule in BatchTensor.together:
+        return rule(func, args, kwargs)
+    found = [batch for batch in batches_in((args, kwargs)) if isinstance(batch, MultiShareBatch)]
+    shares = found[0]._meta.spec.view.shares
+    calls = [of_share((args, kwargs), place) for place in range(shares.count)]
+    draws = rule in BatchTensor.drawing
+    shares.draw_cache = DrawCache() if draws else None
+    try:
+        return join_results(shares.each(lambda place: dispatch(func, *calls[place]), draws=draws), found)
+    finally:
+        shares.draw_cache = None

@@ -1,0 +1,86 @@
+"""Functions without a rule, called with this rank's rows: the user says that they compute each row by itself.
+
+Nothing is proven here; `duoka prove` compares the numbers with one device's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from duoka.errors import Refused
+from duoka.private.torch import tree_map_only
+from duoka.view.dispatch.whole import compute_whole
+from duoka.view.random.draws import SeededMode
+from duoka.view.rules.lookup import same_rows
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor, MultiShareBatch, Spec, batches_in, join_results, of_share
+
+
+def compute_opaque(
+    names: Sequence[str], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a function that no rule describes: on own rows if the user named it, else whole.
+
+    names: those of the function, the first to be shown.
+    """
+    view = batches_in((args, kwargs))[0]._spec.view
+    name = view.vouched.name_of(names)
+    if name is None:
+        return compute_whole(func, args, kwargs, names[0])
+    return on_own_rows(name, func, args, kwargs)
+
+
+def on_own_rows(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `func` with this rank's rows of each batch, and make batches of its outputs.
+
+    Raises:
+        Refused: the batches do not hold the same samples in the same dimension, an output does not hold this rank's
+            rows, or `func` draws random numbers.
+    """
+    batches = batches_in((args, kwargs))
+    spec = batches[0]._spec
+    if type(batches[0]) is MultiShareBatch:
+        shares = spec.view.shares
+        calls = [of_share((args, kwargs), place) for place in range(shares.count)]
+        found = [batch for batch in batches if isinstance(batch, MultiShareBatch)]
+        return join_results(shares.each(lambda place: on_own_rows(name, func, *calls[place])), found)
+    try:
+        if any(batch._spec.dim != spec.dim or not same_rows(batch._spec, spec) for batch in batches):
+            raise Refused(f"{_told(name)} was given batches that do not hold the same samples in one dimension")
+        given = {id(batch._local): batch for batch in batches}
+        rows, named = tree_map_only(Tensor, partial(_local, spec), (args, kwargs))
+        with SeededMode(partial(_refuse_draw, name)):
+            out = func(*rows, **named)
+
+        def batch_of(tensor: Tensor) -> BatchTensor:
+            return given[id(tensor)] if id(tensor) in given else _batch(name, tensor, spec)
+
+        return tree_map_only(Tensor, batch_of, out)
+    except Exception as error:
+        spec.view.raised(error)
+        raise
+
+
+def _local(spec: Spec, tensor: Tensor) -> Tensor:
+    return tensor._local if isinstance(tensor, BatchTensor) else spec.view.replicate(tensor)
+
+
+def _refuse_draw(name: str, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise Refused(f"{_told(name)} draws random numbers ({operator}): these depend on all rows, so leave its name out")
+
+
+def _batch(name: str, tensor: Tensor, spec: Spec) -> BatchTensor:
+    if tensor.dim() <= spec.dim or tensor.shape[spec.dim] != spec.local_size:
+        raise Refused(
+            f"{_told(name)} gave a tensor of shape {tuple(tensor.shape)} for {spec.local_size} rows of a batch: its "
+            f"dimension {spec.dim} does not hold them, so leave its name out"
+        )
+    return BatchTensor(tensor, spec)
+
+
+def _told(name: str) -> str:
+    return f"{name} at {user_line()}, which --row-independent names,"

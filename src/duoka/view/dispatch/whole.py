@@ -1,0 +1,161 @@
+"""Compute a function without a rule whole: gather the batches, and compute on every rank what one device would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor
+
+from duoka.errors import Refused
+from duoka.private.torch import tree_map_only
+from duoka.view.aliased import holders, version
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor, Spec, batches_in, join_results, of_share
+
+
+def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str = "") -> Any:
+    """Gather all batches among the arguments, and call `func`: always right, but no faster than one device.
+
+    Writes to a gathered batch are copied back into each rank's rows. name: of the operation, shown to the user;
+    default: torch's.
+
+    Raises:
+        Refused: the operation is one of REFUSED, or changes a batch's shape or type in place.
+    """
+    name = name or _name_of(func)
+    first = batches_in((args, kwargs))[0]
+    shares = first._spec.view.shares
+    if len(first._shares) == shares.count:
+        return _compute_whole(name, func, args, kwargs)
+
+    def call_whole(calls: list[Any]) -> list[Any]:  # called in one of several shares, of which all make the call
+        args, kwargs = join_results(calls)
+        out = _compute_whole(name, func, args, kwargs)
+        return [of_share(out, place) for place in range(shares.count)]
+
+    return shares.synchronize(call_whole, (args, kwargs))
+
+
+def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if name in REFUSED:
+        raise Refused(f"{name} of a batch cannot be shared out ({user_line()}){REFUSED[name]}")
+    batches = batches_in((args, kwargs))
+    with batches[0]._spec.view.gathered.timed(name):
+        copies = {id(batch): _Copy(batch, keep=name in _ROW_OPERATIONS) for batch in batches}
+        args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].whole, (args, kwargs))
+        out = func(*args, **kwargs)
+        for copy in copies.values():
+            out = copy.returned(out) if copy.is_unwritten() else copy.written_back(name, out)
+        return out
+
+
+def take_row(batch: BatchTensor, index: int) -> Any:
+    """Compute `batch[index]` whole; the fast path for loops over rows."""
+    with batch._spec.view.gathered.timed("__getitem__"):
+        copy = _Copy(batch, keep=True)
+        return copy.returned(copy.whole[index])
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A gathered copy, kept for more rows that the script may take (a loop over samples).
+
+    state: as `state_of` returned it.
+    """
+
+    whole: Tensor
+    state: tuple[int, ...]
+
+    @staticmethod
+    def state_of(rows: Tensor, whole: Tensor) -> tuple[int, ...]:
+        """Return identities and versions, which a write to either tensor changes."""
+        return id(rows), rows.data_ptr(), version(rows), version(whole)
+
+    def of(self, rows: Tensor) -> Tensor | None:
+        """Return the copy if it is still equal to `rows` and requires gradients if they do; else None."""
+        if self.state != self.state_of(rows, self.whole):
+            return None
+        records = rows.requires_grad and _records_gradients()
+        return self.whole if self.whole.requires_grad == records else None
+
+
+class _Copy:
+    """A gathered copy of a batch, for one operation. keep: keep it for later operations on the batch."""
+
+    def __init__(self, batch: BatchTensor, keep: bool) -> None:
+        parts = [(share._spec, share._local) for share in batch._shares]
+        spec, rows = parts[0]
+        known = spec.view.aliased.of(rows, spec)
+        keep = keep and not spec.view.aliased.unseen
+        if known is None and keep and batch._kept is not None:
+            known = batch._kept.of(rows)
+        if known is None:
+            records = _records_gradients()  # before inference_mode(False) enables gradients
+            with torch.inference_mode(False), torch.set_grad_enabled(records):  # its own tensors have no version
+                known = Spec.together(parts)
+            if keep:
+                _keep(ref(batch), known)
+        self.batch, self.whole, self._keeps = batch, known, keep
+        self._version, self._holders = version(known), holders(known)
+
+    def is_unwritten(self) -> bool:
+        return version(self.whole) == self._version
+
+    def returned(self, out: Any) -> Any:
+        """Return the result of an operation that wrote nothing, and keep track of views of the copy in it."""
+        if out is self.whole:
+            return self.batch
+        for share in self.batch._shares:
+            keep = partial(_keep, ref(self.batch), self.whole) if self._keeps else _forget
+            share._spec.view.aliased.add(share._rows, share._spec, self.whole, self._holders, out, keep)
+        return out
+
+    def written_back(self, name: str, out: Any) -> Any:
+        """Copy what the operation wrote into the rows, and return its result."""
+        if self.whole.shape != self.batch.shape or self.whole.dtype != self.batch.dtype:
+            raise Refused(
+                f"{name} at {user_line()} would change a batch's shape or type in place; assign the result instead"
+            )
+        shares = self.batch._shares
+        view = self.batch._spec.view
+        view.written += 1
+        view.shares.each(lambda place: shares[place]._local.copy_(shares[place]._spec.local_rows(self.whole)))
+        return tree_map_only(Tensor, lambda leaf: self.batch if leaf is self.whole else leaf, out)
+
+
+def _keep(batch: ReferenceType[BatchTensor], whole: Tensor) -> None:
+    """Keep the copy with the batch, so that a loop that reads or writes row by row gathers once."""
+    found = batch()
+    if found is not None:
+        found._kept = _Kept(whole, _Kept.state_of(found._shares[0]._rows, whole))
+
+
+def _forget() -> None:
+    """Do nothing."""
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    name: str = getattr(func, "__name__", str(func))
+    return name if name != "__get__" else func.__self__.__name__  # type: ignore[attr-defined]
+
+
+def _records_gradients() -> bool:
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+_ROW_OPERATIONS = ("__getitem__", "select", "narrow", "unbind", "split", "chunk")
+
+# Operations whose effect would be lost with the copy, and what to do instead.
+REFUSED = {
+    "__set__": "; set it before the batch is made",
+    "__delete__": "",
+    "set_": "; write `x = y`",
+    "share_memory_": "",
+    "is_set_to": "",
+    "register_post_accumulate_grad_hook": "; do what it does after backward() instead",
+}

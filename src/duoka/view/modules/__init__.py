@@ -1,0 +1,1 @@
+"""Calls of modules with batches."""

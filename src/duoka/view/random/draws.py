@@ -1,0 +1,249 @@
+"""One random stream: every rank draws for the whole batch, as one device would, and keeps its own rows.
+
+Works below autograd on torch's own operators, so that dropout hidden in attention or recurrent layers is seen
+like any other. Nothing here knows a layer: an operator that draws carries the tag `nondeterministic_seeded`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from duoka.private.torch import TorchDispatchMode, schema_of, tree_map_only
+from duoka.view.random.generators import random_digest
+
+# These ask nothing of what they write over.
+FILLING = frozenset({"normal_", "uniform_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_"})
+# What these consume depends on the values drawn for, so they need every rank's.
+_BY_VALUE = frozenset(
+    {"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise", "rrelu_with_noise_"}
+)
+
+
+class Share(Protocol):
+    """Some rows of a batch: where they are in a tensor (`duoka.view.tensor.batch.Spec` is one)."""
+
+    @property
+    def dim(self) -> int:
+        """The dimension in which the samples are."""
+
+    @property
+    def size(self) -> int:
+        """Its entries, of the whole batch."""
+
+    @property
+    def local_size(self) -> int:
+        """Its entries here."""
+
+    def local_rows(self, whole: Tensor) -> Tensor:
+        """The entries here of a tensor with all."""
+
+    def gather(self, local: Tensor) -> Tensor:
+        """The tensor with all entries, of which these are here."""
+
+
+@cache
+def _is_seeded(operator: Any) -> tuple[bool, int | None]:
+    """Whether an operator may draw from a generator, and which argument says how likely it drops."""
+    names = [argument.name for argument in schema_of(operator).arguments]
+    place = names.index("dropout_p") if "dropout_p" in names else None
+    return torch.Tag.nondeterministic_seeded in operator.tags, place
+
+
+def is_drawing(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator draws from a generator: attention without dropout does not."""
+    seeded, place = _is_seeded(operator)
+    if not seeded or place is None:
+        return seeded
+    return bool(args[place] if place < len(args) else kwargs.get("dropout_p", 0.0))
+
+
+def is_by_value(operator: Any) -> bool:
+    """Whether how much an operator draws depends on the values drawn for."""
+    return operator.overloadpacket.__name__ in _BY_VALUE
+
+
+class SeededMode(TorchDispatchMode):
+    """Hands every operator that draws to `draw(operator, args, kwargs)`."""
+
+    def __init__(self, draw: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self._draw = draw
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        return self._draw(func, args, kwargs) if is_drawing(func, args, kwargs) else func(*args, **kwargs)
+
+
+def shape_drawn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """The shape that an operator draws for: its first tensor's, or the one that it is given."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            return tuple(value.shape)
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, (list, tuple)):
+            return tuple(value)
+    return (args[0],)  # randperm
+
+
+def memory_order(tensor: Tensor) -> tuple[int, ...]:
+    """The dimensions from the slowest to the fastest in memory: draws fill it in this order."""
+    strides = tensor.stride()
+    return tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
+
+
+def draw_own_rows(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Share, order: tuple[int, ...] | None = None
+) -> Any:
+    """What `func` draws for this rank's rows when it draws for all.
+
+    order: the memory order known from larger shares; a share of one row does not show it.
+    """
+    if not any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
+        sizes = list(shape_drawn(args, kwargs))
+        sizes[spec.dim] = spec.size
+        whole = func(*(sizes if isinstance(value, (list, tuple)) else value for value in args), **kwargs)
+        return spec.local_rows(whole).contiguous()
+    order = order if spec.local_size == 1 else None
+    if func is torch.ops.aten.bernoulli_.float and _draw_in_place(func, args, kwargs, spec, order):
+        return args[0]
+    by_value = is_by_value(func)
+    wholes: dict[int, Tensor] = {}
+
+    def whole_of(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() <= spec.dim or value.shape[spec.dim] != spec.local_size:
+            return value
+        if id(value) not in wholes:
+            if by_value:
+                wholes[id(value)] = spec.gather(value)
+            elif func.overloadpacket.__name__ in FILLING and value is args[0]:
+                wholes[id(value)] = _laid_out_like(value, spec, order)
+            else:
+                wholes[id(value)] = _among_others(value, spec, order)
+        return wholes[id(value)]
+
+    out = func(*map(whole_of, args), **{key: whole_of(value) for key, value in kwargs.items()})
+    rows = {id(wholes[id(value)]): value for value in (*args, *kwargs.values()) if id(value) in wholes}
+    for argument, value in zip(schema_of(func).arguments, args, strict=False):
+        if id(value) in wholes and argument.alias_info is not None and argument.alias_info.is_write:
+            value.copy_(spec.local_rows(wholes[id(value)]))
+
+    def local_rows(whole: Tensor) -> Tensor:
+        return rows[id(whole)] if id(whole) in rows else spec.local_rows(whole).contiguous()
+
+    return tree_map_only(Tensor, local_rows, out)
+
+
+class DrawCache:
+    """What was drawn for all rows by the first of several shares in this process, kept for the others."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, tuple[Tensor, Tensor]] = {}  # what is drawn -> all rows, and the state after
+
+    def draw(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Share, order: tuple[int, ...] | None
+    ) -> Any:
+        """As `draw_own_rows`; of a CPU's own generator, where nothing is asked of what is written over."""
+        name, rows = func.overloadpacket.__name__, args[0] if args else None
+        fills = name in FILLING or func is torch.ops.aten.bernoulli_.float
+        if not fills or not isinstance(rows, Tensor) or rows.device.type != "cpu" or kwargs.get("generator"):
+            return draw_own_rows(func, args, kwargs, spec, order)
+        key = random_digest(), func, args[1:], tuple(kwargs.items())
+        if key in self._kept:
+            whole, after = self._kept[key]
+            torch.set_rng_state(after)
+        else:
+            whole = _laid_out_like(rows, spec, order if spec.local_size == 1 else None)
+            func(whole, *args[1:], **kwargs)
+            self._kept[key] = whole, torch.get_rng_state()
+        rows.copy_(spec.local_rows(whole))
+        return rows
+
+
+_CHUNK = 1 << 15  # entries that are drawn at a time: their 64 bits stay in the cache
+_MANTISSA = 53  # bits of them that `bernoulli_` uses
+
+
+def _draw_in_place(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Share, order: tuple[int, ...] | None
+) -> bool:
+    """Fill own rows as `bernoulli_` would fill them among all, without room for the others'.
+
+    False, and nothing done, where that is not known to draw the same, or own rows lie apart.
+    """
+    rows, likely = args[0], args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+    order = order or memory_order(rows)
+    laid = rows.permute(order)
+    if rows.device.type != "cpu" or len(order) != rows.dim() or not laid.is_contiguous() or not _is_known():
+        return False
+    places = spec.local_rows(torch.arange(spec.size).view([1] * spec.dim + [-1])).flatten()
+    start, stop = int(places[0]), int(places[-1]) + 1
+    if stop - start != spec.local_size:  # several entries for a sample, apart
+        return False
+    run = laid.shape[order.index(spec.dim) + 1 :].numel()
+    lines = laid.view(-1, spec.local_size * run)
+    draw_lines(lines, start * run, spec.size * run, likely, kwargs.get("generator"))
+    return True
+
+
+def draw_lines(lines: Tensor, start: int, size: int, likely: float, generator: torch.Generator | None) -> None:
+    """`bernoulli_(likely)` of `lines`, shape (n, own): each is drawn as entries `start` on of a line of `size`."""
+    stop = start + lines.shape[1]
+    bits = torch.empty(min(_CHUNK, len(lines) * size), dtype=torch.int64)
+
+    def draw(count: int) -> Tensor:
+        return bits[:count].random_(generator=generator)
+
+    def skip(count: int) -> None:
+        for first in range(0, count, _CHUNK):
+            draw(min(_CHUNK, count - first))
+
+    if size <= _CHUNK:
+        for some in lines.split(_CHUNK // size):
+            _decide(draw(len(some) * size).view(len(some), size)[:, start:stop], likely, some)
+        return
+    for line in lines:
+        skip(start)
+        for part in line.split(_CHUNK):
+            _decide(draw(len(part)), likely, part)
+        skip(size - stop)
+
+
+def _decide(bits: Tensor, likely: float, out: Tensor) -> None:
+    """What `bernoulli_(likely)` makes of 64 bits for each entry: a number below 1, of which it takes those below."""
+    torch.lt(bits.bitwise_and_((1 << _MANTISSA) - 1), math.ceil(likely * (1 << _MANTISSA)), out=out)
+
+
+@cache
+def _is_known() -> bool:
+    """Whether `bernoulli_` on a CPU draws as we do."""
+    one, other = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    whole, lines = torch.empty(2, 999).bernoulli_(0.3, generator=one), torch.empty(2, 500)
+    draw_lines(lines, 400, 999, 0.3, other)
+    return torch.equal(whole[:, 400:900], lines) and torch.equal(one.get_state(), other.get_state())
+
+
+def _laid_out_like(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> Tensor:
+    """An uninitialised whole tensor whose entries lie in memory as those of `rows` do, gaps included."""
+    sizes = list(rows.shape)
+    sizes[spec.dim] = spec.size
+    if order is not None and len(order) == rows.dim():  # one row does not show how rows lie
+        dense = torch.empty([sizes[dim] for dim in order], dtype=rows.dtype, device=rows.device)
+        return dense.permute([order.index(dim) for dim in range(rows.dim())])
+    strides = list(rows.stride())
+    slower = set(memory_order(rows)[: memory_order(rows).index(spec.dim)])
+    for dim in slower:
+        strides[dim] = strides[dim] // spec.local_size * spec.size
+    return torch.empty_strided(sizes, strides, dtype=rows.dtype, device=rows.device)
+
+
+def _among_others(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> Tensor:
+    """A whole tensor with this rank's rows in place, and harmless values for the others'."""
+    whole = _laid_out_like(rows, spec, order).fill_(0.5 if rows.is_floating_point() else 1)
+    spec.local_rows(whole).copy_(rows)
+    return whole

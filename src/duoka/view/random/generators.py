@@ -1,0 +1,82 @@
+"""The generators that a script draws from: torch's, Python's, numpy's."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class RankStream:
+    """A context in which this rank draws from a stream of its own; the common one is put back as it was.
+
+    Within itself it changes nothing.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._depth = 0
+        self._states: dict[str, Tensor] = {}
+        self._common: dict[str, Tensor] = {}
+        self._seed = seed % 2**63
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        if self._depth > 1:
+            return
+        for device, (get, put) in _generators().items():
+            self._common[device] = get()
+            if device not in self._states:
+                self._states[device] = torch.Generator(device).manual_seed(self._seed).get_state()
+            put(self._states[device])
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
+        for device, (get, put) in _generators().items():
+            self._states[device] = get()
+            put(self._common[device])
+
+
+def _generators() -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
+    found: dict[str, Any] = {"cpu": (torch.get_rng_state, torch.set_rng_state)}
+    if torch.cuda.is_initialized():
+        found["cuda"] = (torch.cuda.get_rng_state, torch.cuda.set_rng_state)
+    return found
+
+
+def random_states() -> tuple[Any, ...]:
+    """The states of all generators that a script draws from: torch's, Python's, numpy's."""
+    return (
+        {device: get() for device, (get, _) in _generators().items()},
+        random.getstate(),
+        np.random.get_state(),
+    )
+
+
+def set_random_states(states: tuple[Any, ...]) -> None:
+    """Put them back."""
+    of_torch, of_python, of_numpy = states
+    for device, (_, put) in _generators().items():
+        put(of_torch[device])
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+
+
+def same_states(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether nothing was drawn in between."""
+    same_torch = all(torch.equal(state, other[0][device]) for device, state in one[0].items())
+    return same_torch and one[1] == other[1] and one[2][2] == other[2][2] and bool((one[2][1] == other[2][1]).all())
+
+
+def random_digest() -> int:
+    """32 bits of torch's random states: equal where the same has been drawn."""
+    found = 0
+    for get, _ in _generators().values():
+        found = zlib.crc32(get().numpy().tobytes(), found)
+    return found

@@ -1,0 +1,1 @@
+"""Who has which rows, several shares in one process, and what all rows have to do with: gradients, BatchNorm."""

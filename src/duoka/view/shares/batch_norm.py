@@ -1,0 +1,198 @@
+"""BatchNorm over the whole batch: the statistics of all ranks' rows, on any device.
+
+Ranks' means and variances are combined as in Chan, Golub & LeVeque, "Updating formulae and a pairwise algorithm
+for computing sample variances" (1979); the gradient is that of Ioffe & Szegedy, "Batch normalization" (2015).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from duoka.view.shares.differentiable import AllReduceSum, Replicate
+from duoka.view.shares.local import LocalShares
+from duoka.view.support import originals
+
+_one_device = F.batch_norm  # plain scripts get another one, which comes here
+
+
+@dataclass(frozen=True, slots=True)
+class Normalising:
+    """A call of `F.batch_norm` in training mode. rows: shape (rows, C, ...); weight and bias: shape (C,)."""
+
+    rows: Tensor
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+    momentum: float
+    eps: float
+
+    def update_running(self, mean: Tensor, var: Tensor, total: Tensor | int) -> None:
+        """Update the running statistics. mean, var: of the batch, shape (C,); total: values per channel."""
+        if self.running_mean is not None and self.running_var is not None:
+            with torch.no_grad():
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+                self.running_var.lerp_((var * total / (total - 1)).to(self.running_var.dtype), self.momentum)
+
+
+def in_training(original: Callable[..., Any], of_batch: Callable[[Normalising], Tensor | None]) -> Callable[..., Any]:
+    """Return an `F.batch_norm` that calls `of_batch` in training mode, and `original` if that returns None."""
+
+    def batch_norm(
+        input: Tensor,  # noqa: A002
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Any:
+        if training:
+            out = of_batch(Normalising(input, running_mean, running_var, weight, bias, momentum, eps))
+            if out is not None:
+                return out
+        return original(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+    return batch_norm
+
+
+def combined(means: Tensor, variances: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Combine the means and variances of shares, each of shape (shares, C), into those of the batch, of shape (C,).
+
+    counts: values per channel in each share, shape (shares,).
+    """
+    share = (counts.to(means.dtype) / counts.sum()).unsqueeze(1)
+    mean = (share * means).sum(0)
+    return mean, (share * (variances + (means - mean) ** 2)).sum(0)
+
+
+def whole_batch_norm(
+    call: Normalising,
+    rows: Sequence[Tensor],
+    weights: Sequence[Tensor | None],
+    biases: Sequence[Tensor | None],
+    counts: Tensor,
+    shares: LocalShares,
+) -> list[Tensor]:
+    """Compute `F.batch_norm` in training mode with the statistics of the whole batch, and update the running ones.
+
+    Args:
+        call: the call; its parameters are replaced by `weights` and `biases`.
+        rows: of each local share, shape (rows, C, ...).
+        weights: the parameter as each local share uses it.
+        biases: likewise.
+        counts: values per channel in each share of all ranks, shape (world_size,).
+        shares: the local shares.
+
+    Returns:
+        The output of each local share, of the shape of its rows.
+    """
+    out: list[Tensor]
+    *out, mean, var = _WholeBatchNorm.apply(shares, call.eps, counts, *rows, *weights, *biases)
+    call.update_running(mean, var, counts.sum())
+    return out
+
+
+class _WholeBatchNorm(torch.autograd.Function):
+    """The computation. Inputs with gradients: the rows of all local shares, then their weights, then their biases."""
+
+    @staticmethod
+    def forward(ctx: Any, shares: LocalShares, eps: float, counts: Tensor, *given: Tensor | None) -> Any:
+        rows, weights, biases = _apart(given, shares)
+        dense = [part if part.dtype == torch.float64 else part.float() for part in rows]
+        found = [torch.var_mean(part, dim=all_but_channels(part), correction=0) for part in dense]
+        mine = torch.stack([torch.stack([mean, var]) for var, mean in found])
+        means, variances = shares.ranks.all_gather(mine).view(shares.world_size, 2, -1).unbind(1)
+        mean, var = combined(means, variances, counts)
+        ctx.save_for_backward(*given, mean, var)
+        ctx.eps, ctx.total, ctx.shares = eps, counts.sum(), shares
+        out = [
+            _one_device(part, mean, var, _to(weight, mean), _to(bias, mean), False, 0.0, eps)
+            for part, weight, bias in zip(rows, weights, biases, strict=True)
+        ]
+        ctx.mark_non_differentiable(mean, var)
+        return (*out, mean, var)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        *given, mean, var = ctx.saved_tensors
+        shares = ctx.shares
+        rows, weights, biases = _apart(given, shares)
+        if torch.is_grad_enabled():  # somebody asks for a gradient of this gradient
+            wanted = [value is not None and value.requires_grad for value in given]
+            inputs = [value for value, wants in zip(given, wanted, strict=True) if wants]
+            out = _in_steps(rows, weights, biases, ctx.eps, ctx.total, shares)
+            weighing = list(grads[: shares.count])
+            found = list(originals.grad(out, inputs, weighing, create_graph=True, allow_unused=True))
+            return (None, None, None, *(found.pop(0) if wants else None for wants in wanted))
+        shape, dims = channels(rows[0]), all_but_channels(rows[0])
+        inverse = (var + ctx.eps).rsqrt()
+        dense = [grad if grad.dtype == torch.float64 else grad.float() for grad in grads[: shares.count]]
+        centred = [(part - mean.view(shape)) * inverse.view(shape) for part in rows]
+        sums = [
+            torch.stack([grad.sum(dims), (grad * part).sum(dims)]) for grad, part in zip(dense, centred, strict=True)
+        ]
+        means = shares.total(sums) / ctx.total
+        scales = [inverse if weight is None else inverse * weight for weight in weights]
+        by_rows = [
+            ((grad - means[0].view(shape) - part * means[1].view(shape)) * scale.view(shape)).to(of.dtype)
+            for grad, part, scale, of in zip(dense, centred, scales, rows, strict=True)
+        ]
+        by_weight = [
+            None if weight is None else one[1].to(weight.dtype) for one, weight in zip(sums, weights, strict=True)
+        ]
+        by_bias = [None if bias is None else one[0].to(bias.dtype) for one, bias in zip(sums, biases, strict=True)]
+        return (None, None, None, *by_rows, *by_weight, *by_bias)
+
+
+def _apart(given: Sequence[Any], shares: LocalShares) -> tuple[list[Any], list[Any], list[Any]]:
+    """Split a list of inputs into rows, weights and biases, each with one entry for every local share."""
+    count = shares.count
+    return list(given[:count]), list(given[count : 2 * count]), list(given[2 * count :])
+
+
+def _to(value: Tensor | None, like: Tensor | None) -> Tensor | None:
+    return None if value is None or like is None else value.to(like.dtype)
+
+
+def _in_steps(
+    rows: list[Tensor],
+    weights: list[Tensor | None],
+    biases: list[Tensor | None],
+    eps: float,
+    total: Tensor,
+    shares: LocalShares,
+) -> list[Tensor]:
+    """Compute the same in operations that autograd can differentiate twice."""
+    shape, dims = channels(rows[0]), all_but_channels(rows[0])
+
+    def mean_of(parts: list[Tensor]) -> list[Tensor]:
+        means = Replicate.apply(shares, AllReduceSum.apply(shares, *(part.sum(dims) for part in parts)))
+        return [mean / total for mean in means]
+
+    centred = [part - mean.view(shape) for part, mean in zip(rows, mean_of(rows), strict=True)]
+    spread = mean_of([part * part for part in centred])
+    out: list[Tensor] = [part * (var + eps).rsqrt().view(shape) for part, var in zip(centred, spread, strict=True)]
+    for place, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        if weight is not None:
+            out[place] = out[place] * weight.view(shape)
+        if bias is not None:
+            out[place] = out[place] + bias.view(shape)
+    return out
+
+
+def channels(rows: Tensor) -> list[int]:
+    """Return the shape that broadcasts one value per channel with `rows`."""
+    return [1, -1, *(1 for _ in range(rows.dim() - 2))]
+
+
+def all_but_channels(rows: Tensor) -> list[int]:
+    """Return the dimensions of `rows` over which statistics are computed."""
+    return [0, *range(2, rows.dim())]

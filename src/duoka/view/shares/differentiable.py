@@ -1,0 +1,96 @@
+"""Collectives with gradients. Each call is one node of the autograd graph, for all shares of a process.
+
+One convention holds everywhere: the objective is the sum over shares of each share's copy of the loss, and gradients
+of parameters are divided by the number of shares. So a replicated loss needs no weighting by share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duoka.view.shares.local import LocalShares
+from duoka.view.shares.partition import Partition
+
+
+class AllReduceSum(torch.autograd.Function):
+    """All-reduce (sum) of the shares' partial results.
+
+    The gradient is replicated, so its all-reduce is a multiplication by the number of shares.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, shares: LocalShares, *parts: Tensor) -> Tensor:
+        ctx.shares = shares
+        return shares.total(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, *(grad * ctx.shares.world_size for grad in _replicated(grads[0], ctx.shares))
+
+
+class Replicate(torch.autograd.Function):
+    """Copies of a replicated tensor, one for each local share, whose gradients are averaged over all shares."""
+
+    @staticmethod
+    def forward(ctx: Any, shares: LocalShares, tensor: Tensor) -> tuple[Tensor, ...]:
+        ctx.shares = shares
+        return tuple(tensor.view_as(tensor) for _ in range(shares.count))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, AllReduceSum.apply(ctx.shares, *(grad.contiguous() for grad in grads)) / ctx.shares.world_size
+
+
+def _replicated(grad: Tensor, shares: LocalShares) -> tuple[Tensor, ...]:
+    """Replicate a gradient for each local share; without `create_graph` no graph is needed."""
+    return Replicate.apply(shares, grad) if torch.is_grad_enabled() else (grad,) * shares.count
+
+
+class AllGatherRows(torch.autograd.Function):
+    """All-gather of all shares' rows, along dimension 0. Each share keeps its own rows of the gradient.
+
+    partitions: one for each of `rows`, which are those of the local shares.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, shares: LocalShares, partitions: tuple[Partition, ...], *rows: Tensor) -> Tensor:
+        ctx.partitions, ctx.shares = partitions, shares
+        sent = rows[0].detach() if len(rows) == 1 else torch.cat([part.detach() for part in rows])
+        if sent.dtype == torch.bool:
+            sent = sent.view(torch.uint8)
+        partition = partitions[0].of_process(shares.ranks.rank, shares.ranks.world_size)
+        if partition.rows < partition.largest:
+            sent = torch.cat([sent, sent.new_zeros((partition.largest - partition.rows, *sent.shape[1:]))])
+        parts = shares.ranks.all_gather(sent)
+        whole = torch.cat([part[:size] for part, size in zip(parts, partition.sizes, strict=True)])
+        return whole.view(torch.bool) if rows[0].dtype == torch.bool else whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        each = zip(_replicated(grads[0], ctx.shares), ctx.partitions, strict=True)
+        return (
+            None,
+            None,
+            *(grad.narrow(0, partition.start, partition.rows) * ctx.shares.world_size for grad, partition in each),
+        )
+
+
+class GatherParameters(torch.autograd.Function):
+    """The whole parameters of a block, of which each rank holds rows (`sharded.py`).
+
+    The gradient of the whole is this rank's; a rank's rows get the sum over ranks. block: does both. places: indices
+    of the parameters in it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, block: Any, places: list[int], *rows: Tensor) -> Any:
+        ctx.block, ctx.places = block, places
+        ctx.set_materialize_grads(False)
+        return block.given(places)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return None, None, *ctx.block.own_gradients(ctx.places, grads)

@@ -1,0 +1,241 @@
+"""The shares of a batch that this process computes: one, or several with the strategies `exact` and `dp`.
+
+Several shares are computed one after the other, each in a greenlet and with its own `View`, like ranks of a smaller
+world. Where ranks would call a collective, a share's greenlet is suspended. When all local shares have reached that
+point, their parts are combined, with those of the other processes, and each share continues. So each rule of
+`view/rules/` is written for one share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import torch
+from greenlet import GreenletExit, getcurrent, greenlet
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from duoka.private.torch import count_dispatch_modes
+from duoka.view.collectives.base import Collectives
+from duoka.view.collectives.tree_sum import add_up, start_sum
+from duoka.view.random.draws import DrawCache
+from duoka.view.random.generators import random_states, same_states, set_random_states
+
+T = TypeVar("T")
+Combine = Callable[[list[Any]], Sequence[Any]]  # the parts of all local shares -> the result of each
+
+
+class RuleRecorder(Protocol):
+    """Records the torch calls of the running rule (`dispatch/replay.py`)."""
+
+    def abandon(self) -> None:
+        """Discard the record."""
+
+
+class LocalShares:
+    """The only share of a process; subclasses have several.
+
+    ranks: collectives between processes. count: shares of each process. exact: True if sums are added in a fixed
+    tree. home: the device on which shares on several devices are combined. is_alias: returns True for a leaf that
+    replaces a parameter in one share. recorder: of the running rule. draw_cache: of the running call.
+    """
+
+    count, exact = 1, False
+    home: torch.device | None = None
+    is_alias: Callable[[Tensor], bool] = staticmethod(lambda leaf: False)
+
+    def __init__(self, ranks: Collectives) -> None:
+        self.ranks = ranks
+        self.recorder: RuleRecorder | None = None
+        self.draw_cache: DrawCache | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Number of shares of all processes."""
+        return self.ranks.world_size * self.count
+
+    def each(self, work: Callable[[int], T], draws: bool = False) -> list[T]:
+        """Return `work(index)` for each local share; all must call `synchronize` equally often.
+
+        draws: `work` may draw random numbers; each share starts with the same generator states.
+        """
+        return [work(0)]
+
+    def synchronize(self, combine: Combine, part: Any) -> Any:
+        """Wait for the other local shares, and return this share's result.
+
+        combine: called once, with the parts of all local shares in order; returns one result for each.
+        """
+        return combine([part])[0]
+
+    def total(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the sum over all shares of all processes. parts: those of the local shares."""
+        return self.ranks.all_reduce(parts[0].detach().clone())
+
+
+class SeveralLocalShares(LocalShares):
+    """Several shares of one process."""
+
+    def __init__(self, ranks: Collectives, count: int) -> None:
+        super().__init__(ranks)
+        self.count = count
+
+    def each(self, work: Callable[[int], T], draws: bool = False) -> list[T]:
+        if self.count == 1:
+            return [work(0)]
+        tasks = [_ShareTask(partial(work, place)) for place in range(self.count)]
+        try:
+            _run_all(tasks, draws)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [task.result for task in tasks]
+
+    def synchronize(self, combine: Combine, part: Any) -> Any:
+        if self.count == 1:
+            return combine([part])[0]
+        parent = getcurrent().parent
+        if parent is None or count_dispatch_modes():
+            raise AssertionError("a share needs the other shares where it cannot be suspended")
+        if self.recorder is not None:
+            self.recorder.abandon()
+        return parent.switch((combine, part))
+
+
+class DeviceShares(SeveralLocalShares):
+    """A share on each of several devices of one process. home: the device on which they are combined."""
+
+    def __init__(self, ranks: Collectives, count: int, home: torch.device) -> None:
+        super().__init__(ranks, count)
+        self.home = home
+
+    def total(self, parts: Sequence[Tensor]) -> Tensor:
+        total = parts[0].detach().to(self.home, copy=True)
+        for part in parts[1:]:
+            total += part.detach().to(self.home)
+        return total
+
+
+class ExactShares(SeveralLocalShares):
+    """Shares of a fixed number for the whole run; sums do not depend on which process has which shares."""
+
+    exact = True
+
+    def total(self, parts: Sequence[Tensor]) -> Tensor:
+        local = add_up([part.detach() for part in parts])
+        if not local.is_floating_point() and not local.is_complex():
+            return self.ranks.all_reduce(local)
+        return start_sum(self.ranks, local)()
+
+
+class _ShareTask:
+    """The computation of one share, which runs from one synchronization to the next.
+
+    waiting: what it passed to `synchronize`; None when it has ended, with `result`.
+    """
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._greenlet = greenlet(work)
+        self._gradients = torch.is_grad_enabled()
+        self.waiting: tuple[Combine, Any] | None = None
+        self.result: Any = None
+
+    def resume(self, *given: Any) -> None:
+        """Run until the next synchronization, or the end."""
+        self._run(lambda: self._greenlet.switch(*given))
+
+    def fail(self, error: BaseException) -> None:
+        """Raise the error of a synchronization in the share."""
+        self._run(lambda: self._greenlet.throw(error))
+
+    def _run(self, switch: Callable[[], Any]) -> None:
+        before = torch.is_grad_enabled()  # torch keeps it for a thread; each share has its own
+        torch.set_grad_enabled(self._gradients)
+        try:
+            out = switch()
+        finally:
+            self._gradients = torch.is_grad_enabled()
+            torch.set_grad_enabled(before)
+        if self._greenlet.dead:
+            self.waiting, self.result = None, out
+        else:
+            self.waiting = out
+
+    def cancel(self) -> None:
+        """End a share that is suspended because another one has failed."""
+        if self._greenlet:
+            self._greenlet.throw(GreenletExit)
+
+
+def _run_all(tasks: list[_ShareTask], draws: bool) -> None:
+    """Run all tasks in turn until they end. draws: give each the generator states that the first one had."""
+    given: list[tuple[Any, ...]] = [()] * len(tasks)
+    while True:
+        state = random_states() if draws else None
+        for task, one in zip(tasks, given, strict=True):
+            if state is not None and task is not tasks[0] and not same_states(state, random_states()):
+                set_random_states(state)
+            task.resume(*one)
+        if tasks[0].waiting is None:
+            return
+        combine, _ = tasks[0].waiting
+        try:
+            given = [(one,) for one in combine([task.waiting[1] for task in tasks])]  # type: ignore[index]
+        except BaseException as error:
+            tasks[0].fail(error)
+            raise
+
+
+class ShareCollectives(Collectives):
+    """The collectives of one of several shares of a process: each share is a rank.
+
+    place: the index of the share among the local ones.
+    """
+
+    def __init__(self, shares: LocalShares, place: int) -> None:
+        self._shares, self.key = shares, shares.ranks.key
+        self.rank, self.world_size = shares.ranks.rank * shares.count + place, shares.world_size
+
+    @property
+    def alone(self) -> bool:
+        return self._shares.ranks.alone
+
+    @alone.setter
+    def alone(self, value: bool) -> None:
+        self._shares.ranks.alone = value
+
+    def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
+        def reduce(parts: list[Tensor]) -> list[None]:
+            if op == ReduceOp.SUM:
+                total = self._shares.total(parts)
+            else:
+                choose = torch.maximum if op == ReduceOp.MAX else torch.minimum
+                total = parts[0].clone()
+                for part in parts[1:]:
+                    total = choose(total, part)
+                total = self._shares.ranks.all_reduce(total, op)
+            with torch.no_grad():
+                for part in parts:
+                    part.copy_(total)
+            return [None] * len(parts)
+
+        self._shares.synchronize(reduce, tensor)
+        return lambda: None
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        def gather(parts: list[Tensor]) -> list[Tensor]:
+            found = self._shares.ranks.all_gather(torch.stack([part.detach() for part in parts]))
+            return [found.view(self.world_size, *tensor.shape)] * len(parts)
+
+        return self._shares.synchronize(gather, tensor)  # type: ignore[no-any-return]
+
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        def send(parts: list[Tensor]) -> list[Tensor]:
+            rank, place = divmod(source, self._shares.count)
+            sent = self._shares.ranks.broadcast(parts[place].detach().clone(), rank)
+            with torch.no_grad():
+                return [part.copy_(sent) for part in parts]
+
+        return self._shares.synchronize(send, tensor)  # type: ignore[no-any-return]

@@ -1,0 +1,424 @@
+"""The batch tensor: a tensor subclass with the shape of a global batch that holds this rank's rows of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from duoka.errors import DuokaError, Refused
+from duoka.private.torch import make_wrapper, tree_leaves, tree_map_only
+from duoka.view.random.draws import memory_order
+from duoka.view.shares.differentiable import AllGatherRows
+from duoka.view.shares.partition import Partition
+from duoka.view.support.transforms import looks_below, unseen
+from duoka.view.support.user_code import user_line
+from duoka.view.view import View
+
+_NUMBER = re.compile(r"\d+")
+
+Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """The placement of the samples in a tensor: dimension `dim` has the size `outer * n * inner`.
+
+    `[B, T, C].view(-1, C)` has inner = T, `[T, B, C].view(-1, C)` has outer = T.
+    """
+
+    view: View
+    partition: Partition
+    dim: int = 0
+    outer: int = 1
+    inner: int = 1
+
+    @property
+    def size(self) -> int:
+        """Size of the batch dimension, of all ranks together."""
+        return self.outer * self.partition.n * self.inner
+
+    @property
+    def local_size(self) -> int:
+        """Size of the batch dimension that this rank holds."""
+        return self.outer * self.partition.rows * self.inner
+
+    def at(self, dim: int) -> Spec:
+        """Return the placement of the same rows in another dimension."""
+        return self if dim == self.dim else replace(self, dim=dim)
+
+    def local_rows(self, whole: Tensor, dim: int | None = None) -> Tensor:
+        """Return this rank's rows of a replicated tensor, along `dim` (default: `self.dim`), as a view."""
+        dim = self.dim if dim is None else dim
+        whole = self.view.replicate(whole)
+        if self.outer == 1 == self.inner:
+            rows: Tensor = self.partition.local_rows(whole, dim)
+            return rows
+        apart = whole.unflatten(dim, (self.outer, self.partition.n, self.inner))
+        own: Tensor = self.partition.local_rows(apart, dim + 1).flatten(dim, dim + 2)
+        return own
+
+    def gather(self, local: Tensor) -> Tensor:
+        """All-gather: return the replicated tensor of which `local` are this rank's rows."""
+        whole: Tensor = self.view.shares.synchronize(lambda parts: [Spec.together(parts)] * len(parts), (self, local))
+        return whole
+
+    @staticmethod
+    def together(parts: list[tuple[Spec, Tensor]]) -> Tensor:
+        """All-gather the rows of all shares. parts: placement and rows of each local share."""
+        if looks_below():
+            with unseen():
+                return Spec._together(parts)
+        return Spec._together(parts)
+
+    @staticmethod
+    def _together(parts: list[tuple[Spec, Tensor]]) -> Tensor:
+        spec, local = parts[0]
+        home = spec.view.shares.home
+        if home is not None:
+            parts = [(of, rows.to(home)) for of, rows in parts]
+        apart = [
+            rows.unflatten(spec.dim, (spec.outer, of.partition.rows, spec.inner)).movedim(spec.dim + 1, 0)
+            for of, rows in parts
+        ]
+        whole: Tensor = AllGatherRows.apply(spec.view.shares, tuple(of.partition for of, _ in parts), *apart)
+        whole = spec.partition.in_order(whole).movedim(0, spec.dim + 1).flatten(spec.dim, spec.dim + 2)
+        return whole.contiguous() if local.is_contiguous() else whole
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Meta:
+    """All properties of a batch tensor except its values. Equal ones are one object, to be compared by identity.
+
+    shape: of the global batch. local_shape: of this rank's rows. order: the dimensions of the whole batch from the
+    slowest to the fastest in memory, if it differs from that of the rows (a single row does not show it), or None.
+    """
+
+    spec: Spec
+    shape: torch.Size
+    dtype: torch.dtype
+    local_shape: torch.Size
+    order: tuple[int, ...] | None = None
+
+    @staticmethod
+    def of(local: Tensor, spec: Spec, order: tuple[int, ...] | None = None) -> Meta:
+        """Return the Meta of the batch of which `local` are this rank's rows.
+
+        Raises:
+            AssertionError: the size of its batch dimension is not that of this rank's share.
+        """
+        key = spec, local.shape, local.dtype, order
+        known: Meta | None = spec.view.metas[key]
+        if known is None:
+            shape = list(local.shape)
+            if shape[spec.dim] != spec.local_size:
+                raise AssertionError(
+                    f"a tensor of shape {tuple(shape)} does not hold {spec.local_size} rows in dimension {spec.dim}"
+                )
+            shape[spec.dim] = spec.size
+            watch = spec.view.watch
+            size = torch.Size(shape) if watch is None else watch.size(shape, spec.dim)
+            known = Meta(spec, size, local.dtype, local.shape, order)
+            spec.view.metas.keep(key, known)
+        return known
+
+
+class BatchTensor(Tensor):
+    """A tensor with the shape of a global batch and no storage; `_rows` are this rank's rows.
+
+    Every torch function called with it is handled by `dispatch` (`dispatch/dispatch.py`).
+
+    Class attributes, set by `view/rules`:
+        rules: torch function -> rule.
+        together: rules that are called once for all local shares.
+        drawing: rules that draw random numbers.
+        unrecorded: rules that do more than call torch functions on local tensors.
+        computing: rules of what models compute with parameters.
+    """
+
+    _rows: Tensor
+    _meta: Meta
+    _kept: Any = None  # a gathered copy (dispatch/whole.py)
+    rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}
+    together: ClassVar[frozenset[Rule]] = frozenset()
+    drawing: ClassVar[frozenset[Rule]] = frozenset()
+    unrecorded: ClassVar[frozenset[Rule]] = frozenset()
+    computing: ClassVar[frozenset[Rule]] = frozenset()
+    dispatch: ClassVar[Callable[..., Any]]
+
+    @staticmethod
+    def __new__(cls, local: Tensor, spec: Spec) -> BatchTensor:
+        """Make a batch of this rank's rows `local`, which autograd tracks."""
+        if local.requires_grad and local.is_leaf:
+            spec.view.divide_gradient(local)
+        return cls._made(local, Meta.of(local, spec))
+
+    @staticmethod
+    def _made(local: Tensor, meta: Meta) -> BatchTensor:
+        """Make a batch of rows whose Meta is known."""
+        batch: BatchTensor = make_wrapper(BatchTensor, meta.shape, dtype=meta.dtype, device=local.device)
+        batch._rows, batch._meta = local, meta
+        return batch
+
+    @property
+    def _spec(self) -> Spec:
+        return self._meta.spec
+
+    @property
+    def _shares(self) -> tuple[BatchTensor, ...]:
+        """The batch tensors of the local shares."""
+        return (self,)
+
+    @property
+    def _local(self) -> Tensor:
+        aliased = self._meta.spec.view.aliased
+        if aliased.copies:
+            aliased.settle(self._rows)
+        return self._rows
+
+    def to_local(self) -> Tensor:
+        """Return this rank's rows, a plain tensor that shares memory and gradient with the batch."""
+        return self._local
+
+    def full_tensor(self) -> Tensor:
+        """All-gather the rows; every rank must call it."""
+        return self._spec.gather(self._local)
+
+    @classmethod
+    def of(cls, whole: Tensor, view: View, dim: int = 0) -> BatchTensor:
+        """Split a replicated tensor, with its samples in `dim`."""
+
+        def share(place: int) -> BatchTensor:
+            own = view.siblings[place]
+            spec = Spec(own, own.partition(whole.shape[dim]), dim)
+            rows = spec.local_rows(whole)
+            # Rows along another dimension are not contiguous: what is a view on one device would be a copy here.
+            rows = rows.contiguous() if whole.is_contiguous() else rows
+            # Kernels round differently by alignment, which must not depend on how the rows came here (`of_rows`).
+            batch = BatchTensor(rows.clone() if view.shares.exact else rows, spec)
+            if spec.local_size == 1:
+                batch.set_memory_order(memory_order(whole))
+            return batch
+
+        return join(view.shares.each(share))
+
+    @classmethod
+    def of_rows(cls, rows: Tensor, n: int, view: View) -> BatchTensor:
+        """Make a batch of n samples of the rows of this process, in dimension 0."""
+        specs = [Spec(own, own.partition(n)) for own in view.siblings]
+        if len(specs) == 1:
+            return BatchTensor(rows, specs[0])
+        parts = rows.split([spec.partition.rows for spec in specs])
+        # Copied, as rounding must not depend on the alignment within other shares' memory.
+        return join([BatchTensor(part.clone(), spec) for part, spec in zip(parts, specs, strict=True)])
+
+    def set_memory_order(self, order: tuple[int, ...]) -> None:
+        """Set the memory order of the whole batch: its dimensions, from the slowest to the fastest."""
+        if not order == memory_order(self._rows) == tuple(range(len(order))):
+            self._meta = Meta.of(self._rows, self._spec, order)
+
+    # Frequent queries are answered here, without a dispatch.
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return self._meta.shape
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self._meta.dtype
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]
+        return len(self._meta.shape)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._shares[0]._rows.device
+
+    @property
+    def is_nested(self) -> bool:  # type: ignore[override]
+        return False
+
+    def dim(self) -> int:
+        return len(self._meta.shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        return self._meta.shape if dim is None else self._meta.shape[dim]
+
+    def __len__(self) -> int:
+        watch = self._meta.spec.view.watch
+        if watch is not None:
+            watch.used = True
+        if not self._meta.shape:
+            raise TypeError("len() of a 0-d tensor")
+        return self._meta.shape[0]
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return BatchTensor.dispatch(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Refuse operators that bypassed `__torch_function__`."""
+        if func is torch.ops.aten.alias.default:  # `torch.Tensor(x)`
+            return args[0].full_tensor().detach().clone()
+        error = Refused(
+            f"{func} was called on a batch without a torch function ({user_line()}): duoka cannot split it"
+        )
+        batches_in((args, kwargs))[0]._spec.view.raised(error)
+        raise error
+
+
+class MultiShareBatch(BatchTensor):
+    """A batch of which this process has several shares, each a BatchTensor as a rank would have it.
+
+    Operations are computed for each share. What is the same for all, such as `_meta`, is taken from the first.
+    """
+
+    _own: tuple[BatchTensor, ...]
+
+    @staticmethod
+    def __new__(cls, shares: Sequence[BatchTensor]) -> MultiShareBatch:
+        """Combine the local shares, in order."""
+        meta, rows = shares[0]._meta, shares[0]._rows
+        batch: MultiShareBatch = make_wrapper(cls, meta.shape, dtype=meta.dtype, device=rows.device)
+        batch._own, batch._meta = tuple(shares), meta
+        return batch
+
+    @property
+    def _shares(self) -> tuple[BatchTensor, ...]:
+        return self._own
+
+    @property
+    def _rows(self) -> Tensor:  # type: ignore[override]
+        raise AssertionError("a batch of several shares has no single tensor of rows")
+
+    @property
+    def _local(self) -> Tensor:
+        raise AssertionError("a batch of several shares has no single tensor of rows")
+
+    def to_local(self) -> Tensor:
+        """Return this process's rows, a copy that shares the batch's gradient."""
+        dim, outer, inner = self._spec.dim, self._spec.outer, self._spec.inner
+        apart = [own._local.unflatten(dim, (outer, own._spec.partition.rows, inner)) for own in self._own]
+        rows: Tensor = torch.cat(apart, dim + 1).flatten(dim, dim + 2)
+        return rows
+
+    def full_tensor(self) -> Tensor:
+        return Spec.together([(own._spec, own._local) for own in self._own])
+
+
+# Scripts print the names of types.
+for _kind in (BatchTensor, MultiShareBatch):
+    _kind.__name__ = _kind.__qualname__ = Tensor.__name__
+    _kind.__module__ = Tensor.__module__
+
+
+def _of_share(value: Any, place: int, found: list[MultiShareBatch]) -> Any:
+    """As `of_share`; appends the replaced batches to `found`."""
+    if isinstance(value, MultiShareBatch):
+        found.append(value)
+        return value._own[place]
+    if isinstance(value, dict):
+        return {key: _of_share(one, place, found) for key, one in value.items()}
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        return _like(value, [_of_share(one, place, found) for one in value])
+    return value
+
+
+def of_share(value: Any, place: int) -> Any:
+    """Replace each batch in nested containers by its local share with index `place`."""
+    return _of_share(value, place, [])
+
+
+def join(shares: Sequence[BatchTensor]) -> BatchTensor:
+    """Combine local shares into one batch."""
+    return shares[0] if len(shares) == 1 else MultiShareBatch(shares)
+
+
+def join_results(outs: Sequence[Any], given: Sequence[MultiShareBatch] = ()) -> Any:
+    """Combine the results of the local shares: batches are joined, anything else is the first share's.
+
+    given: the arguments; a result that is a share of one of these becomes that batch itself.
+    """
+    first = outs[0]
+    if len(outs) == 1:
+        return first
+    if isinstance(first, BatchTensor):
+        same = [batch for batch in given if batch._own[0] is first]
+        return same[0] if same else MultiShareBatch(outs)
+    if isinstance(first, dict):
+        return {key: join_results([out[key] for out in outs], given) for key in first}
+    if isinstance(first, (tuple, list)) and not isinstance(first, torch.Size):
+        return _like(first, [join_results(parts, given) for parts in zip(*outs, strict=True)])
+    return first
+
+
+def _like(value: Any, parts: list[Any]) -> Any:
+    """Make a (named) tuple or list of the same type."""
+    kind = type(value)
+    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+
+
+def whole_like(batch: BatchTensor) -> Tensor:
+    """Return a tensor of the batch's global shape that repeats this rank's rows, without communication."""
+    batch = batch._shares[0]
+    spec = batch._spec
+    apart = batch._rows.detach().unflatten(spec.dim, (spec.outer, spec.partition.rows, spec.inner))
+    places = torch.arange(spec.partition.n, device=batch.device) % spec.partition.rows
+    whole: Tensor = apart.index_select(spec.dim + 1, places).flatten(spec.dim, spec.dim + 2)
+    return whole
+
+
+def whole_batch_error(error: Exception, view: View, again: Callable[[], object]) -> Exception:
+    """Return the error that one device would raise, with the shapes of the global batch.
+
+    again: makes the same call with a whole batch of other values. If it raises no such error, the rows' values were
+    the cause, and `error` itself is returned.
+    """
+    if not isinstance(error, (RuntimeError, ValueError)) or isinstance(error, (DuokaError, torch.OutOfMemoryError)):
+        return error
+    before, view.ranks.alone = view.ranks.alone, True
+    try:
+        again()
+    except Exception as whole:
+        alike_but_for_numbers = _NUMBER.sub("#", repr(whole)) == _NUMBER.sub("#", repr(error))
+        return whole.with_traceback(error.__traceback__) if alike_but_for_numbers else error
+    finally:
+        view.ranks.alone = before
+    return error
+
+
+def gather_all(tree: Any) -> Any:
+    """All-gather every batch tensor in nested containers."""
+    return tree_map_only(BatchTensor, lambda batch: batch.full_tensor(), tree)  # of its own kind
+
+
+def batches_in(tree: Any) -> list[BatchTensor]:
+    """Return the batch tensors in nested lists, tuples and dicts, in order."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, BatchTensor)]
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+_WRITING = frozenset({"__set__", "__setitem__", *(f"__i{name}__" for name in _OPERATORS)})
+
+
+def may_write(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a torch function may write into what it is given, by its name."""
+    name: str = getattr(func, "__name__", "")
+    return name in _WRITING or (name.endswith("_") and not name.endswith("__")) or kwargs.get("out") is not None
+
+
+def has_sparse(tree: Any) -> bool:
+    """Return True if nested containers hold a sparse tensor."""
+    return any(isinstance(leaf, Tensor) and leaf.layout is not torch.strided for leaf in tree_leaves(tree))

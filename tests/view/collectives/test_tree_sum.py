@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from duoka.view.collectives.one_rank import OneRank
+from duoka.view.collectives.tree_sum import GATHERED, Subtree, add_up, start_sum
+from duoka.view.view import View
+from tests.view.processes import all_well, in_processes
+from tests.view.ranks import on_ranks
+
+
+def leaves(count: int, size: int, seed: int = 0) -> list[Tensor]:
+    """Numbers of very different sizes: their sums show every order of addition."""
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.randint(-10, 10, (count, size), generator=generator)
+    return list(torch.randn(count, size, generator=generator) * 10.0**exponents)
+
+
+def paired(values: list[Tensor]) -> Tensor:
+    """The definition."""
+    half = len(values) // 2
+    return values[0] if not half else paired(values[:half]) + paired(values[half:])
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 16])
+def test_sums_are_those_of_the_tree(count: int) -> None:
+    values = leaves(count, 50)
+    before = [value.clone() for value in values]
+    assert torch.equal(add_up(values), paired(values))
+    assert all(torch.equal(one, other) for one, other in zip(values, before, strict=True))
+    assert add_up(values).data_ptr() != values[0].data_ptr()
+
+
+def test_the_order_matters_at_all() -> None:
+    values = leaves(8, 200)
+    assert not torch.equal(add_up(values), torch.stack(values).sum(0))
+
+
+@given(st.integers(0, 4), st.randoms(use_true_random=False))
+def test_leaves_may_come_in_any_order(height: int, chance: random.Random) -> None:
+    values = leaves(1 << height, 5)
+    tree, places = Subtree(len(values)), list(range(len(values)))
+    chance.shuffle(places)
+    complete = []
+    for place in places:
+        assert not tree.has(place)
+        complete.append(tree.put(place, values[place].clone()))
+        assert tree.has(place)
+    assert complete == [False] * (len(values) - 1) + [True]
+    assert torch.equal(tree.total(lambda: torch.zeros(5)), paired(values))
+
+
+def test_leaves_that_have_not_come_are_zero() -> None:
+    values = leaves(8, 5)
+    tree = Subtree(8)
+    for place in (1, 6, 7):
+        tree.put(place, values[place].clone())
+    some = [value if place in (1, 6, 7) else torch.zeros(5) for place, value in enumerate(values)]
+    assert torch.equal(tree.total(lambda: torch.zeros(5)), paired(some))
+
+
+@pytest.mark.parametrize("size", [1, 7, GATHERED // 4, GATHERED // 4 + 3])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_come_to_the_same_bits(world_size: int, size: int) -> None:
+    values = leaves(8, size)
+
+    def on_rank(view: View) -> Tensor:
+        each = 8 // world_size
+        own = add_up(values[view.ranks.rank * each :][:each])
+        return start_sum(view.ranks, own)()
+
+    for found in on_ranks(world_size, on_rank):
+        assert torch.equal(found, paired(values))
+    assert start_sum(OneRank(), values[0])() is values[0]
+
+
+@pytest.mark.parametrize("nearby", [True, False])
+def test_sums_between_processes_go_on_meanwhile(nearby: bool) -> None:
+    values = leaves(6, 300_001)
+
+    def work(ranks: object) -> list[bool]:
+        mine = [values[2 * number + ranks.rank] for number in range(3)]  # type: ignore[attr-defined]
+        sums = [start_sum(ranks, part) for part in mine]  # type: ignore[arg-type]
+        return [torch.equal(finish(), values[2 * n] + values[2 * n + 1]) for n, finish in enumerate(sums)]
+
+    assert all_well(in_processes(2, work, nearby=nearby)) == [[True] * 3] * 2

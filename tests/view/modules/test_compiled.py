@@ -1,0 +1,163 @@
+"""Compiled modules. Dynamo's eager backend compiles nothing, but guards and breaks graphs as any does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+
+from duoka.view.modules.calls import ModuleCalls
+from duoka.view.view import View
+from tests.view.nets import HERE, normal, scalar, watched
+from tests.view.ranks import in_turns, shared, whole_of
+
+__all__ = ["watched"]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own imports
+
+
+@pytest.fixture(autouse=True)
+def _fresh(watched: None) -> Iterator[None]:
+    torch.manual_seed(7)
+    torch._dynamo.reset()
+    with FakeTensorMode():
+        pass  # CUDA builds of torch 2.10 crash, without a GPU, once the thread that entered the first one has ended
+    yield
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    def __init__(self, then: Callable[..., Any]) -> None:
+        super().__init__()
+        self.first, self.then = nn.Linear(6, 6), then
+
+    def forward(self, x: Tensor) -> Any:
+        self.given = x
+        return self.then(self, self.first(x))
+
+
+def compiled_calls(
+    then: Callable[..., Any], batches: list[Tensor], before: Callable[..., Any] = lambda *_: None
+) -> list[bool]:
+    """See that each call of a compiled module gives one device's numbers; tell which calls ran compiled code.
+
+    before: called with the module, how many calls came before, and the batch.
+    """
+    torch.manual_seed(3)
+    plain = Net(then)
+    expected, draws = [], torch.get_rng_state()
+    for at, x in enumerate(batches):
+        before(plain, at, x)
+        out = plain(x)
+        scalar(out).backward()
+        expected.append(out)
+    after, grads = torch.rand(2), [p.grad for p in plain.parameters()]
+    torch.set_rng_state(draws)
+
+    def on_rank(view: View) -> Any:
+        states = torch.get_rng_state()
+        torch.manual_seed(3)
+        inner = Net(then)
+        torch.set_rng_state(states)
+        model: Any = torch.compile(inner, backend=calling)
+        HERE.calls, HERE.seen = ModuleCalls(view), []
+        compiled: list[int] = []
+        for at, (x, one) in enumerate(zip(batches, expected, strict=True)):
+            batch = shared(view, x)
+            before(inner, at, batch)
+            RUN.clear()
+            out = model(batch)
+            compiled.append(len(RUN))
+            scalar(out).backward()
+            torch.testing.assert_close(whole_of(out), one)
+        for p, grad in zip(inner.parameters(), grads, strict=True):
+            torch.testing.assert_close(view.ranks.all_reduce(p.grad) / 2, grad)
+        assert torch.equal(torch.rand(2), after)
+        return [bool(count) for count in compiled]
+
+    return in_turns(2, on_rank)[1]
+
+
+RUN: list[int] = []  # of each graph that ran
+
+
+def calling(graph: Any, inputs: Any) -> Any:
+    def run(*args: Any) -> Any:
+        RUN.append(1)
+        return graph(*args)
+
+    return run
+
+
+def several(count: int) -> list[Tensor]:
+    return [normal(6, 6) + at for at in range(count)]
+
+
+def test_a_module_whose_rows_are_independent_runs_compiled() -> None:
+    found = compiled_calls(lambda m, x: x.tanh() * 2, several(4))
+    assert found[0] is False  # the proof
+    assert found[-1] is True
+
+
+MIXING: dict[str, Callable[..., Any]] = {
+    "mean of all": lambda m, x: x - x.mean(0),
+    "dropout": lambda m, x: nn.functional.dropout(x, 0.5),
+    "sorted": lambda m, x: x.sort(0).values,
+    "loss": lambda m, x: x.square().mean(),
+    "the first row": lambda m, x: x - x.unbind(0)[0],
+}
+
+
+@pytest.mark.parametrize("then", MIXING.values(), ids=MIXING)
+def test_what_concerns_other_rows_runs_uncompiled(then: Callable[..., Any]) -> None:
+    assert not any(compiled_calls(then, several(3)))
+
+
+def test_rows_that_were_gathered_before_count_too() -> None:
+    """All rows are there already when the module asks for one, so no rank meets another."""
+    found = compiled_calls(lambda m, x: x - m.given.unbind(0)[0], several(3), lambda module, at, x: x.unbind(0))
+    assert not any(found)
+
+
+def test_a_flag_that_is_set_later_is_proven_anew() -> None:
+    def then(m: Any, x: Tensor) -> Tensor:
+        return x - x.mean(0) if m.training and m.centre else x * 2
+
+    def before(module: Any, at: int, x: Tensor) -> None:
+        module.centre = at > 3
+
+    found = compiled_calls(then, several(7), before)
+    assert found[3] is True
+    assert not any(found[5:])  # the call before compiled anew, so what came of it was dropped
+
+
+def test_modes_and_sizes_are_kinds_of_their_own() -> None:
+    def then(m: Any, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5, m.training) * x.shape[0]
+
+    def before(module: Any, at: int, x: Tensor) -> None:
+        module.train(at < 2)
+
+    batches = [*several(4), normal(4, 6), normal(4, 6)]
+    compiled_calls(then, batches, before)
+
+
+def test_an_error_of_some_rows_is_every_rank_s() -> None:
+    table = torch.randn(6, 2)
+
+    def on_rank(view: View) -> list[Any]:
+        compiled = torch.compile(nn.Embedding.from_pretrained(table), backend="eager")
+        calls, found = ModuleCalls(view), []
+        for ids in (torch.arange(4), torch.arange(4), torch.tensor([0, 1, 2, 9]), torch.arange(4)):
+            try:
+                found.append(whole_of(calls.call(nn.Module.__call__, compiled, (shared(view, ids),), {})))
+            except IndexError as error:
+                found.append(str(error))
+        return found
+
+    for found in in_turns(2, on_rank):
+        assert found.pop(2) == "index out of range in self"
+        torch.testing.assert_close(found, [table[:4]] * 3)

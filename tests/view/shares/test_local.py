@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from duoka.errors import Refused
+from duoka.strategies.exact import Exact
+from duoka.view.collectives.one_rank import OneRank
+from duoka.view.rules import install
+from duoka.view.shares.local import ExactShares, LocalShares
+from duoka.view.tensor.batch import BatchTensor, MultiShareBatch
+from duoka.view.view import View
+
+install()
+
+
+def view_of(shares: int) -> View:
+    """The view of one process that computes all shares."""
+    ranks = OneRank()
+    return Exact(ranks, shares).view(ranks, lambda _: None)
+
+
+def test_all_come_to_each_meeting() -> None:
+    own, seen = ExactShares(OneRank(), 4), []
+
+    def work(place: int) -> int:
+        first = own.synchronize(lambda parts: (seen.append(parts), [sum(parts)] * 4)[1], place)
+        second = own.synchronize(lambda parts: (seen.append(parts), parts[::-1])[1], first + place)
+        return second * 10
+
+    assert own.each(work) == [90, 80, 70, 60]
+    assert seen == [[0, 1, 2, 3], [6, 7, 8, 9]]
+
+
+def test_one_share_meets_itself() -> None:
+    own: LocalShares
+    for own in (LocalShares(OneRank()), ExactShares(OneRank(), 1)):
+        assert own.each(lambda place, own=own: own.synchronize(lambda parts: [sum(parts)], 3)) == [3]  # type: ignore[misc]
+
+
+def test_an_error_in_a_meeting_is_raised_by_the_share() -> None:
+    own, caught, left = ExactShares(OneRank(), 2), [], []
+
+    def together(parts: list[Any]) -> list[Any]:
+        raise ValueError("no")
+
+    def work(place: int) -> None:
+        try:
+            own.synchronize(together, None)
+        except ValueError as error:
+            caught.append(place)
+            raise Refused("it was no") from error
+        finally:
+            left.append(place)
+
+    with pytest.raises(Refused, match="it was no"):
+        own.each(work)
+    assert caught == [0]
+    assert sorted(left) == [0, 1]
+
+
+def test_a_share_keeps_its_grad_mode() -> None:
+    own, seen = ExactShares(OneRank(), 2), []
+
+    def work(place: int) -> None:
+        with torch.set_grad_enabled(place == 0):
+            own.synchronize(lambda parts: (seen.append(torch.is_grad_enabled()), parts)[1], None)
+            seen.append(torch.is_grad_enabled())
+
+    own.each(work)
+    assert seen == [True, True, False]
+    assert torch.is_grad_enabled()
+
+
+def test_shares_draw_the_same_numbers() -> None:
+    own = ExactShares(OneRank(), 3)
+
+    def work(place: int) -> tuple[float, float]:
+        first = torch.rand(()).item()
+        own.synchronize(lambda parts: parts, None)
+        return first, torch.rand(()).item()
+
+    torch.manual_seed(1)
+    expected = torch.rand(()).item(), torch.rand(()).item(), torch.rand(()).item()
+    torch.manual_seed(1)
+    assert own.each(work, draws=True) == [expected[:2]] * 3
+    assert torch.rand(()).item() == expected[2]
+
+
+@pytest.fixture
+def pair() -> tuple[Tensor, BatchTensor]:
+    whole = torch.randn(11, 6, generator=torch.Generator().manual_seed(5))
+    return whole.clone(), BatchTensor.of(whole, view_of(4))
+
+
+def test_a_joint_batch_is_the_whole(pair: tuple[Tensor, BatchTensor]) -> None:
+    whole, batch = pair
+    assert isinstance(batch, MultiShareBatch)
+    assert batch.shape == whole.shape
+    assert torch.equal(batch.full_tensor(), whole)
+    assert torch.equal(batch.to_local(), whole)
+    assert [len(share.to_local()) for share in batch._shares] == [2, 3, 3, 3]
+    assert repr(batch) == repr(whole)
+    for other in (batch.t(), batch.view(-1), batch.repeat(2, 1), torch.cat([batch, batch])):
+        assert isinstance(other, MultiShareBatch)
+    assert torch.equal(torch.cat([batch, batch]).to_local(), torch.cat([whole, whole]))
+    assert torch.equal(batch.view(-1).full_tensor(), whole.view(-1))
+
+
+def test_operations_on_all_shares(pair: tuple[Tensor, BatchTensor]) -> None:
+    whole, batch = pair
+    torch.testing.assert_close(batch.sum(), whole.sum())
+    torch.testing.assert_close(batch.std(0), whole.std(0))
+    torch.testing.assert_close((batch.t() @ batch), whole.t() @ whole)
+    assert (batch > 0).sum().item() == (whole > 0).sum().item()
+    assert batch.argmax().item() == whole.argmax().item()
+    top, places = batch.topk(2, 1)
+    assert torch.equal(top.full_tensor(), whole.topk(2, 1)[0])
+    assert torch.equal(places.full_tensor(), whole.topk(2, 1)[1])
+    assert torch.equal(batch[torch.arange(11) % 3 == 0], whole[torch.arange(11) % 3 == 0])
+
+
+def test_what_is_written_is_in_all_shares(pair: tuple[Tensor, BatchTensor]) -> None:
+    whole, batch = pair
+    row = batch[7]
+    row.zero_()
+    whole[7] = 0
+    batch.mul_(2)
+    whole.mul_(2)
+    assert torch.equal(row, whole[7])
+    batch[batch < 0] = 9
+    whole[whole < 0] = 9
+    array = batch.numpy()
+    array[3, 3] = 100
+    whole[3, 3] = 100
+    batch.sort(0)
+    assert torch.equal(batch.full_tensor(), whole)
+
+
+def test_gradients_of_all_shares(pair: tuple[Tensor, BatchTensor]) -> None:
+    whole, batch = pair
+    whole.requires_grad_()
+    batch.requires_grad_()
+    for x in (whole, batch):
+        (x.exp().sum() + (x[2] * x[9]).sum()).backward()
+    torch.testing.assert_close(batch.grad.full_tensor(), whole.grad)
+    found, expected = (torch.autograd.grad(x.sin().sum(), x)[0] for x in (batch, whole))
+    torch.testing.assert_close(found.full_tensor(), expected)
+    with pytest.raises(Refused, match="a hook on a batch"):
+        batch.register_hook(lambda grad: None)
+
+
+def test_too_large_for_its_rows_is_told_of_the_whole(pair: tuple[Tensor, BatchTensor]) -> None:
+    whole, batch = pair
+    with pytest.raises(RuntimeError) as expected:
+        whole @ torch.ones(5, 5)
+    with pytest.raises(RuntimeError) as found:
+        batch @ torch.ones(5, 5)
+    assert str(found.value) == str(expected.value)

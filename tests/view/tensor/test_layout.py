@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from duoka.view.random.draws import memory_order
+from duoka.view.view import View
+from tests.view.ranks import in_turns, on_ranks, shared, whole_of
+
+# x: (n, 4, 6). A share of one row has several orders of dimensions that fit its strides.
+LAID_OUT: dict[str, Callable[[Tensor], Tensor]] = {
+    "as it is": lambda x: x * 1,
+    "transposed": lambda x: x.transpose(0, 1),
+    "transposed and computed": lambda x: (x.transpose(0, 1) * 2).relu(),
+    "turned": lambda x: x.permute(2, 0, 1) + 1,
+    "time first, made contiguous": lambda x: x.transpose(0, 1).contiguous(),
+    "time first, by a layer": lambda x: F.linear(x.transpose(0, 1), torch.ones(5, 6)),
+    "in one dimension": lambda x: x.transpose(0, 1).reshape(-1, 6),
+    "stacked": lambda x: torch.stack([x, x], 1),
+    "normalised": lambda x: F.layer_norm(x.transpose(0, 1), (6,)),
+    "batch last": lambda x: x.flatten(1).t(),
+    "there and back": lambda x: x.transpose(0, 1).transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("lay", LAID_OUT.values(), ids=LAID_OUT)
+@pytest.mark.parametrize(("n", "world_size"), [(2, 2), (3, 2), (4, 3)])
+def test_what_is_drawn_for_a_share_of_one_row(lay: Callable[[Tensor], Tensor], n: int, world_size: int) -> None:
+    """Random numbers fill memory in its order, so they tell how a rank believes that the whole lies."""
+
+    def draw(x: Tensor) -> list[Tensor]:
+        return [F.dropout(lay(x), 0.5), torch.randn_like(lay(x)), lay(x).clone().normal_(), F.dropout(lay(x), 0.3)]
+
+    torch.manual_seed(5)
+    whole = torch.randn(n, 4, 6)
+    states = torch.get_rng_state()
+    expected = draw(whole)
+    torch.set_rng_state(states)
+    for found in in_turns(world_size, lambda view: [whole_of(one) for one in draw(shared(view, whole))]):
+        for one, other in zip(expected, found, strict=True):
+            torch.testing.assert_close(other, one)
+
+
+def test_only_shares_of_one_row_need_to_remember() -> None:
+    def on_rank(view: View) -> Any:
+        out = shared(view, torch.randn(3, 4, 6)).transpose(0, 1) * 2
+        return out._spec.local_size, out._meta.order
+
+    whole = memory_order(torch.randn(3, 4, 6).transpose(0, 1) * 2)
+    for size, order in on_ranks(2, on_rank):
+        assert order == (whole if size == 1 else None)
+
+
+def test_a_function_that_has_no_values_to_go_by_keeps_its_own_order() -> None:
+    """`masked_select` cannot say without values how large its result is."""
+
+    def on_rank(view: View) -> Any:
+        x = shared(view, torch.ones(2, 4))
+        return whole_of(x.masked_select(x > 0))
+
+    for found in on_ranks(2, on_rank):
+        assert found.tolist() == [1.0] * 8

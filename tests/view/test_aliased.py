@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from duoka.errors import Refused
+from duoka.view.view import View
+from tests.view.ranks import on_ranks, shared
+
+HELD: dict[str, Callable[[Tensor], Any]] = {
+    "a row": lambda x: x[3],
+    "a row of a view": lambda x: x.view(-1)[3:9],
+    "rows": lambda x: list(x),
+    "an array": lambda x: x.numpy(),
+    "an array of what is detached": lambda x: x.detach().cpu().numpy(),
+    "a part of an array": lambda x: x.numpy()[1:, 2],
+}
+CHANGES: dict[str, Callable[[Tensor], Any]] = {
+    "in place": lambda x: x.add_(1),
+    "by an operator": lambda x: x.__imul__(2),
+    "a column": lambda x: x.__setitem__((slice(None), 2), 7.0),
+    "a row": lambda x: x.__setitem__(3, 7.0),
+    "through a view": lambda x: x.view(-1).zero_(),
+    "through data": lambda x: x.data.add_(3),
+    "through data, one row": lambda x: x.data.__setitem__(4, 3.0),
+    "random numbers": lambda x: x.uniform_(5, 5),
+    "a layer in place": lambda x: torch.nn.functional.relu(x.sub_(10), inplace=True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("hold", HELD.values(), ids=HELD)
+def test_what_is_held_of_a_batch_changes_with_it(
+    hold: Callable[[Tensor], Any], change: Callable[[Tensor], Any]
+) -> None:
+    def values(x: Tensor) -> list[float]:
+        held = hold(x)
+        change(x)
+        return np.array([np.asarray(part) for part in held]).tolist()  # type: ignore[no-any-return]
+
+    start = torch.arange(20.0).view(5, 4)
+    expected = values(start.clone())
+    assert on_ranks(2, lambda view: values(shared(view, start))) == [expected] * 2
+
+
+def test_data_that_was_taken_before_is_the_same_memory() -> None:
+    def sums(x: Tensor) -> list[float]:
+        data = x.data
+        row, array = x[3], x.numpy()
+        data.add_(1)
+        found = [float(row.sum()), float(array.sum()), x.sum().item()]
+        data[3] = 0
+        found += [float(row.sum()), x.sum().item()]
+        row.fill_(2)
+        array[0] = 1
+        return [*found, data.sum().item(), x.sum().item()]
+
+    start = torch.arange(20.0).view(5, 4)
+    expected = sums(start.clone())
+    assert on_ranks(2, lambda view: sums(shared(view, start))) == [expected] * 2
+
+
+def test_rows_taken_and_only_read_are_no_matter() -> None:
+    def on_rank(view: View) -> None:
+        x = shared(view, torch.arange(20.0).view(5, 4))
+        first, rest = x[0], x[1:]
+        assert first.sum() + rest.sum() == x.sum() == 190
+        copied = x[0].clone()
+        copied.fill_(9)
+        assert x.sum() == 190
+
+    on_ranks(2, on_rank)
+
+
+def test_what_nobody_holds_is_forgotten() -> None:
+    def on_rank(view: View) -> None:
+        x = shared(view, torch.arange(20.0).view(5, 4))
+        rows = [x[0], x[1], x.numpy()]
+        assert len(view.aliased.copies) == 1  # they are of one copy
+        del rows
+        x.sum()
+        assert not view.aliased.copies
+        row = x[0]
+        del x
+        gc.collect()
+        shared(view, torch.ones(4)).sum()
+        assert not view.aliased.copies
+        assert row.tolist() == [0, 1, 2, 3]
+
+    on_ranks(2, on_rank)
+
+
+def test_a_write_with_a_gradient_into_rows_is_refused() -> None:
+    def on_rank(view: View) -> None:
+        x = shared(view, torch.arange(20.0).view(5, 4)).requires_grad_() * 1
+        x[0].mul_(2)
+        with pytest.raises(Refused, match=r"x\[i\] = value"):
+            x.sum()
+
+    on_ranks(2, on_rank)
+
+
+def test_rows_taken_changed_and_put_back_have_a_gradient() -> None:
+    def gradient(leaf: Tensor) -> Tensor:
+        x = leaf.requires_grad_() * 2
+        x[1:3] += 5
+        x[0] *= 3
+        (found,) = torch.autograd.grad((x**2).sum(), leaf)
+        return found
+
+    start = torch.arange(20.0).view(5, 4)
+    expected = gradient(start.clone())
+
+    def on_rank(view: View) -> bool:
+        return torch.equal(gradient(shared(view, start)).full_tensor(), expected)  # type: ignore[attr-defined]
+
+    assert all(on_ranks(2, on_rank))
+
+
+def test_not_a_number_is_no_write() -> None:
+    def on_rank(view: View) -> None:
+        x = shared(view, torch.tensor([[1.0], [float("nan")], [3.0], [4.0]]))
+        array, before = x.numpy(), x._rows._version
+        x.sum()
+        assert np.isnan(array[1])
+        array[0] = 5
+        assert x[0].item() == 5
+        assert x._rows._version == before  # torch does not see it on one device either
+
+    on_ranks(2, on_rank)
+
+
+def test_in_inference_mode() -> None:
+    def on_rank(view: View) -> None:
+        with torch.inference_mode():
+            x = shared(view, torch.arange(20.0).view(5, 4)) * 1
+            assert x[3].tolist() == [12, 13, 14, 15]
+            x[1].fill_(0)
+            x[2] = 1
+            array = x.numpy()
+            array[0] = 0
+            assert x.sum() == 4 + sum(range(12, 20))
+
+    on_ranks(2, on_rank)
+
+
+def test_a_loop_that_writes_row_by_row_gathers_once() -> None:
+    places, values = torch.randint(0, 4, (6, 4)), torch.rand(6, 4)
+    expected = torch.zeros(6, 4)
+    for i in range(6):
+        expected[i].index_add_(0, places[i], values[i])
+
+    def loop(view: View) -> tuple[int, Tensor]:
+        written, at, added = shared(view, torch.zeros(6, 4)), shared(view, places), shared(view, values)
+        for i in range(6):
+            written[i].index_add_(0, at[i], added[i])
+        begun = view.ranks.begun
+        return begun, written.full_tensor()
+
+    for begun, whole in on_ranks(2, loop):
+        assert begun == 3  # of each batch once
+        torch.testing.assert_close(whole, expected)
