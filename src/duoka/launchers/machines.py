@@ -208,7 +208,7 @@ class SeveralMachines(SingleMachine):
 
 @dataclass(frozen=True, slots=True)
 class MachineResult:
-    """How a machine's ranks ended, as sent to the others.
+    """The end of a machine's ranks, as sent to the others.
 
     why, code, saved: of its verdict. cause: what ended them, in a few words. doubt: a `Doubt`.
     way: equal on machines whose ranks all ended in the same way; None: ranks of this machine ended differently.

@@ -21,7 +21,7 @@ LOG_LINES = 5  # of a dead rank's log
 
 @dataclass(frozen=True, slots=True)
 class ReportContext:
-    """What the report reads."""
+    """The plan, status board, workers and log files of an attempt."""
 
     plan: Plan
     board: StatusBoard

@@ -36,7 +36,7 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a run ended.
+    """The reason why a run ended.
 
     why: `well`; `agreed`: all scripts ended badly in the same way; `stopped`: by a signal to the command process;
         `elsewhere`: because of another machine; else what the ranks `culprits` did before the others were ended.

@@ -25,7 +25,7 @@ class SessionSettings(Protocol):
 
     @property
     def loading(self) -> Loading:
-        """How loaders are sharded."""
+        """The sharding of loaders."""
 
 
 @dataclass(frozen=True)

@@ -68,11 +68,11 @@ with requiring("torch", torch.__version__):
     # Operations on many tensors in one call. Public: one by one.
     copy_all_ = torch._foreach_copy_
     add_all_ = torch._foreach_add_
-    # The norm of each of many. Public: torch.nn.utils.get_total_norm, of all.
+    # The norms of many tensors. Public: torch.nn.utils.get_total_norm, of all together.
     NORM_OF_ALL = torch._foreach_norm
-    # What GradScaler.unscale_ calls, of all gradients. Public: none.
+    # Called by GradScaler.unscale_ for all gradients. Public: none.
     UNSCALE_ALL = torch._amp_foreach_non_finite_check_and_unscale_
-    # Whether `p.data = x` may be, which `model.to` asks before it does so. Public: none.
+    # Whether `p.data = x` is possible, as `model.to` checks. Public: none.
     TYPES_AGREE = torch._has_compatible_shallow_copy_type
     # The engine with which scripts queue callbacks as `Variable._execution_engine`. Public: none.
     backward_engine: Any = torch.autograd.Variable._execution_engine
@@ -136,21 +136,21 @@ def schema_of(operator: Any) -> Any:
 
 
 def functions_of_lists(without: str) -> list[Callable[..., Any]]:
-    """torch's functions of lists of tensors, each element by itself, but for some. Public: none."""
+    """Return torch's functions of lists of tensors, without some: each computes by element. Public: none."""
     prefix = "_foreach_"
     left_out = [prefix + name for name in without.split()]
     return [getattr(torch, name) for name in dir(torch) if name.startswith(prefix) and name not in left_out]
 
 
 def count_users(tensor: Tensor) -> int:
-    """How many hold what a tensor is of, besides Python: nodes of a graph. Public: none."""
+    """Return how many nodes of a graph and other C++ objects refer to a tensor. Public: none."""
     return int(tensor._use_count()) - 1  # type: ignore[attr-defined]
 
 
 def swap_contents(one: Tensor, other: Tensor) -> None:
-    """Let each object be what the other was. Public: torch.utils.swap_tensors, which refuses where one has weakrefs.
+    """Swap the contents of two tensors. Public: torch.utils.swap_tensors, which refuses tensors with weak references.
 
-    Those are meant to go on telling of the object.
+    Here weak references go on referring to the objects.
     """
     for name in ("__class__", "__dict__"):
         mine, theirs = getattr(one, name), getattr(other, name)
@@ -160,7 +160,7 @@ def swap_contents(one: Tensor, other: Tensor) -> None:
 
 
 def outer_saved_tensors_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """Those of torch.autograd.graph.saved_tensors_hooks that are in force. Public: none."""
+    """Return the active hooks of torch.autograd.graph.saved_tensors_hooks, or None. Public: none."""
     found: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return None if found is None else (found[0], found[1])
 

@@ -18,7 +18,7 @@ from duoka.run import sharded_tensors
 from duoka.run.api_session import ApiSession
 from duoka.run.models import move
 from duoka.run.precision import DTYPES
-from duoka.strategies.fully_shard import Fsdp
+from duoka.strategies.fully_shard import FullyShard
 from duoka.view.support.kinds import is_compiled
 
 _ALLOWED = {"precision": ("32", "bf16")}
@@ -30,7 +30,7 @@ class Sharding:
 
     def __init__(self, session: ApiSession, device: torch.device, timeout: float) -> None:
         self._session, self._device, self._timeout = session, device, timeout
-        self._made: Fsdp | None = None
+        self._made: FullyShard | None = None
 
     def sharding(self, given: dict[str, Any]) -> Callable[[nn.Module], None]:
         """Return a function that shards a module over all ranks; with one rank it only moves it.
@@ -64,11 +64,11 @@ class Sharding:
         if self._made is not None:
             self._made.close()
 
-    def _fsdp(self) -> Fsdp:
+    def _fsdp(self) -> FullyShard:
         """Return the strategy; install its interceptions for the first model that uses it."""
         if self._made is None:
             session = self._session
-            self._made = Fsdp(session.ranks, self._mesh(), self._device, session.strategy.leave, session.say)
+            self._made = FullyShard(session.ranks, self._mesh(), self._device, session.strategy.leave, session.say)
             sharded_tensors.install(session.patches, session.ranks)
         return self._made
 

@@ -27,7 +27,7 @@ class Strategy(ABC):
         """Keep `parameter` in step: equal values and gradients on every rank. Further calls do nothing."""
 
     def take_in(self, module: nn.Module) -> None:  # noqa: B027
-        """A model is about to be moved to a device."""
+        """Prepare the parameters of a model that a script is about to move to a device."""
 
     def leave(self, parameter: Tensor) -> None:  # noqa: B027
         """Never adopt `parameter`: torch keeps it in step."""

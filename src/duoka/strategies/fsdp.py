@@ -1,8 +1,8 @@
-"""Every rank holds a part of the parameters, of their gradients and of what the optimizer keeps of them.
+"""Each rank holds a part of the parameters, of their gradients and of the optimizer's state.
 
-A parameter stays the object that it is, and becomes a leaf of a batch's kind (view/sharded.py): the parameters of a
-block come together around whatever computes with one of them. What cannot be cut (fewer entries than ranks, memory
-that something else has, too) stays whole on every rank, as with ddp.
+A parameter stays the same object, and becomes a batch tensor (view/sharded.py): the parameters of a block are
+gathered around functions that compute with one of them. Parameters that cannot be sharded (fewer entries than ranks,
+memory shared with other tensors) stay replicated, as with ddp.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from duoka.view.support.user_code import user_line
 from duoka.view.view import View
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-_LARGE = 4  # a parameter in no block that is larger than the largest block's share by this is one by itself
+_LARGE = 4  # parameters in no block form one each if larger than this part of the largest block
 
 
-class Sharding:
-    """The models in parts of one run.
+class ModelSharding:
+    """The sharded models of one run.
 
-    ranks: of it. leave: is told of parameters that are in parts from then on. say: shows the user a line.
+    leave: called with each parameter that becomes sharded. say: prints a line.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class Sharding:
         self._hook = register_optimizer_step_pre_hook(_before_step)
 
     def shard(self, module: nn.Module) -> None:
-        """From now on each rank holds a part of `module`: of rank 0's parameters.
+        """Shard the parameters of `module` with rank 0's values.
 
-        What is in parts already stays so; parameters by themselves (of a copy) are put into blocks.
+        Parameters that are sharded already stay so; those of a copied model are grouped into blocks.
         """
         before = self._cut
         for group in _groups(module):
@@ -56,10 +56,10 @@ class Sharding:
             if len(members) > 1:
                 Block(self._blocks, members)  # type: ignore[arg-type]
         if self._cut > before:
-            self._say(_told(module, self._ranks.world_size))
+            self._say(_description(module, self._ranks.world_size))
 
     def _goes_apart(self, parameter: nn.Parameter) -> bool:
-        """Bring a parameter into parts, if it can be. False: it is in a block, or stays whole."""
+        """Shard a parameter, if possible. Returns False if it is in a block already, or stays whole."""
         if isinstance(parameter, Sharded):
             return parameter._block.is_single
         if not _can_be_cut(parameter, self._ranks.world_size):
@@ -71,12 +71,12 @@ class Sharding:
         return True
 
     def close(self) -> None:
-        """Let optimizers be."""
+        """Remove the hook of optimizers."""
         self._hook.remove()
 
 
-def _told(module: nn.Module, ranks: int) -> str:
-    """What each rank holds of a model."""
+def _description(module: nn.Module, ranks: int) -> str:
+    """Describe the parts of a model that each rank holds."""
     parameters = list(module.parameters())
     apart = [parameter for parameter in parameters if isinstance(parameter, Sharded)]
     blocks = {id(parameter._block): parameter._block.size() for parameter in apart}
@@ -89,7 +89,7 @@ def _told(module: nn.Module, ranks: int) -> str:
 
 
 def _can_be_cut(parameter: Tensor, ranks: int) -> bool:
-    """Whether nobody but its object has a parameter's memory, and there is enough of it."""
+    """Return whether no other tensor shares the parameter's memory, and it has an entry for each rank."""
     return (
         type(parameter) is nn.Parameter
         and parameter.layout is torch.strided
@@ -102,14 +102,14 @@ def _can_be_cut(parameter: Tensor, ranks: int) -> bool:
 
 
 def _before_step(optimizer: Optimizer, *_: object) -> None:
-    """What an optimizer kept before its parameters were brought into parts is brought there, too."""
+    """Shard optimizer state that was made before its parameter was sharded."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if not isinstance(parameter, Sharded):
                 continue
             if isinstance(optimizer, LBFGS):
                 raise Refused(
-                    f"LBFGS at {user_line()} makes one vector of all parameters, of which no rank has room with "
+                    f"LBFGS at {user_line()} makes one vector of all parameters, which no rank holds with "
                     "--strategy fsdp; use another optimizer, or another strategy"
                 )
             state: dict[str, Any] = optimizer.state.get(parameter) or {}
@@ -119,11 +119,11 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
 
 
 class Fsdp(Ddp):
-    """Parameters of models in parts; others replicated, and their gradients averaged."""
+    """Sharded parameters of models; others are replicated, and their gradients averaged."""
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
         view = super().view(ranks, say)
-        self._sharding = Sharding(ranks, self.leave, say)
+        self._sharding = ModelSharding(ranks, self.leave, say)
         view.take_in, view.in_parts = self._sharding.shard, True
         return view
 
@@ -136,7 +136,7 @@ class Fsdp(Ddp):
 
 
 def _groups(module: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """The parameters of a model that come together at once: of each block, and all others."""
+    """Yield parameters that are gathered together: those of each block, and the others."""
     if any(map(is_lazy, module.parameters())) or any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
         return
     seen = {id(p) for part in module.modules() if getattr(part, "sparse", False) is True for p in part.parameters()}
@@ -158,10 +158,10 @@ def _groups(module: nn.Module) -> Iterator[list[nn.Parameter]]:
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """The parts of a model that come together by themselves.
+    """Return the parts of a model whose parameters are gathered together.
 
-    They are the entries of its lists (ModuleList, ModuleDict, Sequential, and such within these) that have
-    parameters, if nothing in them is used elsewhere, too.
+    They are the entries of its lists (ModuleList, ModuleDict, Sequential, and such within these) that have parameters
+    and are used nowhere else.
     """
     users = Counter(_parameters(module))
     places = Counter(part for _, part in module.named_modules(remove_duplicate=False))
@@ -175,7 +175,7 @@ def blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def _entries(module: nn.Module) -> Iterator[nn.Module]:
-    """The entries of the outermost lists."""
+    """Yield the entries of the outermost lists."""
     for child in module.children():
         if isinstance(module, _LISTS) and not isinstance(child, _LISTS):
             yield child
@@ -184,5 +184,5 @@ def _entries(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _parameters(module: nn.Module) -> Iterator[int]:
-    """Each parameter of each part, by its identity; tied ones come several times."""
+    """Yield the id of each parameter of each part; tied ones several times."""
     return (id(parameter) for part in module.modules() for parameter in part.parameters(recurse=False))

@@ -1,16 +1,14 @@
-"""Every rank holds a part of the parameters, of their gradients and of what the optimizer keeps of them.
+"""Each rank holds a part of the parameters, gradients and optimizer state of a model, by torch's `fully_shard`.
 
-The parts are torch's `fully_shard`: a block's parameters come together before it computes, forwards and backwards,
-and gradients are averaged over ranks and taken apart again as they come. The mean is what `Ddp` gives, so nothing
-else in a run knows the difference.
+A block's parameters are gathered before it computes, forwards and backwards, and gradients are averaged over ranks
+and sharded again when they are computed. The mean equals that of `Ddp`.
 
-It stands beside the strategy of a run, which goes on to keep all other parameters in step.
+The run's own strategy keeps all other parameters in step.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,19 +19,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import OptionError, Refused
 from duoka.private.torch import is_view, tree_map_only
+from duoka.strategies.fsdp import blocks
 from duoka.view.collectives.base import Collectives
 from duoka.view.support.kinds import is_sharded
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 
-_LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
-
-class Fsdp:
+class FullyShard:
     """The sharded models of one run.
 
-    mesh: torch's DeviceMesh of all ranks. device: this rank's. leave: is told of every parameter whose gradient torch
-    averages here. say: shows the user a line.
+    mesh: torch's DeviceMesh of all ranks. device: this rank's. leave: called with each parameter whose gradient torch
+    averages. say: prints a line.
     """
 
     def __init__(
@@ -45,16 +42,16 @@ class Fsdp:
         say: Callable[[str], None],
     ) -> None:
         self._ranks, self._mesh, self._device, self._leave, self._say = ranks, mesh, device, leave, say
-        self._replaced: WeakIdKeyDictionary = WeakIdKeyDictionary()  # the name of whose parameter a tensor was
+        self._replaced: WeakIdKeyDictionary = WeakIdKeyDictionary()  # replaced parameter -> its name
         self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def shard(self, module: nn.Module, dtype: torch.dtype | None) -> None:
-        """From now on each rank holds a part of `module`: of rank 0's parameters, block by block.
+        """Shard `module` with rank 0's parameters, block by block.
 
-        dtype: in which parameters come together; None: in their own.
+        dtype: of gathered parameters; None: their own.
 
         Raises:
-            OptionError: torch does not take it.
+            OptionError: torch does not shard it.
         """
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes seconds
 
@@ -70,7 +67,7 @@ class Fsdp:
             part.register_forward_hook(_apart)  # before torch's own hook
             try:
                 parts = fully_shard(part, mesh=self._mesh, reshard_after_forward=True, mp_policy=policy)
-                parts.unshard()  # tensors of a first call in inference mode could not be trained
+                parts.unshard()  # tensors allocated in a first call in inference mode could not be trained
                 for parameter in part.parameters():
                     if not is_sharded(parameter):
                         self._leave(parameter)
@@ -86,11 +83,11 @@ class Fsdp:
         )
 
     def close(self) -> None:
-        """Let optimizers be."""
+        """Remove the hook of optimizers."""
         self._hook.remove()
 
     def _bring(self, part: nn.Module, model: str) -> None:
-        """Give what is still whole of a part rank 0's values, on the device: no more than this is whole there."""
+        """Move the whole parameters of a part to the device, with rank 0's values, one part at a time."""
         for name, parameter in part.named_parameters():
             if not is_sharded(parameter):
                 self._replaced[parameter] = f"{name} of {model}"
@@ -98,13 +95,13 @@ class Fsdp:
                 self._ranks.broadcast_into(parameter, 0)
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """An optimizer that was made before the model was sharded would update nothing, and say nothing."""
+        """Raise an error for an optimizer with old parameters, which it would update without effect."""
         if isinstance(optimizer, LBFGS) and any(map(is_sharded, optimizer.param_groups[0]["params"])):
             raise Refused(
                 f"LBFGS at {user_line()} makes one vector of all parameters, which no rank has with strategy='fsdp'; "
                 "use another optimizer, or another strategy"
             )
-        if not self._replaced:  # nobody holds any: the usual case
+        if not self._replaced:  # the usual case: the script keeps none
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -116,7 +113,7 @@ class Fsdp:
 
 
 class _Apart(torch.autograd.Function):
-    """A tensor as it is, but no view: what is then written into it in place leaves torch's hook where it was."""
+    """Return a tensor that is no view, so that writing into it in place leaves torch's hook on its place."""
 
     @staticmethod
     def forward(ctx: Any, view: Tensor) -> Tensor:
@@ -137,7 +134,7 @@ def _apart(part: nn.Module, args: Any, out: Any) -> Any:
 
 
 def _unfit(module: nn.Module, inner: list[nn.Module]) -> str:
-    """Why torch would not take a model; empty if it may."""
+    """Return why torch does not shard a model; empty if it may."""
     for name, part in module.named_modules():
         if getattr(part, "sparse", False) is True:
             return f"the gradient of {name or 'it'} is sparse; give it sparse=False"
@@ -151,34 +148,3 @@ def _unfit(module: nn.Module, inner: list[nn.Module]) -> str:
         if len(kinds) > 1:
             return f"parameters of types {', '.join(sorted(kinds))} would come together, which have to be of one"
     return ""
-
-
-def blocks(module: nn.Module) -> list[nn.Module]:
-    """The parts of a model that come together by themselves; all other parameters do with the model.
-
-    They are the entries of its lists (ModuleList, ModuleDict, Sequential, and such within these) that have
-    parameters, if nothing in them is used elsewhere, too.
-    """
-    users = Counter(_parameters(module))
-    places = Counter(part for _, part in module.named_modules(remove_duplicate=False))
-
-    def stands_alone(entry: nn.Module) -> bool:
-        own = Counter(_parameters(entry))
-        once = all(places[part] == 1 for part in entry.modules())
-        return bool(own) and once and all(users[parameter] == count for parameter, count in own.items())
-
-    return [entry for entry in _entries(module) if stands_alone(entry)]
-
-
-def _entries(module: nn.Module) -> Iterator[nn.Module]:
-    """The entries of the outermost lists."""
-    for child in module.children():
-        if isinstance(module, _LISTS) and not isinstance(child, _LISTS):
-            yield child
-        else:
-            yield from _entries(child)
-
-
-def _parameters(module: nn.Module) -> Iterator[int]:
-    """Each parameter of each part, by its identity; tied ones come several times."""
-    return (id(parameter) for part in module.modules() for parameter in part.parameters(recurse=False))

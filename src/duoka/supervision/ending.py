@@ -19,7 +19,7 @@ How = Literal["returned", "exited", "raised"]
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a worker's script ended; a worker that dies sends none.
+    """The end of a worker's script; a worker that dies sends none.
 
     how: it returned, called sys.exit, or raised an exception.
     code: the exit code that Python would give.
