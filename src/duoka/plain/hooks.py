@@ -1,7 +1,7 @@
 """Hooks on tensors that every rank holds whole: they receive the whole batch's gradient, as on one device.
 
 In a backward pass each rank has its own part of such a tensor's gradient, whose mean over ranks is the whole one
-(view/crossings.py); the mean is taken before a hook is called.
+(view/shares/differentiable.py); the mean is taken before a hook is called.
 """
 
 from __future__ import annotations

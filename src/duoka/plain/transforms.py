@@ -21,7 +21,7 @@ APPLIED = ("vjp", "jvp", "linearize")  # take the function and its arguments in 
 
 
 def install(session: Session) -> None:
-    """Let the made functions compute on all rows. A compiled module stays compiled (view/compiled.py)."""
+    """Let the made functions compute on all rows. A compiled module stays compiled (view/modules/compiled.py)."""
 
     def of_all_rows(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
