@@ -319,3 +319,8 @@ PROGRAMS = [
         "--epochs 1 --batch-size 64 --save-model",
     ),
 ]
+PROGRAMS += [
+    dataclasses.replace(program, name=f"{program.name}_fsdp", options=(*program.options, "--strategy", "fsdp"))
+    for program in PROGRAMS
+    if program.is_ours or program.name in ("minGPT", "nanoGPT", "transformer")
+]

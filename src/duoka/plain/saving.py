@@ -63,7 +63,9 @@ def install(session: Session) -> None:
     def make_gathered(original: Callable[..., Any]) -> Callable[..., Any]:
         def of_whole(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(tensors, nn.Module):
-                tensors = SimpleNamespace(state_dict=partial(_gathered, tensors.state_dict()))
+                names = partial(_gathered, tensors.state_dict())
+                module = SimpleNamespace(state_dict=names, load_state_dict=tensors.load_state_dict)
+                return original(module, *args, **kwargs)
             return original(_gathered(tensors), *args, **kwargs)
 
         return of_whole
@@ -79,7 +81,7 @@ def install(session: Session) -> None:
         if name in sys.modules or (name == "safetensors" and there):
             session.patches.replace(import_module(name), "serialize_file", make_once)
     if session.view.in_parts and there:
-        for function in ("save", "save_file", "save_model"):
+        for function in ("save", "save_file", "save_model", "load_model"):
             session.patches.replace(import_module("safetensors.torch"), function, make_gathered)
     for space in (checkpoint, weights):
         session.patches.put(space, "ranks_here", lambda: session.ranks)

@@ -70,6 +70,8 @@ with requiring("torch", torch.__version__):
     add_all_ = torch._foreach_add_
     # The norms of many tensors. Public: torch.nn.utils.get_total_norm, of all together.
     NORM_OF_ALL = torch._foreach_norm
+    # Called by optimizers with fused=True for all parameters. Public: none.
+    FUSED_STEPS = [getattr(torch, name) for name in dir(torch) if name.startswith(("_fused_ad", "_fused_sgd"))]
     # Called by GradScaler.unscale_ for all gradients. Public: none.
     UNSCALE_ALL = torch._amp_foreach_non_finite_check_and_unscale_
     # Whether `p.data = x` is possible, as `model.to` checks. Public: none.

@@ -112,7 +112,8 @@ def _by_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view
     rule = BatchTensor.rules.get(func)
     if rule is None and isinstance(func, OPERATORS):
         return compute_opaque(names_of_operator(func), func, args, kwargs)
-    if rule is None or kwargs.get("out") is not None:
+    multiplies = view.of_parameters and rule in BatchTensor.computing  # in 16 bits, as some optimizers do
+    if rule is None or multiplies or kwargs.get("out") is not None:
         return compute_whole(func, args, kwargs)
     if func is Tensor.__getitem__ and type(args[1]) is int and args[0]._spec.dim == 0 and view.shares.count == 1:
         return take_row(*args)

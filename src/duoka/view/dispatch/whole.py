@@ -49,8 +49,10 @@ def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
         copies = {id(batch): _Copy(batch, keep=name in _ROW_OPERATIONS) for batch in batches}
         args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].whole, (args, kwargs))
         out = func(*args, **kwargs)
+        unseen = name.endswith("_") and name.startswith("_") and not name.startswith("__")  # counts no version
         for copy in copies.values():
-            out = copy.returned(out) if copy.is_unwritten() else copy.written_back(name, out)
+            unwritten = copy.is_unwritten() and not unseen
+            out = copy.returned(out) if unwritten else copy.written_back(name, out)
         return out
 
 

@@ -83,6 +83,11 @@ def new(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(args[0]._local.detach(), *args[1:], **kwargs)
 
 
+def storage(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`p.untyped_storage()` of a parameter in parts, which tells tied ones: that of its rows."""
+    return func(args[0]._local) if args[0]._spec.view.of_parameters else NotImplemented
+
+
 def is_same_size(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`x.is_same_size(y)`: of the whole batches."""
     return args[0].shape == args[1].shape
@@ -107,6 +112,7 @@ RULES: dict[Function, Rule] = {
     _data.__set__: set_data,
     **dict.fromkeys(functions(NEW), new),
     Tensor.__deepcopy__: deepcopy,
+    Tensor.untyped_storage: storage,
     **dict.fromkeys(functions("is_same_size"), is_same_size),
     torch.is_tensor: is_tensor,
 }

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from duoka.private.torch import NORM_OF_ALL, UNSCALE_ALL, functions_of_lists
+from duoka.private.torch import FUSED_STEPS, NORM_OF_ALL, UNSCALE_ALL, functions_of_lists, tree_map_only
 from duoka.view.rules.lookup import Function, align, localise
 from duoka.view.tensor.batch import BatchTensor, Rule
 
@@ -61,6 +61,20 @@ def unscale(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return None
 
 
+def step(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a fused optimizer does to all parameters: to each element, and what belongs to it."""
+    if any(isinstance(value, BatchTensor) for value in (*args, *kwargs.values())):
+        return NotImplemented
+    listed = [value for value in args if isinstance(value, (list, tuple))]
+    for belonging in zip(*(values for values in listed if values), strict=True):
+        batches = [value for value in belonging if isinstance(value, BatchTensor)]
+        plain = [value for value in belonging if not isinstance(value, BatchTensor) and value.dim()]
+        if batches and (align(batches) is None or plain):
+            return NotImplemented
+    func(*(tree_map_only(BatchTensor, lambda one: one._local, value) for value in args), **kwargs)
+    return None
+
+
 def norms(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`_foreach_norm`: each tensor's."""
     order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
@@ -73,4 +87,5 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions_of_lists("max norm"), one_by_one),
     NORM_OF_ALL: norms,
     UNSCALE_ALL: unscale,
+    **dict.fromkeys(FUSED_STEPS, step),
 }
