@@ -119,7 +119,7 @@ def test_a_rank_that_does_not_come() -> None:
 
     from duoka.origins.communication import connect
 
-    with pytest.raises(TimedOut, match=r"rank 1 of 2 did not come in 0\.2 s"):
+    with pytest.raises(TimedOut, match=r"rank 0 waited 0\.2 s for ranks that did not connect: 1"):
         connect(HashStore(), 0, 2, 0.2)
 
 
@@ -171,11 +171,11 @@ def test_no_room_for_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_of_several_commands_on_one_machine_have_no_common_status_board() -> None:
     """As under `srun -n 2 duoka run`: they compare their collectives in messages."""
     import torch
-    from duoka.view.far import FarCollectives
 
     from duoka.environment import RankInfo
     from duoka.origins.communication import NullSlot
     from duoka.origins.forked import Forked, StartDefaults
+    from duoka.view.collectives.multi_host import MultiHostCollectives
 
     store, found = os.memfd_create("store"), {}
     asked = StartDefaults("whole", "whole", "auto", 20.0)
@@ -186,7 +186,7 @@ def test_ranks_of_several_commands_on_one_machine_have_no_common_status_board() 
         communication = origin.connect(20.0)
         ranks = communication.collectives(number, 2, 20.0, 0)
         total = ranks.all_reduce(torch.ones(2) + number).tolist()
-        found[number] = communication.here, isinstance(ranks, FarCollectives), total
+        found[number] = communication.here, isinstance(ranks, MultiHostCollectives), total
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
     for thread in threads:

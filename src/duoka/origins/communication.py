@@ -6,7 +6,6 @@ import mmap
 import os
 import secrets
 import tempfile
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,12 +13,12 @@ from datetime import timedelta
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from duoka import environment
-from duoka.errors import TimedOut
 from duoka.network.keys import Key
 from duoka.supervision.status_board import SLOT_SIZE, StatusBoard
 from duoka.system.machine_name import SHARED_MEMORY, machine_name
 from duoka.view.collectives import shared_memory
 from duoka.view.collectives.base import CollectiveSlot, Exchange
+from duoka.view.collectives.connecting import gather_texts
 from duoka.view.collectives.multi_host import MultiHostCollectives
 from duoka.view.collectives.process import ProcessCollectives
 from duoka.view.collectives.shared_memory import SharedMemoryExchange
@@ -66,7 +65,7 @@ def connect(store: Store, rank: int, world_size: int, timeout: float) -> Communi
     Raises:
         TimedOut: a rank did not connect.
     """
-    machines = _gather(store, "machine", rank, world_size, machine_name(), timeout)
+    machines = gather_texts(store, "machine of {}", rank, world_size, machine_name(), timeout)
     here = machines.count(machines[rank])
     memory = None
     if here == world_size:
@@ -78,20 +77,6 @@ def connect(store: Store, rank: int, world_size: int, timeout: float) -> Communi
     board_memory, exchange_memory = memory
     slot = StatusBoard(board_memory, range(world_size)).slot(rank)
     return Communication(store, slot, SharedMemoryExchange(exchange_memory, rank, world_size, timeout), here)
-
-
-def _gather(store: Store, what: str, rank: int, world_size: int, value: str, timeout: float) -> list[str]:
-    """Return every rank's `value`, in the order of ranks."""
-    store.set(f"{what} of {rank}", value)
-    values, deadline = [], time.monotonic() + timeout
-    for other in range(world_size):
-        try:
-            store.wait([f"{what} of {other}"], timedelta(seconds=max(0.01, deadline - time.monotonic())))
-        except RuntimeError as error:
-            missing = f"rank {other} of {world_size} did not come in {timeout:g} s"
-            raise TimedOut(f"rank {rank} waited in vain to begin: {missing}") from error
-        values.append(store.get(f"{what} of {other}").decode())
-    return values
 
 
 def _memory(store: Store, rank: int, world_size: int, timeout: float) -> tuple[mmap.mmap, mmap.mmap] | None:
@@ -109,7 +94,7 @@ def _memory(store: Store, rank: int, world_size: int, timeout: float) -> tuple[m
     with suppress(OSError):
         file = os.open(name, os.O_RDWR) if name else -1
     try:
-        opened = _gather(store, "memory", rank, world_size, str(file >= 0), timeout)
+        opened = gather_texts(store, "memory of {}", rank, world_size, str(file >= 0), timeout)
         if opened != ["True"] * world_size:
             return None
         return mmap.mmap(file, board), mmap.mmap(file, size - board, offset=board)

@@ -4,7 +4,7 @@ modules     module calls                                -> view/modules/calls.py
 norm        BatchNorm                                   -> view/shares/batch_norm.py
 autograd    backward passes, torch.autograd.grad        -> strategies
 loaders     DataLoader iterators                        -> data/shared.py
-transforms  torch.compile, vmap, cond, torch.func        -> view/batch.py
+transforms  torch.compile, vmap, cond, torch.func        -> view/dispatch
 optimizers  parameters of optimizers are kept in step     -> strategies
 parallel    nn.DataParallel calls its module
 printing    tensors that are printed with their backward function
