@@ -331,7 +331,7 @@ def _other_kind(plan: Plan) -> str:
 
 
 def _devices(plan: Plan) -> str:
-    """The devices in words: `GPUs 0 and 3 (NVIDIA H200)`, `2 CPU workers of 1 thread`."""
+    """Describe the devices: `GPUs 0 and 3 (NVIDIA H200)`, `2 CPU workers of 1 thread`."""
     first = plan.devices[0]
     if first.type == "cpu":
         threads = f" of {plan.threads} thread{'s' * (plan.threads > 1)}" if plan.threads else ""
