@@ -195,27 +195,27 @@ def disable_wandb_except_on_rank_0(rank: int) -> None:
         os.environ["WANDB_MODE"] = "disabled"
 
 
-def set_rank_variables(place: RankInfo) -> None:
+def set_rank_variables(info: RankInfo) -> None:
     """Set the variables that torchrun would set, and unset stale ones."""
     unset_rank_variables()
-    rank, size = str(place.rank), str(place.world_size)
+    rank, size = str(info.rank), str(info.world_size)
     os.environ.update(
         RANK=rank,
-        LOCAL_RANK=str(place.local_rank),
-        GROUP_RANK=str(place.machine),
+        LOCAL_RANK=str(info.local_rank),
+        GROUP_RANK=str(info.machine),
         ROLE_RANK=rank,
         ROLE_NAME="default",
         WORLD_SIZE=size,
-        LOCAL_WORLD_SIZE=str(place.local_world_size),
-        GROUP_WORLD_SIZE=str(place.machines),
+        LOCAL_WORLD_SIZE=str(info.local_world_size),
+        GROUP_WORLD_SIZE=str(info.machines),
         ROLE_WORLD_SIZE=size,
-        MASTER_ADDR=place.host,
-        MASTER_PORT=str(place.port),
-        TORCHELASTIC_RUN_ID=place.run_id,
-        DUOKA_RUN_ID=place.run_id,
-        TORCHELASTIC_RESTART_COUNT=str(place.attempt),
-        TORCHELASTIC_MAX_RESTARTS=str(place.restarts),
-        TORCHELASTIC_USE_AGENT_STORE=str(place.port != 0),
+        MASTER_ADDR=info.host,
+        MASTER_PORT=str(info.port),
+        TORCHELASTIC_RUN_ID=info.run_id,
+        DUOKA_RUN_ID=info.run_id,
+        TORCHELASTIC_RESTART_COUNT=str(info.attempt),
+        TORCHELASTIC_MAX_RESTARTS=str(info.restarts),
+        TORCHELASTIC_USE_AGENT_STORE=str(info.port != 0),
     )
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
 

@@ -24,8 +24,8 @@ def kubeflow() -> Task | None:
         raise OptionError("PET_NNODES", nodes, "one number", hint)
     if nodes is not None and rank is not None:
         port = environment.number("PET_MASTER_PORT") or DEFAULT_PORT
-        place = environment.variable("PET_MASTER_ADDR"), port
-        return _task(rank, int(nodes), place if place[0] else environment.master(port))
+        address = environment.variable("PET_MASTER_ADDR"), port
+        return _task(rank, int(nodes), address if address[0] else environment.master(port))
     rank, count = environment.number("RANK"), environment.number("WORLD_SIZE")
     if environment.variable("KUBERNETES_SERVICE_HOST") is None or rank is None or count is None:
         return None
@@ -58,6 +58,6 @@ def _first_pod() -> str:
     return f"{match[1]}0{name[match.end() :]}"
 
 
-def _task(rank: int, count: int, place: tuple[str | None, int] | None) -> Task:
-    host, port = place or ("", 0)
+def _task(rank: int, count: int, address: tuple[str | None, int] | None) -> Task:
+    host, port = address or ("", 0)
     return Task("Kubernetes", rank, count, None, count, host or "", port, how=HOW)

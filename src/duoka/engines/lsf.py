@@ -23,9 +23,9 @@ def find() -> Task | None:
     job = f"{environment.variable('LSB_JOBID')} {environment.variable('JSM_NAMESPACE_ID')}"
     port = environment.port_of(zlib.crc32(job.encode()))
     hosts = _hosts()
-    place = environment.master(port) or (hosts[0] if hosts else "", port)
+    address = environment.master(port) or (hosts[0] if hosts else "", port)
     local = None if local_rank is None else LocalRank(local_rank, here)
-    return Task(NAME, rank, count, local, len(hosts) or None, *place, job=job, home=True, how=HOW)
+    return Task(NAME, rank, count, local, len(hosts) or None, *address, job=job, home=True, how=HOW)
 
 
 def _hosts() -> list[str]:

@@ -45,10 +45,10 @@ def _task(
     if job is None and all_here:
         job = _starter()
     port = None if job is None else environment.port_of(zlib.crc32(job.encode()))
-    place = environment.master(port)
-    if place is None and port is not None and all_here:
-        place = (environment.LOOPBACK, port)
-    host, port = place or ("", 0)
+    address = environment.master(port)
+    if address is None and port is not None and all_here:
+        address = (environment.LOOPBACK, port)
+    host, port = address or ("", 0)
     return Task(engine, rank, count, local, machines, host, port, job=job or "", home=True, how=how)
 
 

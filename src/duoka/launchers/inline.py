@@ -63,8 +63,8 @@ def run_alone(plan: Plan, function: Callable[[], T]) -> T:
     from duoka.process import this_process
 
     this_process.cache_clear()  # a caller of `duoka.launch` has one of its own
-    place = RankInfo(0, 1, 0, 0, secrets.token_hex(8))
-    set_origin(plan, place, NullSlot(), None, Key())
+    info = RankInfo(0, 1, 0, 0, secrets.token_hex(8))
+    set_origin(plan, info, NullSlot(), None, Key())
     with this_process().ending():
         return function()
 

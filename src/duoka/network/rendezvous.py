@@ -33,21 +33,21 @@ def tcp_store(host: str, port: int, **how: Any) -> TCPStore:
         return TCPStore(str(addresses.pop()), port, **how)
 
 
-def reach_store(place: RankInfo, timeout: float, holder: int | None = None) -> Store:
+def reach_store(info: RankInfo, timeout: float, holder: int | None = None) -> Store:
     """Return the launcher's store with a prefix for this attempt.
 
     Args:
-        place: of the rank.
+        info: of the rank.
         timeout: seconds to wait for a key.
         holder: the worker process that has the store's file open, for a process that has not inherited it.
     """
     store: Store
-    if place.file is None:
-        store = tcp_store(place.host, place.port, is_master=False, timeout=timedelta(seconds=timeout))
+    if info.file is None:
+        store = tcp_store(info.host, info.port, is_master=False, timeout=timedelta(seconds=timeout))
     else:
-        store = FileStore(f"/proc/{holder or 'self'}/fd/{place.file}", place.world_size)
+        store = FileStore(f"/proc/{holder or 'self'}/fd/{info.file}", info.world_size)
         store.set_timeout(timedelta(seconds=timeout))
-    return PrefixStore(f"attempt{place.attempt}", store)
+    return PrefixStore(f"attempt{info.attempt}", store)
 
 
 def empty_store_for_each_group(comes: Callable[[], None]) -> None:

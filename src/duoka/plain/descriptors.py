@@ -10,7 +10,7 @@ from typing import Any
 
 from duoka.plain.session import Session
 
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND  # a file opened with one is changed
 
 
 def install(session: Session) -> None:
@@ -26,7 +26,7 @@ def install(session: Session) -> None:
 
 def _descriptors(session: Session, original: Callable[..., int]) -> Callable[..., int]:
     def open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:  # noqa: A001
-        if not flags & _WRITING or not session.caller.is_script():
+        if not flags & WRITE_FLAGS or not session.caller.is_script():
             return original(path, flags, *args, **kwargs)
         opened: list[int] = []
         with session.caller.busy():

@@ -17,11 +17,10 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from duoka.plain.descriptors import Entries
+from duoka.plain.descriptors import WRITE_FLAGS, Entries
 from duoka.private.python import update_paths
 from duoka.trials.scratch import Scratch, exists, is_folder
 
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _READ = "stat lstat access readlink"
 _CHANGED = "truncate chmod chown utime"
 _NEW = "mkfifo mknod"
@@ -127,7 +126,7 @@ def _descriptor(scratch: Scratch, original: Callable[..., int]) -> Callable[...,
             return original(path, flags, *args, **kwargs)
         if flags & os.O_EXCL and exists(scratch.path_to_read(path)):
             raise _error(errno.EEXIST, path)
-        place = scratch.path_to_modify(path) if flags & _WRITING else scratch.path_to_read(path)
+        place = scratch.path_to_modify(path) if flags & WRITE_FLAGS else scratch.path_to_read(path)
         return original(place, flags, *args, **kwargs)
 
     return open
