@@ -54,10 +54,10 @@ class Key:
 
 
 def key_of(machines: Machines, file: Path | None) -> Key:
-    """The key of the run of these machines. file: what `--key-file` names.
+    """Return the key of the run of these machines. file: `--key-file`.
 
     Raises:
-        OptionError: there should be one, and it cannot be used.
+        OptionError: a key was given or is needed, and cannot be read.
     """
     if file is not None:
         secret = _read(file, "--key-file")

@@ -55,7 +55,7 @@ def install(session: Session) -> None:
             else:
                 write = original
             if session.caller.is_elsewhere() or session.caller.is_free():
-                session.caller.written.add(os.path.abspath(f))  # whoever reads it waits for rank 0
+                session.caller.written.add(os.path.abspath(f))  # reading it waits for rank 0
             once(lambda: write(obj, f, *args, **kwargs))
 
         return save

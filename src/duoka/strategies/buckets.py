@@ -140,7 +140,7 @@ class Bucketed(Strategy):
         self._frozen.pop(parameter, None)
 
     def adopt(self, parameter: Tensor) -> None:
-        if isinstance(parameter, BatchTensor):  # in parts: its gradient comes by itself (view/sharded.py)
+        if isinstance(parameter, BatchTensor):  # sharded: view/sharded.py averages its gradient
             return
         if parameter in self._index or parameter in self._left or not parameter.is_leaf:
             return
