@@ -338,6 +338,13 @@ def count_compilations() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
+def count_graph_breaks() -> int:
+    """Return how many graph breaks there were in this process. Public: torch._dynamo.explain, which runs the code."""
+    import torch._dynamo.utils
+
+    return sum(torch._dynamo.utils.counters["graph_break"].values())
+
+
 def in_forward_mode() -> bool:
     """Return whether forward-mode differentiation is active. Public: none."""
     return _forward_ad._current_level >= 0

@@ -134,6 +134,44 @@ def test_a_flag_that_is_set_later_is_proven_anew() -> None:
     assert not any(found[5:])  # the call before compiled anew, so what came of it was dropped
 
 
+def mixes_late(m: Any, x: Tensor) -> Tensor:
+    return x - x.mean(0) if m.centre else x * 2
+
+
+def late(module: Any, at: int, x: Tensor) -> None:
+    module.centre = at > 4
+
+
+@torch.compiler.disable
+def uncompiled(m: Any, x: Tensor) -> Tensor:
+    return mixes_late(m, x)
+
+
+def test_what_dynamo_does_not_compile_is_not_guarded() -> None:
+    assert not any(compiled_calls(uncompiled, several(8), late)[2:])
+
+
+def test_a_module_that_dynamo_compiles_no_more_runs_uncompiled() -> None:
+    def no_more(module: Any, at: int, x: Tensor) -> None:
+        late(module, at, x)
+        torch.compiler.set_stance("force_eager" if at > 2 else "default")
+
+    found = compiled_calls(mixes_late, several(8), no_more)
+    assert found[2] is True
+    assert not any(found[3:])
+
+
+def test_at_the_limit_of_recompilations_numbers_are_one_device_s() -> None:
+    def then(m: Any, x: Tensor) -> Tensor:
+        return mixes_late(m, x) * m.scale
+
+    def before(module: Any, at: int, x: Tensor) -> None:
+        module.centre, module.scale = at > 8, 1 + at // 2
+
+    with torch._dynamo.config.patch(recompile_limit=2):
+        compiled_calls(then, [normal(6, 6) for _ in range(11)], before)
+
+
 def test_modes_and_sizes_are_kinds_of_their_own() -> None:
     def then(m: Any, x: Tensor) -> Tensor:
         return nn.functional.dropout(x, 0.5, m.training) * x.shape[0]

@@ -77,6 +77,7 @@ class ModuleCalls:
     def call(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`module(*args, **kwargs)` as the script wrote it; `original` is torch's own call."""
         here = self._here
+        self._compiled.ran_eagerly(module)
         if here.whole or threading.get_ident() != self._thread:
             return original(module, *args, **kwargs)
         if looks_below() and not is_compiled(module):

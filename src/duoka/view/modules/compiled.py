@@ -1,16 +1,20 @@
-"""Compiled modules: their code knows nothing of batches, so it gets this rank's rows, once that is proven right.
+"""Calls of compiled modules: compiled code gets this rank's rows, once these are proven to be independent.
 
-The first call of a kind is made uncompiled, with batch tensors. If nothing in it met the other ranks, drew random
-numbers, was computed whole, used the batch's size as a number or kept a batch, local rows give the same on the path
-that it took, and the specs of its outputs are known; later calls run the compiled code on these. Dynamo guards that
-path: where it compiles anew during such a call, on any rank, another path may have been taken, so what came of it
-is dropped, and the call is made uncompiled again.
+The first call of a kind is made uncompiled, with batch tensors. If it involves no other rank's rows (no collective,
+draw, or operation computed whole), does not use the batch size as a number and keeps no batch, then local rows give
+the same results on the path that it took. Later calls run the compiled code on local rows.
+
+Dynamo's guards ensure that compiled code takes the path for which it was compiled. So the result of a call on local
+rows is used only if, on all ranks, it ran code that had been compiled before, in one graph. If it was compiled in
+this call, the result is dropped and the call is made uncompiled, as the first one. If Dynamo compiles only parts of
+it (graph breaks), or nothing (`set_stance("force_eager")`, its limit of recompilations), calls stay uncompiled.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -20,8 +24,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
+from torch.fx import GraphModule
 
-from duoka.private.torch import count_compilations, is_compiler_imported, tree_flatten, tree_unflatten
+from duoka.private.torch import (
+    count_compilations,
+    count_graph_breaks,
+    is_compiler_imported,
+    tree_flatten,
+    tree_unflatten,
+)
 from duoka.view.random.generators import random_states, set_random_states
 from duoka.view.support.sizes import SizeWatch, watched
 from duoka.view.support.user_code import user_line
@@ -29,11 +40,22 @@ from duoka.view.tensor.batch import BatchTensor, Spec
 from duoka.view.view import View
 
 Original = Callable[..., Any]
-_Outputs = tuple[list[Spec | None], Any]  # the spec of each output, None for what is no batch, and their tree
+_Outputs = tuple[list[Spec | None], Any]  # the placement of each output (None: not a batch), and their tree
+_BREAKS = "torch.compile splits it at graph breaks, and does not guard what runs between its graphs"
+_EAGER = "torch.compile does not compile it (its stance, its limit of recompilations, or a module without submodules)"
+_KEEPS = "it keeps something of the batch"
+_NO_REASON = ""
+_ON_RANK = (_NO_REASON, _KEEPS, _BREAKS, _EAGER)  # reasons that only some ranks may see
 
 
-class _CompiledAnew(Exception):
-    """The code took a path that was not proven."""
+class _NotProven(Exception):
+    """The call has not run code that was compiled before."""
+
+
+class _OnRows(threading.local):
+    """True while this thread calls a compiled module with local rows."""
+
+    active = False
 
 
 class Compiled:
@@ -42,9 +64,11 @@ class Compiled:
     def __init__(self, view: View) -> None:
         self._view = view
         self._kinds: WeakKeyDictionary[nn.Module, dict[Any, _Outputs | None]] = WeakKeyDictionary()
+        self._failed: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # module -> _BREAKS or _EAGER
+        self._on_rows = _OnRows()
 
     def call(self, original: Original, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """`module(*args, **kwargs)`, compiled where that gives one device's numbers."""
+        """Return `module(*args, **kwargs)`, compiled if that gives one device's numbers."""
         leaves, tree = tree_flatten((args, kwargs))
         batches = [leaf for leaf in leaves if isinstance(leaf, BatchTensor)]
         if not batches or self._view.shares.exact:
@@ -52,28 +76,57 @@ class Compiled:
         kinds = self._kinds.setdefault(module, {})
         kind = tree, tuple(map(_kind, leaves)), torch.is_grad_enabled(), tuple(p.training for p in module.modules())
         if kind not in kinds:
-            return self._proven(original, module, args, kwargs, kinds, kind)
+            return self._prove(original, module, args, kwargs, kinds, kind)
         outputs = kinds[kind]
         if outputs is None:
             return self._uncompiled(original, module, args, kwargs)
-        states, compiled = random_states(), _compilations()
+        states = random_states()
 
-        def of_rows() -> Any:
-            rows, named = tree_unflatten(
-                [leaf._local if isinstance(leaf, BatchTensor) else leaf for leaf in leaves], tree
-            )
-            out = original(module, *rows, **named)
-            if _compilations() != compiled:
-                raise _CompiledAnew
-            return self._of_rows(out, outputs)
+        def on_rows() -> Any:
+            local = [leaf._local if isinstance(leaf, BatchTensor) else leaf for leaf in leaves]
+            rows, named = tree_unflatten(local, tree)
+            return self._of_rows(self._compiled_before(original, module, rows, named), outputs)
 
-        def anew() -> Any:
+        def again() -> Any:
             set_random_states(states)
-            return self._proven(original, module, args, kwargs, kinds, kind)
+            return self._prove(original, module, args, kwargs, kinds, kind)
 
-        return self._view.shares.ranks.agreed(of_rows, anew)
+        return self._view.shares.ranks.agreed(on_rows, again)
 
-    def _proven(
+    def ran_eagerly(self, part: nn.Module) -> None:
+        """Raise an error if a compiled module is being called with local rows; called by modules that run uncompiled.
+
+        Raises:
+            _NotProven: `part` runs uncompiled within that call.
+        """
+        if self._on_rows.active and not isinstance(part, GraphModule):  # the code that Dynamo made may be one
+            raise _NotProven
+
+    def _compiled_before(self, original: Original, module: nn.Module, rows: Any, named: Any) -> Any:
+        """Call a compiled module with local rows.
+
+        Raises:
+            _NotProven: it was compiled in this call, or was not compiled at all.
+        """
+        if all(isinstance(part, GraphModule) for part in module.children()):  # no call would show that it ran eagerly
+            self._failed[module] = _EAGER
+            raise _NotProven
+        compilations, breaks = _compilations(), _graph_breaks()
+        self._on_rows.active = True
+        try:
+            out = original(module, *rows, **named)
+        except _NotProven:
+            self._failed[module] = _EAGER
+            raise
+        finally:
+            self._on_rows.active = False
+        if _graph_breaks() != breaks:
+            self._failed[module] = _BREAKS
+        if _compilations() != compilations or module in self._failed:
+            raise _NotProven
+        return out
+
+    def _prove(
         self,
         original: Original,
         module: nn.Module,
@@ -82,8 +135,8 @@ class Compiled:
         kinds: dict[Any, _Outputs | None],
         kind: Any,
     ) -> Any:
-        """The call, uncompiled; from now on it is known whether rows alone give the same."""
-        met = self._view.interactions
+        """Make the call uncompiled, and note whether local rows give the same results."""
+        before = self._view.interactions
         with watched(self._view) as watch:
             leaves, given = tree_flatten((args, kwargs))
             inputs = [
@@ -93,20 +146,18 @@ class Compiled:
             out = self._uncompiled(original, module, inner_args, inner_kwargs)
             outputs, tree = tree_flatten(out)
             inner_args = inner_kwargs = out = None
-            why = self._why_not(met, watch, inputs, outputs)
+            why = self._why_not(module, before, watch, inputs, outputs)
         kinds[kind] = None if why else ([_spec_of(leaf) for leaf in outputs], tree)
         if why:
             self._view.say(f"{type(module).__name__} at {user_line()} runs uncompiled, as {why}")
         return tree_unflatten(list(map(_again, outputs)), tree)
 
-    def _on_any(self, flag: bool) -> bool:
-        """Whether it is so on any rank: all have to go on alike."""
-        return bool(self._view.shares.ranks.all_reduce(torch.tensor(int(flag)), ReduceOp.MAX))
-
-    def _why_not(self, met: int, watch: SizeWatch, inputs: list[Any], outputs: list[Any]) -> str:
-        """Why rows alone would not give what a call with batches gave; empty where they do."""
+    def _why_not(
+        self, module: nn.Module, before: int, watch: SizeWatch, inputs: list[Any], outputs: list[Any]
+    ) -> str:
+        """Return the reason why compiled code must not run on local rows; empty if it may."""
         view = self._view
-        if view.interactions != met:
+        if view.interactions != before:
             return (
                 "its BatchNorm, its random numbers or something else in it are the whole batch's (--batch-norm local "
                 "and --randomness worker keep these two compiled)"
@@ -117,13 +168,12 @@ class Compiled:
             return "it gives a tensor that is not of rows"
         view.programs.clear()
         view.calls.clear()
-        gc.collect()  # programs are held by what they hold
+        gc.collect()  # programs hold references
         known = Counter(id(leaf._meta) for leaf in (*inputs, *outputs) if isinstance(leaf, BatchTensor))
-        # Besides each batch there hold a meta: the table, the list, this loop, and the call.
-        kept = any(sys.getrefcount(meta) > 4 + known[id(meta)] for meta in view.metas.everything())
-        if self._on_any(kept):
-            return "it keeps something of the batch"
-        return ""
+        # Besides each batch, the table, the list, this loop and the call refer to a meta.
+        keeps = any(sys.getrefcount(meta) > 4 + known[id(meta)] for meta in view.metas.everything())
+        found = _ON_RANK.index(self._failed.get(module, _KEEPS if keeps else _NO_REASON))
+        return _ON_RANK[int(view.shares.ranks.all_reduce(torch.tensor(found), ReduceOp.MAX))]
 
     def _uncompiled(
         self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -144,7 +194,7 @@ class Compiled:
 
 
 def _again(leaf: Any) -> Any:
-    """The same batch as a new one; anything else as it is."""
+    """Return a new batch with the same rows; anything else unchanged."""
     return BatchTensor(leaf._local, leaf._spec) if isinstance(leaf, BatchTensor) else leaf
 
 
@@ -153,7 +203,7 @@ def _spec_of(leaf: Any) -> Spec | None:
 
 
 def uncompiled() -> AbstractContextManager[None]:
-    """Compiled modules run as they were written."""
+    """Run compiled modules uncompiled."""
     if not is_compiler_imported():
         return nullcontext()
     return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
@@ -168,5 +218,8 @@ def _kind(leaf: Any) -> Any:
 
 
 def _compilations() -> int:
-    """How many graphs Dynamo has compiled."""
     return count_compilations() if is_compiler_imported() else 0
+
+
+def _graph_breaks() -> int:
+    return count_graph_breaks() if is_compiler_imported() else 0
