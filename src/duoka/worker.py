@@ -252,7 +252,7 @@ def _run_script(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
 def _run_plain(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
     from duoka.network.rendezvous import reach_store
     from duoka.plain import run_plain
-    from duoka.plain.chance import Chance
+    from duoka.plain.shared_random import SharedRandom
 
     environment.unset_rank_variables()
     environment.unset_task_variables()
@@ -267,17 +267,17 @@ def _run_plain(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
     communication = _origin(plan, info, slot, shared.exchange, shared.key).connect(plan.timeout)
     ranks = communication.collectives(info.rank, plan.world_size, plan.timeout, 0)
     with _messages(plan, info.rank) as say:
-        run_plain(plan, ranks, Chance(shared.entropy, reach, shared.key), say, script)
+        run_plain(plan, ranks, SharedRandom(shared.entropy, reach, shared.key), say, script)
 
 
 def run_plain_alone(plan: Plan, entropy: int, script: Callable[[], None]) -> None:
     """Run a plain script with the interceptions of several ranks, as the only worker of `plan`."""
     from duoka.plain import run_plain
-    from duoka.plain.chance import Chance
+    from duoka.plain.shared_random import SharedRandom
     from duoka.view.collectives.one_rank import OneRank
 
     with _messages(plan, 0) as say:
-        run_plain(plan, OneRank(), Chance(entropy), say, script)
+        run_plain(plan, OneRank(), SharedRandom(entropy), say, script)
 
 
 def _run_api(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:

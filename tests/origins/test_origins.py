@@ -13,7 +13,7 @@ import pytest
 
 from duoka.errors import OptionError, TimedOut
 from duoka.origins import find
-from duoka.origins.base import tcp_store
+from duoka.origins.base import reach_tcp_store
 from tests.flows.flow import Flow
 
 
@@ -104,14 +104,14 @@ def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(OptionError, match="MASTER_PORT must be a free port"):
-            tcp_store(0, "127.0.0.1", port, 2.0, is_master=True)
+            reach_tcp_store(0, "127.0.0.1", port, 2.0, is_master=True)
 
 
 def test_nobody_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(TimedOut, match=f"rank 1 waited in vain for rank 0 at 127.0.0.1:{port}"):
-        tcp_store(1, "127.0.0.1", port, 1.0, is_master=False)
+        reach_tcp_store(1, "127.0.0.1", port, 1.0, is_master=False)
 
 
 def test_a_rank_that_does_not_come() -> None:

@@ -45,7 +45,7 @@ class Origin(ABC):
         return connect(self.store(timeout), self.rank, self.world_size, timeout)
 
 
-def tcp_store(rank: int, address: str, port: int, timeout: float, is_master: bool) -> Store:
+def reach_tcp_store(rank: int, address: str, port: int, timeout: float, is_master: bool) -> Store:
     """Return a store at an address that all ranks were given.
 
     Raises:

@@ -9,7 +9,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from duoka import engines
 from duoka.engines import Task
 from duoka.errors import MISSING, OptionError
-from duoka.origins.base import Origin, tcp_store
+from duoka.origins.base import Origin, reach_tcp_store
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,6 @@ class Started(Origin):
         if not task.host or not task.port:
             hint = f"{task.engine} does not set them; for example: mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29500"
             raise OptionError("MASTER_ADDR and MASTER_PORT", MISSING, f"set for {task.count} ranks", hint)
-        store = tcp_store(task.rank, task.host, task.port, timeout, is_master=task.rank == 0 and not task.store)
+        store = reach_tcp_store(task.rank, task.host, task.port, timeout, is_master=task.rank == 0 and not task.store)
         # A prefix for each attempt: the engine's own store keeps the addresses of dead ranks.
         return PrefixStore(f"duoka/attempt{task.attempt}", store)

@@ -48,9 +48,9 @@ from duoka.plain import (
     transforms,
 )
 from duoka.plain.caller import Caller
-from duoka.plain.chance import Chance
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session
+from duoka.plain.shared_random import SharedRandom
 from duoka.plan import Plan
 from duoka.private.lookup import untested
 from duoka.strategies import create
@@ -86,11 +86,15 @@ SHOWN = 20  # lines of a kind in the report
 
 
 def run_plain(
-    plan: Plan, ranks: Collectives, chance: Chance, say: Callable[[str], None], script: Callable[[], None]
+    plan: Plan,
+    ranks: Collectives,
+    shared_random: SharedRandom,
+    say: Callable[[str], None],
+    script: Callable[[], None],
 ) -> None:
     """Run the plan's `script` as one of its ranks; its exceptions pass through.
 
-    chance: random numbers that all ranks share. say: prints a line of the header (on rank 0 only).
+    shared_random: random numbers that all ranks share. say: prints a line of the header (on rank 0 only).
     """
     if plan.strategy == "exact":
         be_deterministic()
@@ -98,13 +102,13 @@ def run_plain(
     view = strategy.view(ranks, say)
     view.vouch(plan.row_independent)
     if plan.randomness == "worker":
-        view.rank_stream = RankStream(int.from_bytes(chance.shared(7), "little") + ranks.rank)
+        view.rank_stream = RankStream(int.from_bytes(shared_random.shared(7), "little") + ranks.rank)
     for line in untested(torch.__version__):
         say(line)
     patches = Patches()
     caller = Caller(patches, ranks)
-    chance.by_itself = caller.is_by_itself
-    session = Session(plan, ranks, view, ModuleCalls(view), strategy, patches, caller, chance, say)
+    shared_random.by_itself = caller.is_by_itself
+    session = Session(plan, ranks, view, ModuleCalls(view), strategy, patches, caller, shared_random, say)
     for interception in INTERCEPTIONS:
         interception.install(session)
     try:

@@ -50,7 +50,7 @@ def _agreed(now: Callable[[], Any], session: Session) -> Any:
         with caller.busy():  # it may call `time.time`
             return session.first(now)
     found = now()
-    return session.chance.settle(found) if caller.is_free() and type(found) in _SETTLED else found
+    return session.shared_random.settle(found) if caller.is_free() and type(found) in _SETTLED else found
 
 
 def _date(original: Callable[..., Any], session: Session) -> Callable[..., Any]:

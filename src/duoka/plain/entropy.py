@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from duoka.plain.builtin import Methods
-from duoka.plain.chance import Chance
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session
+from duoka.plain.shared_random import SharedRandom
 from duoka.private.python import SYSTEMS_BYTES
 
 BYTES: tuple[tuple[Any, str], ...] = ((os, "urandom"), (os, "getrandom"), SYSTEMS_BYTES)
@@ -34,35 +34,35 @@ SEEDED: tuple[tuple[Any, str], ...] = (
 
 def install(session: Session) -> None:
     """Seed all generators alike, and intercept their seeding; in processes forked from here, too."""
-    chance, patches = session.chance, session.patches
+    shared_random, patches = session.shared_random, session.patches
     torch.manual_seed(session.ranks.broadcast_object(torch.initial_seed(), 0))
-    np.random.seed(list(chance.shared(16)))
-    random.seed(chance.shared(16))
-    own = _intercept(chance, patches)
+    np.random.seed(list(shared_random.shared(16)))
+    random.seed(shared_random.shared(16))
+    own = _intercept(shared_random, patches)
 
     def begin() -> None:
         for space, name, value in own:
             setattr(space, name, value)
-        if not chance.by_itself():
-            random.seed(chance.shared(16))  # Python has just seeded it from the system
+        if not shared_random.by_itself():
+            random.seed(shared_random.shared(16))  # Python has just seeded it from the system
 
     os.register_at_fork(after_in_child=begin)
 
 
-def _intercept(chance: Chance, patches: Patches) -> list[tuple[Any, str, Any]]:
+def _intercept(shared_random: SharedRandom, patches: Patches) -> list[tuple[Any, str, Any]]:
     """Install the replacements; return those made here."""
     before = len(patches.made())
     for space, name in BYTES:
         if hasattr(space, name):
-            patches.replace(space, name, lambda original: _bytes(original, chance))
+            patches.replace(space, name, lambda original: _bytes(original, shared_random))
     for space, name in SEEDED:
-        patches.replace(space, name, lambda original: _seeded(original, chance))
-    patches.replace(random, "seed", lambda original: _python_seed(original, chance))
-    patches.replace(random.Random, "seed", lambda original: _random_seed(original, chance))
-    patches.replace(uuid, "uuid1", lambda original: lambda *args, **how: chance.settle(original(*args, **how)))
-    patches.put(np.random, "RandomState", _random_state(chance))
+        patches.replace(space, name, lambda original: _seeded(original, shared_random))
+    patches.replace(random, "seed", lambda original: _python_seed(original, shared_random))
+    patches.replace(random.Random, "seed", lambda original: _random_seed(original, shared_random))
+    patches.replace(uuid, "uuid1", lambda original: lambda *args, **how: shared_random.settle(original(*args, **how)))
+    patches.put(np.random, "RandomState", _random_state(shared_random))
     methods = Methods(torch.Generator)
-    patches.put(methods, "seed", _torch_seed(methods.seed, chance))
+    patches.put(methods, "seed", _torch_seed(methods.seed, shared_random))
     return patches.made()[before:]
 
 
@@ -72,7 +72,7 @@ class DrawingAlike:
     init: the script's own, called afterwards.
     """
 
-    def __init__(self, source: Callable[[str], Chance], init: Callable[[int], None] | None) -> None:
+    def __init__(self, source: Callable[[str], SharedRandom], init: Callable[[int], None] | None) -> None:
         self._source, self._init = source, init
 
     def __call__(self, worker: int) -> None:
@@ -81,41 +81,43 @@ class DrawingAlike:
             self._init(worker)
 
 
-def _bytes(original: Callable[..., bytes], chance: Chance) -> Callable[..., bytes]:
+def _bytes(original: Callable[..., bytes], shared_random: SharedRandom) -> Callable[..., bytes]:
     def random_bytes(size: Any, *flags: int) -> bytes:
-        drawn = chance.draw(size) if isinstance(size, int) and size >= 0 else None
+        drawn = shared_random.draw(size) if isinstance(size, int) and size >= 0 else None
         return original(size, *flags) if drawn is None else drawn
 
     return random_bytes
 
 
-def _settled(seed: Any, chance: Chance) -> Any:
+def _settled(seed: Any, shared_random: SharedRandom) -> Any:
     """Return a seed that is equal on every rank; numpy's generators are returned as they are."""
     plain = (int, float, str, bytes, bytearray, list, tuple, np.ndarray, np.integer)
-    return chance.settle(seed) if isinstance(seed, plain) else seed
+    return shared_random.settle(seed) if isinstance(seed, plain) else seed
 
 
-def _seeded(original: Callable[..., Any], chance: Chance) -> Callable[..., Any]:
-    return lambda seed=None, *args, **kwargs: original(_settled(seed, chance), *args, **kwargs)
+def _seeded(original: Callable[..., Any], shared_random: SharedRandom) -> Callable[..., Any]:
+    return lambda seed=None, *args, **kwargs: original(_settled(seed, shared_random), *args, **kwargs)
 
 
-def _python_seed(original: Callable[..., None], chance: Chance) -> Callable[..., None]:
+def _python_seed(original: Callable[..., None], shared_random: SharedRandom) -> Callable[..., None]:
     def seed(a: Any = None, version: int = 2) -> None:
-        original(chance.draw(16) if a is None else _settled(a, chance), version)
+        original(shared_random.draw(16) if a is None else _settled(a, shared_random), version)
 
     return seed
 
 
-def _random_seed(original: Callable[..., None], chance: Chance) -> Callable[..., None]:
+def _random_seed(original: Callable[..., None], shared_random: SharedRandom) -> Callable[..., None]:
     def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
-        original(self, chance.draw(16) if a is None else _settled(a, chance), version)
+        original(self, shared_random.draw(16) if a is None else _settled(a, shared_random), version)
 
     return seed
 
 
-def _torch_seed(original: Callable[[torch.Generator], int], chance: Chance) -> Callable[[torch.Generator], int]:
+def _torch_seed(
+    original: Callable[[torch.Generator], int], shared_random: SharedRandom
+) -> Callable[[torch.Generator], int]:
     def seed(self: torch.Generator) -> int:
-        drawn = chance.draw(7)
+        drawn = shared_random.draw(7)
         if drawn is None:
             return original(self)
         number = int.from_bytes(drawn, "little")
@@ -125,7 +127,7 @@ def _torch_seed(original: Callable[[torch.Generator], int], chance: Chance) -> C
     return seed
 
 
-def _random_state(chance: Chance) -> type:
+def _random_state(shared_random: SharedRandom) -> type:
     """Return a replacement of `np.random.RandomState`, whose instances are numpy's own."""
     original = np.random.RandomState
 
@@ -134,7 +136,7 @@ def _random_state(chance: Chance) -> type:
             return isinstance(value, original)
 
         def __call__(cls, seed: Any = None) -> Any:
-            return original(_settled(seed, chance)) if cls is RandomState else super().__call__(seed)
+            return original(_settled(seed, shared_random)) if cls is RandomState else super().__call__(seed)
 
     class RandomState(np.random.RandomState, metaclass=Made):
         pass

@@ -57,7 +57,7 @@ def install(session: Session) -> None:
 def _drawing_alike(loader: DataLoader[Any], session: Session) -> DataLoader[Any]:
     """Return a loader that reads whole batches; its workers draw the same on every rank, also if not forked."""
     context = loader.multiprocessing_context or multiprocessing
-    source = session.chance.started_anew() if session.patches.active else None
+    source = session.shared_random.started_anew() if session.patches.active else None
     if not loader.num_workers or context.get_start_method() == "fork" or source is None:
         return loader
     alike = copy.copy(loader)

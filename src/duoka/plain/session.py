@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from duoka.options import BatchNorm, Loading
 from duoka.plain.caller import Caller
-from duoka.plain.chance import Chance
 from duoka.plain.patching import Patches
+from duoka.plain.shared_random import SharedRandom
 from duoka.strategies import Strategy
 from duoka.view.collectives.base import Collectives
 from duoka.view.modules.calls import ModuleCalls
@@ -39,7 +39,7 @@ class Session:
     strategy: Strategy
     patches: Patches
     caller: Caller
-    chance: Chance
+    shared_random: SharedRandom
     say: Callable[[str], None]
 
     def first(self, action: Callable[[], Any]) -> Any:

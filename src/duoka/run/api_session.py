@@ -13,9 +13,9 @@ from duoka.errors import OptionError
 from duoka.options import BatchNorm, Loading, Randomness, check_shares, shares_for
 from duoka.plain import autograd, constructors, hooks, modules, norm, optimizers, transforms
 from duoka.plain.caller import Caller
-from duoka.plain.chance import Chance
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session
+from duoka.plain.shared_random import SharedRandom
 from duoka.private.lookup import untested
 from duoka.run import loss_weights
 from duoka.run.backward import BackwardObserver
@@ -99,7 +99,9 @@ def open_session(ranks: Collectives, settings: RunSettings, entropy: int, say: C
     backward = BackwardObserver(ranks, settings.batch_norm == "local", say)
     strategy.observe(backward)
     caller = Caller(patches, ranks)
-    session = ApiSession(settings, ranks, view, calls, strategy, patches, caller, Chance(entropy), say, backward)
+    session = ApiSession(
+        settings, ranks, view, calls, strategy, patches, caller, SharedRandom(entropy), say, backward
+    )
     if name != "single":
         for interception in INTERCEPTIONS:
             interception.install(session)

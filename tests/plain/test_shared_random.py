@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from duoka.plain.chance import Chance
+from duoka.plain.shared_random import SharedRandom
 from tests.flows.flow import Flow
 from tests.plain.said import said
 
@@ -125,17 +125,17 @@ print(len(set(values)))
 
 def test_the_rank_that_comes_first_settles() -> None:
     store = HashStore()
-    ranks = [Chance(7, lambda: store) for _ in range(2)]
+    ranks = [SharedRandom(7, lambda: store) for _ in range(2)]
     for first, second in (("a", "b"), ([1.5], None)):
         assert [rank.settle(value) for rank, value in zip(ranks, (first, second), strict=True)] == [first] * 2
-    assert Chance(7).settle("alone") == "alone"
+    assert SharedRandom(7).settle("alone") == "alone"
 
 
 def test_runs_draw_differently_and_by_itself_one_draws_from_the_system() -> None:
-    ranks = Chance(7), Chance(7), Chance(8)
+    ranks = SharedRandom(7), SharedRandom(7), SharedRandom(8)
     (one, other, another), later = ([rank.draw(8) for rank in ranks] for _ in range(2))
     assert one == other != another
     assert one != later[0]
-    alone = Chance(7)
+    alone = SharedRandom(7)
     alone.by_itself = lambda: True
     assert alone.draw(8) is None

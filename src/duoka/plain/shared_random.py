@@ -30,7 +30,7 @@ _DUOKA = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 
 
-class Chance:
+class SharedRandom:
     """The source of a process. Forked processes have sources of their own, which differ by the place of the fork.
 
     entropy: a number equal on all ranks. key: of the run.
@@ -63,10 +63,12 @@ class Chance:
         if self._reach is None or self.by_itself() or _is_of(_asking(sys._getframe(1)), ("torch",)):
             return value
         key = self._key("settle")
-        found: bytes = self._connected().compare_set(f"chance/{key}", "", sign_object(value, self._run_key).hex())
+        found: bytes = self._connected().compare_set(
+            f"shared_random/{key}", "", sign_object(value, self._run_key).hex()
+        )
         return verify_object(bytes.fromhex(found.decode()), self._run_key)
 
-    def started_anew(self) -> Callable[[str], Chance] | None:
+    def started_anew(self) -> Callable[[str], SharedRandom] | None:
         """Return a picklable function that creates the source of a process that does not inherit this memory.
 
         It takes a name that differs between such processes. None: that process draws its own random numbers.
@@ -105,10 +107,12 @@ class Chance:
             self._scope = scope
 
 
-def _of_new_process(entropy: int, reach: Callable[..., Store] | None, key: Key, scope: str, name: str) -> Chance:
-    chance = Chance(entropy, reach, key)
-    chance._scope = f"{scope}/{name}"
-    return chance
+def _of_new_process(
+    entropy: int, reach: Callable[..., Store] | None, key: Key, scope: str, name: str
+) -> SharedRandom:
+    shared_random = SharedRandom(entropy, reach, key)
+    shared_random._scope = f"{scope}/{name}"
+    return shared_random
 
 
 def _asking(frame: FrameType | None) -> str:
