@@ -137,5 +137,5 @@ def test_runs_draw_differently_and_by_itself_one_draws_from_the_system() -> None
     assert one == other != another
     assert one != later[0]
     alone = SharedRandom(7)
-    alone.by_itself = lambda: True
+    alone.rank_local = lambda: True
     assert alone.draw(8) is None

@@ -107,7 +107,7 @@ def run_plain(
         say(line)
     patches = Patches()
     caller = Caller(patches, ranks)
-    shared_random.by_itself = caller.is_by_itself
+    shared_random.rank_local = caller.is_rank_local
     session = Session(plan, ranks, view, ModuleCalls(view), strategy, patches, caller, shared_random, say)
     for interception in INTERCEPTIONS:
         interception.install(session)

@@ -27,7 +27,7 @@ class Caller:
     def __init__(self, patches: Patches, ranks: Collectives) -> None:
         self._patches, self._ranks = patches, ranks
         self._thread = threading.get_ident()
-        self._busy = False
+        self._nested = False
         self.written: set[str] = set()
         inductor = os.path.join(tempfile.gettempdir(), "torchinductor")
         self.private = ["/dev/", str(Path.home() / ".cache"), inductor]  # where libraries keep files of each process
@@ -43,44 +43,44 @@ class Caller:
         """Return whether a path is in a folder that a library has created for this process."""
         return path.startswith(tuple(self.temporary))
 
-    def is_free(self) -> bool:
+    def may_communicate(self) -> bool:
         """Return whether ranks may communicate here: main thread, all ranks present, no intercepted call around."""
-        if not self._patches.active or self._busy or self._ranks.alone:
+        if not self._patches.active or self._nested or self._ranks.alone:
             return False
         return threading.get_ident() == self._thread
 
-    def is_elsewhere(self) -> bool:
+    def is_other_thread(self) -> bool:
         """Return whether this is another thread than the script's, in which ranks must not wait for each other."""
         return self._patches.active and threading.get_ident() != self._thread
 
-    def is_inside(self) -> bool:
+    def is_nested(self) -> bool:
         """Return whether this is inside an intercepted call, whose nested calls are not intercepted."""
-        return self._busy and threading.get_ident() == self._thread
+        return self._nested and threading.get_ident() == self._thread
 
-    def is_by_itself(self) -> bool:
+    def is_rank_local(self) -> bool:
         """Return whether this code runs on this rank only, in this process or one that it forked."""
-        here = self._busy or self._ranks.alone
-        return self._patches.by_itself or (here and threading.get_ident() == self._thread)
+        here = self._nested or self._ranks.alone
+        return self._patches.rank_local or (here and threading.get_ident() == self._thread)
 
-    def is_script(self) -> bool:
+    def is_script_call(self) -> bool:
         """Return whether the script calls, possibly through Python's library or one that runs its loop."""
-        return self.is_free() and not is_librarys(_calling())
+        return self.may_communicate() and not is_librarys(_calling())
 
-    def is_script_itself(self) -> bool:
+    def is_direct_script_call(self) -> bool:
         """Return whether the script calls directly."""
-        if not self.is_free():
+        if not self.may_communicate():
             return False
         frame = _calling()
         return frame is not None and is_users_frame(frame)
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
+    def nested(self) -> Iterator[None]:
         """Within the context, do not intercept nested calls."""
-        self._busy = True
+        self._nested = True
         try:
             yield
         finally:
-            self._busy = False
+            self._nested = False
 
 
 def _calling() -> FrameType | None:

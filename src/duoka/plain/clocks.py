@@ -35,7 +35,7 @@ def install(session: Session) -> None:
 
 def _clock(original: Callable[[], Any], session: Session) -> Callable[[], Any]:
     def clock() -> Any:
-        if not session.caller.is_script_itself():
+        if not session.caller.is_direct_script_call():
             return original()
         now = original()  # one message instead of two
         dtype = torch.float64 if isinstance(now, float) else torch.int64
@@ -46,11 +46,11 @@ def _clock(original: Callable[[], Any], session: Session) -> Callable[[], Any]:
 
 def _agreed(now: Callable[[], Any], session: Session) -> Any:
     caller = session.caller
-    if caller.is_script_itself():
-        with caller.busy():  # it may call `time.time`
+    if caller.is_direct_script_call():
+        with caller.nested():  # it may call `time.time`
             return session.first(now)
     found = now()
-    return session.shared_random.settle(found) if caller.is_free() and type(found) in _SETTLED else found
+    return session.shared_random.settle(found) if caller.may_communicate() and type(found) in _SETTLED else found
 
 
 def _date(original: Callable[..., Any], session: Session) -> Callable[..., Any]:

@@ -27,9 +27,9 @@ def install(session: Session) -> None:
 
     def make_once(original: Callable[..., Any]) -> Callable[..., Any]:
         def once(*args: Any, **kwargs: Any) -> Any:
-            if not caller.is_script():
+            if not caller.is_script_call():
                 return original(*args, **kwargs)
-            with caller.busy():
+            with caller.nested():
                 session.ranks.barrier()  # all ranks have written what it reads
                 return session.first(lambda: original(*args, **kwargs))
 
@@ -80,9 +80,9 @@ class RemoteProxy:
         self._ask(lambda: self._own.__exit__(*error))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        if not self._session.caller.is_free():
+        if not self._session.caller.may_communicate():
             return None if self._own is None else question()
-        with self._session.caller.busy():
+        with self._session.caller.nested():
             return self._session.first(question)
 
 
@@ -90,10 +90,10 @@ def _begun_once(session: Session, original: Callable[..., Any]) -> Callable[...,
     """Start a process, or open a stream, on rank 0, and return a proxy on every rank."""
 
     def begin(*args: Any, **kwargs: Any) -> Any:
-        if not session.caller.is_script():
+        if not session.caller.is_script_call():
             return original(*args, **kwargs)
         begun: list[Any] = []
-        with session.caller.busy():
+        with session.caller.nested():
             session.ranks.barrier()
             session.first(lambda: begun.append(original(*args, **kwargs)))
         return RemoteProxy(session, begun[0] if begun else None)
@@ -111,7 +111,7 @@ def _popen(session: Session) -> type:
             return isinstance(value, (original, RemoteProxy))
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            if cls is not Popen or not session.caller.is_script():
+            if cls is not Popen or not session.caller.is_script_call():
                 return original(*args, **kwargs) if cls is Popen else super().__call__(*args, **kwargs)
             return begin(*args, **kwargs)
 

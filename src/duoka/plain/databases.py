@@ -41,10 +41,10 @@ def _connecting(session: Session, replicas: Replicas, original: Callable[..., An
     def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
         is_uri = bool(kwargs.get("uri", args[_URI - 1] if len(args) >= _URI else False))
         path, query = _file(os.fsdecode(database), is_uri)
-        if path is None or caller.is_by_itself() or not session.patches.active or caller.is_temporary(path):
+        if path is None or caller.is_rank_local() or not session.patches.active or caller.is_temporary(path):
             return original(database, *args, **kwargs)
-        meets = caller.is_free()  # other threads open connections in any order
-        with caller.busy() if meets else nullcontext():
+        meets = caller.may_communicate()  # other threads open connections in any order
+        with caller.nested() if meets else nullcontext():
             if meets:
                 ranks.barrier()  # rank 0 has written its changes so far, and waits with the next
             if ranks.rank:

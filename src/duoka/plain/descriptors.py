@@ -26,10 +26,10 @@ def install(session: Session) -> None:
 
 def _descriptors(session: Session, original: Callable[..., int]) -> Callable[..., int]:
     def open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:  # noqa: A001
-        if not flags & WRITE_FLAGS or not session.caller.is_script():
+        if not flags & WRITE_FLAGS or not session.caller.is_script_call():
             return original(path, flags, *args, **kwargs)
         opened: list[int] = []
-        with session.caller.busy():
+        with session.caller.nested():
             session.ranks.barrier()
             session.first(lambda: opened.append(original(path, flags, *args, **kwargs)))
             session.caller.written.add(os.path.abspath(os.fsdecode(path)))
@@ -40,7 +40,7 @@ def _descriptors(session: Session, original: Callable[..., int]) -> Callable[...
 
 def _temporary(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
     def mkstemp(*args: Any, **kwargs: Any) -> tuple[int, str]:
-        if not session.caller.is_script():
+        if not session.caller.is_script_call():
             return original(*args, **kwargs)  # type: ignore[no-any-return]
         opened: list[int] = []
 
@@ -49,7 +49,7 @@ def _temporary(session: Session, original: Callable[..., Any]) -> Callable[..., 
             opened.append(descriptor)
             return name  # type: ignore[no-any-return]
 
-        with session.caller.busy():
+        with session.caller.nested():
             name = session.first(make)
             session.caller.written.add(name)
             return opened[0] if opened else os.open(os.devnull, os.O_RDWR), name
@@ -60,21 +60,21 @@ def _temporary(session: Session, original: Callable[..., Any]) -> Callable[..., 
 def _named(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
     def named_temporary_file(mode: str = "w+b", *args: Any, **kwargs: Any) -> Any:
         caller, made = session.caller, []
-        if not caller.is_script():
+        if not caller.is_script_call():
             return original(mode, *args, **kwargs)
 
         def make() -> str:
             made.append(original(mode, *args, **kwargs))
             return str(made[0].name)
 
-        with caller.busy():
+        with caller.nested():
             name = session.first(make)
             caller.written.add(name)
             file = made[0] if made else original(mode, *args, **kwargs)
         file.name, close = name, file.close
 
         def close_together() -> None:
-            if caller.is_free():  # other ranks may still read it by name
+            if caller.may_communicate():  # other ranks may still read it by name
                 session.ranks.barrier()
             close()
 
@@ -109,9 +109,9 @@ class Entries:
 
 def _folders(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
     def scandir(path: Any = ".") -> Any:
-        if not session.caller.is_script():
+        if not session.caller.is_script_call():
             return original(path)
-        with session.caller.busy():
+        with session.caller.nested():
             names = session.first(lambda: [entry.name for entry in original(path)])
             with original(path) as found:
                 entries = {entry.name: entry for entry in found}

@@ -43,7 +43,7 @@ def install(session: Session) -> None:
     def begin() -> None:
         for space, name, value in own:
             setattr(space, name, value)
-        if not shared_random.by_itself():
+        if not shared_random.rank_local():
             random.seed(shared_random.shared(16))  # Python has just seeded it from the system
 
     os.register_at_fork(after_in_child=begin)

@@ -57,12 +57,12 @@ def install(session: Session) -> None:
 
     def make_once(original: Callable[..., Any], changes: bool = False) -> Callable[..., Any]:
         def once(*args: Any, **kwargs: Any) -> Any:
-            if not caller.is_script() or _is_temporary(args, caller):
+            if not caller.is_script_call() or _is_temporary(args, caller):
                 result = original(*args, **kwargs)
                 if original.__name__ == "mkdtemp":
                     caller.temporary.append(os.path.join(result, ""))
                 return result
-            with caller.busy():
+            with caller.nested():
                 if changes:  # other ranks may still read the file
                     session.ranks.barrier()
                 return session.first(lambda: original(*args, **kwargs))
@@ -116,7 +116,7 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
             """Open a file for reading; a copy if rank 0 still writes it."""
             try:
                 if _still_open(writers.get(path, ())):
-                    with caller.busy():
+                    with caller.nested():
                         return written_by_another(file, mode + "+", 0, *args, **kwargs)
                 return original(file, mode, *args, **kwargs)
             finally:
@@ -141,22 +141,22 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
             return made
 
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:  # noqa: A001
-            if not isinstance(file, (str, bytes, os.PathLike)) or not session.patches.active or caller.is_inside():
+            if not isinstance(file, (str, bytes, os.PathLike)) or not session.patches.active or caller.is_nested():
                 return original(file, mode, *args, **kwargs)
             path = os.path.abspath(os.fsdecode(file))
-            if path in written and caller.is_free():  # rank 0 writes before it reaches this barrier
+            if path in written and caller.may_communicate():  # rank 0 writes before it reaches this barrier
                 read.add(path)
                 session.ranks.barrier()
                 if not set(mode) & set("wax+"):
                     return read_together(file, path, mode, *args, **kwargs)
             if not set(mode) & set("wax+") or caller.is_private(path) or kwargs.get("opener"):
                 return original(file, mode, *args, **kwargs)
-            if path in read and caller.is_free():  # all ranks have read it before
+            if path in read and caller.may_communicate():  # all ranks have read it before
                 read.discard(path)
                 session.ranks.barrier()
             written.add(path)
-            if caller.is_script():
-                with caller.busy():
+            if caller.is_script_call():
+                with caller.nested():
                     session.ranks.barrier()  # other ranks may still read what this truncates
                     made = opened(file, path, mode, *args, **kwargs)
             elif rank:

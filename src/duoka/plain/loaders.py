@@ -21,9 +21,9 @@ def install(session: Session) -> None:
     """Intercept the creation of a DataLoader's iterator."""
 
     @contextmanager
-    def by_itself() -> Iterator[None]:
+    def rank_local() -> Iterator[None]:
         """Within the context, read rows that other ranks do not: seeds, files and models are this rank's own."""
-        with session.patches.aside(), session.calls.computed_whole():
+        with session.patches.rank_local_work(), session.calls.computed_whole():
             yield
 
     readers: WeakKeyDictionary[DataLoader[Any], Reader] = WeakKeyDictionary()
@@ -42,7 +42,7 @@ def install(session: Session) -> None:
                     ranks.rank,
                     ranks.world_size,
                     loading,
-                    by_itself,
+                    rank_local,
                     session.view.shares.world_size,
                     reseeds=session.view.shares.exact,
                 )

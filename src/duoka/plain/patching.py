@@ -20,7 +20,7 @@ from duoka.view.tensor.batch import BatchTensor
 class _Here(threading.local):
     """Switches of a thread: another thread may read ahead meanwhile."""
 
-    aside = False
+    rank_local = False
 
 
 class Patches:
@@ -87,22 +87,22 @@ class Patches:
 
     @property
     def active(self) -> bool:
-        """Return whether interceptions apply: a run is open, and this thread is not `aside`."""
-        return self._installed and not self._here.aside
+        """Return whether interceptions apply: a run is open, and this thread is not doing rank-local work."""
+        return self._installed and not self._here.rank_local
 
     @property
-    def by_itself(self) -> bool:
-        """Return whether this thread is `aside`."""
-        return self._here.aside
+    def rank_local(self) -> bool:
+        """Return whether this thread is doing rank-local work."""
+        return self._here.rank_local
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def rank_local_work(self) -> Iterator[None]:
         """Within the context, let this thread work without the other ranks: it does not communicate."""
-        before, self._here.aside = self._here.aside, True
+        before, self._here.rank_local = self._here.rank_local, True
         try:
             yield
         finally:
-            self._here.aside = before
+            self._here.rank_local = before
 
     def undo(self) -> None:
         """Restore the originals."""

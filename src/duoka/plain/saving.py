@@ -29,9 +29,9 @@ def install(session: Session) -> None:
     """Intercept functions that write files without `open`; set the ranks of duoka's own checkpoints and weights."""
 
     def once(action: Callable[[], Any]) -> Any:
-        if session.caller.is_elsewhere():
+        if session.caller.is_other_thread():
             return action() if session.ranks.rank == 0 else None
-        if session.caller.is_free():
+        if session.caller.may_communicate():
             session.ranks.barrier()  # what others still read is not written over
         return session.first(action)
 
@@ -54,7 +54,7 @@ def install(session: Session) -> None:
                         file.write(pickled.getbuffer())
             else:
                 write = original
-            if session.caller.is_elsewhere() or session.caller.is_free():
+            if session.caller.is_other_thread() or session.caller.may_communicate():
                 session.caller.written.add(os.path.abspath(f))  # reading it waits for rank 0
             once(lambda: write(obj, f, *args, **kwargs))
 

@@ -35,7 +35,7 @@ class SharedRandom:
 
     entropy: a number equal on all ranks. key: of the run.
     reach: connects to the ranks' store (holder=: the worker that has it open, for a process that has not inherited
-    it); None with one rank. by_itself: returns whether the current code runs on this rank only.
+    it); None with one rank. rank_local: returns whether the current code runs on this rank only.
     """
 
     def __init__(self, entropy: int, reach: Callable[..., Store] | None = None, key: Key | None = None) -> None:
@@ -45,12 +45,12 @@ class SharedRandom:
         self._stores: dict[int, Store] = {}  # by process
         self._counts: dict[str, Iterator[int]] = {}
         self._forking: dict[int, str | None] = {}  # by thread
-        self.by_itself: Callable[[], bool] = lambda: False
+        self.rank_local: Callable[[], bool] = lambda: False
         os.register_at_fork(before=self._fork, after_in_parent=self._forked, after_in_child=self._begin)
 
     def draw(self, count: int) -> bytes | None:
         """Return `count` random bytes, equal on every rank; None if they must be this process's own."""
-        if self.by_itself() or _is_of(_asking(sys._getframe(1)), OWN):
+        if self.rank_local() or _is_of(_asking(sys._getframe(1)), OWN):
             return None
         return self.shared(count)
 
@@ -60,7 +60,7 @@ class SharedRandom:
 
     def settle(self, value: Any) -> Any:
         """Return the value of the rank that comes here first. It must be picklable."""
-        if self._reach is None or self.by_itself() or _is_of(_asking(sys._getframe(1)), ("torch",)):
+        if self._reach is None or self.rank_local() or _is_of(_asking(sys._getframe(1)), ("torch",)):
             return value
         key = self._key("settle")
         found: bytes = self._connected().compare_set(
@@ -73,7 +73,7 @@ class SharedRandom:
 
         It takes a name that differs between such processes. None: that process draws its own random numbers.
         """
-        if self.by_itself():
+        if self.rank_local():
             return None
         reach = self._reach and partial(self._reach, holder=os.getpid())
         return partial(_of_new_process, self.entropy, reach, self._run_key, self._key("process"))
@@ -93,7 +93,7 @@ class SharedRandom:
         return self._stores[process]
 
     def _fork(self) -> None:
-        self._forking[threading.get_ident()] = None if self.by_itself() else self._key("fork")
+        self._forking[threading.get_ident()] = None if self.rank_local() else self._key("fork")
 
     def _forked(self) -> None:
         del self._forking[threading.get_ident()]
@@ -102,7 +102,7 @@ class SharedRandom:
         scope = self._forking.pop(threading.get_ident())
         self._forking, self._counts = {}, {}
         if scope is None:
-            self.by_itself = lambda: True
+            self.rank_local = lambda: True
         else:
             self._scope = scope
 
