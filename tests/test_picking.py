@@ -16,7 +16,7 @@ from tests.devices.driver import play
 def eight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight cards of which 0, 2 and 5 are in use."""
     play(monkeypatch, "eight")
-    monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path)
+    monkeypatch.setattr(locks, "runtime_folder", lambda: tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
@@ -55,7 +55,7 @@ def test_numbers_are_physical_and_answers_are_torchs(monkeypatch: pytest.MonkeyP
 
 def test_a_part_is_all_that_this_process_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, "mig")
-    monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path)
+    monkeypatch.setattr(locks, "runtime_folder", lambda: tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with duoka.devices("free:1") as (part,):
         assert part == torch.device("cuda", 0)
@@ -71,7 +71,7 @@ def test_a_launch_queues_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play(monkeypatch, "eight")
-    monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path)
+    monkeypatch.setattr(locks, "runtime_folder", lambda: tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with duoka.devices("free:2"), pytest.raises(DevicesBusy, match="free:4: 3 GPUs are available now"):
         duoka.launch(print, devices="free:4", wait=0.01)

@@ -9,6 +9,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -137,6 +139,7 @@ def run_worker(plan: Plan, arguments: WorkerArguments, pipe: socket.socket, stac
 
     shared.observer.begin(arguments.rank)
     _count_steps(arguments.attempt.board.slot(arguments.rank))
+    _time_loaders(arguments.attempt.board.slot(arguments.rank))
     _show_checkpoints(arguments.attempt.board.slot(arguments.rank))
     if plan.world_size > 1:
         debugging.refuse(plan.kind, plan.world_size, arguments.rank)
@@ -219,6 +222,24 @@ def _count_steps(slot: StatusSlot) -> None:
 
     with unnumbered():
         register_optimizer_step_post_hook(count)
+
+
+def _time_loaders(slot: StatusSlot) -> None:
+    """Record on the status board how long the main thread waits for batches of loaders, and their samples."""
+    from duoka.private.torch import NEXT_BATCH, batch_size_of
+
+    owner, name = NEXT_BATCH
+    take, main, clock = getattr(owner, name), threading.get_ident(), time.monotonic_ns
+
+    def take_timed(batches: Any) -> Any:
+        if threading.get_ident() != main:
+            return take(batches)
+        begin = clock()
+        batch = take(batches)
+        slot.load(clock() - begin, batch_size_of(batches))
+        return batch
+
+    setattr(owner, name, take_timed)
 
 
 def _show_checkpoints(slot: StatusSlot) -> None:

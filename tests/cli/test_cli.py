@@ -52,15 +52,18 @@ def test_every_command_in_the_table_is_there() -> None:
     [
         (
             ["rum"],
-            "there is no command 'rum'; there is: doctor, forecast, gpus, predict, prove, run, weights; "
+            "there is no command 'rum'; there is: doctor, forecast, gpus, predict, prove, run, watch, weights; "
             "did you mean `duoka run`?",
         ),
         (
             ["train.py"],
-            "there is no command 'train.py'; there is: doctor, forecast, gpus, predict, prove, run, weights; "
+            "there is no command 'train.py'; there is: doctor, forecast, gpus, predict, prove, run, watch, weights; "
             "did you mean `duoka run train.py`?",
         ),
-        (["xyz"], "there is no command 'xyz'; there is: doctor, forecast, gpus, predict, prove, run, weights\n"),
+        (
+            ["xyz"],
+            "there is no command 'xyz'; there is: doctor, forecast, gpus, predict, prove, run, watch, weights\n",
+        ),
         (["--hepl"], "no such option '--hepl'. Did you mean '--help'?"),
     ],
 )

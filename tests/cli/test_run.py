@@ -103,7 +103,7 @@ def test_picked_cards_are_held_shown_and_not_picked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play(monkeypatch, "eight")
-    monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path / "locks")
+    monkeypatch.setattr(locks, "runtime_folder", lambda: tmp_path / "locks")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     first = run._allocate(Options(Target("train.py"), devices="free:2"), 0)
     assert [device.index for device in first.decided.devices] == [1, 3]
@@ -130,7 +130,7 @@ def test_a_part_of_a_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play(monkeypatch, "mig")
-    monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path / "locks")
+    monkeypatch.setattr(locks, "runtime_folder", lambda: tmp_path / "locks")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for devices in ("free:1", "MIG-2222"):
         assert main(["run", "--dry-run", "--devices", devices, "train.py"]) == 0

@@ -25,7 +25,7 @@ from tests.devices.driver import play
 
 def main(recording: str, folder: str, wait: float, requests: list[str]) -> None:
     play(pytest.MonkeyPatch(), recording)
-    locks._folder_of_this_user = lambda: Path(folder)
+    locks.runtime_folder = lambda: Path(folder)
     waiting.STEP = 0.02
     start, gun = os.pipe()
     gates: dict[int, int] = {}

@@ -132,7 +132,7 @@ def test_first_come_first_served_and_one_that_wants_many_does_not_starve(
     # three GPUs are free now; neither later processes in the queue nor processes that do not wait take them
     one.until(lambda: "run 0 (pid " in one.said[0][-1] and "is ahead in the queue for it" in one.said[0][-1])
     play(monkeypatch, "eight")
-    monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path)
+    monkeypatch.setattr(locks, "runtime_folder", lambda: tmp_path)
     with pytest.raises(DevicesBusy, match=rf"run 0 \(pid {many.pids[0]}\) is ahead in the queue for it"):
         _allocate("free:1")
     holders.let_go(3)
@@ -150,7 +150,7 @@ def _allocate(text: str, wait: float = 0, say: Callable[[str], None] = lambda te
 @pytest.fixture
 def eight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     play(monkeypatch, "eight")
-    monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path / "locks")
+    monkeypatch.setattr(locks, "runtime_folder", lambda: tmp_path / "locks")
     return tmp_path / "locks"
 
 
@@ -218,7 +218,7 @@ def test_what_others_put_into_the_queue_harms_nobody(eight: Path) -> None:
 def test_nothing_is_picked_where_locks_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, "eight")
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path / "file" / "below")
+    monkeypatch.setattr(locks, "runtime_folder", lambda: tmp_path / "file" / "below")
     for text in ("free:1", "best:1"):
         with pytest.raises(DeviceError, match="Not a directory; give GPU numbers instead"):
             _allocate(text)

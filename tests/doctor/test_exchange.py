@@ -39,7 +39,7 @@ def test_only_cards_that_nobody_uses_are_measured(monkeypatch: pytest.MonkeyPatc
 def test_cards_are_measured_by_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fake measuring process records its arguments."""
     play(monkeypatch, "eight")
-    monkeypatch.setattr(locks, "_folder_of_this_user", lambda: tmp_path / "locks")
+    monkeypatch.setattr(locks, "runtime_folder", lambda: tmp_path / "locks")
     answer = json.dumps(asdict(AllReduceTimes("nccl", 5, 1e-5, 200.0, 10.0)))
     fake = tmp_path / "python"
     fake.write_text(f"#!/bin/sh\necho $@ > {tmp_path}/called\necho '{answer}'\n")

@@ -23,6 +23,7 @@ COMMANDS = {
     "predict": ("duoka.cli.predict", "Compute a model's outputs for a data set, on all devices."),
     "prove": ("duoka.cli.prove", "Prove that a script computes the same on other devices."),
     "run": ("duoka.cli.run", "Run a training script on the devices you have."),
+    "watch": ("duoka.cli.watch", "Show what the runs on this machine do."),
     "weights": ("duoka.cli.weights", "Show, convert and compare files of weights."),
 }
 

@@ -62,6 +62,11 @@ class NumberedSampler:
     def __iter__(self) -> Iterator[BatchRequest]:
         return (BatchRequest(self.epoch, number, list(indices)) for number, indices in enumerate(self._batches, 1))
 
+    @property
+    def batch_size(self) -> int | None:
+        """Samples in a batch, if the script's own sampler knows."""
+        return getattr(self._batches, "batch_size", None)
+
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
 

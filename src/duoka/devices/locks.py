@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from duoka.devices.gpu import Holder
+from duoka.system.runtime_folder import runtime_folder
 
 MUTEX_LIMIT = 10.0  # seconds
 UNKNOWN = Holder(0, "another program", 0.0)
@@ -64,7 +64,7 @@ class Locks:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or _folder_of_this_user()
+        self.folder = folder or runtime_folder()
         self.problem = ""
         self._mutex = -1
 
@@ -184,16 +184,3 @@ def _wait_for(mutex: int) -> bool:
             return False
         time.sleep(0.01)
     return True
-
-
-def _folder_of_this_user() -> Path:
-    """Return the user's runtime directory, or a directory in /tmp.
-
-    XDG_RUNTIME_DIR is not read: a cron job has none, but must find the locks of the user's sessions.
-    """
-    uid = os.getuid()
-    session = Path(f"/run/user/{uid}")
-    with suppress(OSError):
-        if stat.S_ISDIR(session.lstat().st_mode) and os.access(session, os.W_OK):
-            return session / "duoka"
-    return Path(f"/tmp/duoka-{uid}")

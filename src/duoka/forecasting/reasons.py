@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from duoka.forecasting.forecast import Forecast, TimedRun
+from duoka.watching.findings import UNEVEN, WORTH_A_WORD, in_words
 
 GOOD = 0.7  # of the ideal; slower runs are explained
-WORTH_A_WORD = 0.2  # of the lost time; smaller costs are not mentioned
 
 
 def is_below_ideal(forecast: Forecast, run: TimedRun) -> bool:
@@ -33,7 +33,7 @@ def _measured(run: TimedRun) -> Iterator[tuple[float, str]]:
     timing, step = run.timing, in_words(run.timing.step)
     if run.waited:
         waiting = f"{in_words(run.waited)} of its {step} are waiting for other ranks"
-        yield run.waited, f"{waiting}: the step is too short for the exchange, or they do not come at the same time"
+        yield run.waited, f"{waiting}: {UNEVEN}"
     if timing.whole:
         whole = f"{in_words(timing.whole)} of its {step} go into what every rank computes whole"
         yield timing.whole, f"{whole}, most of it {timing.costliest}"
@@ -65,10 +65,3 @@ def _rest(run: TimedRun, lost: float) -> Iterator[str]:
 
 def _cores(number: int) -> str:
     return f"{number} core{'s' * (number > 1)}"
-
-
-def in_words(seconds: float) -> str:
-    """Format seconds: `1.2 s`, `12.3 ms`, `103 µs`."""
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"

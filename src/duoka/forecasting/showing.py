@@ -9,8 +9,9 @@ from typing import Any
 from rich.table import Table
 
 from duoka.forecasting.forecast import ALIKE, Forecast, TimedRun
-from duoka.forecasting.reasons import in_words, is_below_ideal, reasons
+from duoka.forecasting.reasons import is_below_ideal, reasons
 from duoka.trials.tables import render_table
+from duoka.watching.findings import in_words
 
 UNSTEADY = 0.5  # of a step; if the middle half is wider, the median is unreliable
 AGAIN = "measure again, with more --steps, when nothing else uses the machine"

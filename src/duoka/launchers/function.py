@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from duoka.plan import Plan, decide_function
 from duoka.process import this_process
 from duoka.system.libc import end_thread_pools
 from duoka.system.messages import say
+from duoka.watching.record import PublishedRun
 
 
 def launch(
@@ -134,9 +136,10 @@ def _run(plan: Plan, call: Callable[[], Any]) -> list[Any]:
     import_compiler()  # once for all workers: the first optimizer would in each
 
     try:
-        with Signals() as signals:
+        with Signals() as signals, closing(PublishedRun(plan)) as record:
             keep = partial(_keep, call, results)
-            verdict = attempt(RunContext(plan, secrets.token_hex(8), outputs, signals, report.append, keep), 0)
+            run = RunContext(plan, secrets.token_hex(8), outputs, signals, report.append, keep, record=record)
+            verdict = attempt(run, 0)
         if verdict.code or verdict.why != "well":
             _raise(verdict, results, "".join(report))
         return [_read(file) for file in results]

@@ -19,6 +19,7 @@ from duoka.network.keys import Key
 from duoka.plan import Kind, Plan
 from duoka.supervision import tracebacks
 from duoka.target import run_target
+from duoka.watching.record import PublishedRun
 from duoka.worker import local_rank_args, run_plain_alone, set_origin, set_threads
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ def run_inline(plan: Plan) -> int:
     environment.keep_freed_memory()
     if "torch" in sys.modules:  # it has read the environment variables already
         set_threads(plan.threads)
+    record = PublishedRun(plan)
     try:
         if plan.kind is Kind.PLAIN and plan.strategy == "exact":
             run_plain_alone(plan, secrets.randbits(64), partial(run_target, plan.target))
@@ -54,6 +56,8 @@ def run_inline(plan: Plan) -> int:
     except BaseException:
         _show_as_python_would()
         raise
+    finally:
+        record.close()
     return 0
 
 

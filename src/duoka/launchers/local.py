@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -30,7 +30,7 @@ from duoka.launchers.machines import SingleMachine
 from duoka.launchers.output import Outputs
 from duoka.launchers.reaper import orphan_reaper
 from duoka.launchers.report import ReportContext, report
-from duoka.launchers.restarts import with_restarts
+from duoka.launchers.restarts import cause, is_fault, with_restarts
 from duoka.launchers.signals import Signals
 from duoka.launchers.stuck import (
     IdleClock,
@@ -49,6 +49,7 @@ from duoka.plan import Kind, Machines, Plan
 from duoka.supervision.status_board import StatusBoard, name_ranks
 from duoka.system.libc import names_from_files
 from duoka.system.messages import say
+from duoka.watching.record import PublishedRun, UnpublishedRun
 from duoka.worker import Attempt, NullObserver, Observer
 
 TICK = 0.5  # seconds between two reads of the status board
@@ -74,7 +75,7 @@ class RunContext:
 
     write: prints the report. function: runs instead of the script. observer: observes the script in each worker.
     entropy: 64 bits for all random numbers that a script leaves to the system; None: new ones for each attempt.
-    others: the other machines.
+    others: the other machines. record: what other processes see of the run.
     """
 
     plan: Plan
@@ -86,6 +87,7 @@ class RunContext:
     observer: Observer = field(default_factory=NullObserver)
     entropy: int | None = None
     others: SingleMachine = field(default_factory=SingleMachine)
+    record: UnpublishedRun = field(default_factory=UnpublishedRun)
 
 
 def run_local(plan: Plan) -> int:
@@ -103,13 +105,16 @@ def run_local(plan: Plan) -> int:
                 is_or_are = "is" if plan.workers == 1 else "are"
                 say(f"{name_ranks(list(plan.ranks))} of {plan.world_size} {is_or_are} here")
             import_once(plan)
-            with Signals() as signals:
-                run = RunContext(plan, run_id, outputs, signals, others=others)
+            with Signals() as signals, closing(PublishedRun(plan)) as record:
+                run = RunContext(plan, run_id, outputs, signals, others=others, record=record)
                 reports = plan.machines.each == "machine" or plan.machines.number == 0
 
                 def again(number: int) -> Verdict:
                     outputs.begin(number)
-                    return attempt(run, number)
+                    verdict = attempt(run, number)
+                    if is_fault(verdict):
+                        record.failed(cause(verdict))
+                    return verdict
 
                 return with_restarts(again, plan.restarts, signals, run.write if reports else _write_nothing)
     except KeyboardInterrupt:  # before there was a worker
@@ -152,7 +157,7 @@ def attempt(run: RunContext, number: int) -> Verdict:
     Each attempt has its own status board, store and key prefix, so that no state reaches the next attempt.
     """
     plan, others = run.plan, run.others
-    board = StatusBoard.create(plan.workers, plan.ranks.start)
+    board = run.record.begin(number, plan.ranks)
     group = WorkerGroup(run.signals, others)
     others.begin(number)
     store = None
@@ -165,6 +170,7 @@ def attempt(run: RunContext, number: int) -> Verdict:
         shared = Attempt(number, run.run_id, entropy, board, exchange, temporary, run.function, run.observer)
         group.start(plan, replace(shared, gloo=others.gloo, key=others.key, store=store), run.outputs)
         pids = [worker.pid for worker in group.workers]
+        run.record.started(pids)
         with (
             orphan_reaper(pids, temporary, others.close_files),
             _store(plan.machines, store) as port,

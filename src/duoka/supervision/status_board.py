@@ -8,6 +8,7 @@ number that announces it, and readers check that number again afterwards.
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +19,11 @@ from duoka.errors import RanksApart
 RING = 64  # collectives that a slot remembers
 ENTRY = 256  # bytes of one of them: four 64-bit numbers, then the text
 TEXT = ENTRY - 4 * 8
-HEAD = 64  # bytes in front of the entries: collectives begun and finished, steps, checkpoints, time waited
+HEAD = 128  # bytes in front of the entries: 16 numbers, of which 10 are used
 SLOT_SIZE = HEAD + RING * ENTRY
 
 # Indices of the 64-bit numbers in a slot and in an entry.
-BEGUN, FINISHED, STEPS, STEPPED, SLOWEST, SEEN, SAVED, WAITED = range(8)
+BEGUN, FINISHED, STEPS, STEPPED, SLOWEST, SEEN, SAVED, WAITED, LOADED, SAMPLES = range(10)
 DIGEST, SINCE, LENGTH, NUMBER = 0, 1, 2, 3
 
 AT_END = "the end of the script"  # in place of a line, in the name of a collective there
@@ -54,6 +55,19 @@ class Progress:
     def waiting(self) -> bool:
         """Return whether a collective is unfinished."""
         return self.begun > self.finished
+
+
+class Counters(NamedTuple):
+    """Sums of one rank since its start.
+
+    steps: finished ones. waited: seconds in collectives. loaded: seconds in which it took batches from torch's
+    loaders. samples: of these batches, where their loader has a batch size.
+    """
+
+    steps: int
+    waited: float
+    loaded: float
+    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +113,23 @@ class StatusBoard:
         self._words = {rank: slot.cast("Q") for rank, slot in self._bytes.items()}
 
     @classmethod
-    def create(cls, count: int, first: int = 0) -> StatusBoard:
-        """Create an empty board for `count` ranks, numbered from `first`."""
-        return cls(mmap.mmap(-1, count * SLOT_SIZE), range(first, first + count))
+    def create(cls, count: int, first: int = 0, file: int = -1) -> StatusBoard:
+        """Create an empty board for `count` ranks, numbered from `first`.
+
+        file: descriptor of an empty file that holds it, for other processes to open; -1: memory without a file.
+        """
+        if file != -1:
+            os.ftruncate(file, count * SLOT_SIZE)
+        return cls(mmap.mmap(file, count * SLOT_SIZE), range(first, first + count))
+
+    @classmethod
+    def open(cls, file: int, ranks: range) -> StatusBoard:
+        """Map the board of another process, only to read it.
+
+        Raises:
+            ValueError: the file is too short for these ranks.
+        """
+        return cls(mmap.mmap(file, len(ranks) * SLOT_SIZE, access=mmap.ACCESS_READ), ranks)
 
     def slot(self, rank: int) -> StatusSlot:
         """Return the slot of `rank`, for its worker to write."""
@@ -121,6 +149,11 @@ class StatusBoard:
             text = self.text(rank, number)
             if words[BEGUN] < number + RING:  # otherwise it may have been overwritten meanwhile
                 return Progress(begun, min(finished, begun), number, text, since, seen, steps, slowest)
+
+    def counters(self, rank: int) -> Counters:
+        """Return the sums of `rank`."""
+        words = self._words[rank]
+        return Counters(words[STEPS], words[WAITED] / 1e9, words[LOADED] / 1e9, words[SAMPLES])
 
     def saved(self) -> int | None:
         """Return the step of the newest checkpoint that a rank has written or restored; None without one."""
@@ -176,7 +209,7 @@ class StatusSlot:
         text: the same in words, such as "all_reduce (3,) float32 at train.py:41"; long texts are cut.
         """
         begun = self._begun = self._begun + 1
-        entry = 8 + (begun & 63) * 32  # _entry(begun), inlined: this runs for each collective
+        entry = 16 + (begun & 63) * 32  # _entry(begun), inlined: this runs for each collective
         words, said = self._words, text.encode()[:TEXT]
         start = entry * 8 + 32
         self._bytes[start : start + len(said)] = said
@@ -197,7 +230,7 @@ class StatusSlot:
         finished = self._finished = self._finished + 1
         self._words[FINISHED] = finished
         self._words[WAITED] += waited
-        entry = 8 + (finished & 63) * 32
+        entry = 16 + (finished & 63) * 32
         digest = self._words[entry]
         for words in self._others:
             if words[entry] != digest and finished <= words[BEGUN] < finished + RING:
@@ -210,6 +243,12 @@ class StatusSlot:
             words[SLOWEST] = now - words[STEPPED]
         words[STEPPED] = now
         words[STEPS] = steps
+
+    def load(self, nanoseconds: int, samples: int) -> None:
+        """Record that this rank has taken a batch of so many samples from a loader, in so much time."""
+        words = self._words
+        words[LOADED] += nanoseconds
+        words[SAMPLES] += samples
 
     @property
     def steps(self) -> int:

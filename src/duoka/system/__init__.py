@@ -1,8 +1,9 @@
 """The operating system and the terminal.
 
-libc.py           functions of the C library that Python does not offer
-machine_name.py   a unique name of this machine
-time_limit.py     a call with a time limit
-messages.py       lines of duoka's own on standard error
-printable.py      untrusted text without control characters
+libc.py             functions of the C library that Python does not offer
+machine_name.py     a unique name of this machine
+runtime_folder.py   the folder in which processes of one user find each other's files
+time_limit.py       a call with a time limit
+messages.py         lines of duoka's own on standard error
+printable.py        untrusted text without control characters
 """

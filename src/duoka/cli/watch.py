@@ -1,0 +1,138 @@
+"""`duoka watch`: show what the runs of this user on this machine do."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+
+import click
+
+from duoka.devices import inventory
+from duoka.devices.gpu import Gpu
+from duoka.errors import OptionError
+from duoka.watching import showing
+from duoka.watching.record import RunRecord, published_runs
+from duoka.watching.watcher import RunState, RunWatcher
+
+STEP = 0.5  # seconds between two looks
+WIDTH = 240  # columns, if standard output is not a terminal
+
+HELP = """\
+Show what the runs of this user on this machine do: steps and samples a second, for each rank what its time is made
+of, the slowest rank, memory and use of the devices, restarts, and what stands out. The runs notice nothing. Ends when
+they end. PID: the process of one `duoka run`; without it, all.
+"""
+
+NOTHING = "nothing runs: start something with `duoka run train.py`, and `duoka watch` in another terminal"
+
+
+def watch(pid: int | None, as_json: bool, once: bool) -> Callable[[], int]:
+    """Return the function that watches."""
+    return partial(_watch, pid, as_json, once)
+
+
+def _watch(pid: int | None, as_json: bool, once: bool) -> int:
+    looks = _looks(pid, once)
+    first = next(looks)
+    if not first and pid is not None:
+        raise OptionError("PID", pid, "that of a running `duoka run` of yours", "`duoka watch` shows all")
+    if not first:
+        click.echo(showing.as_line({"event": "nothing"}) if as_json else NOTHING)
+        return 0
+    with suppress(KeyboardInterrupt, BrokenPipeError):
+        if as_json:
+            _print_lines(first, looks)
+        elif once or not sys.stdout.isatty():
+            _print_last(first, looks)
+        else:
+            _draw(first, looks)
+    return 0
+
+
+def _looks(pid: int | None, once: bool) -> Iterator[list[RunState]]:
+    """Yield the states of all runs, twice a second, until there are none. once: yield two looks."""
+    watchers: dict[tuple[int, float], RunWatcher] = {}
+    looks = 0
+    while True:
+        runs = [record for record in published_runs() if pid in (None, record.pid)]
+        gpus = _gpus(runs)
+        states = []
+        for record in runs:
+            watcher = watchers.setdefault((record.pid, record.begun), RunWatcher(record))
+            states.append(watcher.look(record, gpus))
+        yield states
+        looks += 1
+        if not runs or (once and looks == 2):
+            return
+        time.sleep(STEP)
+
+
+def _gpus(runs: list[RunRecord]) -> dict[str, Gpu]:
+    """Return the GPUs by the names of devices; the driver is asked only if a run computes on one."""
+    if not any(device.startswith("GPU ") for record in runs for device in record.devices):
+        return {}
+    cards = inventory.read().gpus
+    return {f"GPU {gpu.number}": gpu for card in cards for gpu in (card, *card.parts)}
+
+
+def _print_lines(states: list[RunState], looks: Iterator[list[RunState]]) -> None:
+    """Print each state as a line of JSON, and a line for each run that has ended."""
+    before: dict[int, RunState] = {}
+    for now in _chained(states, looks):
+        there = {state.record.pid: state for state in now}
+        for state in now:
+            click.echo(showing.as_line(showing.as_data(state)))
+        for pid in before.keys() - there.keys():
+            click.echo(showing.as_line({"event": "end", "pid": pid, "steps": before[pid].steps}))
+        before = there
+
+
+def _print_last(states: list[RunState], looks: Iterator[list[RunState]]) -> None:
+    """Print the second look, which knows speeds; the first one if the runs end before."""
+    from rich.console import Console
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console.print(showing.as_tables(next(looks, states) or states))
+
+
+def _draw(states: list[RunState], looks: Iterator[list[RunState]]) -> None:
+    """Redraw the tables in the terminal, and leave the last ones there with the end of each run."""
+    from rich.live import Live
+
+    before: dict[int, RunState] = {}
+    with ExitStack() as ending:
+        live = Live(showing.as_tables(states), auto_refresh=False, transient=False)
+        ending.callback(live.stop)
+        live.start(refresh=True)
+        for now in _chained(states, looks):
+            there = {state.record.pid: state for state in now}
+            for pid in before.keys() - there.keys():
+                live.console.print(_end_of(before[pid]), highlight=False)
+            if now:
+                live.update(showing.as_tables(now), refresh=True)
+            before = there
+
+
+def _end_of(state: RunState) -> str:
+    return f"{state.record.name} (pid {state.record.pid}) has ended after step {state.steps:,}"
+
+
+def _chained(states: list[RunState], looks: Iterator[list[RunState]]) -> Iterator[list[RunState]]:
+    yield states
+    yield from looks
+
+
+command = click.Command(
+    "watch",
+    callback=watch,
+    help=HELP,
+    params=[
+        click.Argument(["pid"], type=int, required=False),
+        click.Option(["--json", "as_json"], is_flag=True, help="A line of JSON for each run and look."),
+        click.Option(["--once"], is_flag=True, help="Look for half a second, print, and end."),
+    ],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)

@@ -1,0 +1,9 @@
+"""What a run shows of itself to other processes of its user: `duoka watch`.
+
+record     the file by which a run is found, and its status board; the run writes both anyway or once
+sample     the counters of a rank, read from the status board and /proc
+parts      what the time of a step is made of, from two samples
+watcher    a run over time
+findings   what the numbers mean, in sentences
+showing    tables for the terminal, and the same as JSON
+"""

@@ -1,0 +1,91 @@
+"""What measured times mean, and what to do: sentences shared by `duoka watch`, reports and `duoka forecast`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from duoka.supervision.status_board import name_ranks
+from duoka.watching.watcher import RunState
+
+WORTH_A_WORD = 0.2  # of the time; smaller parts are not mentioned
+OFTEN = 0.6  # of the looks: a rank that was the slowest in as many is the cause
+LONG = 5.0  # seconds in one collective
+NEARLY_FULL = 0.95  # of a GPU's memory
+
+UNEVEN = "the step is too short for the exchange, or they do not come at the same time"
+
+
+def findings(state: RunState) -> list[str]:
+    """Return what stands out in a run, the largest part of the time first."""
+    found = [*_missing(state)]
+    found += [text for part, text in sorted(_parts(state), reverse=True) if part >= WORTH_A_WORD]
+    return [*found, *_memory(state), *_faults(state)]
+
+
+def _parts(state: RunState) -> Iterator[tuple[float, str]]:
+    """Yield parts of the time beside computing, each with its cause."""
+    if state.waiting is not None:
+        yield state.waiting, f"waiting for others {state.waiting:.0%}: {_why_waiting(state)}"
+    if state.loading is not None:
+        yield (
+            state.loading,
+            f"waiting for data {state.loading:.0%}: the loader is the limit; raise num_workers of the DataLoader",
+        )
+    if state.queued is not None:
+        yield (
+            state.queued,
+            f"waiting for a core {state.queued:.0%}: more threads compute on this machine than it has cores; end "
+            "other programs, or start the run with fewer --threads or workers",
+        )
+    if state.rest is not None and not any(one.device.startswith("GPU ") for one in state.ranks):
+        yield (
+            state.rest,
+            f"asleep {state.rest:.0%}: the script waits for something else, as a disk, a lock or another program",
+        )
+
+
+def _why_waiting(state: RunState) -> str:
+    if state.slowest is None or state.slowest[1] < OFTEN:
+        return UNEVEN
+    rank, often = state.slowest
+    one = next((one for one in state.ranks if one.sample.rank == rank), None)
+    text = f"rank {rank} is the slowest in {often:.0%} of the looks"
+    if one is None or one.parts is None:
+        return text
+    if one.parts.queued >= WORTH_A_WORD:
+        return f"{text}, for {one.parts.queued:.0%} of its time without a core; see who else uses this machine"
+    if one.parts.loading >= WORTH_A_WORD:
+        return f"{text}, with {one.parts.loading:.0%} of its time in its loader"
+    if one.parts.rest >= WORTH_A_WORD:
+        return f"{text}, asleep for {one.parts.rest:.0%} of its time, as for a disk or in a sleep of the script"
+    return f"{text}: it computes more than the others, or its cores or device are slower"
+
+
+def _missing(state: RunState) -> Iterator[str]:
+    """Yield which ranks have waited long in a collective, and for whom."""
+    waiting = [one.sample for one in state.ranks if one.sample.inside and one.sample.since > LONG]
+    others = [one.sample.rank for one in state.ranks if not one.sample.inside]
+    if waiting:
+        longest = max(waiting, key=lambda one: one.since)
+        names = name_ranks([one.rank for one in waiting])
+        verb = "has" if len(waiting) == 1 else "have"
+        whom = f"; {name_ranks(others)} did not call it yet" if others else ""
+        yield f"{names} {verb} been in {longest.inside} for {longest.since:.0f} s{whom}"
+
+
+def _memory(state: RunState) -> Iterator[str]:
+    for one in state.ranks:
+        if one.gpu is not None and one.gpu.memory and (one.gpu.used or 0) > NEARLY_FULL * one.gpu.memory:
+            yield f"the memory of {one.device} is nearly full: use a smaller batch, or --strategy fsdp"
+
+
+def _faults(state: RunState) -> Iterator[str]:
+    for number, fault in enumerate(state.record.faults, 1):
+        yield f"fault {number}: {fault}"
+
+
+def in_words(seconds: float) -> str:
+    """Format seconds: `1.2 s`, `12.3 ms`, `103 µs`."""
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"

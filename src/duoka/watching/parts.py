@@ -1,0 +1,40 @@
+"""What the time of a step is made of, from two samples of a rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from duoka.watching.sample import RankSample
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a rank's time, each as a fraction; they add up to 1.
+
+    waiting: in collectives, for other ranks. loading: for batches of loaders. queued: ready to compute, without a
+    core. computing: its main thread on a core. rest: its main thread asleep, as for a disk, another program or a GPU.
+    """
+
+    waiting: float
+    loading: float
+    computing: float
+    queued: float
+    rest: float
+
+
+def parts(before: RankSample, after: RankSample, seconds: float) -> Parts:
+    """Return the parts of the time between two samples of one rank.
+
+    The main thread also runs while it waits (it polls at first) and loads (without loader workers). What the kernel
+    counted of running is therefore at most what is left beside these two.
+    """
+    if seconds <= 0:
+        raise ValueError(f"the samples are {seconds:g} s apart, not more than 0")
+    waiting = after.waited - before.waited
+    loading = after.loaded - before.loaded
+    known = max(seconds, waiting + loading)  # a wait is counted at its end, and may have begun before the time
+    left = known - waiting - loading
+    computing = min(left, max(0.0, after.ran - before.ran))
+    queued = min(left - computing, max(0.0, after.queued - before.queued))
+    rest = left - computing - queued
+    return Parts(*(part / known for part in (waiting, loading, computing, queued, rest)))

@@ -1,0 +1,187 @@
+"""The record by which other processes of this user find a run: a locked file `~run/duoka/….run`.
+
+It names the command process and the file descriptor of its status board, which others open below /proc and only
+read. So a run does nothing for those who watch it. The kernel releases the lock when the run's processes end: a file
+without a lock belongs to none, and whoever sees it removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from duoka.plan import Kind, Plan
+from duoka.supervision.status_board import StatusBoard
+from duoka.system.runtime_folder import runtime_folder
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The contents of the file.
+
+    pid: of the command process. name: of the script or function. devices: of the workers, in the order of ranks.
+    first: rank of the first worker. begun: UNIX time. sees_waits: collectives are waited for where they are called,
+    so that the board has the time. samples_differ: each rank loads a batch of its own. attempt: 0 at first, and one
+    more after each restart. faults: what ended the attempts so far. pids: of the workers. board: descriptor of the
+    status board in the command process; -1: there is none.
+    """
+
+    pid: int
+    name: str
+    devices: tuple[str, ...]
+    first: int
+    begun: float
+    sees_waits: bool
+    samples_differ: bool
+    attempt: int = 0
+    faults: tuple[str, ...] = ()
+    pids: tuple[int, ...] = ()
+    board: int = -1
+
+    @property
+    def ranks(self) -> range:
+        """Ranks of the workers."""
+        return range(self.first, self.first + len(self.pids))
+
+
+def record_of(plan: Plan) -> RunRecord:
+    """Return the record of a run of this process that begins now."""
+    own = plan.kind is Kind.DISTRIBUTED
+    return RunRecord(
+        pid=os.getpid(),
+        name=plan.target.name,
+        devices=tuple(map(str, plan.devices)),
+        first=plan.ranks.start,
+        begun=time.time(),
+        sees_waits=plan.devices[0].type == "cpu" and not own,
+        samples_differ=own,
+    )
+
+
+class UnpublishedRun:
+    """Publishes nothing: for trials, and the base of `PublishedRun`."""
+
+    def begin(self, attempt: int, ranks: range) -> StatusBoard:
+        """Return the status board of an attempt."""
+        return StatusBoard.create(len(ranks), ranks.start)
+
+    def started(self, pids: Sequence[int]) -> None:
+        """Publish that the workers of the attempt have these pids."""
+
+    def failed(self, cause: str) -> None:
+        """Publish the fault that ended the attempt."""
+
+    def close(self) -> None:
+        """Remove the record."""
+
+
+class PublishedRun(UnpublishedRun):
+    """The record of a run of this process, until `close`. Where the file cannot be written, nobody sees the run."""
+
+    def __init__(self, plan: Plan, folder: Path | None = None) -> None:
+        self._record = record_of(plan)
+        self._board = -1
+        self._path = (folder or runtime_folder()) / f"{os.getpid()}-{secrets.token_hex(4)}.run"
+        self._file = -1
+        with suppress(OSError):
+            self._file = _create_locked(self._path)
+        self._write()
+
+    def begin(self, attempt: int, ranks: range) -> StatusBoard:
+        self._close_board()
+        self._board = os.memfd_create("duoka-board")
+        self._record = replace(self._record, attempt=attempt, first=ranks.start, board=self._board, pids=())
+        return StatusBoard.create(len(ranks), ranks.start, self._board)
+
+    def started(self, pids: Sequence[int]) -> None:
+        self._record = replace(self._record, pids=tuple(pids))
+        self._write()
+
+    def failed(self, cause: str) -> None:
+        self._record = replace(self._record, faults=(*self._record.faults, cause))
+        self._write()
+
+    def close(self) -> None:
+        if os.getpid() != self._record.pid:  # in a process that the script forked
+            return
+        self._close_board()
+        if self._file != -1:
+            self._path.unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = -1
+
+    def _close_board(self) -> None:
+        if self._board != -1:
+            os.close(self._board)
+            self._board = -1
+
+    def _write(self) -> None:
+        if self._file == -1:
+            return
+        line = json.dumps(asdict(self._record)).encode() + b"\n"
+        with suppress(OSError):  # a full disk
+            os.pwrite(self._file, line, 0)
+            os.ftruncate(self._file, len(line))
+
+
+def published_runs(folder: Path | None = None) -> Iterator[RunRecord]:
+    """Yield the runs of this user on this machine, and remove the files of those that have ended."""
+    for path in sorted((folder or runtime_folder()).glob("*.run")):
+        with suppress(OSError):
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if os.fstat(file).st_uid != os.getuid():
+                    continue
+                if _is_unlocked(file):
+                    path.unlink()
+                elif (record := _parsed(os.pread(file, 1 << 20, 0))) is not None:
+                    yield record
+            finally:
+                os.close(file)
+
+
+def open_board(record: RunRecord) -> StatusBoard | None:
+    """Map the status board of a run; None if it has none, or has just ended."""
+    with suppress(OSError, ValueError):
+        file = os.open(f"/proc/{record.pid}/fd/{record.board}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return StatusBoard.open(file, record.ranks)
+        finally:
+            os.close(file)
+    return None
+
+
+def _create_locked(path: Path) -> int:
+    """Create and lock a file that nobody sees before it is locked; return its descriptor."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.lstat(path.parent).st_uid != os.getuid():
+        raise PermissionError(f"{path.parent} belongs to another user")
+    hidden = path.with_suffix(".new")
+    file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    os.rename(hidden, path)
+    return file
+
+
+def _is_unlocked(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+
+
+def _parsed(data: bytes) -> RunRecord | None:
+    """Parse a file; None if it is being written, or was written by another version."""
+    with suppress(ValueError, TypeError):
+        values = json.loads(data.partition(b"\n")[0])
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return RunRecord(**{**values, **lists})
+    return None

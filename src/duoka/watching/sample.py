@@ -1,0 +1,91 @@
+"""The counters of a rank at a moment, read from its status board and /proc."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from duoka.supervision.status_board import StatusBoard
+from duoka.watching.record import RunRecord
+
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class RankSample:
+    """Counters of one rank since its start; times are seconds.
+
+    waited: in collectives. loaded: taking batches from loaders. samples: in these batches. ran: its main thread on a
+    core. queued: its main thread ready to run, without a core. cpu: all its threads on cores. memory: bytes that it
+    has in memory. inside: the collective in which it is; empty if in none. since: how long.
+    """
+
+    rank: int
+    pid: int
+    steps: int = 0
+    waited: float = 0.0
+    loaded: float = 0.0
+    samples: int = 0
+    ran: float = 0.0
+    queued: float = 0.0
+    cpu: float = 0.0
+    memory: int = 0
+    inside: str = ""
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunSample:
+    """The samples of all ranks of this machine at one moment. time: CLOCK_MONOTONIC."""
+
+    time: float
+    ranks: tuple[RankSample, ...]
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that all ranks have finished."""
+        return min((one.steps for one in self.ranks), default=0)
+
+
+def take(record: RunRecord, board: StatusBoard) -> RunSample:
+    """Return a sample of a run."""
+    ranks = tuple(_rank(board, rank, pid) for rank, pid in zip(record.ranks, record.pids, strict=True))
+    return RunSample(time.monotonic(), ranks)
+
+
+def _rank(board: StatusBoard, rank: int, pid: int) -> RankSample:
+    counters, progress = board.counters(rank), board.read(rank)
+    ran, queued = _main_thread(pid)
+    cpu, memory = _process(pid)
+    return RankSample(
+        rank,
+        pid,
+        *counters,
+        ran=ran,
+        queued=queued,
+        cpu=cpu,
+        memory=memory,
+        inside=progress.text if progress.waiting else "",
+        since=max(0.0, time.monotonic() - progress.since) if progress.waiting else 0.0,
+    )
+
+
+def _main_thread(pid: int) -> tuple[float, float]:
+    """Return how long a process's main thread has run, and how long it was ready without a core; 0 if it ended."""
+    with suppress(OSError, ValueError):
+        with open(f"/proc/{pid}/task/{pid}/schedstat") as file:
+            ran, queued, _ = map(int, file.read().split())
+        return ran / 1e9, queued / 1e9
+    return 0.0, 0.0
+
+
+def _process(pid: int) -> tuple[float, int]:
+    """Return the processor time of a process, and its memory in bytes; 0 if it has ended."""
+    with suppress(OSError, ValueError, IndexError):
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS, int(fields[21]) * PAGE
+    return 0.0, 0

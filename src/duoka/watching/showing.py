@@ -1,0 +1,146 @@
+"""Format the state of runs: tables for the terminal, or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from duoka.system.printable import printable
+from duoka.watching.findings import findings, in_words
+from duoka.watching.watcher import RankState, RunState
+
+GIB = 1 << 30
+BAR = 12  # characters for the parts of a step
+PARTS = (  # field of Parts, its column, its style
+    ("computing", "computes", "green"),
+    ("waiting", "waits", "red"),
+    ("loading", "loads", "yellow"),
+    ("queued", "queues", "magenta"),
+    ("rest", "sleeps", "bright_black"),
+)
+
+
+def as_tables(states: Sequence[RunState]) -> Group:
+    """Return a table of each run, with what stands out below it."""
+    return Group(*(part for state in states for part in (_headline(state), _table(state), _notes(state))))
+
+
+def _headline(state: RunState) -> Text:
+    record = state.record
+    words = [f"{printable(record.name)} (pid {record.pid})", f"{_duration(state.seconds)}", f"step {state.steps:,}"]
+    if state.steps_per_second is not None:
+        words.append(f"{state.steps_per_second:,.4g} steps/s ({in_words(1 / state.steps_per_second)} each)")
+    if state.samples_per_second is not None:
+        words.append(f"{state.samples_per_second:,.4g} samples/s")
+    if record.attempt:
+        words.append(f"restarted {record.attempt} time{'s' * (record.attempt > 1)}")
+    if state.slowest is not None:
+        words.append(f"slowest: rank {state.slowest[0]}, in {state.slowest[1]:.0%} of the looks")
+    return Text("  ".join(words), style="bold")
+
+
+def _table(state: RunState) -> Table:
+    table = Table(pad_edge=False, box=None)
+    table.add_column("rank", justify="right", no_wrap=True)
+    table.add_column("device", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    shown = [part for part in PARTS if part[0] != "waiting" or state.record.sees_waits]
+    for _, name, style in shown:
+        table.add_column(name, justify="right", style=style, no_wrap=True)
+    for name in ("cores", "memory", "device use"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in state.ranks:
+        figures = ["" if one.parts is None else f"{getattr(one.parts, field):.0%}" for field, _, _ in shown]
+        cores = "" if one.cores is None else f"{one.cores:.1f}"
+        memory = f"{one.sample.memory / GIB:.2f} GiB"
+        table.add_row(str(one.sample.rank), one.device, _bar(one), *figures, cores, memory, _device_use(one))
+    return table
+
+
+def _bar(one: RankState) -> Text:
+    bar = Text()
+    if one.parts is not None:
+        for (field, _, style), width in zip(PARTS, _widths(one.parts), strict=True):
+            bar.append(("░" if field == "rest" else "█") * width, style=style)
+    return bar
+
+
+def _widths(found: Any) -> list[int]:
+    """Return the widths of the parts in a bar, which add up to `BAR`."""
+    ends, total = [], 0.0
+    for field, _, _ in PARTS:
+        total += getattr(found, field)
+        ends.append(round(total * BAR))
+    return [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _device_use(one: RankState) -> str:
+    if one.gpu is None:
+        return ""
+    use = "" if one.gpu.utilisation is None else f"{one.gpu.utilisation}%"
+    memory = "" if one.gpu.used is None else f"{one.gpu.used / GIB:.1f}/{one.gpu.memory / GIB:.1f} GiB"
+    return ", ".join(filter(None, [use, memory]))
+
+
+def _notes(state: RunState) -> Text:
+    lines = [f"  {printable(finding)}" for finding in findings(state)]
+    if not state.ranks:
+        lines.append("  one worker, in the command's own process: its steps are not counted")
+    return Text("\n".join([*lines, ""]))
+
+
+def as_data(state: RunState) -> dict[str, Any]:
+    """Return the state as plain data; seconds, bytes and fractions; None if unknown."""
+    record = state.record
+    return {
+        "event": "look",
+        "pid": record.pid,
+        "name": record.name,
+        "devices": list(record.devices),
+        "begun": record.begun,
+        "seconds": state.seconds,
+        "attempt": record.attempt,
+        "faults": list(record.faults),
+        "steps": state.steps,
+        "steps_per_second": state.steps_per_second,
+        "samples_per_second": state.samples_per_second,
+        "slowest": None if state.slowest is None else {"rank": state.slowest[0], "often": state.slowest[1]},
+        "ranks": [_rank_data(one, state.record.sees_waits) for one in state.ranks],
+        "findings": findings(state),
+    }
+
+
+def _rank_data(one: RankState, sees_waits: bool) -> dict[str, Any]:
+    found = None if one.parts is None else asdict(one.parts)
+    if found is not None and not sees_waits:
+        found["waiting"] = None
+    gpu = one.gpu and {"memory": one.gpu.memory, "used": one.gpu.used, "utilisation": one.gpu.utilisation}
+    return {
+        "rank": one.sample.rank,
+        "pid": one.sample.pid,
+        "device": one.device,
+        "steps": one.sample.steps,
+        "parts": found,
+        "cores": one.cores,
+        "memory": one.sample.memory,
+        "gpu": gpu,
+        "collective": one.sample.inside or None,
+        "collective_seconds": one.sample.since if one.sample.inside else None,
+    }
+
+
+def as_line(data: dict[str, Any]) -> str:
+    """Return one line of JSON."""
+    return json.dumps(data, allow_nan=False, ensure_ascii=False)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

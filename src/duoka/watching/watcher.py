@@ -1,0 +1,152 @@
+"""A run over time: speed, parts of a step, the slowest rank."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from duoka.devices.gpu import Gpu
+from duoka.supervision.status_board import StatusBoard
+from duoka.watching.parts import Parts, parts
+from duoka.watching.record import RunRecord, open_board
+from duoka.watching.sample import RankSample, RunSample, take
+
+WINDOW = 10.0  # seconds over which speeds and parts are averaged
+APART = 0.05  # of the time: ranks that wait as long as each other within this are equally fast
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """One rank now. parts: of its time lately; None until two samples are known. cores: that it keeps busy.
+
+    device: as planned. gpu: the state of its GPU, if it has one and the driver tells.
+    """
+
+    sample: RankSample
+    device: str
+    parts: Parts | None = None
+    cores: float | None = None
+    gpu: Gpu | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """A run now. Rates are averages of the last seconds; None if they cannot be known yet, or at all.
+
+    seconds: since its begin. slowest: the rank for which others waited most often, and the fraction of the looks in
+    which they did; None if there are no waits to see.
+    """
+
+    record: RunRecord
+    seconds: float
+    steps: int
+    steps_per_second: float | None
+    samples_per_second: float | None
+    ranks: tuple[RankState, ...]
+    slowest: tuple[int, float] | None = None
+
+    @property
+    def waiting(self) -> float | None:
+        """The mean over ranks of the fraction of time spent waiting for others; None if it is not seen."""
+        return self._mean(lambda found: found.waiting) if self.record.sees_waits else None
+
+    @property
+    def loading(self) -> float | None:
+        """The largest fraction of a rank's time spent taking batches from loaders."""
+        return max((one.parts.loading for one in self.ranks if one.parts), default=None)
+
+    @property
+    def queued(self) -> float | None:
+        """The mean over ranks of the fraction of time spent without a core."""
+        return self._mean(lambda found: found.queued)
+
+    @property
+    def rest(self) -> float | None:
+        """The mean over ranks of the fraction of time spent asleep outside of waits and loaders."""
+        return self._mean(lambda found: found.rest)
+
+    def _mean(self, part: Callable[[Parts], float]) -> float | None:
+        found = [part(one.parts) for one in self.ranks if one.parts is not None]
+        return sum(found) / len(found) if found else None
+
+
+class RunWatcher:
+    """Looks at one run again and again."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._record, self._board = record, open_board(record)
+        self._samples: deque[RunSample] = deque()
+        self._slowest: Counter[int] = Counter()
+
+    def look(self, record: RunRecord, gpus: Mapping[str, Gpu] | None = None) -> RunState:
+        """Return the state of the run. record: as it is now. gpus: by the name of their device."""
+        if (record.attempt, record.pids) != (self._record.attempt, self._record.pids) or self._board is None:
+            self._samples.clear()
+            self._slowest.clear()
+            self._board = open_board(record)
+        self._record = record
+        return self.look_at(self._board, gpus or {})
+
+    def look_at(self, board: StatusBoard | None, gpus: Mapping[str, Gpu]) -> RunState:
+        """Return the state of the run with this board; without one, only what the record says."""
+        if board is not None:
+            self.add(take(self._record, board))
+        return self.state(gpus)
+
+    def add(self, sample: RunSample) -> None:
+        """Add a sample."""
+        if self._samples:
+            self._compare(self._samples[-1], sample)
+        self._samples.append(sample)
+        while len(self._samples) > 2 and sample.time - self._samples[1].time >= WINDOW:
+            self._samples.popleft()
+
+    def _compare(self, before: RunSample, after: RunSample) -> None:
+        """Count which rank the others waited for between two samples: the one that waited least."""
+        seconds = after.time - before.time
+        waits = {new.rank: new.waited - old.waited for old, new in zip(before.ranks, after.ranks, strict=True)}
+        if len(waits) > 1 and after.steps > before.steps:
+            least = min(waits, key=waits.__getitem__)
+            is_clear = max(waits.values()) - waits[least] > APART * seconds
+            self._slowest[least if is_clear else -1] += 1
+
+    def state(self, gpus: Mapping[str, Gpu]) -> RunState:
+        """Return the state at the last sample."""
+        record = self._record
+        seconds = max(0.0, time.time() - record.begun)
+        if not self._samples:
+            return RunState(record, seconds, 0, None, None, ())
+        first, last = self._samples[0], self._samples[-1]
+        span = last.time - first.time
+        devices = dict(zip(record.ranks, record.devices, strict=False))
+        ranks = tuple(
+            _rank_state(old, new, span, devices.get(new.rank, ""), gpus)
+            for old, new in zip(first.ranks, last.ranks, strict=True)
+        )
+        rate = (last.steps - first.steps) / span if span > 0 and last.steps > first.steps else None
+        return RunState(record, seconds, last.steps, rate, self._samples_rate(), ranks, self._most_often())
+
+    def _samples_rate(self) -> float | None:
+        first, last = self._samples[0], self._samples[-1]
+        counting = slice(None) if self._record.samples_differ else slice(1)
+        taken = sum(one.samples for one in last.ranks[counting]) - sum(one.samples for one in first.ranks[counting])
+        return taken / (last.time - first.time) if taken > 0 and last.time > first.time else None
+
+    def _most_often(self) -> tuple[int, float] | None:
+        looks = sum(self._slowest.values())
+        found = [(count, rank) for rank, count in self._slowest.items() if rank >= 0]
+        if not found or not self._record.sees_waits:
+            return None
+        count, rank = max(found)
+        return rank, count / looks
+
+
+def _rank_state(
+    before: RankSample, after: RankSample, seconds: float, device: str, gpus: Mapping[str, Gpu]
+) -> RankState:
+    if seconds <= 0:
+        return RankState(after, device, gpu=gpus.get(device))
+    cores = max(0.0, after.cpu - before.cpu) / seconds
+    return RankState(after, device, parts(before, after, seconds), cores, gpus.get(device))

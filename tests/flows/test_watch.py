@@ -1,0 +1,64 @@
+"""`duoka watch` attaches to a run, and the run computes the same."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.flows.flow import Flow
+
+TRAINING = """
+import os, sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
+epoch = 0
+while epoch < 3 or not os.path.exists(sys.argv[1]):
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    epoch += 1
+    if epoch == 3:
+        print(f"{model.weight.sum().item():.6f}", flush=True)
+"""
+
+
+def looks(written: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in written.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def test_watching_a_run_of_two_workers(flow: Flow, tmp_path: Path) -> None:
+    script, stop = flow.write("train.py", TRAINING), tmp_path / "stop"
+    run = flow.start(["run", "--quiet", "--devices", "cpu:2", script, stop])
+    while not run.stdout():
+        time.sleep(0.05)
+    watching = flow.start(["watch", "--json", str(run.pid)])
+    while not any(look["steps_per_second"] for look in looks(watching.stdout())):
+        time.sleep(0.05)
+    stop.touch()
+    result = run.wait().ok()
+    *before, end = looks(watching.wait().ok().stdout)
+
+    assert end == {"event": "end", "pid": run.pid, "steps": before[-1]["steps"]}
+    look = next(look for look in before if look["steps_per_second"])
+    assert [one["rank"] for one in look["ranks"]] == [0, 1]
+    for one in look["ranks"]:
+        assert abs(sum(one["parts"].values()) - 1) < 1e-6
+        assert 0 < one["parts"]["waiting"] < 1
+        assert 0 < one["parts"]["loading"] < 1
+        assert one["memory"] > 1 << 20
+    assert abs(look["samples_per_second"] / look["steps_per_second"] / 8 - 1) < 0.5  # of 8 samples each
+    assert result.stdout == flow.run(["run", "--quiet", "--devices", "cpu:2", script, stop]).ok().stdout
+
+
+def test_a_process_that_is_no_run(flow: Flow) -> None:
+    result = flow.run(["watch", "1"])
+    assert result.returncode == 2
+    assert "PID must be that of a running `duoka run` of yours, but is 1" in result.stderr

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import io
+import json
+
+from rich.console import Console
+
+from duoka.watching.showing import as_data, as_line, as_tables
+from duoka.watching.watcher import RunState, RunWatcher
+from tests.watching.made import record, sample
+
+
+def state(**given: object) -> RunState:
+    watcher = RunWatcher(record(**given))
+    watcher.add(sample(0.0, {}, {}))
+    ranks = {"steps": 20, "waited": 5.0, "ran": 5.0, "samples": 640, "memory": 3 << 29}
+    watcher.add(sample(10.0, ranks, ranks | {"waited": 0.0, "ran": 10.0}))
+    return watcher.state({})
+
+
+def drawn(*states: RunState) -> list[str]:
+    console = Console(file=io.StringIO(), width=120, highlight=False)
+    console.print(as_tables(states))
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def test_a_table() -> None:
+    title, head, first, second, note, *_ = drawn(state())
+    assert title.startswith("train.py (pid 100)")
+    assert "step 20  2 steps/s (500 ms each)  64 samples/s  slowest: rank 1, in 100% of the looks" in title
+    assert head.split() == ["rank", "device", "computes", "waits", "loads", "queues", "sleeps", "cores", "memory", "device", "use"]  # fmt: skip  # noqa: E501
+    assert first.split() == ["0", "CPU", "█" * 12, "50%", "50%", "0%", "0%", "0%", "0.0", "1.50", "GiB"]
+    assert second.split() == ["1", "CPU", "█" * 12, "100%", "0%", "0%", "0%", "0%", "0.0", "1.50", "GiB"]
+    assert note.strip().startswith("waiting for others 25%: rank 1 is the slowest")
+
+
+def test_waits_that_are_not_seen_have_no_column() -> None:
+    assert "waits" not in drawn(state(sees_waits=False))[1]
+
+
+def test_names_are_printed_without_control_characters() -> None:
+    assert "\x1b" not in "".join(drawn(state(name="a\x1b[31m")))
+
+
+def test_data() -> None:
+    data = json.loads(as_line(as_data(state())))
+    assert (data["event"], data["pid"], data["steps"], data["steps_per_second"]) == ("look", 100, 20, 2.0)
+    assert data["slowest"] == {"rank": 1, "often": 1.0}
+    assert data["ranks"][0]["parts"] == {"waiting": 0.5, "loading": 0, "computing": 0.5, "queued": 0, "rest": 0}
+    assert as_data(state(sees_waits=False))["ranks"][0]["parts"]["waiting"] is None
