@@ -125,6 +125,12 @@ def test_a_script_with_ranks_of_its_own_keeps_all_threads(plan: Any) -> None:
             "--strategy must be one of auto, ddp, dp, exact, fsdp, single, but is 'dpd'; did you mean dp?",
         ),
         ({"strategy": "dp", "devices": "2"}, OptionError, "run.model(net, strategy='dp', devices=2)"),
+        ({"blocks": ("Block",)}, OptionError, "--blocks must be given with --strategy fsdp, but is 'Block'"),
+        (
+            {"checkpoint_activations": True},
+            OptionError,
+            "--checkpoint-activations must be given with --strategy fsdp",
+        ),
         (
             {"strategy": "fsdp", "devices": "2", "kind": "api"},
             OptionError,

@@ -135,6 +135,8 @@ class Options:
     restarts: number of restarts allowed after faults.
     machines: those of the run. key_file: the file of their key.
     row_independent: functions without a rule that compute each row by itself.
+    blocks: classes of modules whose parameters are gathered together, with the strategy fsdp; empty: found in lists.
+    checkpoint_activations: whether blocks compute their activations again in the backward pass.
 
     Raises:
         OptionError: an option has a value that is not allowed.
@@ -157,6 +159,8 @@ class Options:
     machines: Machines = ONE_MACHINE
     key_file: Path | None = None
     row_independent: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
+    checkpoint_activations: bool = False
 
     def __post_init__(self) -> None:
         one_of("--kind", self.kind, get_args(KindWord))
@@ -164,6 +168,9 @@ class Options:
         one_of("--randomness", self.randomness, get_args(Randomness))
         one_of("--loading", self.loading, get_args(Loading))
         check_names("--row-independent", self.row_independent)
+        for name in self.blocks:
+            if not name.isidentifier():
+                raise OptionError("--blocks", name, "names of the model's classes, like Block,Embedding")
         one_of("verbosity", self.verbosity, get_args(Verbosity))
         if self.shares is not None:
             check_shares(self.shares)

@@ -75,6 +75,8 @@ class Plan:
     self_launching: bool = False
     machines: Machines = ONE_MACHINE
     key_file: Path | None = None
+    blocks: tuple[str, ...] = ()  # classes of modules, with the strategy fsdp; empty: found in the model's lists
+    checkpoint_activations: bool = False  # of blocks
     row_independent: tuple[str, ...] = ()  # functions without a rule that the user says compute each row by itself
 
     @property
@@ -152,6 +154,8 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
         machines=machines,
         key_file=options.key_file,
         row_independent=options.row_independent,
+        blocks=options.blocks,
+        checkpoint_activations=options.checkpoint_activations,
     )
 
 
@@ -233,12 +237,17 @@ def _kind(options: Options, script_info: Script, devices: int) -> tuple[Kind, st
 def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[str, ...]]:
     if kind is Kind.DISTRIBUTED:
         asked = Options(options.target)
-        names = ("strategy", "shares", "batch_norm", "randomness", "loading", "row_independent")
+        names = ("strategy", "shares", "batch_norm", "randomness", "loading", "row_independent", "blocks")
         unused = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)]
         return "", (f"{', '.join(unused)}: without effect, as the script is left alone",) if unused else ()
     if options.strategy == "dp" or (options.strategy == "fsdp" and kind is Kind.API):
         hint = _ASKED_IN_SCRIPTS[options.strategy]
         raise OptionError("--strategy", options.strategy, "auto or ddp, which starts a worker for each device", hint)
+    if options.strategy != "fsdp":
+        if options.blocks:
+            raise OptionError("--blocks", ",".join(options.blocks), "given with --strategy fsdp")
+        if options.checkpoint_activations:
+            raise OptionError("--checkpoint-activations", True, "given with --strategy fsdp")
     if options.strategy == "exact":
         for name, words in (("batch_norm", "local"), ("randomness", "worker")):
             if getattr(options, name) == words:
@@ -356,6 +365,10 @@ def details(plan: Plan) -> str:
         rows.append(("strategy", f"{plan.strategy}: {STRATEGIES[plan.strategy]}"))
         if plan.shares:
             rows.append(("shares", f"{plan.shares} of each batch"))
+        if plan.strategy == "fsdp":
+            rows.append(("blocks", ", ".join(plan.blocks) or "entries of the model's lists"))
+            if plan.checkpoint_activations:
+                rows.append(("activations", "of blocks, computed again in the backward pass"))
         rows += [("batch norm", plan.batch_norm), ("randomness", plan.randomness), ("loading", plan.loading)]
         if plan.row_independent:
             rows.append(("on own rows", f"{', '.join(plan.row_independent)}, as --row-independent says"))

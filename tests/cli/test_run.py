@@ -18,6 +18,7 @@ from tests.flows.flow import surroundings
 
 # A new option is a decision: it is worth a line here, and a note in docs/decisions/.
 OPTIONS = """
+    --blocks --checkpoint-activations
     -h/--help -m -q/--quiet -v/--verbose --batch-norm --devices --dry-run --kind --loading --row-independent --log-dir
     --key-file --machine --machines --meet
     --randomness --restarts --step-timeout --strategy --shares --threads --timeout --wait

@@ -128,9 +128,20 @@ GROUPS: Groups = (
             click.Option(
                 ["--strategy"],
                 default="auto",
-                metavar="auto|single|ddp|exact",
-                help="How parameters are synchronized. auto: single for one device, ddp for several. exact: the "
-                "same bits on 1, 2, 4, ... devices.",
+                metavar="auto|single|ddp|fsdp|exact",
+                help="How parameters are synchronized. auto: single for one device, ddp for several. fsdp: each "
+                "device holds a part of the model. exact: the same bits on 1, 2, 4, ... devices.",
+            ),
+            click.Option(
+                ["--blocks"],
+                metavar="NAME,...",
+                help="With fsdp: classes of modules whose parameters are gathered together. "
+                "[default: entries of the model's lists]",
+            ),
+            click.Option(
+                ["--checkpoint-activations"],
+                is_flag=True,
+                help="With fsdp: blocks compute activations again in the backward pass, which takes less memory.",
             ),
             click.Option(
                 ["--shares"],
@@ -294,6 +305,7 @@ def asked_for(
     restarts: str,
     shares: str | None,
     row_independent: str | None,
+    blocks: str | None,
     quiet: bool,
     verbose: bool,
     machines: Machines = ONE_MACHINE,
@@ -310,6 +322,7 @@ def asked_for(
         restarts=options.whole_number(restarts, "--restarts"),
         shares=None if shares is None else options.whole_number(shares, "--shares"),
         row_independent=() if row_independent is None else tuple(map(str.strip, row_independent.split(","))),
+        blocks=() if blocks is None else tuple(map(str.strip, blocks.split(","))),
         verbosity="quiet" if quiet else "verbose" if verbose else "normal",
         machines=machines,
         **words,

@@ -123,6 +123,8 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "--batch-norm": plan.batch_norm,
         "--randomness": plan.randomness,
         "--loading": plan.loading,
+        "--blocks": list(plan.blocks),
+        "--checkpoint-activations": plan.checkpoint_activations,
         "--row-independent": list(plan.row_independent),
         "--timeout": plan.timeout,
         "--step-timeout": plan.step_timeout,

@@ -98,7 +98,13 @@ def run_plain(
     """
     if plan.strategy == "exact":
         be_deterministic()
-    strategy = create(plan.strategy, ranks, shares=plan.shares)
+    strategy = create(
+        plan.strategy,
+        ranks,
+        shares=plan.shares,
+        blocks=plan.blocks,
+        checkpoint_activations=plan.checkpoint_activations,
+    )
     view = strategy.view(ranks, say)
     view.vouch(plan.row_independent)
     if plan.randomness == "worker":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from duoka.strategies.base import Strategy
 from duoka.strategies.compress import compression
@@ -17,10 +17,18 @@ from duoka.view.random.generators import random_digest
 __all__ = ["Ddp", "Dp", "Exact", "Fsdp", "Single", "Strategy", "create"]
 
 
-def create(name: str, ranks: Collectives, compress: str = "none", shares: int = 0) -> Strategy:
+def create(
+    name: str,
+    ranks: Collectives,
+    compress: str = "none",
+    shares: int = 0,
+    blocks: Sequence[str] = (),
+    checkpoint_activations: bool = False,
+) -> Strategy:
     """Create the strategy `name` for this rank.
 
-    compress: of gradients between ranks (compress.py). shares: of each batch, with `exact`.
+    compress: of gradients between ranks (compress.py). shares: of each batch, with `exact`. blocks: classes of
+    modules, with `fsdp`; empty: found in lists. checkpoint_activations: of blocks.
     """
 
     def stream() -> int:
@@ -29,7 +37,7 @@ def create(name: str, ranks: Collectives, compress: str = "none", shares: int = 
     makers: dict[str, Callable[[], Strategy]] = {
         "single": Single,
         "ddp": lambda: Ddp(ranks, stream=stream, compression=compression(compress)),
-        "fsdp": lambda: Fsdp(ranks, stream=stream, compression=compression(compress)),
+        "fsdp": lambda: Fsdp(ranks, stream, blocks, checkpoint_activations),
         "exact": lambda: Exact(ranks, shares, stream=stream),
     }
     return makers[name]()

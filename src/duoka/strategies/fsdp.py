@@ -8,8 +8,9 @@ memory shared with other tensors) stay replicated, as with ddp.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -32,13 +33,19 @@ _LARGE = 4  # parameters in no block form one each if larger than this part of t
 class ModelSharding:
     """The sharded models of one run.
 
-    leave: called with each parameter that becomes sharded. say: prints a line.
+    leave: called with each parameter that becomes sharded. say: prints a line. names: classes of the modules that
+    are blocks; empty: found in lists.
     """
 
     def __init__(
-        self, ranks: Collectives, leave: Callable[[Tensor], None], say: Callable[[str], None] = lambda _: None
+        self,
+        ranks: Collectives,
+        leave: Callable[[Tensor], None],
+        say: Callable[[str], None] = lambda _: None,
+        names: Sequence[str] = (),
     ) -> None:
-        self._ranks, self._leave, self._say = ranks, leave, say
+        self._ranks, self._leave, self._say, self._names = ranks, leave, say, names
+        self.blocks: WeakSet[nn.Module] = WeakSet()  # found in the models so far
         view = View(ranks, lambda leaf: None)
         view.of_parameters = True
         self._blocks = Blocks(view)
@@ -50,13 +57,17 @@ class ModelSharding:
 
         Parameters that are sharded already stay so; those of a copied model are grouped into blocks.
         """
-        before = self._cut
-        for group in _groups(module):
+        before, found = self._cut, blocks(module, self._names)
+        self.blocks.update(found)
+        for group in _groups(module, found):
             members = [parameter for parameter in group if self._goes_apart(parameter)]
             if len(members) > 1:
                 Block(self._blocks, members)  # type: ignore[arg-type]
         if self._cut > before:
             self._say(_description(module, self._ranks.world_size))
+            if self._names and not found:
+                names = ",".join(self._names)
+                self._say(f"--blocks {names}: {type(module).__name__} has no block of such a class")
 
     def _goes_apart(self, parameter: nn.Parameter) -> bool:
         """Shard a parameter, if possible. Returns False if it is in a block already, or stays whole."""
@@ -105,13 +116,14 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
     """Shard optimizer state that was made before its parameter was sharded."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if not isinstance(parameter, Sharded):
-                continue
-            if isinstance(optimizer, LBFGS):
+            # A parameter that is whole yet is sharded at its model's first call, within this step.
+            if isinstance(optimizer, LBFGS) and isinstance(parameter, nn.Parameter):
                 raise Refused(
                     f"LBFGS at {user_line()} makes one vector of all parameters, which no rank holds with "
                     "--strategy fsdp; use another optimizer, or another strategy"
                 )
+            if not isinstance(parameter, Sharded):
+                continue
             state: dict[str, Any] = optimizer.state.get(parameter) or {}
             for name, value in state.items():
                 if type(value) is Tensor and value.shape == parameter.shape:
@@ -119,11 +131,27 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
 
 
 class Fsdp(Ddp):
-    """Sharded parameters of models; others are replicated, and their gradients averaged."""
+    """Sharded parameters of models; others are replicated, and their gradients averaged.
+
+    names: classes of the modules that are blocks; empty: found in lists. recomputes: whether blocks compute their
+    activations again in the backward pass.
+    """
+
+    def __init__(
+        self,
+        ranks: Collectives,
+        stream: Callable[[], int] = lambda: 0,
+        names: Sequence[str] = (),
+        recomputes: bool = False,
+    ) -> None:
+        super().__init__(ranks, stream=stream)
+        self._names, self._recomputes = names, recomputes
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
         view = super().view(ranks, say)
-        self._sharding = ModelSharding(ranks, self.leave, say)
+        self._sharding = ModelSharding(ranks, self.leave, say, self._names)
+        if self._recomputes:
+            view.recomputed = self._sharding.blocks
         view.take_in, view.in_parts = self._sharding.shard, True
         return view
 
@@ -135,13 +163,13 @@ class Fsdp(Ddp):
         self._sharding.close()
 
 
-def _groups(module: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """Yield parameters that are gathered together: those of each block, and the others."""
+def _groups(module: nn.Module, found: list[nn.Module]) -> Iterator[list[nn.Parameter]]:
+    """Yield parameters that are gathered together: those of each block `found`, and the others."""
     if any(map(is_lazy, module.parameters())) or any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
         return
     seen = {id(p) for part in module.modules() if getattr(part, "sparse", False) is True for p in part.parameters()}
     sizes = [0]
-    for block in blocks(module):
+    for block in found:
         parameters = [parameter for parameter in block.parameters() if id(parameter) not in seen]
         seen.update(map(id, parameters))
         sizes.append(sum(parameter.numel() for parameter in parameters))
@@ -157,11 +185,12 @@ def _groups(module: nn.Module) -> Iterator[list[nn.Parameter]]:
     yield rest
 
 
-def blocks(module: nn.Module) -> list[nn.Module]:
+def blocks(module: nn.Module, names: Sequence[str] = ()) -> list[nn.Module]:
     """Return the parts of a model whose parameters are gathered together.
 
-    They are the entries of its lists (ModuleList, ModuleDict, Sequential, and such within these) that have parameters
-    and are used nowhere else.
+    They are the outermost parts of the classes in `names`; without names, the entries of the model's lists
+    (ModuleList, ModuleDict, Sequential, and such within these). Parts without parameters, and those used elsewhere,
+    too, are left out.
     """
     users = Counter(_parameters(module))
     places = Counter(part for _, part in module.named_modules(remove_duplicate=False))
@@ -171,7 +200,17 @@ def blocks(module: nn.Module) -> list[nn.Module]:
         once = all(places[part] == 1 for part in entry.modules())
         return bool(own) and once and all(users[parameter] == count for parameter, count in own.items())
 
-    return [entry for entry in _entries(module) if stands_alone(entry)]
+    found = _named(module, names) if names else _entries(module)
+    return [entry for entry in found if stands_alone(entry)]
+
+
+def _named(module: nn.Module, names: Sequence[str]) -> Iterator[nn.Module]:
+    """Yield the outermost parts of these classes."""
+    for child in module.children():
+        if type(child).__name__ in names:
+            yield child
+        else:
+            yield from _named(child, names)
 
 
 def _entries(module: nn.Module) -> Iterator[nn.Module]:

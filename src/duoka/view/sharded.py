@@ -12,6 +12,7 @@ whole go back through `Together`, which adds up those of all ranks and leaves ea
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -232,6 +233,11 @@ class Block:
             self.part()
 
     def _gathered(self) -> list[Tensor]:
+        if os.getpid() != self.blocks.process:
+            raise Refused(
+                f"{user_line()} computes with a parameter that is in parts, in a process that the script started, "
+                "without the other ranks; do so in the script's own process, or with another strategy"
+            )
         with torch.inference_mode(False), torch.no_grad():
             found: dict[int, Tensor] = {}
             for places in self._alike(range(len(self.parts))):
@@ -330,6 +336,7 @@ class Blocks:
     def __init__(self, view: View) -> None:
         self.view = view
         self.memory: dict[int, tuple[Block, int]] = {}  # of what is whole -> whose it is
+        self.process = os.getpid()
         self._here: list[Block] = []  # those that are together, the last one used last
         self._largest = 0
 

@@ -5,7 +5,7 @@ With `--strategy exact` or `dp` a process computes several shares, and each has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 from weakref import ReferenceType, ref
@@ -56,6 +56,7 @@ class View:
         of_parameters: True if its batches are sharded parameters and what is computed from them (`sharded.py`).
         in_parts: True if models that are called with its batches have sharded parameters.
         written: number of operations that may have written to sharded parameters.
+        recomputed: modules that compute their activations again in the backward pass.
         take_in: called with a model before its first batch.
         drawn: number of random draws for rows.
         rank_stream: the stream of this rank's draws with `--randomness worker`; else None.
@@ -89,6 +90,7 @@ class View:
         self.watch: SizeWatch | None = None
         self.of_parameters = self.in_parts = False
         self.written = 0
+        self.recomputed: Collection[nn.Module] = ()
         self.take_in: Callable[[nn.Module], None] = lambda module: None
         self.drawn = 0
         self.rank_stream: RankStream | None = None

@@ -22,6 +22,7 @@ from duoka.private.torch import has_node_hooks
 from duoka.view.aliased import version
 from duoka.view.dispatch.own_rows import on_own_rows
 from duoka.view.modules.compiled import Compiled
+from duoka.view.modules.recomputing import computed_again
 from duoka.view.shares.partition import Partition
 from duoka.view.support.kinds import is_compiled
 from duoka.view.support.transforms import looks_below
@@ -84,6 +85,8 @@ class ModuleCalls:
             return original(module, *args, **kwargs)
         if looks_below() or _is_opaque(module) or _leaves_out_padding(module):
             return self._whole(original, module, args, kwargs)
+        if module in self.view.recomputed and torch.is_grad_enabled():
+            original = partial(computed_again, original)
         if not here.outermost:
             if is_compiled(module):
                 return self._compiled.call(original, module, *args, **kwargs)

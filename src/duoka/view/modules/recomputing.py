@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from duoka.private.torch import TreeSpec, tree_flatten, tree_unflatten
+import torch
+import torch.utils.checkpoint
+from torch import nn
+
+from duoka.private.torch import TreeSpec, tree_flatten, tree_unflatten, version_of
 from duoka.view.tensor.batch import BatchTensor, Meta, batches_in, join
 
 _Kinds = list[tuple[Meta, ...]]  # of each leaf: that of each own share; none of what is no batch
@@ -56,3 +60,27 @@ def _together(rows: Sequence[Any], kinds: _Kinds) -> list[Any]:
         join([BatchTensor._made(next(pending), meta) for meta in metas]) if metas else next(pending)
         for metas in kinds
     ]
+
+
+def computed_again(original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call `original(module, *args, **kwargs)` so that its activations are computed again in the backward pass.
+
+    That leaves buffers (statistics of BatchNorm) as the first pass has left them.
+    """
+    passes = 0
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        if passes == 1:
+            return original(module, *args, **kwargs)
+        before = [(buffer, version_of(buffer), buffer.clone()) for buffer in module.buffers()]
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            with torch.no_grad():
+                for buffer, version, values in before:
+                    if version_of(buffer) != version:
+                        buffer.copy_(values)
+
+    return torch.utils.checkpoint.checkpoint(compute, *args, use_reentrant=False, **kwargs)

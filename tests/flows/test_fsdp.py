@@ -1,0 +1,107 @@
+"""`duoka run --strategy fsdp`: what each rank holds, what is computed again, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.flows.flow import Flow
+
+MODEL = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm, self.drop = nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Dropout(0.2)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x + self.drop(torch.tanh(self.norm(self.inner(x))))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start, self.end = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        x = self.start(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.end(x)
+
+model = Net()
+loader = DataLoader(TensorDataset(torch.randn(36, 8), torch.randint(0, 4, (36,))), batch_size=12)
+"""
+TRAINED = (
+    MODEL
+    + """
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    print(f"{loss.item():.5f} {model.blocks[0].norm.running_var.sum().item():.4f}")
+"""
+)
+HELD = """
+held = [*model.parameters(), *(p.grad for p in model.parameters())]
+held += [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+print("bytes", sum(tensor.untyped_storage().nbytes() for tensor in held), len(held))
+"""
+
+
+def test_each_rank_holds_its_part_of_parameters_gradients_and_moments(flow: Flow) -> None:
+    script = flow.write("held.py", TRAINED + HELD)
+    one = flow.python([script]).ok().stdout.splitlines()
+    parts = flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", script]).ok().stdout.splitlines()
+    assert parts[:-1] == one[:-1]
+    (_, whole, count), (_, part, same) = one[-1].split(), parts[-1].split()
+    assert count == same
+    assert int(part) * 2 == int(whole)
+
+
+def test_blocks_by_name_compute_their_activations_again(flow: Flow) -> None:
+    script = flow.write("again.py", TRAINED + "print('calls', [block.calls for block in model.blocks])")
+    one = flow.python([script]).ok().stdout.splitlines()
+    options = ["--strategy", "fsdp", "--blocks", "Block", "--checkpoint-activations"]
+    ran = flow.run(["run", "--devices", "cpu:3", *options, script]).ok()
+    again = ran.stdout.splitlines()
+    assert again[:-1] == one[:-1]
+    assert (one[-1], again[-1]) == ("calls [3, 3, 3]", "calls [6, 6, 6]")
+    assert "each rank holds 1/3 of 1,124 parameters of Net, in 5 blocks" in ran.stderr
+    none = flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", "--blocks", "Blok", script]).ok()
+    assert "--blocks Blok: Net has no block of such a class" in none.stderr
+
+
+REFUSED = {
+    "lbfgs": (
+        "optimizer = torch.optim.LBFGS(model.parameters())\n"
+        "x, y = next(iter(loader))\n"
+        "optimizer.step(lambda: F.cross_entropy(model(x), y))",
+        "makes one vector of all parameters, which no rank holds with --strategy fsdp",
+    ),
+    "elsewhere": (
+        "model.to('cpu')\n"
+        "class Features(torch.utils.data.Dataset):\n"
+        "    __len__ = lambda self: 4\n"
+        "    __getitem__ = lambda self, index: model.end(torch.ones(16)).detach()\n"
+        "print(next(iter(DataLoader(Features(), num_workers=1))))",
+        "in a process that the script started",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused(flow: Flow, name: str) -> None:
+    text, expected = REFUSED[name]
+    found = flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", flow.write(f"{name}.py", MODEL + text)])
+    assert found.returncode != 0
+    assert expected in found.stderr
