@@ -44,7 +44,7 @@ def install(session: Session) -> None:
         session.patches.replace(nn.Module, name, make_move)
     with unnumbered():
         for register in (register_module_parameter_registration_hook, register_module_module_registration_hook):
-            session.patches.hook(register(lambda module, *_: calls.given(module)))
+            session.patches.hook(register(lambda module, *_: calls.changed(module)))
     if session.view.shares.exact:
         _keep_activations(session)
         return

@@ -1,16 +1,15 @@
 """The global view: every tensor that a script sees stands for the whole global batch.
 
-What a batch is:        cut (who has which rows), batch (the batch tensor), shares (several of a batch in a process)
-What is computed on it: dispatch (one function of it), rules (what that does to rows), replay (what it did before),
-                        whole (what has no rule), tally (how much that is), layout, lent
-Module calls:           calls (plain inputs, parameters), compiled, recomputing (checkpoints), contents, parts,
-                        standin
-What concerns all rows: draws (random numbers), norm (BatchNorm), crossings (gradients), tree (sums in one order),
-                        graph
-Between ranks:          collectives, alone (of one rank), nearby (through shared memory), far and direct (between
-                        machines)
-What they all use:      view (what belongs to one rank), site (the user's line), determinism (torch's settings),
-                        handles (numbers of hooks)
+view            the state that belongs to one rank; `vouched`, `tally` and `aliased` are parts of it
+tensor/         the batch tensor, and the placement of its samples
+dispatch/       one torch function of batch tensors: its rule, recorded rules, computed whole
+rules/          what each torch function computes on a rank's rows
+sharded         parameters of which each rank holds a part (`--strategy fsdp`)
+modules/        calls of modules: plain inputs, compiled modules, activation checkpointing
+shares/         the partition of a batch, several shares in a process, collectives with gradients, BatchNorm
+random/         random draws for rows, and the generators
+collectives/    between ranks: process groups, shared memory, direct connections
+support/        the user's line, torch's originals, hooks, transforms, batch sizes
 """
 
 from duoka.view.rules import install

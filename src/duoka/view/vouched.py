@@ -1,4 +1,4 @@
-"""The functions that the user says compute each row by itself: `--row-independent NAME,...`."""
+"""Names of functions that the user says compute each row by itself: `--row-independent NAME,...`."""
 
 from __future__ import annotations
 

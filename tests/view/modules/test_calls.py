@@ -480,7 +480,7 @@ def test_parameters_that_come_later_are_the_first_rank_s() -> None:
         def run(model: Any, x: Tensor) -> list[Tensor]:
             model(x)
             model.register_buffer("late", torch.full((6,), rank))
-            calls().given(model)  # type: ignore[union-attr]
+            calls().changed(model)  # type: ignore[union-attr]
             model.then = lambda m, x: x + m.late
             return [model.late.clone() for _ in [model(x)]]
 

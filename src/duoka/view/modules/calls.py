@@ -1,7 +1,7 @@
-"""Module calls: plain tensors that are a batch become batch tensors, and the model's parameters are kept in step.
+"""Module calls: convert plain inputs that are a batch, and synchronize the model's parameters.
 
-Nothing is assumed of a module: its forward pass is Python code that calls torch functions with batch tensors, and
-each of these is right by itself (dispatch.py). Which tensors come in as batches matters for speed only.
+Nothing is assumed about a module: its forward pass is Python code that calls torch functions with batch tensors, and
+each of these is computed correctly by itself (`dispatch/dispatch.py`). Converting inputs only matters for speed.
 """
 
 from __future__ import annotations
@@ -31,29 +31,37 @@ from duoka.view.view import View
 from duoka.view.vouched import names_of_module
 
 Original = Callable[..., Any]
-_DIMS = 2  # dimensions in which the batch of a plain input is looked for
+_DIMS = 2  # the leading dimensions in which the samples of a plain input may be
 
 
 @dataclass(slots=True)
-class _Tried:
-    """Where the batch of a kind of plain input was looked for: dimension -> functions computed whole."""
+class _Trials:
+    """The search for the samples' dimension in a kind of plain input.
 
-    found: dict[int, int] = field(default_factory=dict)
-    dim: int | None = None  # once it is settled
-    settled: bool = False
+    costs: dimension -> number of functions that had to be computed whole. dim: the result; None: the input is not
+    split. decided: True if the search is over.
+    """
+
+    costs: dict[int, int] = field(default_factory=dict)
+    dim: int | None = None
+    decided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class _Lead:
-    """A plain input that is taken as a batch, with its samples in `dim`."""
+class _Candidate:
+    """A plain input that is split, with its samples in `dim`."""
 
     leaf: Tensor
     dim: int
-    tried: _Tried
+    trials: _Trials
 
 
-class _Here(threading.local):
-    """What a thread is in: a call in which nothing is shared out; the batch that the outermost module was given."""
+class _ThreadState(threading.local):
+    """The module call in which a thread is.
+
+    whole: True in a call that is computed whole. around: the partition of the outermost module's batch. outermost:
+    True outside of calls with a batch.
+    """
 
     whole = False
     around: Partition | None = None
@@ -61,22 +69,23 @@ class _Here(threading.local):
 
 
 class ModuleCalls:
-    """Sees every module call of a script.
+    """Handles every module call of a script.
 
-    converts: whether a plain tensor that comes to a module without a batch may be one.
+    converts: True if a plain input of a module without batches among its inputs may be one. local: the partition of
+    the batch of which plain tensors are this rank's rows, with `view="local"`.
     """
 
     def __init__(self, view: View, converts: bool = True) -> None:
         self.view, self._converts = view, converts
-        self.local: Partition | None = None  # how the batch is shared out of which plain tensors are this rank's rows
+        self.local: Partition | None = None
         self._thread = threading.get_ident()
-        self._here = _Here()
-        self._met: WeakSet[nn.Module] = WeakSet()
-        self._tried: WeakKeyDictionary[nn.Module, dict[Any, _Tried]] = WeakKeyDictionary()
+        self._here = _ThreadState()
+        self._synchronized: WeakSet[nn.Module] = WeakSet()
+        self._trials: WeakKeyDictionary[nn.Module, dict[Any, _Trials]] = WeakKeyDictionary()
         self._compiled = Compiled(view)
 
     def call(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`module(*args, **kwargs)` as the script wrote it; `original` is torch's own call."""
+        """Make the call `module(*args, **kwargs)` of the script; `original` is torch's `nn.Module.__call__`."""
         here = self._here
         self._compiled.ran_eagerly(module)
         if here.whole or threading.get_ident() != self._thread:
@@ -98,7 +107,7 @@ class ModuleCalls:
 
     @contextmanager
     def computed_whole(self) -> Iterator[None]:
-        """Within, this thread shares out nothing that is not a batch tensor already."""
+        """Split no plain inputs of modules that this thread calls in this context."""
         before, self._here.whole = self._here.whole, True
         try:
             yield
@@ -107,19 +116,19 @@ class ModuleCalls:
 
     @property
     def is_outermost(self) -> bool:
-        """Whether no call with a batch is going on in this thread."""
+        """True if this thread is in no call of a module with a batch."""
         return self._here.outermost
 
     @property
     def is_whole(self) -> bool:
-        """Whether this thread is within `computed_whole`."""
+        """True within `computed_whole`."""
         return self._here.whole
 
-    def given(self, module: nn.Module) -> None:
-        """A module was given a parameter or a part."""
-        self._met.discard(module)
+    def changed(self, module: nn.Module) -> None:
+        """Synchronize a module again, as it has got a parameter or a submodule."""
+        self._synchronized.discard(module)
 
-    # --- the ways to run a call
+    # --- kinds of calls
 
     def _outermost(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if next(module.parameters(), None) is None:
@@ -127,28 +136,31 @@ class ModuleCalls:
         here = self._here
         batch = next(iter(batches_in((args, kwargs))), None)
         plain = list(_plain_in((*args, *kwargs.values())))
-        lead = self._lead(module, plain) if batch is None and self._converts else None
-        if batch is None and lead is None:
+        candidate = self._candidate(module, plain) if batch is None and self._converts else None
+        if batch is None and candidate is None:
             return original(module, *args, **kwargs)
-        self._meet(module)
-        partition = batch._spec.partition if batch is not None else self.view.partition(lead.leaf.shape[lead.dim])  # type: ignore[union-attr]
+        self._synchronize(module)
+        if candidate is not None:
+            partition = self.view.partition(candidate.leaf.shape[candidate.dim])
+        else:
+            partition = batch._spec.partition  # type: ignore[union-attr]
         here.outermost, here.around = False, partition
         if is_compiled(module):
             original = partial(self._compiled.call, original)
         try:
-            if lead is not None:
-                return self._led(original, module, args, kwargs, lead)
+            if candidate is not None:
+                return self._with_candidate(original, module, args, kwargs, candidate)
             if any(holds(leaf, partition.n) for leaf in plain):
                 return self._converted(original, module, args, kwargs, partition)
             return original(module, *args, **kwargs)
         finally:
             here.outermost, here.around = True, None
 
-    def _meet(self, module: nn.Module) -> None:
-        """The first call of a module with a batch: the same parameters and buffers on all ranks from now on."""
-        if module in self._met or any(map(is_lazy, module.parameters())):
+    def _synchronize(self, module: nn.Module) -> None:
+        """Make parameters and buffers equal on all ranks, at the first call of a module with a batch."""
+        if module in self._synchronized or any(map(is_lazy, module.parameters())):
             return
-        self._met.add(module)
+        self._synchronized.add(module)
         self.view.take_in(module)
         for parameter in module.parameters():
             self.view.adopt(parameter)
@@ -156,13 +168,13 @@ class ModuleCalls:
             self.view.shares.ranks.broadcast_into(buffer, 0)
 
     def _whole(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Every rank computes all rows of a call of which the rules see nothing."""
+        """Compute all rows on every rank, for a module whose operations have no rules."""
         with self.computed_whole():
             if not batches_in((args, kwargs)):
                 return original(module, *args, **kwargs)
             name = self.view.vouched.name_of(names_of_module(module))
             if name is not None and not looks_below() and not self.view.shares.exact and self.view.shares.count == 1:
-                self._meet(module)
+                self._synchronize(module)
                 return on_own_rows(name, partial(original, module), args, kwargs)
             with self.view.gathered.timed(names_of_module(module)[0]):
                 args, kwargs = gather_all((args, kwargs))
@@ -176,22 +188,27 @@ class ModuleCalls:
         kwargs: dict[str, Any],
         partition: Partition,
     ) -> Any:
-        """The call with plain tensors of as many rows as the batch as batches, too."""
+        """Make a call in which plain inputs with as many rows as the batch are split, too."""
         dims = {id(leaf): 0 for leaf in _plain_in((*args, *kwargs.values())) if holds(leaf, partition.n)}
         return self._with_batches(original, module, args, kwargs, dims)
 
-    def _led(
-        self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], lead: _Lead
+    def _with_candidate(
+        self,
+        original: Original,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        candidate: _Candidate,
     ) -> Any:
-        """The call of which the batch is a plain tensor."""
-        n, tried = lead.leaf.shape[lead.dim], lead.tried
+        """Make a call whose batch is a plain input, and note what was computed whole."""
+        n, trials = candidate.leaf.shape[candidate.dim], candidate.trials
         dims = {id(leaf): 0 for leaf in _plain_in((*args, *kwargs.values())) if holds(leaf, n)}
         before = self.view.gathered.total()
-        out = self._with_batches(original, module, args, kwargs, {**dims, id(lead.leaf): lead.dim})
-        if not tried.settled:
-            lost = self.view.gathered.total() - before
-            tried.found[lead.dim] = lost if lost == 0 or batches_in(out) else 2 * lost
-            _settle(tried, lead.leaf, self.view, out)
+        out = self._with_batches(original, module, args, kwargs, {**dims, id(candidate.leaf): candidate.dim})
+        if not trials.decided:
+            cost = self.view.gathered.total() - before
+            trials.costs[candidate.dim] = cost if cost == 0 or batches_in(out) else 2 * cost
+            _decide(trials, candidate.leaf, self.view, out)
         return out
 
     def _with_batches(
@@ -202,7 +219,7 @@ class ModuleCalls:
         kwargs: dict[str, Any],
         dims: dict[int, int],
     ) -> Any:
-        """The call with batches in place of plain tensors. dims: by their identity, where the samples are."""
+        """Make the call with some plain inputs split. dims: identity of an input -> dimension of its samples."""
         given: list[tuple[Tensor, list[int], BatchTensor]] = []
 
         def swapped(value: Any) -> Any:
@@ -216,32 +233,32 @@ class ModuleCalls:
 
         out = original(module, *map(swapped, args), **{name: swapped(value) for name, value in kwargs.items()})
         for leaf, before, batch in given:
-            if _versions(leaf, batch) != before:  # own rows were written into
+            if _versions(leaf, batch) != before:  # the rows were written to
                 with torch.no_grad():
                     leaf.copy_(batch.full_tensor())
         return out
 
-    def _lead(self, module: nn.Module, plain: list[Tensor]) -> _Lead | None:
-        """The plain input that could be a batch that was cut by hand, and its dimension.
+    def _candidate(self, module: nn.Module, plain: list[Tensor]) -> _Candidate | None:
+        """Return the plain input that may be a batch, and the dimension of its samples; None if none is split.
 
-        Any choice is right. Sequences may lie time first, so the second dimension is tried, too, if along the first
-        something had to be computed whole; the better one is kept.
+        Any choice gives the right numbers. Sequences may be time-first, so the second dimension is tried, too, if
+        with the first something had to be computed whole; the cheaper one is kept.
         """
         leaf = next((leaf for leaf in plain if leaf.dim()), None)
         if leaf is None:
             return None
         dims = [dim for dim, size in enumerate(leaf.shape[:_DIMS]) if self.view.splits(size)]
-        if not dims or dims[0] != 0:  # a small batch
+        if not dims or dims[0] != 0:  # fewer samples than ranks
             return None
         kind = leaf.dim(), leaf.dtype, tuple(dims), module.training
-        tried = self._tried.setdefault(module, {}).setdefault(kind, _Tried())
-        if not tried.settled:
-            return _Lead(leaf, next(dim for dim in dims if dim not in tried.found), tried)
-        return None if tried.dim is None else _Lead(leaf, tried.dim, tried)
+        trials = self._trials.setdefault(module, {}).setdefault(kind, _Trials())
+        if not trials.decided:
+            return _Candidate(leaf, next(dim for dim in dims if dim not in trials.costs), trials)
+        return None if trials.dim is None else _Candidate(leaf, trials.dim, trials)
 
 
 def _plain_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The plain tensors among arguments, and in tuples of theirs: not in what a module may keep or fill."""
+    """Yield the plain tensors among arguments, and in tuples: lists and dicts may be kept or filled by a module."""
     for value in values:
         if type(value) is Tensor:
             yield value
@@ -249,32 +266,32 @@ def _plain_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _plain_in(value)
 
 
-def _settle(tried: _Tried, leaf: Tensor, view: View, out: Any) -> None:
-    """Decide where the batch is, when it is known what each choice costs."""
+def _decide(trials: _Trials, leaf: Tensor, view: View, out: Any) -> None:
+    """Decide on a dimension if the cost of each is known, or one costs nothing."""
     dims = [dim for dim, size in enumerate(leaf.shape[:_DIMS]) if view.splits(size)]
-    best = min(tried.found, key=lambda dim: tried.found[dim])
-    if tried.found[best] and any(dim not in tried.found for dim in dims):
+    best = min(trials.costs, key=lambda dim: trials.costs[dim])
+    if trials.costs[best] and any(dim not in trials.costs for dim in dims):
         return
-    tried.settled = True
-    tried.dim = None if tried.found[best] and not batches_in(out) else best
+    trials.decided = True
+    trials.dim = None if trials.costs[best] and not batches_in(out) else best
 
 
 def _is_opaque(module: nn.Module) -> bool:
-    """Whether what a call does is not seen as calls of torch functions: TorchScript, hooks on nodes of the graph."""
+    """Return True if a call's operations cannot be seen as torch functions: TorchScript, hooks on graph nodes."""
     return isinstance(module, torch.jit.ScriptModule) or has_node_hooks(module)
 
 
 def _leaves_out_padding(module: nn.Module) -> bool:
-    """Whether torch takes another way with plain tensors, on which padded positions become 0."""
+    """Return True if torch takes its fast path with plain tensors, which sets padded positions to 0."""
     fast = isinstance(module, nn.TransformerEncoder) and not module.training and not torch.is_grad_enabled()
     return fast and bool(module.use_nested_tensor)
 
 
 def holds(leaf: Any, n: int, dim: int = 0) -> bool:
-    """Whether a plain input has n rows, and is no square of n, which is rather a mask of a sequence."""
+    """Return True if a plain input has n rows, and is not of shape (n, n), which is rather a mask of a sequence."""
     return type(leaf) is Tensor and leaf.shape[dim : dim + 1] == (n,) and leaf.shape != (n, n)
 
 
 def _versions(leaf: Tensor, batch: BatchTensor) -> list[int]:
-    """What changes where a plain tensor is written into, or the rows that were taken of it."""
+    """Return the versions of a plain tensor and of the rows that were taken from it, which change with each write."""
     return [version(leaf), *(version(share._rows) for share in batch._shares)]

@@ -1,7 +1,7 @@
-"""Checkpointed functions of batches: what torch keeps and gives back to them is this process's rows.
+"""Activation checkpointing of functions of batches.
 
-torch's `checkpoint` looks inside of the tensors that a function takes and gives. So it is handed a function of
-rows, which makes batches of them again, the first time and in the backward pass.
+torch's `checkpoint` needs plain tensors as inputs and outputs of a function. So it gets a function of the local rows,
+which makes batches of them, in the forward pass and when it is recomputed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import nn
 from duoka.private.torch import TreeSpec, tree_flatten, tree_unflatten, version_of
 from duoka.view.tensor.batch import BatchTensor, Meta, batches_in, join
 
-_Kinds = list[tuple[Meta, ...]]  # of each leaf: that of each own share; none of what is no batch
+_Kinds = list[tuple[Meta, ...]]  # of each leaf: the Meta of each local share; empty for what is no batch
 
 
 def on_rows(
     checkpoint: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """`checkpoint(function, *args, **kwargs)` of batches, or of functions that give some."""
+    """Return `checkpoint(function, *args, **kwargs)`, where arguments or results may be batches."""
     named = {name: value for name, value in kwargs.items() if batches_in(value)}
     others = {name: value for name, value in kwargs.items() if name not in named}
     leaves, tree = tree_flatten((args, named))
@@ -42,7 +42,7 @@ def on_rows(
 
 
 def _apart(leaves: Sequence[Any]) -> tuple[list[Any], _Kinds]:
-    """The leaves with each batch replaced by the rows of the own shares, and what makes batches of these again."""
+    """Replace each batch by the rows of the local shares; also return what `_together` needs to undo this."""
     rows: list[Any] = []
     kinds: _Kinds = []
     for leaf in leaves:
@@ -53,9 +53,9 @@ def _apart(leaves: Sequence[Any]) -> tuple[list[Any], _Kinds]:
 
 
 def _together(rows: Sequence[Any], kinds: _Kinds) -> list[Any]:
-    """The leaves that `_apart` was given."""
+    """Undo `_apart`."""
     pending = iter(rows)
-    # No leaf of the script's, whose gradient would have to be divided, though it may be one for torch.
+    # These may be leaves for torch, but not for the script, so their gradients must not be divided.
     return [
         join([BatchTensor._made(next(pending), meta) for meta in metas]) if metas else next(pending)
         for metas in kinds

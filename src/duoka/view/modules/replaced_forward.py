@@ -1,6 +1,7 @@
-"""What stands in the place of a module's `forward`: an attribute of the module itself, not a wrapper around it.
+"""Replace the forward method of a module by an attribute of the module.
 
-It is no hook either: scripts list hooks. A copy of the module has its own, by copy and pickle alike.
+A wrapper would change the module's type and the names of its parameters, and scripts may list hooks. Copies of the
+module, by `copy` and `pickle`, have a replacement of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import nn
 
 
 class ReplacedForward:
-    """Called instead of the forward pass of `module`. before: what stood there, if not the pass of its class."""
+    """Called instead of `module.forward`. before: the attribute that it replaced; None for the class's method."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -25,7 +26,7 @@ class ReplacedForward:
 
     @property
     def original(self) -> Any:
-        """The forward pass that this one stands for."""
+        """The replaced forward method."""
         return self.before or partial(type(self.module).forward, self.module)  # which Dynamo of torch 2.10 traces
 
     @property
@@ -34,7 +35,7 @@ class ReplacedForward:
 
 
 def restore_forwards(module: nn.Module) -> None:
-    """Leave `module` the forward pass that it had of its own, or of another library."""
+    """Restore the forward method that `module` had before duoka replaced it."""
     while isinstance(now := module.__dict__.get("forward"), ReplacedForward):
         del module.forward
         if now.before is not None:

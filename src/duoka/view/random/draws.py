@@ -1,7 +1,7 @@
-"""One random stream: every rank draws for the whole batch, as one device would, and keeps its own rows.
+"""Random draws for rows: every rank draws for the whole batch, as one device would, and keeps its rows.
 
-Works below autograd on torch's own operators, so that dropout hidden in attention or recurrent layers is seen
-like any other. Nothing here knows a layer: an operator that draws carries the tag `nondeterministic_seeded`.
+Works on torch's operators, below autograd, so that dropout within attention or recurrent layers is included.
+Operators that draw carry the tag `nondeterministic_seeded`.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from torch import Tensor
 from duoka.private.torch import TorchDispatchMode, schema_of, tree_map_only
 from duoka.view.random.generators import random_digest
 
-# These ask nothing of what they write over.
+# These ignore the previous values of the tensor that they fill.
 FILLING = frozenset({"normal_", "uniform_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_"})
-# What these consume depends on the values drawn for, so they need every rank's.
+# These draw more or fewer numbers depending on their input, so they need all rows.
 _BY_VALUE = frozenset(
     {"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise", "rrelu_with_noise_"}
 )
 
 
 class Share(Protocol):
-    """Some rows of a batch: where they are in a tensor (`duoka.view.tensor.batch.Spec` is one)."""
+    """The placement of this rank's rows in a tensor (`duoka.view.tensor.batch.Spec` is one)."""
 
     @property
     def dim(self) -> int:
-        """The dimension in which the samples are."""
+        """Dimension of the samples."""
 
     @property
     def size(self) -> int:
-        """Its entries, of the whole batch."""
+        """Size of this dimension in the whole batch."""
 
     @property
     def local_size(self) -> int:
-        """Its entries here."""
+        """Size of this dimension in the local rows."""
 
     def local_rows(self, whole: Tensor) -> Tensor:
-        """The entries here of a tensor with all."""
+        """Return the local rows of a tensor with all."""
 
     def gather(self, local: Tensor) -> Tensor:
-        """The tensor with all entries, of which these are here."""
+        """All-gather."""
 
 
 @cache
 def _is_seeded(operator: Any) -> tuple[bool, int | None]:
-    """Whether an operator may draw from a generator, and which argument says how likely it drops."""
+    """Return whether an operator may draw from a generator, and the index of its argument `dropout_p`, or None."""
     names = [argument.name for argument in schema_of(operator).arguments]
     place = names.index("dropout_p") if "dropout_p" in names else None
     return torch.Tag.nondeterministic_seeded in operator.tags, place
 
 
 def is_drawing(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an operator draws from a generator: attention without dropout does not."""
+    """Return True if an operator draws from a generator; attention without dropout does not."""
     seeded, place = _is_seeded(operator)
     if not seeded or place is None:
         return seeded
@@ -64,12 +64,12 @@ def is_drawing(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def is_by_value(operator: Any) -> bool:
-    """Whether how much an operator draws depends on the values drawn for."""
+    """Return True if the number of draws depends on the values of the input."""
     return operator.overloadpacket.__name__ in _BY_VALUE
 
 
 class SeededMode(TorchDispatchMode):
-    """Hands every operator that draws to `draw(operator, args, kwargs)`."""
+    """Calls `draw(operator, args, kwargs)` instead of every operator that draws."""
 
     def __init__(self, draw: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class SeededMode(TorchDispatchMode):
 
 
 def shape_drawn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """The shape that an operator draws for: its first tensor's, or the one that it is given."""
+    """Return the shape of what an operator draws: that of its first tensor, or the one in its arguments."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
             return tuple(value.shape)
@@ -92,7 +92,7 @@ def shape_drawn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...
 
 
 def memory_order(tensor: Tensor) -> tuple[int, ...]:
-    """The dimensions from the slowest to the fastest in memory: draws fill it in this order."""
+    """Return the dimensions from the slowest to the fastest in memory, the order in which draws fill it."""
     strides = tensor.stride()
     return tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
 
@@ -100,9 +100,9 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
 def draw_own_rows(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Share, order: tuple[int, ...] | None = None
 ) -> Any:
-    """What `func` draws for this rank's rows when it draws for all.
+    """Return what `func` draws for this rank's rows when it draws for the whole batch.
 
-    order: the memory order known from larger shares; a share of one row does not show it.
+    order: the memory order of the whole batch, which the strides of a single row do not determine.
     """
     if not any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
         sizes = list(shape_drawn(args, kwargs))
@@ -140,7 +140,7 @@ def draw_own_rows(
 
 
 class DrawCache:
-    """What was drawn for all rows by the first of several shares in this process, kept for the others."""
+    """Draws for the whole batch by the first of several local shares, kept for the others."""
 
     def __init__(self) -> None:
         self._kept: dict[Any, tuple[Tensor, Tensor]] = {}  # what is drawn -> all rows, and the state after
@@ -148,7 +148,7 @@ class DrawCache:
     def draw(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Share, order: tuple[int, ...] | None
     ) -> Any:
-        """As `draw_own_rows`; of a CPU's own generator, where nothing is asked of what is written over."""
+        """As `draw_own_rows`; cached for operators that fill a CPU tensor from the default generator."""
         name, rows = func.overloadpacket.__name__, args[0] if args else None
         fills = name in FILLING or func is torch.ops.aten.bernoulli_.float
         if not fills or not isinstance(rows, Tensor) or rows.device.type != "cpu" or kwargs.get("generator"):
@@ -165,16 +165,16 @@ class DrawCache:
         return rows
 
 
-_CHUNK = 1 << 15  # entries that are drawn at a time: their 64 bits stay in the cache
-_MANTISSA = 53  # bits of them that `bernoulli_` uses
+_CHUNK = 1 << 15  # numbers drawn at a time, which fit into the processor's cache
+_MANTISSA = 53  # bits of each 64 that `bernoulli_` uses
 
 
 def _draw_in_place(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Share, order: tuple[int, ...] | None
 ) -> bool:
-    """Fill own rows as `bernoulli_` would fill them among all, without room for the others'.
+    """Fill the local rows as `bernoulli_` on the whole batch would, without memory for the other rows.
 
-    False, and nothing done, where that is not known to draw the same, or own rows lie apart.
+    Returns False, without drawing, if this would not give the same numbers, or the rows are not contiguous.
     """
     rows, likely = args[0], args[1] if len(args) > 1 else kwargs.get("p", 0.5)
     order = order or memory_order(rows)
@@ -183,7 +183,7 @@ def _draw_in_place(
         return False
     places = spec.local_rows(torch.arange(spec.size).view([1] * spec.dim + [-1])).flatten()
     start, stop = int(places[0]), int(places[-1]) + 1
-    if stop - start != spec.local_size:  # several entries for a sample, apart
+    if stop - start != spec.local_size:  # the rows of a sample are not adjacent
         return False
     run = laid.shape[order.index(spec.dim) + 1 :].numel()
     lines = laid.view(-1, spec.local_size * run)
@@ -192,7 +192,7 @@ def _draw_in_place(
 
 
 def draw_lines(lines: Tensor, start: int, size: int, likely: float, generator: torch.Generator | None) -> None:
-    """`bernoulli_(likely)` of `lines`, shape (n, own): each is drawn as entries `start` on of a line of `size`."""
+    """Fill `lines`, shape (n, local), as entries `start` and following of lines of `size` by `bernoulli_(likely)`."""
     stop = start + lines.shape[1]
     bits = torch.empty(min(_CHUNK, len(lines) * size), dtype=torch.int64)
 
@@ -215,13 +215,13 @@ def draw_lines(lines: Tensor, start: int, size: int, likely: float, generator: t
 
 
 def _decide(bits: Tensor, likely: float, out: Tensor) -> None:
-    """What `bernoulli_(likely)` makes of 64 bits for each entry: a number below 1, of which it takes those below."""
+    """Convert 64 random bits per entry to draws, as `bernoulli_(likely)` does."""
     torch.lt(bits.bitwise_and_((1 << _MANTISSA) - 1), math.ceil(likely * (1 << _MANTISSA)), out=out)
 
 
 @cache
 def _is_known() -> bool:
-    """Whether `bernoulli_` on a CPU draws as we do."""
+    """Return True if this torch's `bernoulli_` on a CPU draws as `draw_lines` does."""
     one, other = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
     whole, lines = torch.empty(2, 999).bernoulli_(0.3, generator=one), torch.empty(2, 500)
     draw_lines(lines, 400, 999, 0.3, other)
@@ -229,10 +229,10 @@ def _is_known() -> bool:
 
 
 def _laid_out_like(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> Tensor:
-    """An uninitialised whole tensor whose entries lie in memory as those of `rows` do, gaps included."""
+    """Return an uninitialised tensor for the whole batch with the memory layout of `rows`, including gaps."""
     sizes = list(rows.shape)
     sizes[spec.dim] = spec.size
-    if order is not None and len(order) == rows.dim():  # one row does not show how rows lie
+    if order is not None and len(order) == rows.dim():  # a single row does not determine it
         dense = torch.empty([sizes[dim] for dim in order], dtype=rows.dtype, device=rows.device)
         return dense.permute([order.index(dim) for dim in range(rows.dim())])
     strides = list(rows.stride())
@@ -243,7 +243,7 @@ def _laid_out_like(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> 
 
 
 def _among_others(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> Tensor:
-    """A whole tensor with this rank's rows in place, and harmless values for the others'."""
+    """Return a tensor for the whole batch with this rank's rows, and valid values in the others."""
     whole = _laid_out_like(rows, spec, order).fill_(0.5 if rows.is_floating_point() else 1)
     spec.local_rows(whole).copy_(rows)
     return whole

@@ -13,9 +13,9 @@ from torch import Tensor
 
 
 class RankStream:
-    """A context in which this rank draws from a stream of its own; the common one is put back as it was.
+    """A context in which this rank draws from its own generators; the shared states are restored afterwards.
 
-    Within itself it changes nothing.
+    Nested uses have no effect.
     """
 
     def __init__(self, seed: int) -> None:
@@ -51,7 +51,7 @@ def _generators() -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], No
 
 
 def random_states() -> tuple[Any, ...]:
-    """The states of all generators that a script draws from: torch's, Python's, numpy's."""
+    """Return the states of torch's, Python's and numpy's generators."""
     return (
         {device: get() for device, (get, _) in _generators().items()},
         random.getstate(),
@@ -60,7 +60,7 @@ def random_states() -> tuple[Any, ...]:
 
 
 def set_random_states(states: tuple[Any, ...]) -> None:
-    """Put them back."""
+    """Restore the states."""
     of_torch, of_python, of_numpy = states
     for device, (_, put) in _generators().items():
         put(of_torch[device])
@@ -69,13 +69,13 @@ def set_random_states(states: tuple[Any, ...]) -> None:
 
 
 def same_states(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether nothing was drawn in between."""
+    """Return True if nothing was drawn between the two."""
     same_torch = all(torch.equal(state, other[0][device]) for device, state in one[0].items())
     return same_torch and one[1] == other[1] and one[2][2] == other[2][2] and bool((one[2][1] == other[2][1]).all())
 
 
 def random_digest() -> int:
-    """32 bits of torch's random states: equal where the same has been drawn."""
+    """Return a checksum of the states of torch's generators, of 32 bits."""
     found = 0
     for get, _ in _generators().values():
         found = zlib.crc32(get().numpy().tobytes(), found)

@@ -48,7 +48,7 @@ FAMILIES = (
 
 
 def install() -> None:
-    """Give the batch tensor its table of rules."""
+    """Install the rules in BatchTensor."""
     BatchTensor.rules = {func: rule for family in FAMILIES for func, rule in family.RULES.items()}
     BatchTensor.together = facts.TOGETHER | gradients.TOGETHER
     BatchTensor.drawing = frozenset(randomness.RULES.values()) | attention.DRAWING | recurrent.DRAWING

@@ -1,4 +1,4 @@
-"""Entries chosen by positions of the same rows: gather, scatter and their kind, along another dimension."""
+"""Rules for gather, scatter and similar functions that select entries along a dimension other than the batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WRITING = "scatter_ scatter_add_ scatter_reduce_"
 
 
 def along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Every operand has the same rows in the same dimension, and its entries are chosen along another one."""
+    """Select entries of rows by indices that are rows, along a dimension other than the batch."""
     batch = args[0] if args else None
     by_rows = func not in _BY_POSITION
     dim = argument(args, kwargs, 1 if func not in _DIM_LAST else 2, "dim")
@@ -47,7 +47,7 @@ def along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _from_plain(func: Function, table: Tensor, dim: Any, index: Any, kwargs: dict[str, Any]) -> Any:
-    """`table.gather(dim, ids)`: what every rank holds whole, at positions that are rows."""
+    """Compute `table.gather(dim, ids)` of a replicated table, by indices that are rows."""
     if not isinstance(index, BatchTensor) or kwargs.keys() - {"dim", "index"} or not table.dim():
         return NotImplemented
     spec = index._spec
@@ -65,7 +65,7 @@ _DIM_LAST = functions("take_along_dim")
 
 
 def along_in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """As `along`, into own rows."""
+    """As `along`, writing to the local rows."""
     done = along(func, args, kwargs)
     return done if done is NotImplemented else args[0]
 

@@ -1,4 +1,4 @@
-"""Attention of each sample to itself, or to what every rank holds whole."""
+"""Rules for attention within each sample, or to a replicated sequence."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def dot_product(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _of_queries(func: Function, given: dict[str, Any], spec: Spec) -> Any:
-    """Rows that ask what every rank holds whole."""
+    """Compute attention of queries that are rows to replicated keys and values."""
     sides = [given.get("key"), given.get("value"), given.get("attn_mask")]
     if given.get("is_causal") or given.get("dropout_p") or any(isinstance(side, BatchTensor) for side in sides):
         return NotImplemented

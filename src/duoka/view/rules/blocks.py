@@ -1,4 +1,4 @@
-"""The same rows several times in one dimension: repeated, joined as blocks, and taken apart again.
+"""Rules for tensors with several blocks of the same rows in one dimension: repeat, cat, split.
 
 `torch.cat([z1, z2])` of two batches of n rows has 2 blocks of n rows: in `Spec`, `outer` is 2.
 """
@@ -17,7 +17,7 @@ from duoka.view.tensor.batch import BatchTensor, Rule, Spec
 
 
 def repeat(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """repeat and tile: along the batch there are more blocks, along others nothing changes for it."""
+    """repeat and tile; along the batch this gives more blocks."""
     batch = args[0]
     times = sizes_of(args, kwargs, "dims" if func in _TILES else "repeats")
     if not isinstance(batch, BatchTensor) or batch.numel() == 0 or 0 in times:
@@ -34,7 +34,7 @@ _TILES = functions("tile", (Tensor, torch))
 
 
 def repeat_interleave(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """repeat_interleave(a number, dim): along the batch each row has more entries."""
+    """repeat_interleave(a number, dim); along the batch this gives more entries for each row."""
     batch, spec = args[0], args[0]._spec
     times, dim = argument(args, kwargs, 1, "repeats"), argument(args, kwargs, 2, "dim")
     if not isinstance(times, int) or not isinstance(dim, int) or times == 0:
@@ -45,7 +45,7 @@ def repeat_interleave(func: Function, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def join_results(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """cat and stack of the same rows: along the batch as blocks, along another dimension side by side."""
+    """cat and stack of the same rows; along the batch this gives blocks."""
     tensors, dim = args[0] if args else kwargs["tensors"], argument(args, kwargs, 1, "dim", kwargs.get("axis", 0))
     stacking = func is torch.stack
     if not stacking:
@@ -64,7 +64,7 @@ def join_results(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _without_nothing(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """What torch's cat joins: it leaves out `torch.tensor([])`, with which caches begin, but for its type."""
+    """Leave out `torch.tensor([])`, which torch's cat ignores except for its type."""
     some = [tensor for tensor in tensors if shape_of(tensor) != (0,)]
     types = {dtype_of(tensor) for tensor in some}
     nothing = {dtype_of(tensor) for tensor in tensors} - types
@@ -73,7 +73,7 @@ def _without_nothing(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def split(batch: BatchTensor, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """chunk and split along the batch, where no block is torn apart."""
+    """chunk and split along the batch into whole blocks."""
     spec = batch._spec
     of = func(torch.empty(batch.shape, device="meta"), *args[1:], **kwargs)
     sizes = [piece.shape[spec.dim] for piece in of]
@@ -85,13 +85,13 @@ def split(batch: BatchTensor, func: Function, args: tuple[Any, ...], kwargs: dic
 
 
 def spec_of_blocks(spec: Spec, size: int) -> Spec | None:
-    """The spec of the first `size` entries, if these are whole blocks."""
+    """Return the placement of the first `size` entries, if these are whole blocks, else None."""
     blocks, rest = divmod(size, spec.partition.n * spec.inner)
     return None if rest or blocks == 0 else replace(spec, outer=blocks)
 
 
 def blocks_of(items: tuple[Any, ...], batch: BatchTensor) -> Any:
-    """`z[:n]`, `z[n:]` of rows that are there in several blocks of n."""
+    """Index whole blocks: `z[:n]`, `z[n:]`."""
     spec = batch._spec
     place = items[0]
     if spec.dim != 0 or not isinstance(place, slice) or place.step not in (None, 1):

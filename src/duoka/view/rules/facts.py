@@ -1,4 +1,4 @@
-"""What a tensor says of itself: of the whole batch, without a collective."""
+"""Rules for properties of tensors: those of the global batch, without a collective."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ LOCAL_GETTERS = "requires_grad is_leaf grad_fn retains_grad output_nr _version"
 
 
 def whole_batch_error(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Asked of the batch tensor itself, which has the global shape."""
+    """Query the batch tensor itself, which has the global shape."""
     with AsPlainTensors():
         return func(*args, **kwargs)
 
 
 def of_the_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """StartDefaults of this rank's rows; what is true of them is true of all ranks'."""
+    """Query this rank's rows, for properties that are equal on all ranks."""
     if func is Tensor.type and (len(args) > 1 or kwargs):  # a conversion, not a question
         return BatchTensor(func(args[0]._local, *args[1:], **kwargs), args[0]._spec)
     return func(args[0]._local, *args[1:], **kwargs)
 
 
 def retain_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """`x.retain_grad()`: what is read later is divided then (gradients.py)."""
+    """Compute `x.retain_grad()`; the gradient is divided when it is read (gradients.py)."""
     originals.retain_grad(args[0]._local)
 
 
 def base(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`x._base`: None of what is no view."""
+    """Return `x._base`; None for what is not a view."""
     return NotImplemented if func(args[0]._local) is not None else None
 
 
 def data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`x.data`: the same memory, out of autograd's sight."""
+    """Return `x.data`, which shares memory, without autograd."""
     args[0]._spec.view.aliased.unseen = True
     return BatchTensor(args[0]._local.data, args[0]._spec)
 
 
 def set_data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`x.data = y` of the same shape and type: x has y's rows from now on."""
+    """Compute `x.data = y` of the same shape and type: x gets y's rows."""
     batch, value = args
     if not isinstance(batch, BatchTensor) or value.shape != batch.shape:
         return NotImplemented
@@ -72,29 +72,29 @@ def set_data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def deepcopy(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A batch of its own."""
+    """Return a new batch."""
     return BatchTensor(copy.deepcopy(args[0]._local, args[1]), args[0]._spec)
 
 
 def new(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`x.new_zeros(sizes)` and its like: another tensor, held whole, of x's type and device."""
+    """`x.new_zeros(sizes)` and similar: a replicated tensor of x's type and device."""
     if batches_in((args[1:], kwargs)):
         return NotImplemented
     return func(args[0]._local.detach(), *args[1:], **kwargs)
 
 
 def storage(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`p.untyped_storage()` of a parameter in parts, which tells tied ones: that of its rows."""
+    """Return `p.untyped_storage()` of a sharded parameter's rows, by which scripts detect tied parameters."""
     return func(args[0]._local) if args[0]._spec.view.of_parameters else NotImplemented
 
 
 def is_same_size(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`x.is_same_size(y)`: of the whole batches."""
+    """Compute `x.is_same_size(y)` of the global batches."""
     return args[0].shape == args[1].shape
 
 
 def is_tensor(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`torch.is_tensor` and its like."""
+    """`torch.is_tensor` and similar."""
     return True
 
 

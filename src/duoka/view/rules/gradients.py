@@ -1,4 +1,4 @@
-"""Batches as leaves: adversarial examples, gradient penalties, saliency.
+"""Rules for batches as leaves: adversarial examples, gradient penalties, saliency.
 
 A gradient arrives at a rank's rows world_size times too large (the objective is a sum over ranks' copies of the
 loss), so a batch that asks for a gradient divides it on arrival: `x.grad` is then true, and may be written to.
@@ -38,7 +38,7 @@ def set_requires_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def get_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`x.grad`: for a leaf the same memory at every reading; a computed batch's (`retain_grad`) is divided here."""
+    """Return `x.grad`; of a leaf always the same memory, of another batch (`retain_grad`) divided here."""
     batch = args[0]
     grad = batch._local.grad
     if grad is None:
@@ -57,7 +57,7 @@ def set_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 
 
 def backward(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`y.backward(gradient)` of a batch: every rank adds its own rows' part."""
+    """Compute `y.backward(gradient)` of a batch, each rank for its rows."""
     gradient = args[1] if len(args) > 1 else kwargs.pop("gradient", None)
     inputs = kwargs.pop("inputs", None)
     backward_of_several(
@@ -80,7 +80,7 @@ def backward_of_several(func: Function, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _own(tensors: list[Tensor]) -> list[Tensor]:
-    """The rows of batches, share by share; the other tensors as they are."""
+    """Replace batches by the rows of the local shares."""
     return [
         part
         for tensor in tensors
@@ -103,7 +103,7 @@ def _weights_of_rows(weights: list[Any], tensors: list[Tensor]) -> list[Any]:
 
 
 def _rows_of(gradient: Tensor, batch: BatchTensor) -> list[Tensor]:
-    """Each own share's rows of a gradient of `batch`."""
+    """Return the rows of a gradient of `batch` for each local share."""
     if isinstance(gradient, BatchTensor):
         return [own._local for own in gradient._shares]
     return batch._spec.view.shares.each(lambda place: batch._shares[place]._spec.local_rows(gradient))
@@ -128,7 +128,7 @@ def grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) -> tuple[Tensor | None, ...]:
-    """`torch.autograd.grad` of outputs without batches, for inputs that may be batches."""
+    """Compute `torch.autograd.grad` of outputs without batches, for inputs that may be batches."""
     of_each = [uses(of, view) for of in inputs]
     flat = [use for parts in of_each for use in parts]
     filled = bool(how.get("materialize_grads"))
@@ -156,7 +156,7 @@ _REST = ["retain_graph", "create_graph", "only_inputs", "allow_unused", "is_grad
 
 
 def uses(of: Tensor, view: View) -> list[Tensor]:
-    """The tensors whose gradients make up that of a tensor: a batch's rows, or all that stands for a leaf."""
+    """Return the tensors whose gradients make up that of a tensor: a batch's rows, or the aliases of a leaf."""
     if isinstance(of, BatchTensor):
         return _own([of])
     aliases = [one.alias(of) for one in view.siblings] if of.is_leaf else []
@@ -168,7 +168,7 @@ _grad: Any = Tensor.grad
 
 
 def _true_gradient(found: list[Tensor | None], of: Tensor, view: View) -> Tensor | None:
-    """The gradient of a tensor, made of those of its uses."""
+    """Combine the gradients of `uses` into that of the tensor."""
     own = view.shares
     if not isinstance(of, BatchTensor):
         # By itself a leaf was used outside of shares, or where each rank has one, among rows.
@@ -197,7 +197,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def register_hook(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`x.register_hook(f)`: f sees, and may return, the whole batch's true gradient."""
+    """Register a hook that gets, and may return, the gradient of the global batch."""
     batch, hook = args
     if len(batch._shares) > 1:
         raise Refused(f"{user_line()} registers a hook on a batch, which cannot be called once for several shares")

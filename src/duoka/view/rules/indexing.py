@@ -1,4 +1,4 @@
-"""Indexing that takes every row: `x[:, 0]`, `x[..., mask]`, `x[torch.arange(n), lengths - 1]`, `table[ids]`."""
+"""Rules for indexing that keeps every row: `x[:, 0]`, `x[torch.arange(n), lengths - 1]`, `table[ids]`."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class _Walk:
 
     @property
     def start(self) -> int:
-        """Where the dimensions of the tensors are in the result: in their place, or first if they are apart."""
+        """Return where the dimensions of index tensors are in the result: in place, or first if not adjacent."""
         return self.positions[0] if self._side_by_side else 0
 
     @property
     def result_place(self) -> int:
-        """Where the dimension asked for is in the result."""
+        """Return the index of the dimension in the result."""
         assert self.place is not None
         if not self.positions or (self._side_by_side and self.place < self.positions[0]):
             return self.place
@@ -62,7 +62,7 @@ class _Walk:
 
 
 def _walk(index: Any, shape: tuple[int, ...], dim: int) -> _Walk | None:
-    """How an index goes through dimensions of these sizes, and through `dim`; None for what is not understood."""
+    """Analyse an index of dimensions of these sizes, of which `dim` is of interest; None if it is not supported."""
     items = _spelled_out(index if isinstance(index, tuple) else (index,), len(shape))
     if items is None:
         return None
@@ -92,12 +92,12 @@ def _walk(index: Any, shape: tuple[int, ...], dim: int) -> _Walk | None:
 
 
 def _width(item: Any) -> int:
-    """How many dimensions an item indexes."""
+    """Return the number of dimensions that an item indexes."""
     return ndim_of(item) if isinstance(item, Tensor) and dtype_of(item) == torch.bool else 1
 
 
 def _spelled_out(items: Sequence[Any], ndim: int) -> list[Any] | None:
-    """The index with its ellipsis (or end) replaced by full slices, and lists by tensors."""
+    """Replace the ellipsis (or the missing end) of an index by full slices, and lists by tensors."""
     items = [_as_tensor(item) for item in items]
     if any(item is NotImplemented for item in items):
         return None
@@ -107,7 +107,7 @@ def _spelled_out(items: Sequence[Any], ndim: int) -> list[Any] | None:
 
 
 def _as_tensor(item: Any) -> Any:
-    """What indexes like a tensor as one; NotImplemented for what is not understood."""
+    """Convert an item that indexes like a tensor to a tensor; NotImplemented if it is not supported."""
     if item is None or item is Ellipsis or type(item) in (int, slice):
         return item
     if isinstance(item, (list, range)):
@@ -125,7 +125,7 @@ def _as_tensor(item: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Local:
-    """The index that takes of own rows what an index takes of all. place: of the batch in the result, of `ndim`."""
+    """Return the index of the local rows for one of the whole batch. place: of the batch in the result, of `ndim`."""
 
     items: tuple[Any, ...]
     place: int
@@ -133,7 +133,7 @@ class _Local:
 
 
 def _of_rows(batch: BatchTensor, index: Any) -> _Local | None:
-    """An index of a batch that takes every row; None where it takes some."""
+    """Analyse an index of a batch; None unless it keeps every row."""
     spec = batch._spec
     walk = _walk(index, shape_of(batch), spec.dim)
     if walk is None:
@@ -147,7 +147,7 @@ def _of_rows(batch: BatchTensor, index: Any) -> _Local | None:
 
 
 def _one_for_each(walk: _Walk, spec: Spec) -> _Local | None:
-    """`x[torch.arange(n), ids]`: of each row the entries at its own ids."""
+    """Compute `x[torch.arange(n), ids]`: in each row the entries at its own ids."""
     rows, tensors = walk.chosen, [item for item in walk.items if isinstance(item, Tensor)]
     assert rows is not None
     if isinstance(rows, BatchTensor) or any(dtype_of(item) == torch.bool for item in tensors):
@@ -167,7 +167,7 @@ def _one_for_each(walk: _Walk, spec: Spec) -> _Local | None:
 
 
 def getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`x[index]` of rows, or of a plain table at positions that are rows."""
+    """Compute `x[index]` of rows, or of a replicated table by indices that are rows."""
     batch, index = args
     if not isinstance(batch, BatchTensor):
         return _looked_up(batch, index)
@@ -181,7 +181,7 @@ def getitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def _looked_up(table: Tensor, index: Any) -> Any:
-    """`table[ids]`: each row's entries of what every rank holds whole."""
+    """Compute `table[ids]` of a replicated table."""
     walk = _walk(index, tuple(table.shape), -1)
     if walk is None or any(isinstance(item, Tensor) and dtype_of(item) == torch.bool for item in walk.items):
         return NotImplemented
@@ -197,7 +197,7 @@ def _looked_up(table: Tensor, index: Any) -> Any:
 
 
 def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Writing to every row: `x[:, 0] = 0`, `x[..., 1:] = y`, `x[torch.arange(n), ids] = 1`, `x[x < 0] = 0`."""
+    """Write to every row: `x[:, 0] = 0`, `x[..., 1:] = y`, `x[torch.arange(n), ids] = 1`, `x[x < 0] = 0`."""
     batch, index, value = args
     if not isinstance(batch, BatchTensor) and not _becomes_rows(batch, index, value):
         return NotImplemented
@@ -239,7 +239,7 @@ def _becomes_rows(plain: Tensor, index: Any, value: Any) -> bool:
 
 
 def _masked(batch: BatchTensor, mask: BatchTensor, value: Any) -> Any:
-    """Where a mask of the same rows says so, the same values."""
+    """Write where a mask of the same rows is True."""
     if mask._spec.dim != batch._spec.dim or not same_rows(mask._spec, batch._spec):
         return NotImplemented
     if isinstance(value, BatchTensor) or (isinstance(value, Tensor) and value.dim() > ndim_of(batch) - ndim_of(mask)):
@@ -249,7 +249,7 @@ def _masked(batch: BatchTensor, mask: BatchTensor, value: Any) -> Any:
 
 
 def put(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`x.index_put(indices, values, accumulate)`, and `index_put_`: as `x[indices] = values`."""
+    """Compute `x.index_put(indices, values, accumulate)` and `index_put_`, as `x[indices] = values`."""
     if len(args) < 3 or not isinstance(args[0], BatchTensor):
         return NotImplemented
     batch, indices, values = args[:3]

@@ -1,4 +1,4 @@
-"""Functions of lists of tensors: each of them where its rows are."""
+"""Rules for functions of lists of tensors (`torch._foreach_...`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duoka.view.tensor.batch import BatchTensor, Rule
 
 
 def one_by_one(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`torch._foreach_add(xs, ys)` and its like, of rows and plain tensors that broadcast with them."""
+    """`torch._foreach_add(xs, ys)` and similar, of rows and plain tensors that broadcast with them."""
     first = args[0]
     if kwargs.keys() - {"alpha", "value", "weight", "scalar"} or not isinstance(first, (list, tuple)):
         return NotImplemented
@@ -51,7 +51,7 @@ def one_by_one(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def unscale(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What GradScaler does to all gradients: one that is not finite on any rank is found on all."""
+    """Unscale gradients for GradScaler; one that is not finite on any rank is reported on all."""
     gradients, found, scale = args
     batches = [one for one in gradients if isinstance(one, BatchTensor)]
     if not batches or kwargs or any(isinstance(one, BatchTensor) for one in (found, scale)):
@@ -62,7 +62,7 @@ def unscale(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def step(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a fused optimizer does to all parameters: to each element, and what belongs to it."""
+    """Compute the step of a fused optimizer, element by element."""
     if any(isinstance(value, BatchTensor) for value in (*args, *kwargs.values())):
         return NotImplemented
     listed = [value for value in args if isinstance(value, (list, tuple))]
@@ -76,7 +76,7 @@ def step(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def norms(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`_foreach_norm`: each tensor's."""
+    """`_foreach_norm`: the norm of each tensor."""
     order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
     if kwargs.keys() - {"ord", "dtype"} or len(args) > 2:
         return NotImplemented

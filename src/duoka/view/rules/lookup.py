@@ -1,4 +1,4 @@
-"""What the families of rules share: finding torch's functions by name, and arguments of one shape of batch."""
+"""Helpers of the rules: find torch's functions by name, align and localise arguments."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ Function = Callable[..., Any]
 
 
 def functions(names: str, spaces: Iterable[Any] = (Tensor, torch, F, torch.special)) -> list[Function]:
-    """Every function of these (space-separated) names in torch, its functional module and Tensor."""
+    """Return all functions with these space-separated names in torch, `torch.nn.functional` and Tensor."""
     found = [(space, name) for space in spaces for name in names.split() if hasattr(space, name)]
     own = [getattr(space, name) for space, name in found if space is Tensor or not name.startswith("__")]
     return [function for function in own if callable(function) and not isinstance(function, torch.dtype)]
 
 
 def getters(names: str) -> list[Function]:
-    """The getters of these attributes of Tensor, as `__torch_function__` is handed them."""
+    """Return the getters of these attributes of Tensor, as `__torch_function__` gets them."""
     attributes: list[Any] = [getattr(Tensor, name, None) for name in names.split()]
     return [attribute.__get__ for attribute in attributes if attribute is not None]
 
 
 def argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str, default: Any = None) -> Any:
-    """One argument of a call, given by place or by name."""
+    """Return an argument of a call, given by position or by name."""
     return args[place] if len(args) > place else kwargs.get(name, default)
 
 
 def sizes_of(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> list[int]:
-    """A shape given as separate numbers, as one sequence, or by name."""
+    """Return a shape that is given as separate numbers, as one sequence, or by name."""
     given = (
         args[1:]
         if len(args) > 2 or (len(args) == 2 and isinstance(args[1], int))
@@ -43,17 +43,17 @@ def sizes_of(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> list[i
 
 
 def ndim_of(tensor: Tensor) -> int:
-    """How many dimensions it has: asked of a batch's rows, which costs no rule."""
+    """Return the number of dimensions, without a dispatch."""
     return tensor._rows.dim() if isinstance(tensor, BatchTensor) else tensor.dim()
 
 
 def dtype_of(tensor: Tensor) -> torch.dtype:
-    """Its type, in the same way."""
+    """Return the dtype, without a dispatch."""
     return tensor._rows.dtype if isinstance(tensor, BatchTensor) else tensor.dtype
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """Its sizes, the whole batch's: made from a batch's rows, which costs no rule."""
+    """Return the global shape, without a dispatch."""
     if not isinstance(tensor, BatchTensor):
         return tuple(tensor.shape)
     shape, dim = tuple(tensor._rows.shape), tensor._spec.dim
@@ -61,7 +61,7 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
 
 
 def align(values: Iterable[Any]) -> tuple[Spec, int] | None:
-    """The common spec of the batch tensors among `values`, and the batch dimension counted from the right.
+    """Return the common placement of the batches among `values`, and the batch dimension counted from the right.
 
     None where they do not hold the same rows in the same (broadcast) dimension.
     """
@@ -79,12 +79,12 @@ def align(values: Iterable[Any]) -> tuple[Spec, int] | None:
 
 
 def same_rows(one: Spec, other: Spec) -> bool:
-    """Whether two batches hold the same rows in the same order, in whatever dimension."""
+    """Return True if two batches hold the same rows in the same order, in any dimension."""
     return one.partition is other.partition and one.outer == other.outer and one.inner == other.inner
 
 
 def localise(value: Any, spec: Spec, right: int) -> Any:
-    """An operand that broadcasts with rows: a batch's own, a plain tensor's cut where it has the batch's size.
+    """Return the local rows of an operand that broadcasts with rows; a plain tensor of the batch's size is split.
 
     Raises LookupError for a tensor that does not broadcast with the batch, and for other rows.
     """
@@ -103,7 +103,7 @@ def localise(value: Any, spec: Spec, right: int) -> Any:
 
 
 def rows_in(value: Tensor, spec: Spec, dim: int) -> Tensor:
-    """This rank's rows of an operand that has the batch in `dim`; other rows, or rows elsewhere, come whole first.
+    """Return this rank's rows of an operand with the batch in `dim`; a batch with another placement is gathered.
 
     Raises LookupError for a tensor that has not the batch's size there.
     """
@@ -116,7 +116,7 @@ def rows_in(value: Tensor, spec: Spec, dim: int) -> Tensor:
 
 
 def wrap(out: Any, spec: Spec) -> Any:
-    """Tensors, alone or in a (named) tuple or list, as batches of this spec."""
+    """Make batches of tensors, alone or in a (named) tuple or list."""
     if isinstance(out, Tensor):
         return BatchTensor(out, spec)
     parts = [wrap(part, spec) for part in out]

@@ -1,4 +1,4 @@
-"""Losses: the numerator and the denominator of all ranks together, in one all-reduce."""
+"""Rules for losses: numerator and denominator are all-reduced together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _parameters(func: Function) -> tuple[tuple[str, ...], dict[str, Any]]:
 
 
 def _bound(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """All arguments by name; None where the deprecated `size_average` and `reduce` are in use."""
+    """Return all arguments by name; None if the deprecated `size_average` or `reduce` is used."""
     names, defaults = _parameters(func)
     given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
     if given.pop("size_average", None) is not None or given.pop("reduce", None) is not None:
@@ -65,7 +65,7 @@ def _rows(side: Tensor, spec: Spec) -> Tensor | None:
 
 
 def _sum_of(func: Function, given: dict[str, Any]) -> tuple[Tensor, torch.dtype]:
-    """The summed loss, in at least 32 bits (a sum may not fit where a mean does), and the type it should have."""
+    """Return the sum of a loss, in at least 32 bits (16 may overflow), and the dtype of the result."""
     if given["input"].dtype in (torch.float16, torch.bfloat16):
         each = func(**given, reduction="none")
         return each.float().sum(), each.dtype
@@ -74,7 +74,7 @@ def _sum_of(func: Function, given: dict[str, Any]) -> tuple[Tensor, torch.dtype]
 
 
 def _weight_of(target: Tensor, given: dict[str, Any]) -> Tensor:
-    """What torch's mean divides by: the class weights (or the number) of the targets not ignored."""
+    """Return the denominator of torch's mean: the class weights (or the number) of the targets not ignored."""
     counted = target != given["ignore_index"]
     if given["weight"] is None:
         number: Tensor = counted.sum()
@@ -166,7 +166,7 @@ def ctc_loss(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def pairwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """cosine_similarity and pairwise_distance of rows that lead both operands."""
+    """cosine_similarity and pairwise_distance of rows in dimension 0 of both operands."""
     common = align(args[:2])
     if common is None or len(args) < 2:
         return NotImplemented

@@ -1,4 +1,4 @@
-"""Operations along some dimensions, the batch not among them: matrices, spectra, windows, integrals."""
+"""Rules for operations along dimensions other than the batch: matrices, spectra, windows, integrals."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SPECTRA_OF_ALL = "fftn ifftn rfftn irfftn hfftn ihfftn fftshift ifftshift"
 
 
 def apart(mixed: Mixed, beside: int = 0) -> Rule:
-    """A function of one batch that mixes these dimensions alone.
+    """Make a rule for a function of one batch that mixes only some dimensions.
 
     beside: the most dimensions of other tensors, which are held whole and must not be of rows.
     """
@@ -70,12 +70,12 @@ def apart(mixed: Mixed, beside: int = 0) -> Rule:
 
 
 def last(count: int) -> Mixed:
-    """The last dimensions."""
+    """Return a function that selects the last `count` dimensions."""
     return lambda args, kwargs, ndim: range(ndim - count, ndim) if ndim >= count else None
 
 
 def given(place: int, name: str, default: Any = None) -> Mixed:
-    """The dimension, or dimensions, of an argument."""
+    """Return a function that selects the dimension or dimensions in an argument."""
 
     def mixed(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int] | None:
         dims = argument(args, kwargs, place, name, default)
@@ -87,12 +87,12 @@ def given(place: int, name: str, default: Any = None) -> Mixed:
 
 
 def _flipped(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int] | None:
-    """Of flip(dims), and of flip(*dims)."""
+    """Return the dimensions of flip(dims) and flip(*dims)."""
     return sizes_of(args, kwargs, "dims")
 
 
 def _lengths_or_dims(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> Iterable[int] | None:
-    """Of fftn(x, s, dim): as many as there are lengths, where only these are given."""
+    """Return the dimensions of fftn(x, s, dim): as many as there are lengths, if only these are given."""
     lengths = argument(args, kwargs, 1, "s")
     if argument(args, kwargs, 2, "dim") is None and isinstance(lengths, (list, tuple)):
         return range(ndim - len(lengths), ndim)
@@ -118,7 +118,11 @@ def of_matrices(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _stacked(side: Tensor, dim: int, longest: int, spec: Any) -> Tensor:
-    """One operand's rows, or all of a single matrix. Raises LookupError."""
+    """Return an operand's rows, or a single matrix, which is replicated.
+
+    Raises:
+        LookupError: it does not hold the same rows.
+    """
     if isinstance(side, BatchTensor):
         if side._spec.dim != dim or not same_rows(side._spec, spec):
             raise LookupError
@@ -155,7 +159,7 @@ def by_elements_along(place: int, default: int | None) -> Rule:
 
 
 def integral(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """trapezoid(y, x, dim): places x of rows, or the same for each row."""
+    """trapezoid(y, x, dim), with an x for each row, or the same for all."""
     batch, dim = args[0], argument(args, kwargs, 3, "dim", -1)
     places = argument(args, kwargs, 1, "x")
     if not isinstance(batch, BatchTensor) or dim % ndim_of(batch) == batch._spec.dim:
@@ -174,7 +178,7 @@ def integral(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def renorm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """renorm(p, dim, maxnorm): each entry along the batch by itself."""
+    """renorm(p, dim, maxnorm), for each row."""
     batch, dim = args[0], argument(args, kwargs, 2, "dim")
     if not isinstance(batch, BatchTensor) or dim % ndim_of(batch) != batch._spec.dim:
         return NotImplemented

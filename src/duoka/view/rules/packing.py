@@ -1,4 +1,4 @@
-"""Packed sequences: each rank packs its own, and recurrent layers, padding back and all that is by rows know it.
+"""Rules for packed sequences: each rank packs its own rows.
 
 `pack_padded_sequence` sorts the batch by length. Nothing is sent: each rank keeps its rows and notes where they are
 in the sorted batch (`Ordered`), and where their entries are in the packed data (`Packed`).
@@ -25,14 +25,14 @@ KEPT = 16  # orders and packings of a batch that are one object each, so that ro
 
 @dataclass(frozen=True, eq=False)
 class Scattered(Partition):
-    """Shares that are no runs of rows. positions: of every rank's rows in the whole, ascending, on the CPU."""
+    """A partition whose shares are not contiguous. positions: of each rank's rows in the batch, ascending (CPU)."""
 
     positions: Sequence[Tensor] = field(default=(), repr=False)
     __eq__ = object.__eq__  # not by the number of rows alone
     __hash__ = object.__hash__
 
     def bounds(self, rank: int) -> tuple[int, int]:
-        """Of ranks' rows put one after the other."""
+        """Return the first row of a rank's share, and the row after its last, in the concatenation of all shares."""
         stops = [0, *accumulate(map(len, self.positions))]
         return stops[rank], stops[rank + 1]
 
@@ -42,7 +42,7 @@ class Scattered(Partition):
 
     @cached_property
     def _places(self) -> Tensor:
-        """Of each row of the whole, among ranks' rows put one after the other."""
+        """Position of each row of the batch in the concatenation of all shares."""
         return torch.cat(list(self.positions)).argsort()
 
     def local_rows(self, whole: Any, dim: int) -> Any:
@@ -61,7 +61,7 @@ class Scattered(Partition):
 
 @dataclass(frozen=True, eq=False)
 class Ordered(Scattered):
-    """The rows of `natural` in another order: `order[i]` of them is at position i."""
+    """The rows of the partition `natural` in another order: row `order[i]` is at position i."""
 
     natural: Partition = field(default_factory=lambda: Partition(0, 0, 1), repr=False)
     order: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
@@ -69,14 +69,14 @@ class Ordered(Scattered):
 
 @dataclass(frozen=True, eq=False)
 class Packed(Scattered):
-    """The entries of sequences, whose cut is `sequences` and whose lengths are those of all, descending."""
+    """The entries of packed sequences. sequences: their partition. lengths: of all sequences, descending."""
 
     sequences: Partition = field(default_factory=lambda: Partition(0, 0, 1), repr=False)
     lengths: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
 
     @cached_property
     def own_sizes(self) -> Tensor:
-        """For each step, how many of this rank's sequences go on so far."""
+        """Number of this rank's sequences that have not ended, for each step."""
         return _going_on(self.lengths[_positions(self.sequences)[self.rank]])
 
 
@@ -91,7 +91,7 @@ def _going_on(lengths: Tensor) -> Tensor:
 
 
 def _kept(partition: Partition, key: Any, make: Any) -> Any:
-    """What was made of a cut before, one object for one key."""
+    """Return the object that was made of a partition for a key before, or make it."""
     known = partition.__dict__.setdefault("_made", {})
     if key not in known:
         if len(known) >= KEPT:
@@ -101,7 +101,7 @@ def _kept(partition: Partition, key: Any, make: Any) -> Any:
 
 
 def reordered(partition: Partition, index: Tensor) -> Partition | None:
-    """The same rows where position i has what was at `index[i]`; None where that is not each of them once."""
+    """Return the partition in which row `index[i]` is at position i; None unless `index` is a permutation."""
     index = index.detach().cpu()
     if not torch.equal(index.sort().values, torch.arange(partition.n)):
         return None
@@ -123,7 +123,7 @@ def reordered(partition: Partition, index: Tensor) -> Partition | None:
 
 
 def select_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """index_select along the batch with a permutation of it: rows stay where they are, and are in that order."""
+    """index_select along the batch by a permutation: only the order in the partition changes."""
     batch, dim = args[0], argument(args, kwargs, 1, "dim")
     index = argument(args, kwargs, 2, "index")
     spec = batch._spec
@@ -141,7 +141,7 @@ def select_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def pack(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`_pack_padded_sequence(padded, lengths, batch_first)`: data of (entries, ...), and sizes of each step."""
+    """Compute `_pack_padded_sequence(padded, lengths, batch_first)`: data (entries, ...), and sizes of each step."""
     padded, lengths, batch_first = args
     if not isinstance(padded, BatchTensor):
         return NotImplemented
@@ -171,7 +171,7 @@ def pack(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def pad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`_pad_packed_sequence(data, sizes, batch_first, value, length)`: as long as the longest of the whole batch."""
+    """Compute `_pad_packed_sequence(data, sizes, batch_first, value, length)`, padded to the longest of the batch."""
     data, sizes, batch_first, value, length = args
     partition = packed_cut(data, sizes)
     if partition is None:
@@ -184,7 +184,7 @@ def pad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def packed_cut(data: Any, sizes: Any) -> Packed | None:
-    """That of packed data that is as it was packed, and not something else of as many rows."""
+    """Return the partition of packed data in its original order; None for anything else of as many rows."""
     if not isinstance(data, BatchTensor) or not isinstance(data._spec.partition, Packed):
         return None
     spec, partition = data._spec, data._spec.partition

@@ -1,4 +1,4 @@
-"""Operations on each element by itself, with broadcasting: rows stay where they are."""
+"""Rules for element-wise operations, with broadcasting."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ IN_PLACE = " ".join(f"{name}_" for name in NAMES.split() if not name.startswith(
 
 
 def pointwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The operation on own rows; a plain operand of the batch's size is cut."""
+    """Compute an operation on the local rows; a plain operand of the batch's size is split."""
     values = (*args, *kwargs.values())
     if func in _CONVERSIONS:  # only ask for the other's type and device
         out = func(*map(_part_of, args), **{name: _part_of(value) for name, value in kwargs.items()})
@@ -67,12 +67,12 @@ def pointwise(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _place(batch: BatchTensor) -> int:
-    """The batch dimension, counted from the right."""
+    """Return the batch dimension, counted from the right."""
     return batch._rows.dim() - batch._spec.dim
 
 
 def _rows_of(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, right: int) -> Any:
-    """The operation on the rows of one batch; a batch in another dimension (`y[None, :]`) meets them whole."""
+    """Compute an operation on the rows of one batch; a batch in another dimension (`y[None, :]`) is gathered."""
 
     def own(value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -103,7 +103,7 @@ def _part_of(value: Any) -> Any:
 
 
 def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """As pointwise, into own rows. Rows written into a plain tensor are gathered instead."""
+    """As pointwise, writing to the local rows. Rows that are written to a plain tensor are gathered."""
     if not isinstance(args[0], BatchTensor):
         return NotImplemented
     done = _rows_of(func, args, kwargs, args[0]._spec, _place(args[0]))
@@ -111,7 +111,7 @@ def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def looked_up(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """bucketize and isin: each entry among values that every rank holds whole; searchsorted of one sequence, too."""
+    """bucketize, isin and searchsorted of one sequence: each entry among replicated values."""
     place = 1 if func is torch.searchsorted or func in _SEARCHES else 0
     if len(args) < 2 or not isinstance(args[place], BatchTensor):
         return NotImplemented
@@ -139,7 +139,7 @@ def _in_sequences_of_rows(func: Function, args: tuple[Any, ...], kwargs: dict[st
 
 
 def compared(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """equal and allclose: true if they are for every rank's rows."""
+    """equal and allclose: True if they are on every rank."""
     common = align(args[:2])
     if common is None or len(args) < 2:
         return NotImplemented
@@ -158,7 +158,7 @@ _EQUAL = functions("equal", (Tensor, torch))
 
 
 def quantised(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """fake_quantize with given scales: of everything, or for each entry of another dimension."""
+    """fake_quantize with given scales: one, or one for each entry of another dimension."""
     batch = args[0]
     if kwargs or not isinstance(batch, BatchTensor) or any(isinstance(value, BatchTensor) for value in args[1:]):
         return NotImplemented
@@ -169,7 +169,7 @@ def quantised(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def contiguous(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`x.contiguous()`: a copy where it is one of the whole, though one row may be contiguous already."""
+    """Compute `x.contiguous()`; a single row, though contiguous, is copied if the global batch would be."""
     batch = args[0]
     rows = func(batch._local, *args[1:], **kwargs)
     if rows is batch._local:

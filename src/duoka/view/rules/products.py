@@ -1,4 +1,4 @@
-"""Matrix products and layers computed sample by sample."""
+"""Rules for matrix products, and for layers that compute sample by sample."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def matmul(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product of own rows. place: of the batch in the result, from the right. summed: over ranks, instead."""
+    """A product of local rows. place: of the batch in the result, from the right. summed: if it is all-reduced."""
 
     left: Tensor
     right: Tensor
@@ -48,7 +48,7 @@ class _Product:
 
 
 def _product(left: Tensor, right: Tensor) -> _Product | None:
-    """What of two operands to multiply here, for matmul."""
+    """Return the local operands of a matmul."""
     roles = _role(left, 1), _role(right, 2)
     if roles[0] == roles[1] != _LINES and same_rows(left._spec, right._spec):  # type: ignore[attr-defined]
         return _Product(left._local, right._local, left._spec, roles[0] or 0, roles[0] == _SUMMED)  # type: ignore[attr-defined]
@@ -82,7 +82,7 @@ _SUMMED, _LINES = 0, -1
 
 
 def _role(side: Tensor, summed: int) -> int | None:
-    """What the batch is in an operand: summed over, lines or columns, or a dimension of the stack, from the right."""
+    """Return the role of the batch in an operand: summed over, rows or columns, or a dimension of the stack."""
     if not isinstance(side, BatchTensor):
         return None
     place, ndim = ndim_of(side) - side._spec.dim, ndim_of(side)
@@ -96,7 +96,7 @@ def _whole(side: Tensor) -> Tensor:
 
 
 def added(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """addmm, baddbmm and addmv: something beside a product."""
+    """addmm, baddbmm and addmv: a product and a summand."""
     if len(args) != 3 or kwargs.keys() - {"beta", "alpha"}:
         return NotImplemented
     beside, left, right = args
@@ -114,7 +114,7 @@ def added(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def added_in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """addmm_ and its kind, into rows."""
+    """addmm_ and similar, writing to rows."""
     return added(func, args, kwargs) if isinstance(args[0], BatchTensor) else NotImplemented
 
 
@@ -134,7 +134,7 @@ def tensordot(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _as_einsum(left: Tensor, right: Tensor, over_left: list[int], over_right: list[int]) -> Any:
-    """The same in letters."""
+    """Write a tensordot as an einsum."""
     letters = [chr(ord("a") + place) for place in range(ndim_of(left))]
     others = [chr(ord("A") + place) for place in range(ndim_of(right))]
     for one, other in zip(over_left, over_right, strict=True):
@@ -146,7 +146,7 @@ def _as_einsum(left: Tensor, right: Tensor, over_left: list[int], over_right: li
 
 
 def inner(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """inner(a, b): every pair of lines."""
+    """inner(a, b)."""
     left, right = args[:2]
     if not ndim_of(left) or not ndim_of(right):
         return left * right
@@ -154,7 +154,7 @@ def inner(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def every_pair(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """outer and cdist: each row of the left side with all of the right, which is held whole."""
+    """outer and cdist: the local rows of the left side with all rows of the right, which is gathered."""
     left, right = args[:2]
     if not isinstance(left, BatchTensor) or left._spec.dim != 0 or left.dim() != right.dim() or left.dim() > 2:
         return NotImplemented
@@ -164,7 +164,7 @@ def every_pair(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def einsum(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """einsum of rows with rows, plain tensors, or all rows of another batch; a letter says where the batch is."""
+    """einsum of rows with rows, plain tensors, or another batch, which is gathered."""
     equation = args[0]
     operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
     if not isinstance(equation, str):
@@ -184,7 +184,7 @@ def einsum(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _spelled(equation: str, counts: list[int]) -> tuple[list[str], str] | None:
-    """The letters of operands of so many dimensions, and of the result, with others for an ellipsis."""
+    """Return the letters of the operands and of the result, with new letters for an ellipsis."""
     inputs, arrow, output = equation.partition("->")
     if not arrow:
         single = sorted(letter for letter in set(inputs) - set(",.") if inputs.count(letter) == 1)
@@ -204,7 +204,11 @@ def _spelled(equation: str, counts: list[int]) -> tuple[list[str], str] | None:
 
 
 def _by_letter(operand: Tensor, names: str, letter: str, spec: Spec) -> Tensor:
-    """An operand of einsum where `letter` is this rank's rows. Raises LookupError."""
+    """Return the local rows of an operand of einsum, along `letter`.
+
+    Raises:
+        LookupError: it has other rows there.
+    """
     if names.count(letter) > 1:
         raise LookupError
     if letter not in names or shape_of(operand)[names.index(letter)] == 1 != spec.size:
@@ -242,7 +246,7 @@ def conv_tbc(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def samplewise(dims: int | None) -> Rule:
-    """A layer over a batch in dimension 0; `dims`: how many dimensions its input has with the batch."""
+    """Make a rule for a layer over a batch in dimension 0. dims: of its input, with the batch."""
 
     def layer(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         batch = args[0] if args else None
@@ -283,7 +287,7 @@ def embedding(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _with_parameters(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec) -> Any:
-    """The first argument is rows; others are the same rows in the same place, or are held whole."""
+    """Call a function of rows; other arguments have the same rows in the same dimension, or are replicated."""
     several = func in _OF_SEVERAL
     others = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, BatchTensor)]
     if others and not (several and all(o._spec.dim == spec.dim and same_rows(o._spec, spec) for o in others)):

@@ -1,4 +1,4 @@
-"""Random numbers for the rows of a batch: drawn for the whole batch, own rows kept."""
+"""Rules for random functions: draw for the whole batch, and keep the local rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILLING = "bernoulli_ normal_ uniform_ exponential_ random_ geometric_ cauchy_ l
 
 
 def placing(place: Callable[[tuple[int, ...]], Spec | None], order: tuple[int, ...] | None = None) -> SeededMode:
-    """A context in which what is drawn for rows is drawn for all and cut, whatever operator draws inside of it.
+    """Return a context in which operators that draw for rows draw for the whole batch and keep the local rows.
 
     place: where the rows are in what is drawn, by its shape; None where it is no rows. order: `_order_in`.
     """
@@ -46,7 +46,7 @@ def placing(place: Callable[[tuple[int, ...]], Spec | None], order: tuple[int, .
 
 
 def _order_in(values: tuple[Any, ...], func: Function) -> tuple[int, ...] | None:
-    """The dimensions from the slowest to the fastest in memory, which one row of many may not show."""
+    """Return the memory order of the whole batch, which a single row does not determine; None if it is unknown."""
     first = next((value for value in values if isinstance(value, Tensor)), None)
     if not isinstance(first, BatchTensor):
         return None
@@ -55,12 +55,12 @@ def _order_in(values: tuple[Any, ...], func: Function) -> tuple[int, ...] | None
 
 @cache
 def _drops_inside(operator: Any) -> bool:
-    """Whether this is a kernel that computes more than its draws: flash attention, cuDNN's recurrent layers."""
+    """Return True for a kernel that draws dropout internally: flash attention, cuDNN's recurrent layers."""
     return any(argument.name in ("dropout_p", "dropout") for argument in schema_of(operator).arguments)
 
 
 def _drawn_apart(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec) -> Any:
-    """What a kernel draws inside of it cannot be cut: each share draws its own, and all go on from one state."""
+    """Call a kernel that draws internally: each share draws from its own seed; all continue with one state."""
     device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
     generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
     state = generator.get_state()
@@ -74,7 +74,7 @@ def _drawn_apart(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], s
 
 
 def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A random function of rows."""
+    """Compute a random function of rows."""
     common = align((*args, *kwargs.values()))
     if common is None or isinstance(kwargs.get("out"), Tensor):
         return NotImplemented
@@ -95,7 +95,7 @@ def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _draws_by_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, right: int) -> bool:
-    """Whether a number is drawn for each entry of the first tensor, whatever the other rows are."""
+    """Return True if the function draws one number for each entry of the first tensor, independent of other rows."""
     shapes = {value.shape for value in (*args, *kwargs.values()) if isinstance(value, Tensor)}
     if func is F.gumbel_softmax:
         return bool(argument(args, kwargs, 4, "dim", -1) % right != spec.dim)
@@ -112,7 +112,7 @@ _OF_DISTRIBUTIONS = functions("multinomial")  # the last dimension is the probab
 
 
 def filled(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A random function that writes into a batch."""
+    """Compute a random function that writes to a batch."""
     if not isinstance(args[0], BatchTensor):
         return NotImplemented
     done = drawn(func, args, kwargs)

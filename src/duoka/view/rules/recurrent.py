@@ -1,4 +1,4 @@
-"""Recurrent layers and cells: each sequence by itself, the weights held whole."""
+"""Rules for recurrent layers and cells, with replicated weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def layers(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _of_packed(func: Function, args: tuple[Any, ...]) -> Any:
-    """The same of packed data (entries, F); dropout between layers is drawn for (entries, H).
+    """Compute the same of packed data (entries, F); dropout between layers is drawn for (entries, H).
 
     For a single sequence torch draws for (entries, 1, H).
     """
@@ -65,7 +65,7 @@ def _of_packed(func: Function, args: tuple[Any, ...]) -> Any:
 
 
 def _spec_of(places: list[tuple[Any, int]]) -> Spec | None:
-    """The spec of the first batch; None where one has its samples elsewhere, so that steps or features are rows."""
+    """Return the placement of the first batch; None if the samples of any are in another dimension."""
     found: Spec | None = None
     for value, dim in places:
         if isinstance(value, BatchTensor):

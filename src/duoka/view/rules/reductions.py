@@ -1,4 +1,4 @@
-"""Sums, means, extremes: over other dimensions rows stay rows, over the batch ranks combine."""
+"""Rules for reductions: over other dimensions local, over the batch with an all-reduce."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ softmax log_softmax softmin cumsum cumprod logcumsumexp cummax cummin sort argso
 
 
 def reduce(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A reduction over some or all dimensions of a batch."""
+    """Compute a reduction over some or all dimensions of a batch."""
     batch, name = args[0], _name_of(func)
     if name in ("max", "min") and len(args) > 1 and isinstance(args[1], Tensor):
         return pointwise(func, args, kwargs)
@@ -47,7 +47,7 @@ def _name_of(func: Function) -> str:
 def _dims_of(
     name: str, batch: BatchTensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[int] | None, bool]:
-    """The dimensions reduced (None: all of them) and keepdim, wherever the function takes them."""
+    """Return the reduced dimensions (None: all) and keepdim, from wherever the function takes them."""
     place = 2 if name in _DIM_SECOND else 1
     dim = argument(args, kwargs, place, "dim", kwargs.get("axis", _DIM_OF.get(name)))
     spread = name in ("std", "var", "std_mean", "var_mean")
@@ -65,7 +65,7 @@ _DIM_OF = {"mode": -1, "kthvalue": -1, "matrix_norm": (-2, -1)}  # which is not 
 
 
 def _dense(part: Tensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
-    """The sum of this rank's rows; in 32 bits where the type is so short that a sum would not fit."""
+    """Sum this rank's rows, in 32 bits for 16-bit types, whose sum may overflow."""
     if dtype is None and part.dtype in (torch.float16, torch.bfloat16):
         dtype = torch.float32
     every = list(range(part.dim())) if dims is None else dims
@@ -109,7 +109,7 @@ def _whole_count(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtyp
 
 
 def _extreme(op: Any, func: Function) -> Any:
-    """max or min of integers, of everything and without a gradient; the rest is computed whole."""
+    """max or min of all entries, of integers or without a gradient; anything else is computed whole."""
 
     def over(batch: BatchTensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Any:
         if dims is not None or batch._local.is_floating_point() or batch._local.dtype == torch.bool:
@@ -131,7 +131,7 @@ _OVER_THE_BATCH = {
 
 
 def keep(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Operations along one dimension that keep the shape (or that dimension): rows stay, unless along them."""
+    """Compute an operation along one dimension, other than the batch, that keeps the shape."""
     batch, name = args[0], _name_of(func)
     if not isinstance(batch, BatchTensor) or any(
         isinstance(value, Tensor) for value in (*args[1:], *kwargs.values())

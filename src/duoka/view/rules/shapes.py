@@ -1,4 +1,4 @@
-"""Views, permutations, pieces and indexing: the batch moves to another place, or stays."""
+"""Rules for views, permutations and pieces: the placement of the batch may change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from duoka.view.tensor.batch import BatchTensor, Rule, Spec
 
 
 def place_after_reshape(shape: tuple[int, ...], spec: Spec, target: list[int]) -> Spec | None:
-    """Where the batch is after a reshape from global `shape` to global `target`; None if it is torn apart.
+    """Return the placement after a reshape from global `shape` to global `target`; None if rows are torn apart.
 
     Elements count as (before, n, after); one dimension of the target must be (outer, n, inner) with the
     dimensions left of it making up the rest of `before`.
@@ -50,7 +50,7 @@ def _reshaped(batch: BatchTensor, target: list[int]) -> Any:
 
 
 def reshape(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """view, reshape and their kind."""
+    """view, reshape and similar."""
     batch = args[0]
     if not isinstance(batch, BatchTensor):  # reshape_as(a batch): only its shape is asked for
         return func(batch, torch.empty(args[1].shape, device="meta")) if _is_as(func) else NotImplemented
@@ -84,7 +84,7 @@ def unflatten(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def squeeze(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """squeeze(): dimensions of global size 1 only, whatever this rank's share is."""
+    """squeeze(): only dimensions of global size 1, whatever the local size is."""
     batch = args[0]
     ndim, shape = batch.dim(), tuple(batch.shape)
     dim = argument(args, kwargs, 1, "dim")
@@ -104,7 +104,7 @@ def unsqueeze(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def permute(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Any reordering of dimensions: told from what it does to dimensions of sizes 1, 2, 3 and so on."""
+    """Any permutation of dimensions, found by applying it to a tensor of sizes 1, 2, 3, ..."""
     batch = args[0]
     probe = torch.empty(tuple(range(1, batch.dim() + 1)), device="meta")
     order = func(probe, *args[1:], **kwargs).shape
@@ -114,7 +114,7 @@ def permute(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def expand(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """expand(sizes): the batch's own dimension stays as it is."""
+    """expand(sizes) of dimensions other than the batch."""
     batch = args[0]
     if not isinstance(batch, BatchTensor):  # expand_as(a batch)
         return func(batch, torch.empty(args[1].shape, device="meta")) if func is Tensor.expand_as else NotImplemented
@@ -145,7 +145,7 @@ _SPLITS = ("chunk", "split", "unbind", "tensor_split", "split_with_sizes")
 
 
 def in_place_on_matrices(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """tril_ and triu_, the batch not among the last two dimensions."""
+    """tril_ and triu_, if the batch is not among the last two dimensions."""
     batch = args[0]
     if batch._spec.dim >= ndim_of(batch) - 2:
         return NotImplemented
@@ -154,7 +154,7 @@ def in_place_on_matrices(func: Function, args: tuple[Any, ...], kwargs: dict[str
 
 
 def diagonal(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """diagonal(offset, dim1, dim2): of other dimensions, which are one at the end then."""
+    """diagonal(offset, dim1, dim2) of other dimensions, which become the last one."""
     batch, spec, ndim = args[0], args[0]._spec, ndim_of(args[0])
     of_matrices = func is torch.linalg.diagonal
     dims = [argument(args, kwargs, 2 + i, f"dim{i + 1}", i - 2 if of_matrices else i) % ndim for i in range(2)]
@@ -164,7 +164,7 @@ def diagonal(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _left(dim: int, gone: list[int]) -> int:
-    """Where a dimension is once others are gone."""
+    """Return the index of a dimension after others were removed."""
     return dim - sum(one < dim for one in gone)
 
 
@@ -179,7 +179,7 @@ def diag_embed(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def diagonal_scatter(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """diagonal_scatter(src, offset, dim1, dim2): a copy of rows with a diagonal of each written over."""
+    """diagonal_scatter(src, offset, dim1, dim2): a copy of rows with a diagonal replaced."""
     batch, src = (*args, *kwargs.values())[:2]
     if not isinstance(batch, BatchTensor) or len(args) < 2:
         return NotImplemented
@@ -211,7 +211,7 @@ def _at_least(tensor: Tensor, dims: int) -> Tensor:
 
 
 def stacked(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """hstack, vstack, dstack and column_stack: cat of what has enough dimensions."""
+    """hstack, vstack, dstack and column_stack, as cat of tensors with enough dimensions."""
     tensors, name = list(args[0] if args else kwargs["tensors"]), func.__name__
     if name == "hstack":
         tensors = [_at_least(tensor, 1) for tensor in tensors]
@@ -234,14 +234,14 @@ def split_along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def broadcast_tensors(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """broadcast_tensors: each is expanded."""
+    """broadcast_tensors, as expand of each."""
     tensors = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
     shape = torch.broadcast_shapes(*map(shape_of, tensors))
     return [tensor.expand(shape) for tensor in tensors]
 
 
 def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """squeeze_, unsqueeze_, transpose_ and their kind: the batch itself has another shape from then on."""
+    """squeeze_, unsqueeze_, transpose_ and similar, which change the shape of the batch itself."""
     batch = args[0]
     if not isinstance(batch, BatchTensor) or batch._spec.view.shares.count > 1:
         return NotImplemented
@@ -261,7 +261,7 @@ def pad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def of_a_batch(rule: Rule) -> Rule:
-    """The rule where the first argument is a batch and no other is; else the whole is computed."""
+    """Make a rule that applies if the first argument is a batch and no other is; anything else is computed whole."""
 
     def only(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not args or not isinstance(args[0], BatchTensor) or any(isinstance(a, BatchTensor) for a in args[1:]):

@@ -1,4 +1,4 @@
-"""Hooks of duoka's own among a script's."""
+"""Register hooks without using up the ids that a script's own hooks get."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _numbers = count(1)
 
 @contextmanager
 def unnumbered() -> Iterator[None]:
-    """Give hooks that are registered within negative numbers: a script may print its own, from 0 on."""
+    """Give hooks registered in this context negative ids: a script may print those of its own, from 0 on."""
     before = RemovableHandle.next_id
     RemovableHandle.next_id = first = -(next(_numbers) << 8)  # room for what is registered in one context
     try:
-        with WithoutTorchFunctions():  # a mode would be asked, and then what scripts are given in torch's place
+        with WithoutTorchFunctions():  # a mode would look up the replaced function
             yield
     finally:
         assert RemovableHandle.next_id - first < 1 << 8

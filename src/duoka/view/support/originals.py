@@ -1,7 +1,7 @@
-"""Torch's own functions in whose place scripts are given others, for duoka's own calls.
+"""Torch's original functions, for duoka's own calls, of those that it replaces for scripts.
 
-Under a TorchFunctionMode (`torch.set_default_device`, `with torch.device(...)`) torch looks a function up anew by its
-name, and finds what scripts are given. So these calls go past modes, or cannot find anything else.
+Under a TorchFunctionMode (`torch.set_default_device`, `with torch.device(...)`) torch looks a function up again by
+its name, and finds the replacement. So these calls bypass modes, or have the original under that name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from duoka.private.torch import WithoutTorchFunctions
 
 
 def _finding_itself(function: Any) -> Any:
-    """The same function, which finds itself under its own name. A backward pass in it is still under the modes."""
+    """Copy a function so that its name refers to the copy; modes still apply to a backward pass in it."""
     names = dict(function.__globals__)
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__

@@ -1,17 +1,17 @@
-"""A table that keeps what is asked for, and forgets the rest."""
+"""A cache of limited size."""
 
 from __future__ import annotations
 
 from typing import Any
 
-KEPT = 8192  # programs, and kinds of batches
+KEPT = 8192  # entries
 
 
 class Recent(dict[Any, Any]):
-    """`table[key]` is None for what is not there. Keeps `size` entries that were used last, at least half of them.
+    """A dict that keeps at least the `size / 2` entries used last, and at most `size`; a missing one is None.
 
-    Looking up what is there costs what it costs in a dict: entries are of two generations, and one that is found in
-    the older goes into the younger.
+    Finding a recent entry costs as much as in a dict: there are two generations, and an entry that is found in the
+    older moves to the younger, which becomes the older one when it is full.
     """
 
     def __init__(self, size: int) -> None:
@@ -26,7 +26,7 @@ class Recent(dict[Any, Any]):
         return found
 
     def keep(self, key: Any, value: Any) -> None:
-        """Put a value that is not None."""
+        """Add a value that is not None."""
         if len(self) >= self._half:
             self._older = dict(self)
             super().clear()
@@ -37,5 +37,5 @@ class Recent(dict[Any, Any]):
         self._older = {}
 
     def everything(self) -> list[Any]:
-        """All values."""
+        """Return all values."""
         return [*self._older.values(), *self.values()]

@@ -1,7 +1,7 @@
-"""Whether code uses the size of a batch as a number, or only as a size of tensors.
+"""Detect code that uses the size of a batch as a number, not only as the size of a tensor.
 
-Compiled code is given this rank's rows, and their number for the batch's size. That is right where the size goes into
-`view`, `expand` or `zeros`, and nowhere else: so while a call is looked at, sizes of batches remember what they are.
+Compiled code gets this rank's rows, and so their number as the batch's size. That is right if the size is used in
+`view`, `expand` or `zeros`, and nowhere else. So while a call is checked, batch sizes are ints that report their use.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __format__ __divmod__ __rdivmod__ __round__ __and__ __or__ __xor__ __lshift__ __
 
 
 class BatchSize(int):
-    """An int that tells when it is used as a number."""
+    """An int that reports its use as a number to `watch`."""
 
     watch: SizeWatch
 
     @staticmethod
     def of(value: int, watch: SizeWatch) -> BatchSize:
-        """`value`, which is the size of a batch, or a multiple of it."""
+        """Make one of the size of a batch, or a multiple of it."""
         size = BatchSize(value)
         size.watch = watch
         return size
@@ -66,14 +66,14 @@ for _name in _OPERATORS.split():
 
 
 class SizeWatch(TorchFunctionMode):
-    """A context, which tells whether a size of a batch was used as a number. used: that."""
+    """A context that sets `used` if a batch size is used as a number."""
 
     def __init__(self) -> None:
         super().__init__()
         self.used = False
 
     def size(self, shape: list[int], dim: int) -> torch.Size:
-        """The shape of a batch with its samples in dimension `dim`."""
+        """Return the shape of a batch with its samples in dimension `dim`."""
         return torch.Size([BatchSize.of(size, self) if at == dim else size for at, size in enumerate(shape)])
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,7 +88,7 @@ class SizeWatch(TorchFunctionMode):
 
 @contextmanager
 def watched(view: Any) -> Iterator[SizeWatch]:
-    """Within, batches have sizes that remember what they are; nothing that is learned of them is kept."""
+    """Give batches made in this context sizes that report their use; caches of the view are empty meanwhile."""
     before = view.metas, view.programs, view.calls
     view.metas, view.programs, view.calls, view.watch = Recent(KEPT), Recent(KEPT), Recent(KEPT), SizeWatch()
     try:

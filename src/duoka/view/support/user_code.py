@@ -1,4 +1,4 @@
-"""The line of the user's script that is running: collectives and reports name it."""
+"""Find the running line of the user's script, for collectives and messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIBRARIES = (
     _TORCH,
     str(Path(__file__).parents[2]),
 )
-# They run a script's loop, or open files for it: what they do to files they do for the script, on every rank alike.
+# Libraries that run a script's loop or open files for it: their file operations count as the script's.
 _RUN_LOOPS = """
 accelerate fsspec ignite imageio lightning lightning_fabric lightning_utilities numpy pandas PIL pytorch_lightning
 scipy transformers trl
@@ -27,30 +27,30 @@ scipy transformers trl
 _FOR_SCRIPTS = tuple(
     f"{path}/{name}/" for path in (_PATHS["purelib"], _PATHS["platlib"]) for name in _RUN_LOOPS.split()
 )
-_STANDARD = (_PATHS["stdlib"], "<")  # and what is compiled while a program runs, as dataclasses and SQLAlchemy do
+_STANDARD = (_PATHS["stdlib"], "<")  # "<": code generated at run time, for example by dataclasses
 _TYPED = ("<stdin>", "<ipython")
 
 
 @lru_cache(maxsize=4096)
 def is_standard(filename: str) -> bool:
-    """Whether code of this file is Python's own (site-packages may lie inside of its folder)."""
+    """Return True for a file of Python's standard library, whose folder may contain site-packages."""
     return filename.startswith(_STANDARD) and not filename.startswith((*_LIBRARIES, *_TYPED))
 
 
 @lru_cache(maxsize=4096)
 def is_users(filename: str) -> bool:
-    """Whether code of this file is neither Python's, nor a library's, nor duoka's."""
+    """Return True for a file that belongs neither to Python, nor to a library, nor to duoka."""
     return not filename.startswith(_LIBRARIES) and not is_standard(filename)
 
 
 @lru_cache(maxsize=4096)
 def is_for_scripts(filename: str) -> bool:
-    """Whether code of this file belongs to a library that acts for the script that calls it."""
+    """Return True for a file of a library that acts for the script that calls it."""
     return filename.startswith(_FOR_SCRIPTS)
 
 
 def is_users_frame(frame: FrameType) -> bool:
-    """Whether a frame runs the user's code; what a library generates into a file is its own, wherever that lies."""
+    """Return True if a frame runs the user's code, and not code that a library generated into a file."""
     return is_users(frame.f_code.co_filename) and not _is_librarys_module(frame.f_globals.get("__name__") or "")
 
 
@@ -62,19 +62,19 @@ def _is_librarys_module(name: str) -> bool:
 
 
 def user_frame() -> FrameType | None:
-    """The innermost frame that is the user's; None in a thread that has none (a device's backward thread)."""
+    """Return the innermost frame of the user's code; None in a thread without one (torch's backward threads)."""
     frame: FrameType | None = sys._getframe(1)
     turn = getcurrent()
     while frame is not None and not is_users_frame(frame):
         frame = frame.f_back
-        if frame is None and turn.parent is not None:  # one of several shares: who let it work
+        if frame is None and turn.parent is not None:  # in the greenlet of a share: continue in its parent
             turn = turn.parent
             frame = turn.gr_frame
     return frame
 
 
 def user_line() -> str:
-    """`train.py:41`, or `?` where no frame is the user's."""
+    """Return `train.py:41`, or `?` if no frame is the user's."""
     frame = user_frame()
     return "?" if frame is None else f"{_basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
