@@ -38,7 +38,7 @@ _GATHERED = backward_of(GatherParameters)
 
 
 class View:
-    """How one rank sees global batches.
+    """The state of one rank that its batch tensors share.
 
     Args:
         ranks: the collectives of this rank, or of this share.

@@ -1,4 +1,4 @@
-"""Sums in one fixed order: that of a binary tree whose leaves are the shares of a batch.
+"""Sums in a fixed order: of a binary tree whose leaves are the shares of a batch.
 
 Floating-point addition is not associative, so a sum has the same bits on any number of ranks only if the same pairs
 are added. Leaves are paired as (0, 1), (2, 3), ..., then the pairs, and so on. Of V leaves, V a power of two, each of
@@ -22,7 +22,7 @@ GATHERED = (
 
 
 def add_up(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of as many tensors as a power of two, in a new tensor."""
+    """Return the sum of a number of tensors that is a power of two, in a new tensor."""
     if len(parts) == 1:
         return parts[0].clone()
     level = [torch.add(one, other) for one, other in zip(parts[::2], parts[1::2], strict=True)]
@@ -32,18 +32,18 @@ def add_up(parts: Sequence[Tensor]) -> Tensor:
 
 
 class Subtree:
-    """The same, of leaves that come one by one: what can be added is, so few of them are held at a time."""
+    """The same sum of leaves that are added one by one; partial sums are formed early, to hold few tensors."""
 
     def __init__(self, leaves: int) -> None:
         self._leaves = leaves
         self._sums: dict[tuple[int, int], Tensor] = {}  # (height, place) -> sum
 
     def has(self, place: int) -> bool:
-        """Whether the leaf at `place` has come."""
+        """Return True if the leaf at `place` was added."""
         return any((height, place >> height) in self._sums for height in range(self._leaves.bit_length()))
 
     def put(self, place: int, leaf: Tensor) -> bool:
-        """Take the leaf at `place`, which is written over; whether all have come."""
+        """Add the leaf at `place`, which is overwritten; return True if all leaves were added."""
         height = 0
         while (height, place ^ 1) in self._sums and 1 << height < self._leaves:
             other = self._sums.pop((height, place ^ 1))
@@ -53,7 +53,7 @@ class Subtree:
         return 1 << height == self._leaves
 
     def total(self, zero: Callable[[], Tensor]) -> Tensor:
-        """The sum; leaves that have not come are `zero()`."""
+        """Return the sum; missing leaves are `zero()`."""
         return self._under(self._leaves.bit_length() - 1, 0, zero)
 
     def _under(self, height: int, place: int, zero: Callable[[], Tensor]) -> Tensor:
@@ -66,7 +66,7 @@ class Subtree:
 
 
 def start_sum(ranks: Collectives, part: Tensor) -> Callable[[], Tensor]:
-    """Begin to add up all ranks' `part`; the function returned gives the sum, the same bits on every rank."""
+    """Start to add up all ranks' `part`; the returned function waits for the sum, the same bits on every rank."""
     if ranks.world_size == 1:
         return lambda: part
     if part.numel() * part.itemsize <= GATHERED:

@@ -1,4 +1,4 @@
-"""What each torch function does to rows: one family per file, one line per family.
+"""The rules: what each torch function computes on rows. One family per file, one line per family.
 
 A rule takes (function, args, kwargs) and gives the result, or NotImplemented where it does not fit: then the
 operation is gathered and computed whole. Later families win where two name the same function.

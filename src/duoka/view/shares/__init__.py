@@ -1,1 +1,1 @@
-"""Who has which rows, several shares in one process, and what all rows have to do with: gradients, BatchNorm."""
+"""The partition of a batch into shares, several shares in one process, differentiable collectives, BatchNorm."""

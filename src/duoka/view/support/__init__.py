@@ -1,1 +1,1 @@
-"""What all of the view uses: the user's line, torch's settings and originals, hooks, small tables."""
+"""Helpers: the user's line, torch's settings and original functions, hooks, caches."""

@@ -414,7 +414,7 @@ _WRITING = frozenset({"__set__", "__setitem__", *(f"__i{name}__" for name in _OP
 
 
 def may_write(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a torch function may write into what it is given, by its name."""
+    """Return True if a torch function may write to its arguments, judged by its name."""
     name: str = getattr(func, "__name__", "")
     return name in _WRITING or (name.endswith("_") and not name.endswith("__")) or kwargs.get("out") is not None
 
