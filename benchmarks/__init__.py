@@ -15,6 +15,7 @@ BENCHMARKS = {
     "training": "benchmarks.training",
     "loading": "benchmarks.loading",
     "exact": "benchmarks.exact",
+    "sharded": "benchmarks.sharded",
     "end_to_end": "benchmarks.end_to_end",
     "same_result": "benchmarks.same_result",
     "weights": "benchmarks.weights",

@@ -1,0 +1,80 @@
+"""A transformer of 20 million parameters with AdamW; says milliseconds for a step, or MB that rank 0 grew by."""
+
+import os
+import resource
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+BY_HAND = "by_hand" in sys.argv
+if BY_HAND:
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+torch.manual_seed(0)
+WIDTH, WORDS, LAYERS = 384, 8000, 8
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
+
+    def forward(self, x):
+        n, length, width = x.shape
+        q, k, v = self.qkv(self.first(x)).view(n, length, 3, 6, width // 6).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(n, length, width))
+        return x + self.mlp(x)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+
+    def forward(self, ids):
+        x = self.words(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+model = Net()
+ids = torch.randint(0, WORDS, (16, 65))
+if BY_HAND:
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    ids = ids[rank * 16 // size : (rank + 1) * 16 // size]
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+times = []
+for _ in range(6):
+    start = time.perf_counter()
+    loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    reported = loss.detach()
+    if BY_HAND:
+        dist.all_reduce(reported)
+    reported.item()
+    times.append(time.perf_counter() - start)
+grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+if not BY_HAND or rank == 0:
+    print(grown if "memory" in sys.argv else 1e3 * sorted(times[2:])[len(times[2:]) // 2])
+if BY_HAND:
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # gloo aborts now and then while it is taken down
