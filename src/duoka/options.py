@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -137,6 +138,7 @@ class Options:
     row_independent: functions without a rule that compute each row by itself.
     blocks: classes of modules whose parameters are gathered together, with the strategy fsdp; empty: found in lists.
     checkpoint_activations: whether blocks compute their activations again in the backward pass.
+    report: where to write a page about the run.
 
     Raises:
         OptionError: an option has a value that is not allowed.
@@ -161,6 +163,7 @@ class Options:
     row_independent: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
     checkpoint_activations: bool = False
+    report: Path | None = None
 
     def __post_init__(self) -> None:
         one_of("--kind", self.kind, get_args(KindWord))
@@ -184,6 +187,16 @@ class Options:
             raise OptionError("--step-timeout", self.step_timeout, f"auto, or at most --timeout ({self.timeout:g} s)")
         if self.log_dir is not None and self.log_dir.exists() and not self.log_dir.is_dir():
             raise OptionError("--log-dir", str(self.log_dir), "a directory, or a path where one can be made")
+        if self.report is not None:
+            _check_report(self.report)
+
+
+def _check_report(path: Path) -> None:
+    """Check before the run that its report can be written at the end."""
+    if path.suffix not in (".html", ".htm") or path.is_dir():
+        raise OptionError("--report", str(path), "the path of a file that ends with .html")
+    if not os.access(path.parent, os.W_OK):
+        raise OptionError("--report", str(path), "in a directory that exists and can be written")
 
 
 def one_of(option: str, given: str, allowed: Iterable[str]) -> None:

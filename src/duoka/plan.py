@@ -77,6 +77,7 @@ class Plan:
     key_file: Path | None = None
     blocks: tuple[str, ...] = ()  # classes of modules, with the strategy fsdp; empty: found in the model's lists
     checkpoint_activations: bool = False  # of blocks
+    report: Path | None = None  # where to write the report of the run
     row_independent: tuple[str, ...] = ()  # functions without a rule that the user says compute each row by itself
 
     @property
@@ -153,6 +154,7 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
         self_launching=alone,
         machines=machines,
         key_file=options.key_file,
+        report=options.report,
         row_independent=options.row_independent,
         blocks=options.blocks,
         checkpoint_activations=options.checkpoint_activations,
@@ -388,6 +390,8 @@ def details(plan: Plan) -> str:
     if plan.kind is not Kind.DISTRIBUTED and not plan.is_for_one:
         where = "here" if plan.machines.number == 0 else f"at {plan.machines.each} 0"
         rows.append(("output", f"of rank 0 {where}, of the others in {plan.log_dir or 'a temporary directory'}"))
+    if plan.report is not None:
+        rows.append(("report", f"{plan.report}, written at the end"))
     rows += [("note", note) for note in plan.notes]
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
 

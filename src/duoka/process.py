@@ -7,7 +7,7 @@ process that forked it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -44,7 +44,7 @@ class Process:
 
     origin: rank and settings, in workers forked by duoka. communication: the connections to other ranks, shared by
     all runs of this process. run: the open run; runs: number of runs so far. saved: called with the step of each
-    checkpoint.
+    checkpoint. logged: called with the values of each `run.log`; None: nobody reads them.
     """
 
     origin: Origin | None = None
@@ -52,6 +52,7 @@ class Process:
     run: Open | None = None
     runs: int = 0  # opened so far
     saved: Callable[[int], None] = lambda step: None
+    logged: Callable[[int | None, Mapping[str, object]], None] | None = None
 
     @contextmanager
     def ending(self) -> Iterator[None]:

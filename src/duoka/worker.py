@@ -141,6 +141,8 @@ def run_worker(plan: Plan, arguments: WorkerArguments, pipe: socket.socket, stac
     _count_steps(arguments.attempt.board.slot(arguments.rank))
     _time_loaders(arguments.attempt.board.slot(arguments.rank))
     _show_checkpoints(arguments.attempt.board.slot(arguments.rank))
+    if plan.report is not None and arguments.rank == 0:
+        _show_logged(arguments.attempt.board)
     if plan.world_size > 1:
         debugging.refuse(plan.kind, plan.world_size, arguments.rank)
     plan = _with_long_timeout(plan)
@@ -248,6 +250,14 @@ def _show_checkpoints(slot: StatusSlot) -> None:
 
     this_process.cache_clear()  # the parent's, if it called `duoka.launch`
     this_process().saved = slot.saved
+
+
+def _show_logged(board: StatusBoard) -> None:
+    """Record the values of `run.log` on the status board."""
+    from duoka.process import this_process
+
+    if board.values is not None:
+        this_process().logged = board.values.write
 
 
 def set_threads(count: int | None) -> None:

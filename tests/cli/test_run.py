@@ -20,7 +20,7 @@ from tests.flows.flow import surroundings
 OPTIONS = """
     --blocks --checkpoint-activations
     -h/--help -m -q/--quiet -v/--verbose --batch-norm --devices --dry-run --kind --loading --row-independent --log-dir
-    --key-file --machine --machines --meet
+    --key-file --report --machine --machines --meet
     --randomness --restarts --step-timeout --strategy --shares --threads --timeout --wait
 """
 

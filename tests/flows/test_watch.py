@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.flows.flow import Flow
 
 TRAINING = """
@@ -62,3 +64,47 @@ def test_a_process_that_is_no_run(flow: Flow) -> None:
     result = flow.run(["watch", "1"])
     assert result.returncode == 2
     assert "PID must be that of a running `duoka run` of yours, but is 1" in result.stderr
+
+
+FAILING = """
+import os, signal, time
+import torch
+import duoka
+
+run = duoka.start(seed=0)
+model = run.model(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+until = time.monotonic() + 2.0
+for step in range(1_000_000):
+    model(run.batch(torch.ones(8, 4))).mean().backward()
+    optimizer.step()
+    run.log(step, height=step)
+    if run.gather_objects(time.monotonic() > until)[0]:
+        break
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and run.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_the_report_of_a_run_with_a_fault(flow: Flow, tmp_path: Path, restarts: int) -> None:
+    script, report = flow.write("train.py", FAILING), tmp_path / "report.html"
+    words = ["--restarts", str(restarts), "--report", report]
+    result = flow.run(["run", "--quiet", "--devices", "cpu:2", *words, script])
+    text = report.read_text()
+    assert f"train.py: ended {'well' if restarts else 'with exit code 137'}" in text, result
+    assert "rank 1 was killed by SIGKILL</li>" in text
+    assert ("restart 1</li>" in text) is bool(restarts)
+    assert "<h2>height</h2>" in text
+    assert list(tmp_path.glob(".report*")) == []
+
+
+def test_a_report_that_cannot_be_written(flow: Flow, tmp_path: Path) -> None:
+    script = flow.write("train.py", "print(1)")
+    for path in (tmp_path / "missing" / "report.html", tmp_path / "report.pdf"):
+        result = flow.run(["run", "--report", path, script])
+        assert (result.returncode, result.stdout) == (2, "")
+        allowed = (
+            "in a directory that exists" if path.suffix == ".html" else "the path of a file that ends with .html"
+        )
+        assert f"--report must be {allowed}" in result.stderr

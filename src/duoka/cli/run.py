@@ -184,6 +184,12 @@ GROUPS: Groups = (
                 metavar="DIR",
                 help="Keep the output of ranks 1, 2, ... here. [default: only after a failure]",
             ),
+            click.Option(
+                ["--report"],
+                type=click.Path(path_type=Path),
+                metavar="FILE.html",
+                help="At the end, also after a fault, write what the run did as one page: charts, findings, faults.",
+            ),
             click.Option(["-q", "--quiet"], is_flag=True, help="No header."),
             click.Option(["-v", "--verbose"], is_flag=True, help="The whole plan as the header."),
         ),
@@ -343,7 +349,9 @@ def _launch(plan: Plan) -> int:
     from duoka.launchers import launch  # imports torch; a plan is made without it
 
     code = launch(plan)
-    if not plan.is_for_one or plan.restarts:  # the script ran in workers; unloading torch here only takes time
+    if (
+        not plan.is_for_one or plan.restarts or plan.report
+    ):  # the script ran in workers; unloading torch here only takes time
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed: `>&-`
             with suppress(OSError):
                 stream.flush()

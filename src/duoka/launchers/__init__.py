@@ -40,6 +40,6 @@ def launch(plan: Plan) -> int:
         AskedError: something that was asked for cannot be had.
         WorkerFailed: a worker cannot be started.
     """
-    module, function = LAUNCHERS["inline" if plan.is_for_one and not plan.restarts else "local"]
+    module, function = LAUNCHERS["inline" if plan.is_for_one and not (plan.restarts or plan.report) else "local"]
     code: int = getattr(import_module(module), function)(plan)
     return code

@@ -105,7 +105,7 @@ def run_local(plan: Plan) -> int:
                 is_or_are = "is" if plan.workers == 1 else "are"
                 say(f"{name_ranks(list(plan.ranks))} of {plan.world_size} {is_or_are} here")
             import_once(plan)
-            with Signals() as signals, closing(PublishedRun(plan)) as record:
+            with Signals() as signals, closing(_record(plan)) as record:
                 run = RunContext(plan, run_id, outputs, signals, others=others, record=record)
                 reports = plan.machines.each == "machine" or plan.machines.number == 0
 
@@ -116,10 +116,20 @@ def run_local(plan: Plan) -> int:
                         record.failed(cause(verdict))
                     return verdict
 
-                return with_restarts(again, plan.restarts, signals, run.write if reports else _write_nothing)
+                code = with_restarts(again, plan.restarts, signals, run.write if reports else _write_nothing)
+                record.ended(code)
+                return code
     except KeyboardInterrupt:  # before there was a worker
         say("interrupted")
         return 128 + signal.SIGINT
+
+
+def _record(plan: Plan) -> UnpublishedRun:
+    if plan.report is None:
+        return PublishedRun(plan)
+    from duoka.watching.reported import ReportedRun
+
+    return ReportedRun(plan, plan.report, say)
 
 
 @contextmanager
@@ -176,7 +186,7 @@ def attempt(run: RunContext, number: int) -> Verdict:
             _store(plan.machines, store) as port,
         ):  # a thread: after the forks
             others.start(group, port)
-            stuck, asked = _watch(plan, group, board, others)
+            stuck, asked = _watch(run, group, board)
             if asked is not None:
                 others.announce_end(asked)
                 _stop(group, asked, board)
@@ -205,13 +215,12 @@ def _entropy(run: RunContext, number: int) -> int:
     return random.Random(f"{run.run_id} {number}").getrandbits(64) if run.entropy is None else run.entropy
 
 
-def _watch(
-    plan: Plan, group: WorkerGroup, board: StatusBoard, others: SingleMachine
-) -> tuple[Stuck | None, signal.Signals | None]:
+def _watch(run: RunContext, group: WorkerGroup, board: StatusBoard) -> tuple[Stuck | None, signal.Signals | None]:
     """Watch until all workers have ended, or it is time to end them.
 
     Returns the hang, if ranks are stuck, and the signal that asked the run to end.
     """
+    plan, others = run.plan, run.others
     limits = Limits(plan.timeout, plan.step_timeout, wait_while_busy=plan.kind is Kind.DISTRIBUTED)
     idle_clock, debugged_until = IdleClock(), 0.0
 
@@ -221,6 +230,7 @@ def _watch(
 
     while not group.gone():
         group.listen(TICK)
+        run.record.look()
         others.show(board, TO_SHOW, debugged=time.monotonic() < debugged_until)
         if group.signals.stops:
             return None, group.signals.stops[0]

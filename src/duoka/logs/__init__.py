@@ -13,6 +13,7 @@ from duoka.errors import OptionError
 from duoka.logs.base import Log
 from duoka.logs.values import check_step, check_values, number_of
 from duoka.options import one_of
+from duoka.process import this_process
 
 __all__ = ["Log", "Logs", "check_logs", "check_step", "check_values", "open_logs"]
 
@@ -39,9 +40,12 @@ class Logs:
         Raises:
             OptionError: a value is of another type.
         """
-        if not self._logs:
+        logged = this_process().logged
+        if not self._logs and logged is None:
             return
         plain = {name: number_of(name, value) for name, value in values.items()}
+        if logged is not None:
+            logged(step, plain)
         for log in self._logs:
             log.write(step, plain)
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from duoka.errors import RanksApart
+from duoka.supervision import value_ring
+from duoka.supervision.value_ring import ValueRing
 
 RING = 64  # collectives that a slot remembers
 ENTRY = 256  # bytes of one of them: four 64-bit numbers, then the text
@@ -104,13 +106,18 @@ class Collective(NamedTuple):
 
 
 class StatusBoard:
-    """The slots of a machine's ranks, in memory shared with processes forked later."""
+    """The slots of a machine's ranks, in memory shared with processes forked later.
+
+    values: those that the script logs; None in memory that has no room for them.
+    """
 
     def __init__(self, memory: mmap.mmap, ranks: range) -> None:
         self.ranks = ranks
         view = memoryview(memory)
         self._bytes = {rank: view[at * SLOT_SIZE : (at + 1) * SLOT_SIZE] for at, rank in enumerate(ranks)}
         self._words = {rank: slot.cast("Q") for rank, slot in self._bytes.items()}
+        left = view[len(ranks) * SLOT_SIZE :]
+        self.values = ValueRing(left) if len(left) >= value_ring.SIZE else None
 
     @classmethod
     def create(cls, count: int, first: int = 0, file: int = -1) -> StatusBoard:
@@ -118,9 +125,10 @@ class StatusBoard:
 
         file: descriptor of an empty file that holds it, for other processes to open; -1: memory without a file.
         """
+        size = count * SLOT_SIZE + value_ring.SIZE
         if file != -1:
-            os.ftruncate(file, count * SLOT_SIZE)
-        return cls(mmap.mmap(file, count * SLOT_SIZE), range(first, first + count))
+            os.ftruncate(file, size)
+        return cls(mmap.mmap(file, size), range(first, first + count))
 
     @classmethod
     def open(cls, file: int, ranks: range) -> StatusBoard:
@@ -129,7 +137,7 @@ class StatusBoard:
         Raises:
             ValueError: the file is too short for these ranks.
         """
-        return cls(mmap.mmap(file, len(ranks) * SLOT_SIZE, access=mmap.ACCESS_READ), ranks)
+        return cls(mmap.mmap(file, len(ranks) * SLOT_SIZE + value_ring.SIZE, access=mmap.ACCESS_READ), ranks)
 
     def slot(self, rank: int) -> StatusSlot:
         """Return the slot of `rank`, for its worker to write."""

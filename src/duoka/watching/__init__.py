@@ -6,4 +6,8 @@ parts      what the time of a step is made of, from two samples
 watcher    a run over time
 findings   what the numbers mean, in sentences
 showing    tables for the terminal, and the same as JSON
+history    a whole run, in memory that does not grow
+charts     lines and areas as SVG
+page       the report of a run, as one page of HTML
+reported   takes samples while a run goes on, and writes its report
 """

@@ -75,8 +75,14 @@ class UnpublishedRun:
     def started(self, pids: Sequence[int]) -> None:
         """Publish that the workers of the attempt have these pids."""
 
+    def look(self) -> None:
+        """Take a sample, for a report of the run."""
+
     def failed(self, cause: str) -> None:
         """Publish the fault that ended the attempt."""
+
+    def ended(self, code: int) -> None:
+        """Note the exit code of the run."""
 
     def close(self) -> None:
         """Remove the record."""
@@ -86,7 +92,7 @@ class PublishedRun(UnpublishedRun):
     """The record of a run of this process, until `close`. Where the file cannot be written, nobody sees the run."""
 
     def __init__(self, plan: Plan, folder: Path | None = None) -> None:
-        self._record = record_of(plan)
+        self.record = record_of(plan)
         self._board = -1
         self._path = (folder or runtime_folder()) / f"{os.getpid()}-{secrets.token_hex(4)}.run"
         self._file = -1
@@ -97,19 +103,19 @@ class PublishedRun(UnpublishedRun):
     def begin(self, attempt: int, ranks: range) -> StatusBoard:
         self._close_board()
         self._board = os.memfd_create("duoka-board")
-        self._record = replace(self._record, attempt=attempt, first=ranks.start, board=self._board, pids=())
+        self.record = replace(self.record, attempt=attempt, first=ranks.start, board=self._board, pids=())
         return StatusBoard.create(len(ranks), ranks.start, self._board)
 
     def started(self, pids: Sequence[int]) -> None:
-        self._record = replace(self._record, pids=tuple(pids))
+        self.record = replace(self.record, pids=tuple(pids))
         self._write()
 
     def failed(self, cause: str) -> None:
-        self._record = replace(self._record, faults=(*self._record.faults, cause))
+        self.record = replace(self.record, faults=(*self.record.faults, cause))
         self._write()
 
     def close(self) -> None:
-        if os.getpid() != self._record.pid:  # in a process that the script forked
+        if os.getpid() != self.record.pid:  # in a process that the script forked
             return
         self._close_board()
         if self._file != -1:
@@ -125,7 +131,7 @@ class PublishedRun(UnpublishedRun):
     def _write(self) -> None:
         if self._file == -1:
             return
-        line = json.dumps(asdict(self._record)).encode() + b"\n"
+        line = json.dumps(asdict(self.record)).encode() + b"\n"
         with suppress(OSError):  # a full disk
             os.pwrite(self._file, line, 0)
             os.ftruncate(self._file, len(line))

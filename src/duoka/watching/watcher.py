@@ -73,10 +73,11 @@ class RunState:
 
 
 class RunWatcher:
-    """Looks at one run again and again."""
+    """Looks at one run again and again. window: seconds over which speeds and parts are averaged."""
 
-    def __init__(self, record: RunRecord) -> None:
-        self._record, self._board = record, open_board(record)
+    def __init__(self, record: RunRecord, window: float = WINDOW) -> None:
+        self._record, self._window = record, window
+        self._board = open_board(record)
         self._samples: deque[RunSample] = deque()
         self._slowest: Counter[int] = Counter()
 
@@ -100,7 +101,7 @@ class RunWatcher:
         if self._samples:
             self._compare(self._samples[-1], sample)
         self._samples.append(sample)
-        while len(self._samples) > 2 and sample.time - self._samples[1].time >= WINDOW:
+        while len(self._samples) > 2 and sample.time - self._samples[1].time >= self._window:
             self._samples.popleft()
 
     def _compare(self, before: RunSample, after: RunSample) -> None:

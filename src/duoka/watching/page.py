@@ -1,0 +1,205 @@
+"""The report of a run: one page of HTML that needs nothing else."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+
+from duoka.watching.charts import Axis, Line, Mark, Segments, area_chart, duration, line_chart
+from duoka.watching.findings import findings, in_words
+from duoka.watching.history import History, Point
+from duoka.watching.record import RunRecord
+from duoka.watching.watcher import RunState, RunWatcher
+
+MOST_LINES = 8  # ranks in a chart
+MIB = 1 << 20
+PARTS = (  # field of Parts, its name, its class
+    ("computing", "computes", "c1"),
+    ("loading", "loads", "c2"),
+    ("waiting", "waits for other ranks", "c3"),
+    ("queued", "queues for a core", "c4"),
+    ("rest", "sleeps", "c0"),
+)
+
+STYLE = """
+:root{color-scheme:light dark;--text:#1c2024;--faint:#666e78;--back:#fff;--panel:#f5f6f8;--grid:#d9dde2}
+:root{--mark:#c2185b}
+@media(prefers-color-scheme:dark){:root{--text:#e6e8eb;--faint:#9aa3ad;--back:#14171a;--panel:#1d2125;--grid:#363c43;
+--mark:#ff6f9f}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:62rem;padding:1rem;background:var(--back);color:var(--text);
+font:16px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
+h1{font-size:1.4rem;margin:.2rem 0}h2{font-size:1.05rem;margin:0}
+p,li{margin:.3rem 0}.faint,figcaption p,.y,.x,.key{color:var(--faint);font-size:.85rem}
+figure,section{margin:1rem 0;padding:.8rem;background:var(--panel);border-radius:.5rem}
+.plot{display:flex;gap:.5rem}.plot svg{flex:1;min-width:0;height:12rem;overflow:visible}
+.y{display:flex;flex-direction:column;justify-content:space-between;text-align:right;min-width:3.2rem}
+.x{display:flex;justify-content:space-between;padding-left:3.7rem}
+.key{display:inline-block;margin-right:1rem}.key i{display:inline-block;width:.8rem;height:.8rem;margin-right:.3rem;
+border-radius:2px;background:var(--color)}
+path{fill:none;vector-effect:non-scaling-stroke}.line{stroke:var(--color);stroke-width:2}.area{fill:var(--color)}
+.grid{stroke:var(--grid);stroke-width:1}.mark{stroke:var(--mark);stroke-width:2;stroke-dasharray:5 4}
+.table{overflow-x:auto;white-space:nowrap}table{border-collapse:collapse;width:100%}
+th,td{padding:.2rem .6rem;text-align:right}
+th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}tr+tr{border-top:1px solid var(--grid)}
+.c0{--color:#8a9099}.c1{--color:#2a9d63}.c2{--color:#e6a700}.c3{--color:#d1495b}.c4{--color:#9b5de5}.c5{--color:#2f7fd6}
+.c6{--color:#e4762b}.c7{--color:#00a0a8}.c8{--color:#b05a8c}
+"""
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How a run ended. code: its exit code; None: it could not be started. time: CLOCK_MONOTONIC."""
+
+    code: int | None
+    time: float
+
+
+def page(record: RunRecord, history: History, end: RunEnd) -> str:
+    """Return the report of a run that has ended."""
+    state = _overall(record, history)
+    marks = [Mark(event.time, event.text) for event in history.events]
+    span = history.begun, end.time
+    charts = [*_step_charts(record, history, span, marks), *_value_charts(history, span, marks)]
+    body = [*_head(record, history, end, state), *_notes(state, history), _table(state), *charts]
+    title = escape(f"{record.name}: {_how(end)}")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        'content="width=device-width,initial-scale=1"><meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none';img-src data:;style-src 'unsafe-inline'\">"
+        f'<link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style></head>\n<body>\n'
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+def _overall(record: RunRecord, history: History) -> RunState | None:
+    """Return the state over the whole last attempt that has samples; None without one."""
+    samples = next((one for one in reversed(history.attempts) if len(one) > 1), None)
+    if samples is None:
+        return None
+    watcher = RunWatcher(record, math.inf)
+    for sample in samples:
+        watcher.add(sample)
+    return watcher.state({})
+
+
+def _how(end: RunEnd) -> str:
+    if end.code is None:
+        return "did not run"
+    return "ended well" if end.code == 0 else f"ended with exit code {end.code}"
+
+
+def _head(record: RunRecord, history: History, end: RunEnd, state: RunState | None) -> Iterator[str]:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.begun))
+    devices = ", ".join(dict.fromkeys(record.devices))
+    words = [
+        f"began {when}",
+        f"took {duration(end.time - history.begun)}",
+        f"{len(record.devices)} worker{'s' * (len(record.devices) > 1)} on {devices}",
+    ]
+    if record.attempt:
+        words.append(f"{record.attempt} restart{'s' * (record.attempt > 1)}")
+    if state is not None and state.steps_per_second is not None:
+        words.append(f"{state.steps:,} steps, {in_words(1 / state.steps_per_second)} each")
+        if state.samples_per_second is not None:
+            words.append(f"{state.samples_per_second:,.4g} samples/s")
+    yield f"<h1>{escape(record.name)}: {_how(end)}</h1>"
+    yield f'<p class="faint">{escape(" · ".join(words))}</p>'
+
+
+def _notes(state: RunState | None, history: History) -> Iterator[str]:
+    """Yield what stands out, and the events with their times."""
+    found = [] if state is None else [text for text in findings(state) if not text.startswith("fault ")]
+    found += [f"{duration(event.time - history.begun)} {event.text}" for event in history.events]
+    if found:
+        yield "<section><h2>What stands out</h2><ul>"
+        yield from (f"<li>{escape(text)}</li>" for text in found)
+        yield "</ul></section>"
+    if state is None:
+        yield "<p>The run was too short for two looks at it, half a second apart.</p>"
+
+
+def _table(state: RunState | None) -> str:
+    if state is None:
+        return ""
+    shown = [part for part in PARTS if part[0] != "waiting" or state.record.sees_waits]
+    heads = "".join(
+        f"<th>{name}</th>" for name in ("rank", "device", *(name for _, name, _ in shown), "cores", "MiB")
+    )
+    rows = []
+    for one in state.ranks:
+        cells = [str(one.sample.rank), one.device]
+        cells += ["" if one.parts is None else f"{getattr(one.parts, field):.0%}" for field, _, _ in shown]
+        cells += ["" if one.cores is None else f"{one.cores:.1f}", f"{one.sample.memory / MIB:,.0f}"]
+        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    note = "" if not state.record.attempt else " of the last attempt"
+    return (
+        f'<section><h2>The time of each rank{note}</h2><div class="table"><table><tr>{heads}</tr>'
+        f"{''.join(rows)}</table></div></section>"
+    )
+
+
+def _step_charts(
+    record: RunRecord, history: History, span: tuple[float, float], marks: Sequence[Mark]
+) -> Iterator[str]:
+    """Yield the charts of steps, their parts and memory."""
+    ranks = sorted({one.rank for samples in history.attempts for sample in samples[-1:] for one in sample.ranks})
+    if not ranks or all(len(samples) < 2 for samples in history.attempts):
+        return
+    whole = history.step_times(ranks[0], own=False)
+    own = {rank: history.step_times(rank, own=True) for rank in ranks} if record.sees_waits else {}
+    drawn = sorted(sorted(own, key=lambda rank: -_mean(own[rank]))[:MOST_LINES])
+    lines = [Line("a step", "c0", whole)]
+    lines += [Line(f"rank {rank} without waits", f"c{place % 8 + 1}", own[rank]) for place, rank in enumerate(drawn)]
+    top = _top(line.segments for line in lines)
+    note = f"The {MOST_LINES} slowest of {len(ranks)} ranks." if len(ranks) > MOST_LINES else ""
+    yield line_chart("Seconds of a step", Axis(*span, top, in_words(top) if top else "0"), lines, marks, note)
+    yield _parts_chart(record, history, span, marks)
+    memory = {rank: history.memory(rank) for rank in ranks}
+    most = sorted(sorted(ranks, key=lambda rank: -_mean(memory[rank]))[:MOST_LINES])
+    lines = [Line(f"rank {rank}", f"c{place % 8 + 1}", memory[rank]) for place, rank in enumerate(most)]
+    top = _top(line.segments for line in lines)
+    yield line_chart("Memory of each process", Axis(*span, top, f"{top / MIB:,.0f} MiB"), lines, marks)
+
+
+def _parts_chart(record: RunRecord, history: History, span: tuple[float, float], marks: Sequence[Mark]) -> str:
+    found = history.mean_parts()
+    layers = [
+        Line(name, style, [[Point(one.time, getattr(one.parts, field)) for one in points] for points in found])
+        for field, name, style in PARTS
+        if field != "waiting" or record.sees_waits
+    ]
+    return area_chart("Parts of the time, mean of all ranks", Axis(*span, 1.0, "100%"), layers, marks)
+
+
+def _value_charts(history: History, span: tuple[float, float], marks: Sequence[Mark]) -> Iterator[str]:
+    """Yield a chart for each name that the script has logged."""
+    for name, values in history.values.items():
+        points = [one for one in values.all() if math.isfinite(one.value)]
+        if points:
+            low, high = min(one.value for one in points), max(one.value for one in points)
+            if low == high:
+                low, high = low - (abs(low) or 1.0), high + (abs(high) or 1.0)
+            axis = Axis(*span, high, f"{high:.4g}", f"{low:.4g}", low)
+            segments = _between(points, [event.time for event in history.events])
+            yield line_chart(name, axis, [Line(f"last: {points[-1].value:.6g}", "c5", segments)], marks)
+
+
+def _between(points: Sequence[Point], times: Sequence[float]) -> Segments:
+    """Return the points in segments that do not cross these times."""
+    ends = [-math.inf, *times, math.inf]
+    return [[one for one in points if low <= one.time < high] for low, high in pairwise(ends)]
+
+
+def _mean(segments: Segments) -> float:
+    values = [one.value for points in segments for one in points]
+    return sum(values) / len(values) if values else 0.0
+
+
+def _top(of_lines: Iterator[Segments]) -> float:
+    return max((one.value for segments in of_lines for points in segments for one in points), default=0.0)

@@ -1,0 +1,79 @@
+"""A run of which a report is written at its end: `duoka run --report FILE.html`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from duoka.plan import Plan
+from duoka.supervision.status_board import StatusBoard
+from duoka.watching.history import Event, History
+from duoka.watching.page import RunEnd, page
+from duoka.watching.record import PublishedRun
+from duoka.watching.sample import take
+
+
+class ReportedRun(PublishedRun):
+    """Takes samples while the run goes on, and writes the page when it is closed. say: prints a line."""
+
+    def __init__(self, plan: Plan, path: Path, say: Callable[[str], None], folder: Path | None = None) -> None:
+        super().__init__(plan, folder)
+        self._report, self._say = path, say
+        self._history = History(time.monotonic())
+        self._seen: StatusBoard | None = None
+        self._logged = 0
+        self._code: int | None = None
+
+    def begin(self, attempt: int, ranks: range) -> StatusBoard:
+        self._seen, self._logged = super().begin(attempt, ranks), 0
+        self._history.begin()
+        return self._seen
+
+    def started(self, pids: Sequence[int]) -> None:
+        super().started(pids)
+        if self.record.attempt:
+            self._history.events.append(Event(time.monotonic(), f"restart {self.record.attempt}"))
+
+    def look(self) -> None:
+        now = time.monotonic()
+        if self._seen is not None and self._history.is_due(now):
+            self._read_values(now)
+            if all(os.path.exists(f"/proc/{pid}/exe") for pid in self.record.pids):  # the ended have no counters
+                self._history.add(take(self.record, self._seen))
+
+    def failed(self, cause: str) -> None:
+        super().failed(cause)
+        self._history.events.append(Event(time.monotonic(), cause))
+
+    def ended(self, code: int) -> None:
+        self._code = code
+
+    def close(self) -> None:
+        now = time.monotonic()
+        self._read_values(now)
+        self._history.finish()
+        super().close()
+        try:
+            _write(self._report, page(self.record, self._history, RunEnd(self._code, now)))
+        except OSError as error:
+            self._say(f"the report cannot be written to {self._report}: {error.strerror}")
+
+    def _read_values(self, now: float) -> None:
+        if self._seen is not None and self._seen.values is not None:
+            values = self._seen.values.since(self._logged)
+            self._history.log(now, values)
+            self._logged = max([self._logged, *(value.number for value in values)])
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that is either the old one or the new one, whole."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    finally:
+        with suppress(OSError):
+            beside.unlink()
