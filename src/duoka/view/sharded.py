@@ -380,7 +380,7 @@ class Blocks:
     def _pack(self, outer: tuple[Function, Function] | None, tensor: Tensor) -> Any:
         """What is saved for a backward pass: where a whole parameter is, only whose it is."""
         found = self.memory.get(memory_of(tensor)) if tensor.layout is torch.strided else None
-        if found is not None:
+        if found is not None and found[0].parts[found[1]].dtype is tensor.dtype:
             block, place = found
             return _SavedParameter(block, place, tensor)
         return _Saved(tensor) if outer is None else _SavedElsewhere(outer[1], outer[0](tensor))
