@@ -18,6 +18,7 @@ def record(ranks: int = 2, **given: Any) -> RunRecord:
         "begun": 0.0,
         "sees_waits": True,
         "samples_differ": False,
+        "board": 3,
         "pids": tuple(range(101, 101 + ranks)),
     }
     return RunRecord(**usual | given)

@@ -58,7 +58,7 @@ def _watch(processes: bool) -> int:
     def shown() -> Text:
         return Text("\n".join([*_lines(processes), "", "q quits"]), no_wrap=True, overflow="ellipsis")
 
-    with suppress(KeyboardInterrupt), _signals_that_end(), _keys() as pressed, ExitStack() as ending:
+    with suppress(KeyboardInterrupt), signals_that_end(), _keys() as pressed, ExitStack() as ending:
         live = Live(shown(), screen=True, auto_refresh=False)
         ending.callback(live.stop)  # before it starts: a signal may arrive meanwhile
         live.start(refresh=True)
@@ -68,7 +68,7 @@ def _watch(processes: bool) -> int:
 
 
 @contextmanager
-def _signals_that_end() -> Iterator[None]:
+def signals_that_end() -> Iterator[None]:
     """Exit on SIGTERM and SIGHUP by an exception, so that the terminal is restored."""
 
     def end(number: int, frame: object) -> None:

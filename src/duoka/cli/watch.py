@@ -10,9 +10,11 @@ from functools import partial
 
 import click
 
+from duoka.cli.gpus import signals_that_end
 from duoka.devices import inventory
 from duoka.devices.gpu import Gpu
 from duoka.errors import OptionError
+from duoka.system.printable import printable
 from duoka.watching import showing
 from duoka.watching.record import RunRecord, published_runs
 from duoka.watching.watcher import RunState, RunWatcher
@@ -103,7 +105,7 @@ def _draw(states: list[RunState], looks: Iterator[list[RunState]]) -> None:
     from rich.live import Live
 
     before: dict[int, RunState] = {}
-    with ExitStack() as ending:
+    with signals_that_end(), ExitStack() as ending:
         live = Live(showing.as_tables(states), auto_refresh=False, transient=False)
         ending.callback(live.stop)
         live.start(refresh=True)
@@ -117,7 +119,8 @@ def _draw(states: list[RunState], looks: Iterator[list[RunState]]) -> None:
 
 
 def _end_of(state: RunState) -> str:
-    return f"{state.record.name} (pid {state.record.pid}) has ended after step {state.steps:,}"
+    after = f" after step {state.steps:,}" if state.record.counts_steps else ""
+    return f"{printable(state.record.name)} (pid {state.record.pid}) has ended{after}"
 
 
 def _chained(states: list[RunState], looks: Iterator[list[RunState]]) -> Iterator[list[RunState]]:

@@ -5,6 +5,7 @@ Breakpoints, signals, threads, tracebacks and exit codes are those of `python sc
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Callable
@@ -37,6 +38,7 @@ def run_inline(plan: Plan) -> int:
     if "torch" in sys.modules:  # it has read the environment variables already
         set_threads(plan.threads)
     record = PublishedRun(plan)
+    record.started([os.getpid()])
     try:
         if plan.kind is Kind.PLAIN and plan.strategy == "exact":
             run_plain_alone(plan, secrets.randbits(64), partial(run_target, plan.target))

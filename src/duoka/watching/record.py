@@ -46,6 +46,11 @@ class RunRecord:
     board: int = -1
 
     @property
+    def counts_steps(self) -> bool:
+        """Return whether there is a status board."""
+        return self.board != -1
+
+    @property
     def ranks(self) -> range:
         """Ranks of the workers."""
         return range(self.first, self.first + len(self.pids))

@@ -33,7 +33,11 @@ def as_tables(states: Sequence[RunState]) -> Group:
 
 def _headline(state: RunState) -> Text:
     record = state.record
-    words = [f"{printable(record.name)} (pid {record.pid})", f"{_duration(state.seconds)}", f"step {state.steps:,}"]
+    words = [
+        f"{printable(record.name)} (pid {record.pid})",
+        f"{_duration(state.seconds)}",
+        f"step {state.steps:,}" if record.counts_steps else "steps are not counted in one process",
+    ]
     if state.steps_per_second is not None:
         words.append(f"{state.steps_per_second:,.4g} steps/s ({in_words(1 / state.steps_per_second)} each)")
     if state.samples_per_second is not None:
@@ -91,7 +95,7 @@ def _device_use(one: RankState) -> str:
 def _notes(state: RunState) -> Text:
     lines = [f"  {printable(finding)}" for finding in findings(state)]
     if not state.ranks:
-        lines.append("  one worker, in the command's own process: its steps are not counted")
+        lines.append("  its workers have not started yet")
     return Text("\n".join([*lines, ""]))
 
 
@@ -107,7 +111,7 @@ def as_data(state: RunState) -> dict[str, Any]:
         "seconds": state.seconds,
         "attempt": record.attempt,
         "faults": list(record.faults),
-        "steps": state.steps,
+        "steps": state.steps if record.counts_steps else None,
         "steps_per_second": state.steps_per_second,
         "samples_per_second": state.samples_per_second,
         "slowest": None if state.slowest is None else {"rank": state.slowest[0], "often": state.slowest[1]},

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from duoka.devices.gpu import Gpu
-from duoka.supervision.status_board import StatusBoard
 from duoka.watching.parts import Parts, parts
 from duoka.watching.record import RunRecord, open_board
 from duoka.watching.sample import RankSample, RunSample, take
@@ -88,13 +87,9 @@ class RunWatcher:
             self._slowest.clear()
             self._board = open_board(record)
         self._record = record
-        return self.look_at(self._board, gpus or {})
-
-    def look_at(self, board: StatusBoard | None, gpus: Mapping[str, Gpu]) -> RunState:
-        """Return the state of the run with this board; without one, only what the record says."""
-        if board is not None:
-            self.add(take(self._record, board))
-        return self.state(gpus)
+        if self._board is not None or not record.counts_steps:
+            self.add(take(record, self._board))
+        return self.state(gpus or {})
 
     def add(self, sample: RunSample) -> None:
         """Add a sample."""

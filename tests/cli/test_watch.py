@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duoka.cli import main
+from duoka.cli import watch as module
+from duoka.supervision.status_board import StatusBoard
+from duoka.watching import record
+from duoka.watching.record import PublishedRun
+from tests.launchers.made import plan
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(record, "runtime_folder", lambda: tmp_path)
+    monkeypatch.setattr(module, "STEP", 0.05)
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder: Path) -> Iterator[tuple[PublishedRun, StatusBoard]]:
+    """A run of this process with two ranks, which makes a step."""
+    found = PublishedRun(plan())
+    board = found.begin(0, range(2))
+    found.started([os.getpid()] * 2)
+    for rank in range(2):
+        board.slot(rank).step(1)
+    yield found, board
+    found.close()
+
+
+def test_nothing_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch"]) == 0
+    assert capsys.readouterr().out == f"{module.NOTHING}\n"
+    assert main(["watch", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"event": "nothing"}
+    assert main(["watch", "1"]) == 2
+    assert "PID must be that of a running `duoka run` of yours, but is 1" in capsys.readouterr().err
+
+
+def test_one_look(run: tuple[PublishedRun, StatusBoard], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", "--once"]) == 0
+    title, _, first, second, *_ = capsys.readouterr().out.splitlines()
+    assert re.match(rf"train.py \(pid {os.getpid()}\)  0:00:0\d  step 1$", title)
+    assert [line.split()[:2] for line in (first, second)] == [["0", "CPU"], ["1", "CPU"]]
+
+
+def test_lines_until_the_end(run: tuple[PublishedRun, StatusBoard], capsys: pytest.CaptureFixture[str]) -> None:
+    published, _ = run
+    end = threading.Timer(0.3, published.close)
+    end.start()
+    assert main(["watch", "--json", str(os.getpid())]) == 0
+    end.join()
+    *looks, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {look["event"] for look in looks} == {"look"}
+    assert last == {"event": "end", "pid": os.getpid(), "steps": 1}
+
+
+def test_a_run_in_the_commands_own_process(capsys: pytest.CaptureFixture[str]) -> None:
+    alone = PublishedRun(plan(devices=plan().devices[:1]))
+    alone.started([os.getpid()])
+    assert main(["watch", "--once", "--json"]) == 0
+    alone.close()
+    look: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert look["steps"] is None
+    assert look["ranks"][0]["memory"] > 1 << 20
+
+
+WATCH = """
+import pathlib, sys
+from duoka.cli import main
+from duoka.watching import record
+record.runtime_folder = lambda: pathlib.Path(sys.argv[1])
+sys.exit(main(["watch"]))
+"""
+
+
+def test_in_a_terminal(run: tuple[PublishedRun, StatusBoard], folder: Path) -> None:
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "24"}
+    words = [sys.executable, "-c", WATCH, folder]
+    with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
+        seen = until(ours, b"", lambda seen: seen.count(b"step 1") >= 3)
+        run[0].close()
+        seen = until(ours, seen, lambda seen: b"has ended after step 1" in seen and seen.endswith(b"\x1b[?25h"))
+        assert process.wait() == 0
+    os.close(ours)
+    os.close(theirs)
+    assert b"computes" in seen
+    assert b"Traceback" not in seen
+
+
+def until(file: int, seen: bytes, holds: Callable[[bytes], bool]) -> bytes:
+    """Read from a terminal until something holds of all that was read."""
+    while not holds(seen):
+        assert select.select([file], [], [], 30)[0], seen
+        seen += os.read(file, 4096)
+    return seen
