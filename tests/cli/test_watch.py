@@ -48,6 +48,10 @@ def test_nothing_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == {"event": "nothing"}
     assert main(["watch", "1"]) == 2
     assert "PID must be that of a running `duoka run` of yours, but is 1" in capsys.readouterr().err
+    assert main(["watch", "--page"]) == 2
+    assert "nothing runs" in capsys.readouterr().err
+    assert main(["watch", "--page", "--json"]) == 2
+    assert "--page excludes --json and --once" in capsys.readouterr().err
 
 
 def test_one_look(run: tuple[PublishedRun, StatusBoard], capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,18 @@ def test_a_table() -> None:
     assert note.strip().startswith("waiting for others 25%: rank 1 is the slowest")
 
 
+def test_of_many_ranks_the_slowest_are_shown() -> None:
+    watcher = RunWatcher(record(100))
+    watcher.add(sample(0.0, *[{}] * 100))
+    waits = [{"waited": 5.0, "steps": 1, "ran": 5.0}] * 100
+    waits[70] = {"waited": 0.0, "steps": 1, "ran": 10.0}
+    watcher.add(sample(10.0, *waits))
+    lines = drawn(watcher.state({}))
+    rows = [line.split()[0] for line in lines[2:18]]
+    assert rows == [*map(str, range(15)), "70"]
+    assert "  the 16 of 100 ranks that wait least; --json has all" in lines
+
+
 def test_waits_that_are_not_seen_have_no_column() -> None:
     assert "waits" not in drawn(state(sees_waits=False))[1]
 

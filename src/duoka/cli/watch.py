@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from duoka.errors import OptionError
 from duoka.system.printable import printable
 from duoka.watching import showing
 from duoka.watching.record import RunRecord, published_runs
+from duoka.watching.serving import WatchedRun, serving
 from duoka.watching.watcher import RunState, RunWatcher
 
 STEP = 0.5  # seconds between two looks
@@ -31,8 +33,12 @@ they end. PID: the process of one `duoka run`; without it, all.
 NOTHING = "nothing runs: start something with `duoka run train.py`, and `duoka watch` in another terminal"
 
 
-def watch(pid: int | None, as_json: bool, once: bool) -> Callable[[], int]:
+def watch(pid: int | None, as_json: bool, once: bool, as_page: bool) -> Callable[[], int]:
     """Return the function that watches."""
+    if as_page:
+        if as_json or once:
+            raise click.UsageError("--page excludes --json and --once", click.get_current_context())
+        return partial(_serve, pid)
     return partial(_watch, pid, as_json, once)
 
 
@@ -54,12 +60,36 @@ def _watch(pid: int | None, as_json: bool, once: bool) -> int:
     return 0
 
 
+def _serve(pid: int | None) -> int:
+    """Serve a page about one run until Ctrl-C, also after the run has ended."""
+    runs = _runs(pid)
+    if len(runs) != 1:
+        several = ", ".join(f"{record.pid} ({printable(record.name)})" for record in runs)
+        hint = f"there are {several}" if runs else "nothing runs"
+        raise OptionError("PID", pid, "that of one running `duoka run` of yours", hint)
+    watched = WatchedRun(runs[0])
+    with suppress(KeyboardInterrupt), signals_that_end(), serving(watched.page) as address:
+        click.echo(f"{address}\n(on this machine only; Ctrl-C ends it)")
+        while runs:
+            watched.look(runs[0])
+            time.sleep(STEP)
+            runs = [record for record in _runs(runs[0].pid) if record.begun == runs[0].begun]
+        watched.end()
+        click.echo("the run has ended; the page stays until Ctrl-C")
+        signal.pause()
+    return 0
+
+
+def _runs(pid: int | None) -> list[RunRecord]:
+    return [record for record in published_runs() if pid in (None, record.pid)]
+
+
 def _looks(pid: int | None, once: bool) -> Iterator[list[RunState]]:
     """Yield the states of all runs, twice a second, until there are none. once: yield two looks."""
     watchers: dict[tuple[int, float], RunWatcher] = {}
     looks = 0
     while True:
-        runs = [record for record in published_runs() if pid in (None, record.pid)]
+        runs = _runs(pid)
         gpus = _gpus(runs)
         states = []
         for record in runs:
@@ -135,6 +165,7 @@ command = click.Command(
     params=[
         click.Argument(["pid"], type=int, required=False),
         click.Option(["--json", "as_json"], is_flag=True, help="A line of JSON for each run and look."),
+        click.Option(["--page", "as_page"], is_flag=True, help="Serve a page about one run, on this machine only."),
         click.Option(["--once"], is_flag=True, help="Look for half a second, print, and end."),
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

@@ -9,5 +9,6 @@ showing    tables for the terminal, and the same as JSON
 history    a whole run, in memory that does not grow
 charts     lines and areas as SVG
 page       the report of a run, as one page of HTML
+serving    the same page while the run goes on, on this machine only
 reported   takes samples while a run goes on, and writes its report
 """

@@ -53,14 +53,18 @@ th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}tr+tr{border-top:1px solid
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended. code: its exit code; None: it could not be started. time: CLOCK_MONOTONIC."""
+    """How a run ended. code: its exit code; None: it could not be started. time: CLOCK_MONOTONIC.
+
+    words: in place of what the exit code says.
+    """
 
     code: int | None
     time: float
+    words: str = ""
 
 
-def page(record: RunRecord, history: History, end: RunEnd) -> str:
-    """Return the report of a run that has ended."""
+def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0) -> str:
+    """Return the report of a run. refresh: seconds after which browsers load it again; 0: never."""
     state = _overall(record, history)
     marks = [Mark(event.time, event.text) for event in history.events]
     span = history.begun, end.time
@@ -71,7 +75,8 @@ def page(record: RunRecord, history: History, end: RunEnd) -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         'content="width=device-width,initial-scale=1"><meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none';img-src data:;style-src 'unsafe-inline'\">"
-        f'<link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style></head>\n<body>\n'
+        + (f'<meta http-equiv="refresh" content="{refresh}">' if refresh else "")
+        + f'<link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style></head>\n<body>\n'
         + "\n".join(body)
         + "\n</body></html>\n"
     )
@@ -89,6 +94,8 @@ def _overall(record: RunRecord, history: History) -> RunState | None:
 
 
 def _how(end: RunEnd) -> str:
+    if end.words:
+        return end.words
     if end.code is None:
         return "did not run"
     return "ended well" if end.code == 0 else f"ended with exit code {end.code}"

@@ -16,6 +16,7 @@ from duoka.watching.findings import findings, in_words
 from duoka.watching.watcher import RankState, RunState
 
 GIB = 1 << 30
+MOST = 16  # ranks in a table
 BAR = 12  # characters for the parts of a step
 PARTS = (  # field of Parts, its column, its style
     ("computing", "computes", "green"),
@@ -59,12 +60,20 @@ def _table(state: RunState) -> Table:
         table.add_column(name, justify="right", style=style, no_wrap=True)
     for name in ("cores", "memory", "device use"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in state.ranks:
+    for one in _slowest(state):
         figures = ["" if one.parts is None else f"{getattr(one.parts, field):.0%}" for field, _, _ in shown]
         cores = "" if one.cores is None else f"{one.cores:.1f}"
         memory = f"{one.sample.memory / GIB:.2f} GiB"
         table.add_row(str(one.sample.rank), one.device, _bar(one), *figures, cores, memory, _device_use(one))
     return table
+
+
+def _slowest(state: RunState) -> list[RankState]:
+    """Return the ranks to show: of many, those that wait least, so that others wait for them."""
+    if len(state.ranks) <= MOST:
+        return list(state.ranks)
+    slowest = sorted(state.ranks, key=lambda one: one.parts.waiting if one.parts else 0.0)[:MOST]
+    return sorted(slowest, key=lambda one: one.sample.rank)
 
 
 def _bar(one: RankState) -> Text:
@@ -94,6 +103,8 @@ def _device_use(one: RankState) -> str:
 
 def _notes(state: RunState) -> Text:
     lines = [f"  {printable(finding)}" for finding in findings(state)]
+    if len(state.ranks) > MOST:
+        lines.append(f"  the {MOST} of {len(state.ranks)} ranks that wait least; --json has all")
     if not state.ranks:
         lines.append("  its workers have not started yet")
     return Text("\n".join([*lines, ""]))

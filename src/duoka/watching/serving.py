@@ -1,0 +1,102 @@
+"""A page about a run that goes on, served on this machine only: `duoka watch --page`."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+from duoka.supervision.status_board import StatusBoard
+from duoka.watching.history import Event, History
+from duoka.watching.page import RunEnd, page
+from duoka.watching.record import RunRecord, open_board
+from duoka.watching.sample import take
+
+LOOPBACK = "127.0.0.1"
+REFRESH = 2  # seconds after which a browser loads the page again
+
+
+class WatchedRun:
+    """The history of a run of another process, from now on."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._record, self._history = record, History(time.monotonic())
+        self._history.begin()
+        self._board: StatusBoard | None = None
+        self._logged = 0
+        self._over: float | None = None
+        self._lock = threading.Lock()  # the page is made in the threads of requests
+
+    def look(self, record: RunRecord) -> None:
+        """Take a sample. record: of the run as it is now."""
+        with self._lock:
+            now, before, self._record = time.monotonic(), self._record, record
+            if record.attempt != before.attempt:
+                self._history.begin()
+                self._board = None
+            for fault in record.faults[len(before.faults) :]:
+                self._history.events.append(Event(now, fault))
+            if self._board is None and record.counts_steps:
+                self._board, self._logged = open_board(record), 0
+            if self._board is not None or not record.counts_steps:
+                self._history.add(take(record, self._board))
+            if self._board is not None and self._board.values is not None:
+                values = self._board.values.since(self._logged)
+                self._history.log(now, values)
+                self._logged = max([self._logged, *(value.number for value in values)])
+
+    def end(self) -> None:
+        """Note that the run has ended."""
+        with self._lock:
+            self._over = time.monotonic()
+            self._history.finish()
+
+    def page(self) -> str:
+        """Return the page as it is now; browsers load it again until the run has ended."""
+        with self._lock:
+            if self._over is not None:
+                return page(self._record, self._history, RunEnd(None, self._over, "has ended"))
+            return page(self._record, self._history, RunEnd(None, time.monotonic(), "runs"), REFRESH)
+
+
+@contextmanager
+def serving(make: Callable[[], str]) -> Iterator[str]:
+    """Serve a page on a free port of the loopback interface, and yield its address, which holds a secret.
+
+    make: returns the page; it is called in other threads.
+    """
+    token = secrets.token_urlsafe(16)
+
+    class Handler(BaseHTTPRequestHandler):
+        """Answers the address with the secret, and no other."""
+
+        def do_GET(self) -> None:
+            """Send the page."""
+            given = parse_qs(urlsplit(self.path).query).get("token", [""])[0]
+            if not secrets.compare_digest(given.encode(), token.encode()):
+                self.send_error(403)
+                return
+            data = make().encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("Referrer-Policy", "no-referrer")
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *args: object) -> None:
+            """Write nothing to the terminal."""
+
+    with ThreadingHTTPServer((LOOPBACK, 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://{LOOPBACK}:{server.server_address[1]}/?token={token}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from duoka.watching.record import PublishedRun, published_runs
+from duoka.watching.serving import WatchedRun, serving
+from tests.launchers.made import plan
+
+
+def fetched(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def test_only_the_secret_opens_the_page() -> None:
+    with serving(lambda: "the page") as address:
+        assert address.startswith("http://127.0.0.1:")
+        assert fetched(address) == "the page"
+        base, _, token = address.partition("?token=")
+        for wrong in (base, f"{base}?token=", f"{base}?token={token}x", f"{base}{token}", f"{base}?token=%ff"):
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                fetched(wrong)
+    with pytest.raises(urllib.error.URLError):
+        fetched(address)
+
+
+def test_the_page_follows_the_run_and_outlives_it(tmp_path: Path) -> None:
+    run = PublishedRun(plan(), tmp_path)
+    board = run.begin(0, range(2))
+    run.started([os.getpid()] * 2)
+    (record,) = published_runs(tmp_path)
+    watched = WatchedRun(record)
+    board.slot(0).step(1)
+    assert board.values is not None
+    board.values.write(1, {"loss": 0.5})
+    watched.look(record)
+    text = watched.page()
+    assert "train.py: runs</h1>" in text
+    assert '<meta http-equiv="refresh" content="2">' in text
+    assert "<h2>loss</h2>" in text
+
+    run.failed("rank 1 was killed")
+    run.begin(1, range(2))
+    run.started([os.getpid()] * 2)
+    (record,) = published_runs(tmp_path)
+    watched.look(record)
+    assert "rank 1 was killed</li>" in watched.page()
+
+    run.close()
+    watched.end()
+    text = watched.page()
+    assert "train.py: has ended</h1>" in text
+    assert "refresh" not in text
