@@ -284,5 +284,5 @@ def breakpoint_hook() -> str | None:
 
 
 def disable_trackers() -> None:
-    """Disable experiment trackers, for a script that only makes a trial."""
+    """Disable Weights & Biases, for a trial run of a script."""
     os.environ["WANDB_MODE"] = "disabled"

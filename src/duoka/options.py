@@ -220,7 +220,7 @@ def check_names(option: str, names: Iterable[str]) -> None:
     """
     for name in names:
         if not re.fullmatch(r"[^\W\d]\w*(::[^\W\d]\w*|(\.[^\W\d]\w*)*)", str(name)):
-            hint = "the name of a Function, a scripted function or module, or an operator"
+            hint = "of an autograd Function, a scripted function or module, or an operator"
             raise OptionError(option, name, "names like Scan, train.Scan or mylib::square", hint)
 
 

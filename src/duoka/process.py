@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # a script with its own torch.distributed needs none of it
 
 
 class Open(Protocol):
-    """The open run (`duoka.run.Run`)."""
+    """The part of an open run (`duoka.run.Run`) that lower modules use."""
 
     rank: int
     world_size: int

@@ -260,7 +260,7 @@ def run(
 
 
 def _run(opts: Options, limit: float) -> int:
-    """Allocate the devices, waiting for them if requested, and run the script on them."""
+    """Allocate devices, wait for them `limit` seconds at most, run the script, and return the exit code."""
     if torchrun.find() is not None:  # torchrun leaves its processes running if it is killed
         libc.die_with(os.getppid())
     if opts.machines.count > 1 and environment.hash_seed_is_random():

@@ -103,7 +103,7 @@ def _end_of(worker: Worker, code: int) -> str:
 
 
 def _is_an_answer(kind: str) -> bool:
-    """Return whether an error of this class comes again after a restart, or is a KeyboardInterrupt."""
+    """Return whether this class name is KeyboardInterrupt, or an error of duoka's that a restart would repeat."""
     found = getattr(errors, kind, None)
     refused = isinstance(found, type) and issubclass(found, (errors.AskedError, errors.Refused))
     return refused or kind == "KeyboardInterrupt"

@@ -76,7 +76,10 @@ OPTIONS_FROM_NAMES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One sign. where: file:line. function: the enclosing one. conditions: number of conditions around it there."""
+    """A place in the source that shows the kind of a script, such as a call of `init_process_group`.
+
+    where: file:line. function: the enclosing one. conditions: number of conditions around the place in that function.
+    """
 
     meaning: Meaning
     where: str

@@ -111,7 +111,7 @@ def _of_default_group(trace: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _finished(entries: Sequence[dict[str, Any]], begun: int) -> int:
-    """Return how many collectives are finished before the first unfinished one."""
+    """Return the number of the last collective before the first unfinished one; `begun` if all are finished."""
     return min([entry["collective_seq_id"] for entry in entries if not entry["retired"]], default=begun + 1) - 1
 
 

@@ -69,7 +69,13 @@ class _Copy:
         return alike and self.rows.data_ptr() == rows.data_ptr() and self.rows.dtype == rows.dtype
 
     def write_through(self, read: Tensor) -> None:
-        """Copy writes to the copy into the rows, if a read of the tensor `read` would show them on one device."""
+        """Update the rows from the gathered copy, if the script has written to the copy.
+
+        read: the tensor about to be read. A write by numpy counts only if that tensor would show it on one device.
+
+        Raises:
+            Refused: the write has a gradient.
+        """
         if version(self.whole) != self.versions[1]:
             self._refuse_gradients()
             with torch.no_grad():

@@ -49,7 +49,10 @@ class Sharded(BatchTensor):
 
     @staticmethod
     def __new__(cls, part: BatchTensor) -> Sharded:
-        """`part`: a leaf, in a view of parameters. It is put into a block by whoever makes it."""
+        """Make a sharded parameter of `part`, a batch whose rows are a leaf and whose `View` is that of parameters.
+
+        The caller adds the new parameter to a `Block`.
+        """
         made: Sharded = make_wrapper(cls, part._meta.shape, dtype=part.dtype, device=part.device)
         made._hold(part)
         return made

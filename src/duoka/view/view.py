@@ -141,7 +141,7 @@ class View:
         return self.shares.ranks.begun + self.drawn + self.gathered.total()
 
     def splits(self, n: int) -> bool:
-        """Return True if a batch of n samples is split; each rank holds the whole of one with fewer than ranks."""
+        """Return True if a batch of n samples is split over ranks; each rank holds a smaller one whole."""
         return n >= self.ranks.world_size
 
     def replicate(self, tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from duoka.errors import PeerLost, RanksApart, Refused, TimedOut
+from duoka.view.collectives import base
 from duoka.view.collectives.base import IsolatedRank
 from duoka.view.collectives.process import ProcessCollectives
 from duoka.view.shares.differentiable import AllReduceSum
@@ -247,3 +248,31 @@ def test_ranks_agree_on_errors_and_where_they_meet_anyway_it_costs_no_message(ne
 
     expected = [[2, 2], "otherwise", "otherwise", "otherwise", 5, "otherwise"]
     assert all_well(in_processes(2, work, nearby=nearby)) == [(expected, 6 if nearby else 7, 2)] * 2
+
+
+def test_tensors_are_broadcast_together(monkeypatch: pytest.MonkeyPatch, nearby: bool) -> None:
+    monkeypatch.setattr(base, "TOGETHER", 64)
+
+    def work(ranks: ProcessCollectives) -> Any:
+        torch.manual_seed(ranks.rank)
+        tensors = [
+            torch.rand(3),
+            torch.rand(2, 2).t(),
+            torch.randint(9, (4,)),
+            torch.rand(100),
+            torch.rand(5),
+            torch.rand(()),
+        ]
+        same = torch.ones(2)
+        version, begun = same._version, ranks.begun
+        with ranks.broadcasts_together():
+            for tensor in [*tensors, same]:
+                ranks.broadcast_into(tensor, 0)
+        assert same._version == version
+        return ranks.begun - begun, tensors
+
+    (count, first), (_, second), (_, third) = all_well(in_processes(3, work, nearby=nearby))
+    assert count == 4  # floats of 28 bytes, of 400, of 32, and the integers
+    for one, other, another in zip(first, second, third, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one, another)

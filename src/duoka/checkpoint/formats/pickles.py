@@ -257,7 +257,9 @@ class _Tree:
     def _enter(self, node: Any) -> None:
         self._nodes += 1
         if id(node) in self._above or len(self._above) > DEEPEST or self._nodes > MOST:
-            raise ValueError("its dicts and lists contain themselves, are nested too deep, or are too many")
+            raise ValueError(
+                "its dicts and lists form a cycle, are nested too deep, or are too many; save a plain state_dict"
+            )
         self._above.add(id(node))
 
 

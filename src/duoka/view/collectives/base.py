@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -46,6 +46,7 @@ class Exchange(Protocol):
         """
 
 
+TOGETHER = 1 << 22  # bytes of tensors that are broadcast in one call
 MAY_FAIL = "all_reduce of whether any failed"  # the collective of `Collectives.agreed`
 
 
@@ -70,6 +71,7 @@ class Collectives(ABC):
     key: Key = Key()
     alone: bool = False
     _agreeing: bool = False  # within `agreed`, before the first collective
+    _delayed: list[Tensor] | None = None  # within `broadcasts_together`
 
     def count(self) -> None:
         """Count a collective; every subclass calls this before it communicates.
@@ -155,11 +157,29 @@ class Collectives(ABC):
             found = self.broadcast_object(tensor.detach(), source)
             if self.rank != source:
                 tensor.data = found
-            return
-        values = self.broadcast(tensor.detach().clone(memory_format=torch.contiguous_format), source)
-        if not torch.equal(values, tensor):
-            with torch.no_grad():
-                tensor.copy_(values)
+        elif self._delayed is not None and source == 0:
+            self._delayed.append(tensor)
+        else:
+            values = self.broadcast(tensor.detach().clone(memory_format=torch.contiguous_format), source)
+            _set_values(tensor, values)
+
+    @contextmanager
+    def broadcasts_together(self) -> Iterator[None]:
+        """Delay `broadcast_into(tensor, 0)` to the end of this context, and send small tensors together."""
+        tensors: list[Tensor] = []
+        self._delayed = tensors
+        try:
+            yield
+        finally:
+            self._delayed = None
+        kinds: dict[Any, list[Tensor]] = {}
+        for tensor in tensors:
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        for alike in kinds.values():
+            for group in _groups(alike):
+                flat = self.broadcast(torch.cat([tensor.detach().reshape(-1) for tensor in group]), 0)
+                for tensor, values in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
+                    _set_values(tensor, values.view(tensor.shape))
 
     def broadcast_object(self, value: Any, source: int) -> Any:
         """Return rank `source`'s `value`, which must be picklable."""
@@ -194,3 +214,24 @@ class Collectives(ABC):
     def barrier_at_end(self) -> None:
         """Wait until the script has ended on every rank."""
         self.barrier()
+
+
+def _set_values(tensor: Tensor, values: Tensor) -> None:
+    if not torch.equal(values, tensor):
+        with torch.no_grad():
+            tensor.copy_(values)
+
+
+def _groups(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Split a list into groups of at most TOGETHER bytes, or of a single larger tensor."""
+    group: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        more = tensor.numel() * tensor.itemsize
+        if group and size + more > TOGETHER:
+            yield group
+            group, size = [], 0
+        group.append(tensor)
+        size += more
+    if group:
+        yield group

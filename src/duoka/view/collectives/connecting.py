@@ -40,7 +40,7 @@ def listen(address: str | None) -> socket.socket | None:
 
 
 def place_of(listener: socket.socket) -> str:
-    """Return address and port of a socket."""
+    """Return a socket's address and port as text, separated by a space."""
     address, port = listener.getsockname()[:2]
     return f"{address} {port}"
 

@@ -162,10 +162,12 @@ class ModuleCalls:
             return
         self._synchronized.add(module)
         self.view.take_in(module)
-        for parameter in module.parameters():
-            self.view.adopt(parameter)
-        for buffer in module.buffers():
-            self.view.shares.ranks.broadcast_into(buffer, 0)
+        ranks = self.view.shares.ranks
+        with ranks.broadcasts_together():
+            for parameter in module.parameters():
+                self.view.adopt(parameter)
+            for buffer in module.buffers():
+                ranks.broadcast_into(buffer, 0)
 
     def _whole(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute all rows on every rank, for a module whose operations have no rules."""
@@ -277,7 +279,7 @@ def _decide(trials: _Trials, leaf: Tensor, view: View, out: Any) -> None:
 
 
 def _is_opaque(module: nn.Module) -> bool:
-    """Return True if a call's operations cannot be seen as torch functions: TorchScript, hooks on graph nodes."""
+    """Return True if the torch functions of a call cannot be seen: TorchScript, `register_backward_hook`."""
     return isinstance(module, torch.jit.ScriptModule) or has_node_hooks(module)
 
 

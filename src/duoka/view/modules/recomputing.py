@@ -53,7 +53,7 @@ def _apart(leaves: Sequence[Any]) -> tuple[list[Any], _Kinds]:
 
 
 def _together(rows: Sequence[Any], kinds: _Kinds) -> list[Any]:
-    """Undo `_apart`."""
+    """Make batches of the rows again, and return the leaves that `_apart` was given."""
     pending = iter(rows)
     # These may be leaves for torch, but not for the script, so their gradients must not be divided.
     return [

@@ -72,7 +72,10 @@ def _place(batch: BatchTensor) -> int:
 
 
 def _rows_of(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, right: int) -> Any:
-    """Compute an operation on the rows of one batch; a batch in another dimension (`y[None, :]`) is gathered."""
+    """Compute an operation on the local rows, placed as in `spec`. right: the batch dimension, from the right.
+
+    A batch that has other rows, or has them in another dimension (`y[None, :]`), is gathered.
+    """
 
     def own(value: Any) -> Any:
         if not isinstance(value, Tensor):

@@ -134,7 +134,7 @@ def tensordot(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _as_einsum(left: Tensor, right: Tensor, over_left: list[int], over_right: list[int]) -> Any:
-    """Write a tensordot as an einsum."""
+    """Compute a tensordot by the rule for einsum."""
     letters = [chr(ord("a") + place) for place in range(ndim_of(left))]
     others = [chr(ord("A") + place) for place in range(ndim_of(right))]
     for one, other in zip(over_left, over_right, strict=True):

@@ -18,8 +18,8 @@ from duoka.view.tensor.batch import BatchTensor, Rule, Spec
 def place_after_reshape(shape: tuple[int, ...], spec: Spec, target: list[int]) -> Spec | None:
     """Return the placement after a reshape from global `shape` to global `target`; None if rows are torn apart.
 
-    Elements count as (before, n, after); one dimension of the target must be (outer, n, inner) with the
-    dimensions left of it making up the rest of `before`.
+    The samples (n) must stay in one dimension of the target, of size outer * n * inner. The sizes to the left of it,
+    multiplied with `outer`, must be the number of elements that precede the samples in `shape`.
     """
     before, n = prod(shape[: spec.dim]) * spec.outer, spec.partition.n
     left = 1

@@ -325,7 +325,7 @@ for _kind in (BatchTensor, MultiShareBatch):
 
 
 def _of_share(value: Any, place: int, found: list[MultiShareBatch]) -> Any:
-    """As `of_share`; appends the replaced batches to `found`."""
+    """Do what `of_share` does, and append each original batch that it replaces to `found`."""
     if isinstance(value, MultiShareBatch):
         found.append(value)
         return value._own[place]
