@@ -118,8 +118,7 @@ class History:
     def memory(self, rank: int) -> list[list[Point]]:
         """Return the bytes that a rank has in memory over time, for each attempt."""
         return [
-            [Point(sample.time, float(one.memory)) for sample in samples for one in sample.ranks if one.rank == rank]
-            for samples in self.attempts
+            [Point(sample.time, float(sample.of(rank).memory)) for sample in samples] for samples in self.attempts
         ]
 
 
@@ -143,7 +142,7 @@ def _step_times(samples: Sequence[RunSample], rank: int, own: bool) -> list[Poin
     points: list[Point] = []
     before: tuple[float, int, float] | None = None
     for sample in samples:
-        one = next(one for one in sample.ranks if one.rank == rank)
+        one = sample.of(rank)
         now = sample.time, one.steps, one.waited
         if before is None:
             before = now if one.steps else None

@@ -13,9 +13,10 @@ from duoka.watching.charts import Axis, Line, Mark, Segments, area_chart, durati
 from duoka.watching.findings import findings, in_words
 from duoka.watching.history import History, Point
 from duoka.watching.record import RunRecord
-from duoka.watching.watcher import RunState, RunWatcher
+from duoka.watching.watcher import RunState, RunWatcher, slowest
 
 MOST_LINES = 8  # ranks in a chart
+MOST_ROWS = 64  # ranks in the table
 MIB = 1 << 20
 PARTS = (  # field of Parts, its name, its class
     ("computing", "computes", "c1"),
@@ -139,12 +140,13 @@ def _table(state: RunState | None) -> str:
         f"<th>{name}</th>" for name in ("rank", "device", *(name for _, name, _ in shown), "cores", "MiB")
     )
     rows = []
-    for one in state.ranks:
+    for one in slowest(state, MOST_ROWS):
         cells = [str(one.sample.rank), one.device]
         cells += ["" if one.parts is None else f"{getattr(one.parts, field):.0%}" for field, _, _ in shown]
         cells += ["" if one.cores is None else f"{one.cores:.1f}", f"{one.sample.memory / MIB:,.0f}"]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     note = "" if not state.record.attempt else " of the last attempt"
+    note += f": the {MOST_ROWS} that wait least" if len(state.ranks) > MOST_ROWS else ""
     return (
         f'<section><h2>The time of each rank{note}</h2><div class="table"><table><tr>{heads}</tr>'
         f"{''.join(rows)}</table></div></section>"

@@ -44,6 +44,10 @@ class RunSample:
     time: float
     ranks: tuple[RankSample, ...]
 
+    def of(self, rank: int) -> RankSample:
+        """Return the sample of a rank."""
+        return self.ranks[rank - self.ranks[0].rank]
+
     @property
     def steps(self) -> int:
         """Number of steps that all ranks have finished."""

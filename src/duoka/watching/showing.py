@@ -13,7 +13,7 @@ from rich.text import Text
 
 from duoka.system.printable import printable
 from duoka.watching.findings import findings, in_words
-from duoka.watching.watcher import RankState, RunState
+from duoka.watching.watcher import RankState, RunState, slowest
 
 GIB = 1 << 30
 MOST = 16  # ranks in a table
@@ -60,20 +60,12 @@ def _table(state: RunState) -> Table:
         table.add_column(name, justify="right", style=style, no_wrap=True)
     for name in ("cores", "memory", "device use"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in _slowest(state):
+    for one in slowest(state, MOST):
         figures = ["" if one.parts is None else f"{getattr(one.parts, field):.0%}" for field, _, _ in shown]
         cores = "" if one.cores is None else f"{one.cores:.1f}"
         memory = f"{one.sample.memory / GIB:.2f} GiB"
         table.add_row(str(one.sample.rank), one.device, _bar(one), *figures, cores, memory, _device_use(one))
     return table
-
-
-def _slowest(state: RunState) -> list[RankState]:
-    """Return the ranks to show: of many, those that wait least, so that others wait for them."""
-    if len(state.ranks) <= MOST:
-        return list(state.ranks)
-    slowest = sorted(state.ranks, key=lambda one: one.parts.waiting if one.parts else 0.0)[:MOST]
-    return sorted(slowest, key=lambda one: one.sample.rank)
 
 
 def _bar(one: RankState) -> Text:

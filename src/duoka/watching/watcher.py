@@ -146,3 +146,11 @@ def _rank_state(
         return RankState(after, device, gpu=gpus.get(device))
     cores = max(0.0, after.cpu - before.cpu) / seconds
     return RankState(after, device, parts(before, after, seconds), cores, gpus.get(device))
+
+
+def slowest(state: RunState, most: int) -> list[RankState]:
+    """Return at most so many ranks: of more, those that wait least, so that others wait for them."""
+    if len(state.ranks) <= most:
+        return list(state.ranks)
+    found = sorted(state.ranks, key=lambda one: one.parts.waiting if one.parts else 0.0)[:most]
+    return sorted(found, key=lambda one: one.sample.rank)
