@@ -1,12 +1,12 @@
 """Parameters of which each rank holds a part (`--strategy fsdp`).
 
-Such a parameter is a leaf of a batch's kind: it has the whole's shape, is cut along one of its dimensions, and each
-rank holds its own rows. What a script does with parameters outside of a graph (norms, clipping, an optimizer's step,
-an average of weights, what is saved) follows the rules of batches. What is computed *with* it is computed with the
-whole: the parameters of its block come together, and go apart when others need the room.
+A sharded parameter is a batch tensor: it has the shape of the whole, is split along one dimension, and each rank
+holds its rows. What a script does with parameters themselves (norms, clipping, an optimizer's step, averages of
+weights, saving) follows the rules of batches. A function that computes *with* a parameter gets the whole one: the
+parameters of its block are gathered, and released when other blocks need the memory.
 
-In a backward pass a block comes together again when a function asks for a weight that it has saved. Gradients of the
-whole go back through `Together`, which adds up those of all ranks and leaves each its own rows.
+In the backward pass a block is gathered again when a function needs a weight that it has saved. Gradients of whole
+parameters go through `GatherParameters`, which reduce-scatters them.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Function = Callable[..., Any]
 
 
 class Sharded(BatchTensor):
-    """A parameter that is one of a block's."""
+    """A parameter of a block. _part: a batch with its memory, without autograd. _place: index in the block."""
 
     _is_param = True  # for isinstance(..., nn.Parameter)
-    _part: BatchTensor  # of the same memory, out of autograd's sight
+    _part: BatchTensor
     _block: Block
-    _place: int  # in the block
+    _place: int
 
     @staticmethod
     def __new__(cls, part: BatchTensor) -> Sharded:
@@ -75,7 +75,7 @@ class Sharded(BatchTensor):
         return found
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Of the whole: files hold nothing of parts."""
+        """Pickle the whole parameter, as files hold no parts."""
         return nn.Parameter(self.full_tensor().detach(), self._rows.requires_grad).__reduce_ex__(protocol)
 
     @classmethod
@@ -96,25 +96,25 @@ class Sharded(BatchTensor):
             return BatchTensor.__torch_function__(func, types, args, kwargs)
         for one in given:
             one._block.settle()
-        if BatchTensor.rules.get(func) in BatchTensor.unrecorded:  # concerns gradients, or no values
+        if BatchTensor.rules.get(func) in BatchTensor.unrecorded:  # about gradients, or properties
             return BatchTensor.dispatch(func, args, kwargs)
         if _of_parts(func, args, kwargs, given):
             with torch.set_grad_enabled(torch.is_grad_enabled() and func not in _INITIALISING):
                 return _with_parts(func, args, kwargs)
         return given[0]._block.blocks.compute(func, args, kwargs, given)
 
-    def come_together(self) -> Tensor:
-        """The whole parameter, which computes in its place."""
+    def gathered(self) -> Tensor:
+        """Return the whole parameter, to compute with."""
         return self._block.whole(self._place)
 
     def _set_data(self, value: Tensor) -> None:
-        """`p.data = value`."""
+        """Set `p.data = value`."""
         view = self._spec.view
         dim = cut_dimension(value, view.ranks.world_size)
         if dim is None:
             raise Refused(
-                f"{user_line()} gives a parameter that is in parts data of shape {tuple(value.shape)}, which is too "
-                "small for parts; do it before the model is moved or called"
+                f"{user_line()} sets the data of a sharded parameter to a tensor of shape {tuple(value.shape)}, "
+                "which is too small to be sharded; do it before the first call of the model"
             )
         spec = Spec(view, view.partition(value.shape[dim]), dim)
         if isinstance(value, BatchTensor) and value._spec == spec:
@@ -127,7 +127,7 @@ class Sharded(BatchTensor):
         self._rows.data = rows
         self._hold(BatchTensor(self._rows, spec))
         self._block.parts[self._place] = BatchTensor(self._rows, spec)
-        self._block.part()
+        self._block.release()
 
 
 _data: Any = Tensor.data
@@ -141,7 +141,7 @@ def _sharded_in(tree: Any) -> list[Sharded]:
 
 
 def _of_parts(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Sharded]) -> bool:
-    """Whether a function is one of parameters themselves, for which the rules of batches hold."""
+    """Return True if a function is about parameters themselves, so that the rules of batches apply."""
     if func in _DETACHING:
         return True
     view = given[0]._meta.spec.view
@@ -158,7 +158,7 @@ def _of_parts(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], giv
 
 
 def _with_parts(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the rules give of batches that are the parameters' rows."""
+    """Call a function by the rules of batches, with the parameters' rows."""
     whose: dict[int, Sharded] = {}
 
     def part_of(one: Any) -> Any:
@@ -173,34 +173,34 @@ def _with_parts(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 class Block:
-    """Parameters that come together at once."""
+    """Parameters that are gathered together."""
 
     def __init__(self, blocks: Blocks, members: Sequence[Sharded]) -> None:
         self.blocks = blocks
         self.parts = [BatchTensor(member._rows, member._meta.spec) for member in members]
         self._wholes: list[Tensor] | None = None
-        self._written = -1  # what `View.written` was
+        self._written = -1  # `View.written` when they were gathered
         self._tracked: dict[int, Tensor] = {}
         for place, member in enumerate(members):
             if "_block" in member.__dict__:
-                member._block.part()
+                member._block.release()
             member._block, member._place = self, place
 
     @property
     def is_single(self) -> bool:
-        """Whether it is one parameter's."""
+        """True if it has one parameter."""
         return len(self.parts) == 1
 
     def size(self) -> int:
-        """Bytes of the whole."""
+        """Return the bytes of the whole parameters."""
         return sum(part._rows.itemsize * part._meta.shape.numel() for part in self.parts)
 
     def wholes(self) -> list[Tensor]:
-        """The whole parameters, with no gradient: gathered if they are not here, or have changed. A collective."""
+        """Return the whole parameters, without gradients; a collective if they are released or were changed."""
         view = self.blocks.view
         self.settle()
         if self._wholes is None or view.written != self._written or view.aliased.copies:
-            self.part()
+            self.release()
             self.blocks.make_room(self)
             self._wholes, self._written = self._gathered(), view.written
             for place, whole in enumerate(self._wholes):
@@ -209,7 +209,7 @@ class Block:
         return self._wholes
 
     def whole(self, place: int) -> Tensor:
-        """One of the whole parameters; its gradient, where gradients are recorded, goes to all ranks' parts."""
+        """Return a whole parameter, whose gradient, if any, is reduce-scattered to the parts."""
         wholes = self.wholes()
         if not _records() or not self.parts[place]._rows.requires_grad:
             return wholes[place]
@@ -219,8 +219,8 @@ class Block:
             self._tracked = dict(zip(places, found, strict=True))
         return self._tracked[place]
 
-    def part(self) -> None:
-        """Let go of what is whole; what was written into it goes to the parts."""
+    def release(self) -> None:
+        """Release the whole parameters, and copy writes to them into the parts."""
         wholes, self._wholes, self._tracked = self._wholes or [], None, {}
         self.blocks.forget(self)
         for part, whole in zip(self.parts, wholes, strict=False):
@@ -231,15 +231,15 @@ class Block:
                     part._rows.copy_(part._spec.partition.local_rows(whole, part._spec.dim))
 
     def settle(self) -> None:
-        """Go apart, if the whole was written into: by a function that nobody knows to write, or through a view."""
+        """Release the whole parameters if they were written to in a way that `may_write` does not show."""
         if any(map(version_of, self._wholes or ())):
-            self.part()
+            self.release()
 
     def _gathered(self) -> list[Tensor]:
         if os.getpid() != self.blocks.process:
             raise Refused(
-                f"{user_line()} computes with a parameter that is in parts, in a process that the script started, "
-                "without the other ranks; do so in the script's own process, or with another strategy"
+                f"{user_line()} computes with a sharded parameter in a process that the script started, without the "
+                "other ranks; do so in the script's own process, or use another strategy"
             )
         with torch.inference_mode(False), torch.no_grad():
             found: dict[int, Tensor] = {}
@@ -262,22 +262,22 @@ class Block:
         return range(self.blocks.view.ranks.world_size)
 
     def _alike(self, places: Sequence[int]) -> list[list[int]]:
-        """The places of parameters of one type and device together."""
+        """Group indices of parameters by dtype and device."""
         kinds: dict[Any, list[int]] = {}
         for at in places:
             rows = self.parts[at]._rows
             kinds.setdefault((rows.dtype, rows.device), []).append(at)
         return list(kinds.values())
 
-    # --- for Together
+    # --- for GatherParameters
 
     def given(self, places: list[int]) -> tuple[Tensor, ...]:
-        """What Together gives."""
+        """Return whole parameters, for its forward pass."""
         assert self._wholes is not None
         return tuple(self._wholes[at].detach() for at in places)
 
     def own_gradients(self, places: list[int], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Of each whole gradient the own rows, summed over ranks. A collective."""
+        """Reduce-scatter (sum) gradients of whole parameters, for its backward pass."""
         self._tracked = {}
         there = {at: grad for at, grad in zip(places, grads, strict=True) if grad is not None}
         found: dict[int, Tensor] = {}
@@ -289,7 +289,7 @@ class Block:
         ranks = self.blocks.view.ranks
         if any(grad.layout is not torch.strided for grad in grads.values()):
             raise Refused(
-                f"the backward pass at {user_line()} gives a parameter that is in parts a sparse gradient; make the "
+                f"the backward pass at {user_line()} computes a sparse gradient of a sharded parameter; make the "
                 "embedding with sparse=False"
             )
         bounds = {at: [self.parts[at]._meta.spec.partition.bounds(rank) for rank in self._ranks] for at in grads}
@@ -326,7 +326,7 @@ def _span(bounds: tuple[int, int]) -> tuple[int, int]:
 
 
 def _shape_on(rank: int, part: BatchTensor) -> torch.Size:
-    """Of the rows that a rank has."""
+    """Return the shape of a rank's rows."""
     start, stop = part._meta.spec.partition.bounds(rank)
     shape = list(part._rows.shape)
     shape[part._meta.spec.dim] = stop - start
@@ -334,42 +334,46 @@ def _shape_on(rank: int, part: BatchTensor) -> torch.Size:
 
 
 class Blocks:
-    """The blocks of a run. view: of parameters."""
+    """The blocks of a run.
+
+    view: of the sharded parameters. memory: memory of a whole parameter -> its block and index. process: in which
+    collectives can be called.
+    """
 
     def __init__(self, view: View) -> None:
         self.view = view
-        self.memory: dict[int, tuple[Block, int]] = {}  # of what is whole -> whose it is
+        self.memory: dict[int, tuple[Block, int]] = {}
         self.process = os.getpid()
-        self._here: list[Block] = []  # those that are together, the last one used last
+        self._here: list[Block] = []  # gathered blocks, the last used one last
         self._largest = 0
 
     def use(self, block: Block) -> None:
-        """It is the last that was used."""
+        """Note that a block is used."""
         if self._here and self._here[-1] is block:
             return
         self.forget(block)
         self._here.append(block)
 
     def forget(self, block: Block) -> None:
-        """It is apart."""
+        """Note that a block is released."""
         if block in self._here:
             self._here.remove(block)
 
     def make_room(self, block: Block) -> None:
-        """Let blocks go apart, so that with this one there are not more whole than twice the largest."""
+        """Release blocks, so that together with this one they have at most twice the bytes of the largest."""
         size = block.size()
         self._largest = max(self._largest, size)
         room = 2 * self._largest - size
         while self._here and sum(one.size() for one in self._here) > room:
-            self._here[0].part()
+            self._here[0].release()
 
     def total(self, grad: Tensor) -> Tensor:
-        """The sum over ranks, of which each goes on with its rows; with its gradient."""
+        """All-reduce (sum) a gradient, with gradients of its own."""
         return self.view.replicate(self.view.all_sum(grad))
 
     def compute(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Sharded]) -> Any:
-        """`func(*args, **kwargs)` with whole parameters."""
-        found = {id(one): one.come_together() for one in given}
+        """Call a function with whole parameters in place of sharded ones."""
+        found = {id(one): one.gathered() for one in given}
         args, kwargs = tree_map_only(Sharded, lambda one: found[id(one)], (args, kwargs))
         if not _records():
             out = func(*args, **kwargs)
@@ -381,7 +385,7 @@ class Blocks:
         return out
 
     def _pack(self, outer: tuple[Function, Function] | None, tensor: Tensor) -> Any:
-        """What is saved for a backward pass: where a whole parameter is, only whose it is."""
+        """Pack a tensor saved for the backward pass; of a whole parameter only its block and index."""
         found = self.memory.get(memory_of(tensor)) if tensor.layout is torch.strided else None
         if found is not None and found[0].parts[found[1]].dtype is tensor.dtype:
             block, place = found
@@ -417,7 +421,7 @@ class _Saved:
 
     def tensor(self) -> Tensor:
         now = version_of(self._tensor)
-        if now != self._was:  # torch does not look where there are hooks
+        if now != self._was:  # torch does not check tensors with hooks
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a "
                 f"tensor of shape {tuple(self._tensor.shape)} is at version {now}; expected version {self._was} "
@@ -438,12 +442,12 @@ class _SavedElsewhere:
 
 
 def cut_dimension(parameter: Tensor, ranks: int) -> int | None:
-    """Along which dimension a parameter is cut: the first that has an entry for each rank; None: it stays whole."""
+    """Return the dimension to shard: the first with an entry for each rank; None if there is none."""
     return next((dim for dim, size in enumerate(parameter.shape) if size >= ranks), None)
 
 
 def shard(parameter: nn.Parameter, blocks: Blocks) -> None:
-    """From now on `parameter`, the same on all ranks, is the same object, in parts."""
+    """Turn `parameter`, equal on all ranks, into a sharded one; it stays the same object."""
     view = blocks.view
     dim = cut_dimension(parameter, view.ranks.world_size)
     assert dim is not None
@@ -458,7 +462,7 @@ def shard(parameter: nn.Parameter, blocks: Blocks) -> None:
 
 
 def shard_state(value: Tensor, parameter: Sharded) -> BatchTensor:
-    """What an optimizer has of each entry of a parameter, in the same parts."""
+    """Shard an optimizer's state of a parameter as the parameter."""
     spec = parameter._spec
     return BatchTensor(
         spec.partition.local_rows(value.detach(), spec.dim).clone(memory_format=torch.contiguous_format), spec

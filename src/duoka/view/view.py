@@ -150,10 +150,8 @@ class View:
         A leaf is adopted instead: the strategy averages its gradient at the end of the backward pass. So are the
         leaves behind `tensor`, if they are few.
         """
-        if (together := getattr(tensor, "come_together", None)) is not None:  # a parameter in parts (sharded.py)
-            tensor = together()
-        if (together := getattr(tensor, "come_together", None)) is not None:  # a sharded parameter
-            tensor = together()
+        if (gathered := getattr(tensor, "gathered", None)) is not None:  # of a sharded parameter
+            tensor = gathered()
         if not tensor.requires_grad or not torch.is_grad_enabled():
             return tensor if self.device is None else tensor.to(self.device)
         shares = self.shares
