@@ -3,6 +3,7 @@
 # Top-down; each module imports only what stands below it.
 #
 #   cli/          one file per command, and a table of them
+#   ray/          duoka.ray.launch: nodes of a Ray cluster
 #   doctor/, forecasting/, proving/    the commands that measure a machine or compare runs
 #   launchers/    start workers, watch them and report how they ended
 #   worker.py     one worker process, from the fork to its exit code

@@ -162,6 +162,18 @@ def is_duokas_own(run: str | None) -> bool:
     return run is not None and run == variable("DUOKA_RUN_ID")
 
 
+def inherited(others: dict[str, str]) -> dict[str, str]:
+    """Return the variables of a process to be started: this one's, and others."""
+    return {**os.environ, **others}
+
+
+def starter() -> int | None:
+    """Return and unset DUOKA_STARTED_BY, the process without which this command should end; None if it is not set."""
+    found = number("DUOKA_STARTED_BY")
+    os.environ.pop("DUOKA_STARTED_BY", None)
+    return found
+
+
 def key() -> str | None:
     """Return DUOKA_KEY, the key of a run on several machines; None if it is not set."""
     return variable("DUOKA_KEY")

@@ -261,8 +261,9 @@ def run(
 
 def _run(opts: Options, limit: float) -> int:
     """Allocate devices, wait for them `limit` seconds at most, run the script, and return the exit code."""
-    if torchrun.find() is not None:  # torchrun leaves its processes running if it is killed
-        libc.die_with(os.getppid())
+    starter = environment.starter()
+    if torchrun.find() is not None or starter is not None:  # both leave their processes running if they are killed
+        libc.die_with(starter or os.getppid())
     if opts.machines.count > 1 and environment.hash_seed_is_random():
         environment.fix_hash_seed()
         if opts.target.name == STANDARD_INPUT:
