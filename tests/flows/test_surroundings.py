@@ -56,7 +56,7 @@ def prepared(how: str, workers: int, script: Path, shell: tuple[str, ...] = ("sh
         (["--devices", "cpu:{}", "nothing.py"], 2, "there is no script 'nothing.py'"),
         (["--devices", "cpu:{}", "folder"], 2, "'folder' is a directory"),
         (["--devices", "cpu:{}", "-m", "nothing"], 2, "there is no module 'nothing'"),
-        (["--devices", "7,1{}", "script.py"], 2, "error: --devices cuda:7,1{}: "),
+        (["--devices", "7,1{}", "script.py"], 2, "error: --devices 7,1{}: "),
         (["--devices", "cpu:{}", "--log-dir", "script.py/logs", "script.py"], 2, "--log-dir must be"),
         (["--devices", "cpu:{}", "wrong.py"], 1, "SyntaxError: invalid syntax"),
     ],
