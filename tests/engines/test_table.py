@@ -141,13 +141,18 @@ def ended(
     def ended(what: str, options: list[str]) -> tuple[int, str, str]:
         (tmp_path / "train.py").write_text(f"WHAT = {what!r}\n{SCRIPTS[request.param]}")
         found = engine(tmp_path, options)
-        deadline = time.monotonic() + 30
-        while left := processes_in(tmp_path):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.2)
+        assert_left_alone(tmp_path)
         return found
 
     return ended
+
+
+def assert_left_alone(folder: Path) -> None:
+    """No process works in a folder any more, half a minute later."""
+    deadline = time.monotonic() + 30
+    while left := processes_in(folder):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
 
 
 def processes_in(folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import DOCS, blocks
-from tests.engines.test_table import processes_in
+from tests.engines.test_table import assert_left_alone
 from tests.flows.flow import surroundings
 from tests.flows.test_machines import PLAIN, free_place
 
@@ -100,10 +100,7 @@ def driver(address: str, tmp_path: Path) -> Run:
         words = [sys.executable, "driver.py"]
         found = subprocess.run(words, cwd=tmp_path, env=surroundings({}), capture_output=True, text=True, timeout=300)
         assert found.returncode == 0, found
-        deadline = time.monotonic() + 30
-        while left := processes_in(tmp_path):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.2)
+        assert_left_alone(tmp_path)
         return found
 
     return run

@@ -93,8 +93,10 @@ def _looks(pid: int | None, once: bool) -> Iterator[list[RunState]]:
         gpus = _gpus(runs)
         states = []
         for record in runs:
-            watcher = watchers.setdefault((record.pid, record.begun), RunWatcher(record))
-            states.append(watcher.look(record, gpus))
+            run = record.pid, record.begun
+            if run not in watchers:
+                watchers[run] = RunWatcher(record)
+            states.append(watchers[run].look(record, gpus))
         yield states
         looks += 1
         if not runs or (once and looks == 2):

@@ -1,4 +1,4 @@
-"""What `duoka.ray.launch` runs in place of a script: `duoka run --kind api -m duoka.ray.call`.
+"""Call the function of `duoka.ray.launch` in each worker: `duoka run --kind api -m duoka.ray.call`.
 
 The folder DUOKA_CALL holds the pickled call; rank r writes its result to `result.r`, or a traceback to `error.r`.
 """

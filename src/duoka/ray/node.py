@@ -16,7 +16,7 @@ from duoka import environment
 
 @dataclass(frozen=True)
 class Job:
-    """What each node does.
+    """The work of each node.
 
     words: after `duoka run`. call: the pickled function. folder: working directory. bundle: resources of each node.
     """

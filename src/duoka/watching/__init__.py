@@ -1,10 +1,10 @@
-"""What a run shows of itself to other processes of its user: `duoka watch`.
+"""`duoka watch` and reports: read what other processes of the user's runs do, and show it.
 
 record     the file by which a run is found, and its status board; the run writes both anyway or once
 sample     the counters of a rank, read from the status board and /proc
-parts      what the time of a step is made of, from two samples
+parts      the parts of a rank's time, from two samples
 watcher    a run over time
-findings   what the numbers mean, in sentences
+findings   causes of lost time, in sentences
 showing    tables for the terminal, and the same as JSON
 history    a whole run, in memory that does not grow
 charts     lines and areas as SVG

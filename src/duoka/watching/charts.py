@@ -18,7 +18,7 @@ Segments = Sequence[Sequence[Point]]
 
 @dataclass(frozen=True)
 class Axis:
-    """What is to the right and upwards. begin, end: times. top: the largest value. low, high: texts at its ends."""
+    """The axes of a chart. begin, end: times. top: the largest value. low, high: texts at its ends."""
 
     begin: float
     end: float

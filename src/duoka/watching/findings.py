@@ -1,4 +1,4 @@
-"""What measured times mean, and what to do: sentences shared by `duoka watch`, reports and `duoka forecast`."""
+"""Explain measured times, and say what to do, in sentences shared by `duoka watch`, reports and `duoka forecast`."""
 
 from __future__ import annotations
 

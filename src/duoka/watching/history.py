@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
-from duoka.supervision.value_ring import LoggedValue
+from duoka.supervision.value_ring import LoggedValue, ValueRing
 from duoka.watching.parts import Parts, parts
 from duoka.watching.sample import RunSample
 
@@ -72,11 +72,13 @@ class History:
         self.values: dict[str, Thinned] = {}
         self._every = SHORTEST
         self._last: RunSample | None = None
+        self._read = 0  # number of the last logged value
 
     def begin(self) -> None:
         """Begin an attempt."""
         self.finish()
         self.attempts.append([])
+        self._read = 0
 
     def add(self, sample: RunSample) -> None:
         """Add a sample of the attempt, unless the one before is too near."""
@@ -102,10 +104,16 @@ class History:
         last = self._last or (self.attempts[-1][-1] if self.attempts and self.attempts[-1] else None)
         return last is None or time - last.time >= SHORTEST
 
+    def read(self, time: float, ring: ValueRing | None) -> None:
+        """Add what the script has logged in this attempt since the last call. ring: None if the board has none."""
+        if ring is not None:
+            self.log(time, ring.since(self._read))
+
     def log(self, time: float, values: Iterable[LoggedValue]) -> None:
         """Add values that the script has logged."""
         for value in values:
             self.values.setdefault(value.name, Thinned()).add(Point(time, value.value))
+            self._read = value.number
 
     def mean_parts(self) -> list[list[PartsPoint]]:
         """Return the mean parts of the time over all ranks, for each attempt."""

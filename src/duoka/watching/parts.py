@@ -1,4 +1,4 @@
-"""What the time of a step is made of, from two samples of a rank."""
+"""The parts of a rank's time, from two samples."""
 
 from __future__ import annotations
 

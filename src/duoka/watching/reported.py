@@ -24,11 +24,10 @@ class ReportedRun(PublishedRun):
         self._report, self._say = path, say
         self._history = History(time.monotonic())
         self._seen: StatusBoard | None = None
-        self._logged = 0
         self._code: int | None = None
 
     def begin(self, attempt: int, ranks: range) -> StatusBoard:
-        self._seen, self._logged = super().begin(attempt, ranks), 0
+        self._seen = super().begin(attempt, ranks)
         self._history.begin()
         return self._seen
 
@@ -40,7 +39,7 @@ class ReportedRun(PublishedRun):
     def look(self) -> None:
         now = time.monotonic()
         if self._seen is not None and self._history.is_due(now):
-            self._read_values(now)
+            self._history.read(now, self._seen.values)
             if all(os.path.exists(f"/proc/{pid}/exe") for pid in self.record.pids):  # the ended have no counters
                 self._history.add(take(self.record, self._seen))
 
@@ -53,19 +52,14 @@ class ReportedRun(PublishedRun):
 
     def close(self) -> None:
         now = time.monotonic()
-        self._read_values(now)
+        if self._seen is not None:
+            self._history.read(now, self._seen.values)
         self._history.finish()
         super().close()
         try:
             _write(self._report, page(self.record, self._history, RunEnd(self._code, now)))
         except OSError as error:
             self._say(f"the report cannot be written to {self._report}: {error.strerror}")
-
-    def _read_values(self, now: float) -> None:
-        if self._seen is not None and self._seen.values is not None:
-            values = self._seen.values.since(self._logged)
-            self._history.log(now, values)
-            self._logged = max([self._logged, *(value.number for value in values)])
 
 
 def _write(path: Path, text: str) -> None:

@@ -27,7 +27,6 @@ class WatchedRun:
         self._record, self._history = record, History(time.monotonic())
         self._history.begin()
         self._board: StatusBoard | None = None
-        self._logged = 0
         self._over: float | None = None
         self._lock = threading.Lock()  # the page is made in the threads of requests
 
@@ -41,13 +40,11 @@ class WatchedRun:
             for fault in record.faults[len(before.faults) :]:
                 self._history.events.append(Event(now, fault))
             if self._board is None and record.counts_steps:
-                self._board, self._logged = open_board(record), 0
+                self._board = open_board(record)
             if self._board is not None or not record.counts_steps:
                 self._history.add(take(record, self._board))
-            if self._board is not None and self._board.values is not None:
-                values = self._board.values.since(self._logged)
-                self._history.log(now, values)
-                self._logged = max([self._logged, *(value.number for value in values)])
+            if self._board is not None:
+                self._history.read(now, self._board.values)
 
     def end(self) -> None:
         """Note that the run has ended."""

@@ -9,14 +9,12 @@ EVERY collectives.
 from __future__ import annotations
 
 import zlib
-from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import ReduceOp, Store  # type: ignore[attr-defined]
+from torch.distributed import ReduceOp
 
 from duoka.errors import RanksApart
-from duoka.view.collectives.base import CollectiveSlot, Exchange
 from duoka.view.collectives.process import ProcessCollectives
 from duoka.view.support.user_code import user_line
 
@@ -27,17 +25,7 @@ MIN: Any = ReduceOp.MIN
 class MultiHostCollectives(ProcessCollectives):
     """As ProcessCollectives, with comparisons of checksums."""
 
-    def __init__(
-        self,
-        store: Store,
-        rank: int,
-        world_size: int,
-        timeout: timedelta,
-        slot: CollectiveSlot,
-        exchange: Exchange | None = None,
-    ) -> None:
-        super().__init__(store, rank, world_size, timeout, slot, exchange)
-        self._count, self._checksum = 0, 0
+    _count = _checksum = 0  # of the names of collectives so far
 
     def _enter(self, text: bytes, told: str) -> None:
         super()._enter(text, told)

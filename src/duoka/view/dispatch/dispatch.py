@@ -9,6 +9,7 @@ a collective, and a function without a rule is computed whole. Nothing is assume
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from duoka.view.dispatch.replay import DescribedCall, Outdated, Recorder
 from duoka.view.dispatch.whole import compute_whole, take_row
 from duoka.view.random.draws import DrawCache
 from duoka.view.rules.lookup import dtype_of, ndim_of
+from duoka.view.shares.local import LocalShares
 from duoka.view.support.kinds import is_sharded
 from duoka.view.support.transforms import looks_below
 from duoka.view.support.user_code import user_line
@@ -30,11 +32,9 @@ from duoka.view.tensor.batch import (
     BatchTensor,
     MultiShareBatch,
     Rule,
-    batches_in,
+    call_each_share,
     has_sparse,
-    join_results,
     may_write,
-    of_share,
     whole_batch_error,
     whole_like,
 )
@@ -58,7 +58,8 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     call = DescribedCall(func, args, kwargs)
     first = call.batches[0]
     view = first._meta.spec.view
-    if len(call.batches) > 1 and any(batch._meta.spec.view is not view for batch in call.batches):
+    sharded = view.in_parts or view.of_parameters
+    if sharded and any(batch._meta.spec.view is not view for batch in call.batches):
         whole = {id(batch): batch.full_tensor() for batch in call.batches if batch._meta.spec.view.of_parameters}
         if 0 < len(whole) < len({id(batch) for batch in call.batches}):
             changed = tree_map_only(BatchTensor, lambda batch: whole.get(id(batch), batch), (args, kwargs))
@@ -81,7 +82,7 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def _call(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: DescribedCall) -> Any:
     first = call.batches[0]
     if type(first) is MultiShareBatch:
-        return _call_each_share(func, args, kwargs)
+        return _call_each_share(func, args, kwargs, first._meta.spec.view.shares)
     view = first._meta.spec.view
     if call.key is not None and not view.aliased.copies:
         program = view.programs[call.key]
@@ -216,17 +217,14 @@ def _with_distinct_floats(value: Any) -> Any:
     return value
 
 
-def _call_each_share(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_each_share(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], shares: LocalShares) -> Any:
     """Make the call for each local share."""
     rule = BatchTensor.rules.get(func)
     if rule in BatchTensor.together:
         return rule(func, args, kwargs)
-    found = [batch for batch in batches_in((args, kwargs)) if isinstance(batch, MultiShareBatch)]
-    shares = found[0]._meta.spec.view.shares
-    calls = [of_share((args, kwargs), place) for place in range(shares.count)]
     draws = rule in BatchTensor.drawing
     shares.draw_cache = DrawCache() if draws else None
     try:
-        return join_results(shares.each(lambda place: dispatch(func, *calls[place]), draws=draws), found)
+        return call_each_share(partial(dispatch, func), args, kwargs, draws)
     finally:
         shares.draw_cache = None

@@ -17,7 +17,7 @@ from duoka.view.dispatch.whole import compute_whole
 from duoka.view.random.draws import SeededMode
 from duoka.view.rules.lookup import same_rows
 from duoka.view.support.user_code import user_line
-from duoka.view.tensor.batch import BatchTensor, MultiShareBatch, Spec, batches_in, join_results, of_share
+from duoka.view.tensor.batch import BatchTensor, MultiShareBatch, Spec, batches_in, call_each_share
 
 
 def compute_opaque(
@@ -44,10 +44,7 @@ def on_own_rows(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwar
     batches = batches_in((args, kwargs))
     spec = batches[0]._spec
     if type(batches[0]) is MultiShareBatch:
-        shares = spec.view.shares
-        calls = [of_share((args, kwargs), place) for place in range(shares.count)]
-        found = [batch for batch in batches if isinstance(batch, MultiShareBatch)]
-        return join_results(shares.each(lambda place: on_own_rows(name, func, *calls[place])), found)
+        return call_each_share(partial(on_own_rows, name, func), args, kwargs)
     try:
         if any(batch._spec.dim != spec.dim or not same_rows(batch._spec, spec) for batch in batches):
             raise Refused(f"{_told(name)} was given batches that do not hold the same samples in one dimension")

@@ -364,6 +364,22 @@ def join_results(outs: Sequence[Any], given: Sequence[MultiShareBatch] = ()) -> 
     return first
 
 
+def call_each_share(
+    call: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    draws: bool = False,
+) -> Any:
+    """Make `call(args, kwargs)` for each local share of the batches among the arguments, and combine the results.
+
+    draws: as for `LocalShares.each`.
+    """
+    found = [batch for batch in batches_in((args, kwargs)) if isinstance(batch, MultiShareBatch)]
+    shares = found[0]._spec.view.shares
+    calls = [of_share((args, kwargs), place) for place in range(shares.count)]
+    return join_results(shares.each(lambda place: call(*calls[place]), draws=draws), found)
+
+
 def _like(value: Any, parts: list[Any]) -> Any:
     """Make a (named) tuple or list of the same type."""
     kind = type(value)
