@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.utils import rnn
 from torch.utils import checkpoint as _checkpoint
 from torch.utils.data import DataLoader
@@ -49,6 +50,8 @@ with requiring("torch", torch.__version__):
     pin_memory: Callable[[Any], Any] = _pin_memory.pin_memory
     # Creates a tensor subclass with a shape and no memory. Public: none for subclasses.
     make_wrapper = Tensor._make_wrapper_subclass
+    # Whether the running backward pass will call a node. Public: none.
+    will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
     # Disables __torch_function__ of subclasses. Public: none; notes/extending names it.
     AsPlainTensors = torch._C.DisableTorchFunctionSubclass
     # Disables __torch_function__ of subclasses and modes. Public: none; notes/extending names the one above.
@@ -150,6 +153,19 @@ def functions_of_lists(without: str) -> list[Callable[..., Any]]:
 def count_users(tensor: Tensor) -> int:
     """Return how many nodes of a graph and other C++ objects refer to a tensor. Public: none."""
     return int(tensor._use_count()) - 1  # type: ignore[attr-defined]
+
+
+def count_hooks(tensor: Tensor) -> int:
+    """Return how many hooks receive the gradient of a tensor. Public: none."""
+    return len(tensor._backward_hooks or ())
+
+
+def gradient_is_accumulated(leaf: Tensor) -> bool:
+    """Return whether the backward pass that is running adds the gradient of a leaf to its `.grad`. Public: none."""
+    try:
+        return bool(will_execute(get_gradient_edge(leaf).node))
+    except RuntimeError:  # it returns the gradient (torch.autograd.grad)
+        return False
 
 
 def swap_contents(one: Tensor, other: Tensor) -> None:
@@ -373,6 +389,7 @@ def _try() -> None:
         count_references(tensor),
         is_view(tensor),
         count_users(tensor),
+        count_hooks(tensor),
         outer_saved_tensors_hooks(),
         schema_of(torch.ops.aten.add.Tensor),
     )

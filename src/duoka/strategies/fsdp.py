@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -21,8 +22,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from duoka.errors import Refused
 from duoka.private.torch import count_references, count_users
 from duoka.strategies.ddp import Ddp
+from duoka.view.blocks import Block, Blocks
 from duoka.view.collectives.base import Collectives
-from duoka.view.sharded import Block, Blocks, Sharded, cut_dimension, shard, shard_state
+from duoka.view.sharded import Sharded, cut_dimension, shard, shard_state
 from duoka.view.support.user_code import user_line
 from duoka.view.view import View
 
@@ -62,7 +64,7 @@ class ModelSharding:
         for group in _groups(module, found):
             members = [parameter for parameter in group if self._goes_apart(parameter)]
             if len(members) > 1:
-                Block(self._blocks, members)  # type: ignore[arg-type]
+                Block(self._blocks, members)
         if self._cut > before:
             self._say(_description(module, self._ranks.world_size))
             if self._names and not found:
@@ -81,9 +83,14 @@ class ModelSharding:
         self._leave(parameter)
         return True
 
+    def deferring(self) -> AbstractContextManager[None]:
+        """Return a context of a backward pass, at whose end all gradients are in `.grad`."""
+        return self._blocks.deferring()
+
     def close(self) -> None:
-        """Remove the hook of optimizers."""
+        """Remove the hook of optimizers, and end what is being gathered ahead of time."""
         self._hook.remove()
+        self._blocks.stop_ahead()
 
 
 def _description(module: nn.Module, ranks: int) -> str:
@@ -157,6 +164,11 @@ class Fsdp(Ddp):
 
     def take_in(self, module: nn.Module) -> None:
         self._sharding.shard(module)
+
+    @contextmanager
+    def backward(self, site: str) -> Iterator[None]:
+        with super().backward(site), self._sharding.deferring():
+            yield
 
     def close(self) -> None:
         super().close()

@@ -6,14 +6,13 @@ weights, saving) follows the rules of batches. A function that computes *with* a
 parameters of its block are gathered, and released when other blocks need the memory.
 
 In the backward pass a block is gathered again when a function needs a weight that it has saved. Gradients of whole
-parameters go through `GatherParameters`, which reduce-scatters them.
+parameters go through `GatherParameters`, which reduce-scatters them (`blocks.py`).
 """
 
 from __future__ import annotations
 
 import copy
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,10 +30,9 @@ from duoka.private.torch import (
     tree_map_only,
     version_of,
 )
-from duoka.view.shares.differentiable import GatherParameters
+from duoka.view.blocks import Block, Blocks, records
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor, Spec, batches_in, may_write
-from duoka.view.view import View
 
 Function = Callable[..., Any]
 
@@ -97,11 +95,13 @@ class Sharded(BatchTensor):
         for one in given:
             one._block.settle()
         if BatchTensor.rules.get(func) in BatchTensor.unrecorded:  # about gradients, or properties
+            given[0]._block.blocks.add_deferred()
             return BatchTensor.dispatch(func, args, kwargs)
         if _of_parts(func, args, kwargs, given):
+            given[0]._block.blocks.add_deferred()
             with torch.set_grad_enabled(torch.is_grad_enabled() and func not in _INITIALISING):
                 return _with_parts(func, args, kwargs)
-        return given[0]._block.blocks.compute(func, args, kwargs, given)
+        return _compute(func, args, kwargs, given)
 
     def gathered(self) -> Tensor:
         """Return the whole parameter, to compute with."""
@@ -172,229 +172,27 @@ def _with_parts(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return whose.get(id(out), out)
 
 
-class Block:
-    """Parameters that are gathered together."""
-
-    def __init__(self, blocks: Blocks, members: Sequence[Sharded]) -> None:
-        self.blocks = blocks
-        self.parts = [BatchTensor(member._rows, member._meta.spec) for member in members]
-        self._wholes: list[Tensor] | None = None
-        self._written = -1  # `View.written` when they were gathered
-        self._tracked: dict[int, Tensor] = {}
-        for place, member in enumerate(members):
-            if "_block" in member.__dict__:
-                member._block.release()
-            member._block, member._place = self, place
-
-    @property
-    def is_single(self) -> bool:
-        """True if it has one parameter."""
-        return len(self.parts) == 1
-
-    def size(self) -> int:
-        """Return the bytes of the whole parameters."""
-        return sum(part._rows.itemsize * part._meta.shape.numel() for part in self.parts)
-
-    def wholes(self) -> list[Tensor]:
-        """Return the whole parameters, without gradients; a collective if they are released or were changed."""
-        view = self.blocks.view
-        self.settle()
-        if self._wholes is None or view.written != self._written or view.aliased.copies:
-            self.release()
-            self.blocks.make_room(self)
-            self._wholes, self._written = self._gathered(), view.written
-            for place, whole in enumerate(self._wholes):
-                self.blocks.memory[memory_of(whole)] = self, place
-        self.blocks.use(self)
-        return self._wholes
-
-    def whole(self, place: int) -> Tensor:
-        """Return a whole parameter, whose gradient, if any, is reduce-scattered to the parts."""
-        wholes = self.wholes()
-        if not _records() or not self.parts[place]._rows.requires_grad:
-            return wholes[place]
-        if place not in self._tracked:
-            places = [at for at, part in enumerate(self.parts) if part._rows.requires_grad]
-            found = GatherParameters.apply(self, places, *(self.parts[at]._rows for at in places))
-            self._tracked = dict(zip(places, found, strict=True))
-        return self._tracked[place]
-
-    def release(self) -> None:
-        """Release the whole parameters, and copy writes to them into the parts."""
-        wholes, self._wholes, self._tracked = self._wholes or [], None, {}
-        self.blocks.forget(self)
-        for part, whole in zip(self.parts, wholes, strict=False):
-            self.blocks.memory.pop(memory_of(whole), None)
-            if version_of(whole):
-                self.blocks.view.written += 1
-                with torch.no_grad():
-                    part._rows.copy_(part._spec.partition.local_rows(whole, part._spec.dim))
-
-    def settle(self) -> None:
-        """Release the whole parameters if they were written to in a way that `may_write` does not show."""
-        if any(map(version_of, self._wholes or ())):
-            self.release()
-
-    def _gathered(self) -> list[Tensor]:
-        if os.getpid() != self.blocks.process:
-            raise Refused(
-                f"{user_line()} computes with a sharded parameter in a process that the script started, without the "
-                "other ranks; do so in the script's own process, or use another strategy"
-            )
-        with torch.inference_mode(False), torch.no_grad():
-            found: dict[int, Tensor] = {}
-            for places in self._alike(range(len(self.parts))):
-                sent = torch.cat([self.parts[at]._local.reshape(-1) for at in places])
-                sizes = [[_shape_on(rank, self.parts[at]).numel() for at in places] for rank in self._ranks]
-                most = max(map(sum, sizes))
-                if sent.numel() < most:
-                    sent = torch.cat([sent, sent.new_zeros(most - sent.numel())])
-                came = self.blocks.view.ranks.all_gather(sent)
-                apart = [row[: sum(own)].split(own) for row, own in zip(came, sizes, strict=True)]
-                for number, at in enumerate(places):
-                    part = self.parts[at]
-                    rows = [apart[rank][number].view(_shape_on(rank, part)) for rank in self._ranks]
-                    found[at] = torch.cat(rows, part._meta.spec.dim)
-            return [found[at] for at in range(len(self.parts))]
-
-    @property
-    def _ranks(self) -> range:
-        return range(self.blocks.view.ranks.world_size)
-
-    def _alike(self, places: Sequence[int]) -> list[list[int]]:
-        """Group indices of parameters by dtype and device."""
-        kinds: dict[Any, list[int]] = {}
-        for at in places:
-            rows = self.parts[at]._rows
-            kinds.setdefault((rows.dtype, rows.device), []).append(at)
-        return list(kinds.values())
-
-    # --- for GatherParameters
-
-    def given(self, places: list[int]) -> tuple[Tensor, ...]:
-        """Return whole parameters, for its forward pass."""
-        assert self._wholes is not None
-        return tuple(self._wholes[at].detach() for at in places)
-
-    def own_gradients(self, places: list[int], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Reduce-scatter (sum) gradients of whole parameters, for its backward pass."""
-        self._tracked = {}
-        there = {at: grad for at, grad in zip(places, grads, strict=True) if grad is not None}
-        found: dict[int, Tensor] = {}
-        for alike in self._alike(list(there)):
-            found.update(self._summed({at: there[at] for at in alike}))
-        return [found.get(at) for at in places]
-
-    def _summed(self, grads: dict[int, Tensor]) -> dict[int, Tensor]:
-        ranks = self.blocks.view.ranks
-        if any(grad.layout is not torch.strided for grad in grads.values()):
-            raise Refused(
-                f"the backward pass at {user_line()} computes a sparse gradient of a sharded parameter; make the "
-                "embedding with sparse=False"
-            )
-        bounds = {at: [self.parts[at]._meta.spec.partition.bounds(rank) for rank in self._ranks] for at in grads}
-        if torch.is_grad_enabled():
-            return {
-                at: self.blocks.total(grad).narrow(self.parts[at]._meta.spec.dim, *_span(bounds[at][ranks.rank]))
-                for at, grad in grads.items()
-            }
-        pieces = [
-            torch.cat(
-                [
-                    grad.narrow(self.parts[at]._meta.spec.dim, *_span(bounds[at][rank])).reshape(-1)
-                    for at, grad in grads.items()
-                ]
-            )
-            for rank in self._ranks
-        ]
-        own = pieces[ranks.rank].numel()
-        most = max(piece.numel() for piece in pieces)
-        sent = torch.stack(
-            [
-                piece if piece.numel() == most else torch.cat([piece, piece.new_zeros(most - piece.numel())])
-                for piece in pieces
-            ]
-        )
-        total = ranks.start_all_to_all(sent)().sum(0)[:own]
-        shapes = [_shape_on(ranks.rank, self.parts[at]) for at in grads]
-        parts = total.split([shape.numel() for shape in shapes])
-        return {at: part.view(shape) for at, part, shape in zip(grads, parts, shapes, strict=True)}
-
-
-def _span(bounds: tuple[int, int]) -> tuple[int, int]:
-    return bounds[0], bounds[1] - bounds[0]
-
-
-def _shape_on(rank: int, part: BatchTensor) -> torch.Size:
-    """Return the shape of a rank's rows."""
-    start, stop = part._meta.spec.partition.bounds(rank)
-    shape = list(part._rows.shape)
-    shape[part._meta.spec.dim] = stop - start
-    return torch.Size(shape)
-
-
-class Blocks:
-    """The blocks of a run.
-
-    view: of the sharded parameters. memory: memory of a whole parameter -> its block and index. process: in which
-    collectives can be called.
-    """
-
-    def __init__(self, view: View) -> None:
-        self.view = view
-        self.memory: dict[int, tuple[Block, int]] = {}
-        self.process = os.getpid()
-        self._here: list[Block] = []  # gathered blocks, the last used one last
-        self._largest = 0
-
-    def use(self, block: Block) -> None:
-        """Note that a block is used."""
-        if self._here and self._here[-1] is block:
-            return
-        self.forget(block)
-        self._here.append(block)
-
-    def forget(self, block: Block) -> None:
-        """Note that a block is released."""
-        if block in self._here:
-            self._here.remove(block)
-
-    def make_room(self, block: Block) -> None:
-        """Release blocks, so that together with this one they have at most twice the bytes of the largest."""
-        size = block.size()
-        self._largest = max(self._largest, size)
-        room = 2 * self._largest - size
-        while self._here and sum(one.size() for one in self._here) > room:
-            self._here[0].release()
-
-    def total(self, grad: Tensor) -> Tensor:
-        """All-reduce (sum) a gradient, with gradients of its own."""
-        return self.view.replicate(self.view.all_sum(grad))
-
-    def compute(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Sharded]) -> Any:
-        """Call a function with whole parameters in place of sharded ones."""
-        found = {id(one): one.gathered() for one in given}
-        args, kwargs = tree_map_only(Sharded, lambda one: found[id(one)], (args, kwargs))
-        if not _records():
+def _compute(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Sharded]) -> Any:
+    """Call a function with whole parameters in place of sharded ones."""
+    found = {id(one): one.gathered() for one in given}
+    args, kwargs = tree_map_only(Sharded, lambda one: found[id(one)], (args, kwargs))
+    if not records():
+        out = func(*args, **kwargs)
+    else:
+        with saved_tensors_hooks(partial(_pack, given[0]._block.blocks, outer_saved_tensors_hooks()), _unpack):
             out = func(*args, **kwargs)
-        else:
-            with saved_tensors_hooks(partial(self._pack, outer_saved_tensors_hooks()), _unpack):
-                out = func(*args, **kwargs)
-        for one in given:
-            one._block.settle()
-        return out
-
-    def _pack(self, outer: tuple[Function, Function] | None, tensor: Tensor) -> Any:
-        """Pack a tensor saved for the backward pass; of a whole parameter only its block and index."""
-        found = self.memory.get(memory_of(tensor)) if tensor.layout is torch.strided else None
-        if found is not None and found[0].parts[found[1]].dtype is tensor.dtype:
-            block, place = found
-            return _SavedParameter(block, place, tensor)
-        return _Saved(tensor) if outer is None else _SavedElsewhere(outer[1], outer[0](tensor))
+    for one in given:
+        one._block.settle()
+    return out
 
 
-def _records() -> bool:
-    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+def _pack(blocks: Blocks, outer: tuple[Function, Function] | None, tensor: Tensor) -> Any:
+    """Pack a tensor saved for the backward pass; of a whole parameter only its block and index."""
+    found = blocks.memory.get(memory_of(tensor)) if tensor.layout is torch.strided else None
+    if found is not None and found[0].parts[found[1]].dtype is tensor.dtype:
+        block, place = found
+        return _SavedParameter(block, place, tensor)
+    return _Saved(tensor) if outer is None else _SavedElsewhere(outer[1], outer[0](tensor))
 
 
 def _unpack(saved: Any) -> Tensor:
@@ -458,7 +256,7 @@ def shard(parameter: nn.Parameter, blocks: Blocks) -> None:
         rows.grad = spec.partition.local_rows(parameter.grad, dim).clone(memory_format=torch.contiguous_format)
         parameter.grad = None
     swap_contents(parameter, Sharded(part))
-    Block(blocks, [parameter])  # type: ignore[list-item]
+    Block(blocks, [parameter])
 
 
 def shard_state(value: Tensor, parameter: Sharded) -> BatchTensor:

@@ -134,6 +134,13 @@ class Collectives(ABC):
         found = self.all_gather(tensor)
         return lambda: found
 
+    def in_background(self, wait: Callable[[], T], count: int = 1) -> Callable[[], T]:
+        """Let other collectives, of any thread, begin and end before those that were started last have ended.
+
+        wait: waits for them, `count` in number. Returns the function to call in its place.
+        """
+        return wait
+
     def start_all_to_all(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Start to send row r of `tensor`, shape (world_size, ...), to rank r.
 

@@ -17,7 +17,7 @@ from duoka.errors import PeerLost, Refused, TimedOut
 from duoka.private.texts import TOO_LATE, says
 from duoka.private.torch import nccl_options, start_all_gather, without_gloo_messages
 from duoka.supervision.status_board import AT_END
-from duoka.view.collectives.base import MAY_FAIL, Collectives, CollectiveSlot, Exchange, PeerFailed
+from duoka.view.collectives.base import MAY_FAIL, Collectives, CollectiveSlot, Exchange, PeerFailed, T
 from duoka.view.support.user_code import user_line
 
 
@@ -194,6 +194,20 @@ class ProcessCollectives(Collectives):
             return out.view(self.world_size, *tensor.shape)
 
         return gathered
+
+    def in_background(self, wait: Callable[[], T], count: int = 1) -> Callable[[], T]:
+        # On the status board they end here, as this rank does not wait for the others yet; later it waits anew.
+        for _ in range(count):
+            self._threads.end()
+            self._slot.end_collective(0)
+
+        def wait_now() -> T:
+            for _ in range(count):
+                self._threads.begin()
+                self._begin("wait")
+            return wait()
+
+        return wait_now
 
     def start_all_to_all(self, tensor: Tensor) -> Callable[[], Tensor]:
         out, sent = torch.empty_like(tensor), tensor.detach().contiguous()

@@ -1,0 +1,145 @@
+"""Blocks are gathered ahead of time within their bound, and gradients that travel meanwhile arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from duoka.strategies.fsdp import ModelSharding
+from duoka.view.blocks import Block, Blocks
+from duoka.view.collectives.process import ProcessCollectives
+from tests.view.processes import all_well, in_processes
+
+LAYERS = 5
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(LAYERS)))
+
+
+def inputs() -> Tensor:
+    return torch.linspace(-1, 1, 24).view(4, 6)
+
+
+def sharded(ranks: ProcessCollectives, model: nn.Module) -> ModelSharding:
+    sharding = ModelSharding(ranks, lambda parameter: None)
+    sharding.shard(model)
+    return sharding
+
+
+def step(model: nn.Module, sharding: ModelSharding, *, write: bool = True) -> None:
+    with sharding.deferring():
+        model(inputs()).square().sum().backward()
+    if write:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+    model.zero_grad()
+
+
+def on_two(work: Callable[[ProcessCollectives], Any]) -> list[Any]:
+    return all_well(in_processes(2, work, nearby=True))
+
+
+class Observed(Blocks):
+    """Counts what is started, and notes the most that is whole or on its way."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        super().__init__(blocks.view)
+        self.started = self.background = self.most = 0
+        ranks = blocks.view.ranks
+        start, background = ranks.start_all_gather, ranks.in_background
+
+        def start_all_gather(tensor: Tensor) -> Any:
+            self.started += 1
+            return start(tensor)
+
+        def in_background(wait: Any, count: int = 1) -> Any:
+            self.background += 1
+            return background(wait, count)
+
+        ranks.start_all_gather, ranks.in_background = start_all_gather, in_background  # type: ignore[method-assign]
+
+    def use(self, block: Block) -> None:
+        super().use(block)
+        coming = [] if self._ahead is None else [self._ahead.reference()]
+        self.most = max(self.most, sum(one.size() for one in [*self._here, *coming] if one is not None))
+
+
+def test_the_next_block_comes_while_one_computes() -> None:
+    def work(ranks: ProcessCollectives) -> Any:
+        sharding = ModelSharding(ranks, lambda parameter: None)
+        seen = sharding._blocks = Observed(sharding._blocks)
+        model = net()
+        sharding.shard(model)
+        found = []
+        for _ in range(4):
+            before = seen.started, seen.background
+            step(model, sharding)
+            found.append((seen.started - before[0], seen.background - before[1]))
+        return found, seen.most, model[0][0].weight._block.size()
+
+    for found, most, size in on_two(work):
+        gathered = found[0][0]
+        assert gathered == 2 * LAYERS - 3  # two stay for the backward pass, which needs no weights of the first
+        # The first of a step comes when it is needed, as parameters were written to.
+        assert found[2:] == [(gathered, gathered - 1)] * 2
+        assert most == 2 * size
+
+
+def test_gradients_are_those_of_one_device() -> None:
+    plain = net()
+    plain(inputs()).square().sum().backward()
+    plain(inputs()).square().sum().backward()
+    expected = [parameter.grad for parameter in plain.parameters()]
+
+    def work(ranks: ProcessCollectives) -> Any:
+        model = net()
+        sharding = sharded(ranks, model)
+        first, *_, last = model.parameters()
+        seen = []
+        hook = model[2].register_full_backward_hook(lambda *_: seen.append(model[4][0].bias.grad.full_tensor()))
+        model[1][0].bias.register_hook(lambda grad: 3 * grad)
+        for _ in range(2):
+            with sharding.deferring():
+                model(inputs()).square().sum().backward()
+        found = [parameter.grad.full_tensor() for parameter in model.parameters()]
+        hook.remove()
+        model.zero_grad()
+        with sharding.deferring():
+            model(inputs()).square().sum().backward(inputs=[first._rows])
+        alone = [parameter.grad is not None for parameter in model.parameters()]
+        with sharding.deferring():  # as within a backward pass
+            (asked,) = torch.autograd.grad(model(inputs()).square().sum(), last._rows)
+        return found, seen[1], alone, last.grad is None, asked
+
+    for rank, (found, seen, alone, untouched, asked) in enumerate(on_two(work)):
+        for place, (one, other) in enumerate(zip(found, expected, strict=True)):
+            torch.testing.assert_close(one, 3 * other if place == 3 else other)
+        torch.testing.assert_close(seen, expected[-1])  # was there when the hook read it
+        assert alone == [True] + [False] * (2 * LAYERS - 1)
+        assert untouched
+        torch.testing.assert_close(asked, expected[-1][3 * rank : 3 * rank + 3] / 2)
+
+
+def test_a_model_that_one_rank_deletes_earlier() -> None:
+    def work(ranks: ProcessCollectives) -> Any:
+        model, other = net(), net()
+        sharding = sharded(ranks, model)
+        sharding.shard(other)
+        for _ in range(3):  # blocks of one follow those of the other
+            step(model, sharding, write=False)
+            step(other, sharding, write=False)
+        kept = [other] if ranks.rank else []
+        del other
+        for _ in range(3):
+            step(model, sharding, write=False)
+        return len(kept), model(inputs()).sum().item()
+
+    (_, one), (_, two) = on_two(work)
+    assert one == two == pytest.approx(net()(inputs()).sum().item())
