@@ -75,11 +75,9 @@ class Running:
 def without_noise(said: str) -> str:
     """Without what torch's libraries say of themselves, in some versions.
 
-    gloo of torch 2.10, on standard output: whom a group of the script's own has met. triton, at the end of a python:
-    what it has not taken down; CUDA builds of torch 2.15 import it. Python 3.10, of a script's own exceptions: their
-    module.
+    triton, at the end of a python: what it has not taken down; CUDA builds of torch 2.15 import it. Python 3.10, of a
+    script's own exceptions: their module.
     """
-    said = re.sub(r"(?m)^\[Gloo\] Rank .*\n", "", said)
     said = re.sub(r"(?m)^__main__\.", "", said)
     return re.sub(r"(?m)^(?:nanobind: | - leaked | - \.\.\. skipped|See https://nanobind).*\n?", "", said)
 

@@ -93,7 +93,7 @@ REFUSED = {
         "class Features(torch.utils.data.Dataset):\n"
         "    __len__ = lambda self: 4\n"
         "    __getitem__ = lambda self, index: model.end(torch.ones(16)).detach()\n"
-        "print(next(iter(DataLoader(Features(), num_workers=1))))",
+        "print(next(iter(DataLoader(Features(), num_workers=1, multiprocessing_context='fork'))))",
         "in a process that the script started",
     ),
 }

@@ -309,7 +309,7 @@ def test_a_reader_that_has_enough_ends_the_run_as_it_ends_python(flow: Flow) -> 
         )
         assert process.stdout is not None
         assert process.stderr is not None
-        assert next(filter(without_noise, process.stdout)).startswith("a line of output")
+        assert any(line.startswith("a line of output") for line in process.stdout)  # gloo of torch 2.10 writes first
         process.stdout.close()
         ends.append((process.stderr.read(), process.wait(60)))
         process.stderr.close()

@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from tests.flows.flow import Flow, Running, without_noise
+from tests.flows.flow import Flow, Running
 from tests.flows.group import group, start, until
 
 SAVES = """
@@ -148,7 +148,9 @@ def test_what_ignores_ctrl_c_goes_on_to_ignore_it(flow: Flow) -> None:
     command = [sys.executable, "-m", "duoka", "run", "-q", "--devices", "cpu:2", str(script)]
     ignoring = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
     result = subprocess.run([*ignoring, *command], capture_output=True, text=True, timeout=60)
-    assert without_noise(result.stdout) == "True\n" * 2
+    said = result.stdout.splitlines()  # with what gloo of torch 2.10 writes
+    assert said.count("True") == 2
+    assert "False" not in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])

@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 import types
+from contextlib import nullcontext
 from typing import Any
 
 PRELOADED = (
@@ -144,8 +145,25 @@ def preload() -> None:
             importlib.import_module(module.name)
     for name in PRELOADED:
         importlib.import_module(name)
+    _mute_gloo()
     assert threading.active_count() == 1, threading.enumerate()
     gc.freeze()
+
+
+def _mute_gloo() -> None:
+    """Keep what gloo of torch 2.10 says of a script's own groups out of standard output: ranks mix their lines."""
+    from torch.distributed import distributed_c10d
+
+    from duoka.private.torch import without_gloo_messages
+
+    if not isinstance(without_gloo_messages(), nullcontext):
+
+        class Quiet(distributed_c10d.ProcessGroupGloo):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                with without_gloo_messages():
+                    super().__init__(*args, **kwargs)
+
+        distributed_c10d.ProcessGroupGloo = Quiet  # type: ignore[misc]
 
 
 def become(request: dict[str, Any]) -> int:

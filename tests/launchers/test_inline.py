@@ -99,4 +99,6 @@ def test_a_script_that_makes_its_own_workers_is_run_once_and_told_no_rank(flow: 
             print("once", [name for name in os.environ if name.endswith("RANK")])
         """
     result = flow.run(["run", "-q", "--devices", "cpu:2", flow.write("script.py", source)]).ok()
-    assert result.stdout == "once []\n"
+    lines = result.stdout.splitlines()  # before it, gloo of torch 2.10 writes of its group
+    assert lines[-1] == "once []"
+    assert sum("once" in line for line in lines) == 1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -72,16 +73,17 @@ def test_there_is_one_file(flow: Flow) -> None:
                 base.execute("insert into steps values (?)", (number,))
         """
     flow.run(["run", "--devices", "cpu:3", flow.write("script.py", source)]).ok()
-    assert sqlite3.connect(flow.folder / "a.db").execute("select * from steps").fetchall() == [(0,), (1,), (2,)]
+    with closing(sqlite3.connect(flow.folder / "a.db")) as base:
+        assert base.execute("select * from steps").fetchall() == [(0,), (1,), (2,)]
 
 
 def test_what_stays_locked_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases, "_WAIT", 0.001)
-    holder = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
-    holder.execute("create table t (x)")
-    holder.execute("begin exclusive")
     replicas = Replicas(lambda path: sqlite3.connect(path, timeout=0))
-    with pytest.raises(Refused, match="a transaction holds it exclusively"):
-        replicas.of(str(tmp_path / "a.db"))
-    holder.execute("rollback")
+    with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as holder:
+        holder.execute("create table t (x)")
+        holder.execute("begin exclusive")
+        with pytest.raises(Refused, match="a transaction holds it exclusively"):
+            replicas.of(str(tmp_path / "a.db"))
+        holder.execute("rollback")
     assert replicas.of(str(tmp_path / "a.db")) == replicas.of(str(tmp_path / "a.db"))

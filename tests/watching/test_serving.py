@@ -24,8 +24,9 @@ def test_only_the_secret_opens_the_page() -> None:
         assert fetched(address) == "the page"
         base, _, token = address.partition("?token=")
         for wrong in (base, f"{base}?token=", f"{base}?token={token}x", f"{base}{token}", f"{base}?token=%ff"):
-            with pytest.raises(urllib.error.HTTPError, match="403"):
+            with pytest.raises(urllib.error.HTTPError, match="403") as refused:
                 fetched(wrong)
+            refused.value.close()
     with pytest.raises(urllib.error.URLError):
         fetched(address)
 
