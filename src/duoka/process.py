@@ -21,6 +21,9 @@ if TYPE_CHECKING:  # a script with its own torch.distributed needs none of it
     from duoka.origins.communication import Communication
 
 
+Logged = Callable[[int | None, Mapping[str, object]], None]  # of a step, or None, and values by name
+
+
 class Open(Protocol):
     """The part of an open run (`duoka.run.Run`) that lower modules use."""
 
@@ -52,7 +55,7 @@ class Process:
     run: Open | None = None
     runs: int = 0  # opened so far
     saved: Callable[[int], None] = lambda step: None
-    logged: Callable[[int | None, Mapping[str, object]], None] | None = None
+    logged: Logged | None = None
 
     @contextmanager
     def ending(self) -> Iterator[None]:

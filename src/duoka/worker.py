@@ -9,10 +9,7 @@ import os
 import signal
 import socket
 import sys
-import threading
-import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -31,6 +28,8 @@ from duoka.private.python import (
     set_socket_folder,
     skip_at_exit,
 )
+from duoka.process import this_process
+from duoka.publishing.publisher import publish
 from duoka.supervision import debugging, ending, loader_deaths, tracebacks
 from duoka.supervision.ending import Ending
 from duoka.supervision.status_board import StatusBoard, StatusSlot
@@ -138,11 +137,10 @@ def run_worker(plan: Plan, arguments: WorkerArguments, pipe: socket.socket, stac
     loader_deaths.hide_lost_rank_errors()
 
     shared.observer.begin(arguments.rank)
-    _count_steps(arguments.attempt.board.slot(arguments.rank))
-    _time_loaders(arguments.attempt.board.slot(arguments.rank))
-    _show_checkpoints(arguments.attempt.board.slot(arguments.rank))
-    if plan.report is not None and arguments.rank == 0:
-        _show_logged(arguments.attempt.board)
+    publish(shared.board, arguments.rank, tells=arguments.rank == 0)
+    _show_checkpoints(shared.board.slot(arguments.rank))
+    if arguments.rank == 0:
+        this_process().logged = shared.board.told.log
     if plan.world_size > 1:
         debugging.refuse(plan.kind, plan.world_size, arguments.rank)
     plan = _with_long_timeout(plan)
@@ -206,58 +204,10 @@ def _register_stack_dumps(file: int) -> None:
         faulthandler.enable(file=file)
 
 
-def _count_steps(slot: StatusSlot) -> None:
-    """Record the number of steps on the status board: those of the optimizer that has made most."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    from duoka.view.support.hook_numbers import unnumbered
-
-    steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-    most = 0
-
-    def count(optimizer: Any, args: Any, kwargs: Any) -> None:
-        nonlocal most
-        number = steps[optimizer] = steps.get(optimizer, 0) + 1
-        if number > most:
-            most = number
-            slot.step(number)
-
-    with unnumbered():
-        register_optimizer_step_post_hook(count)
-
-
-def _time_loaders(slot: StatusSlot) -> None:
-    """Record on the status board how long the main thread waits for batches of loaders, and their samples."""
-    from duoka.private.torch import NEXT_BATCH, batch_size_of
-
-    owner, name = NEXT_BATCH
-    take, main, clock = getattr(owner, name), threading.get_ident(), time.monotonic_ns
-
-    def take_timed(batches: Any) -> Any:
-        if threading.get_ident() != main:
-            return take(batches)
-        begin = clock()
-        batch = take(batches)
-        slot.load(clock() - begin, batch_size_of(batches))
-        return batch
-
-    setattr(owner, name, take_timed)
-
-
 def _show_checkpoints(slot: StatusSlot) -> None:
     """Record the step of the newest checkpoint on the status board."""
-    from duoka.process import this_process
-
     this_process.cache_clear()  # the parent's, if it called `duoka.launch`
     this_process().saved = slot.saved
-
-
-def _show_logged(board: StatusBoard) -> None:
-    """Record the values of `run.log` on the status board."""
-    from duoka.process import this_process
-
-    if board.values is not None:
-        this_process().logged = board.values.write
 
 
 def set_threads(count: int | None) -> None:
@@ -312,8 +262,6 @@ def run_plain_alone(plan: Plan, entropy: int, script: Callable[[], None]) -> Non
 
 
 def _run_api(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
-    from duoka.process import this_process
-
     environment.set_rank_variables(info)
     set_origin(plan, info, arguments.attempt.board.slot(info.rank), arguments.attempt.exchange, arguments.attempt.key)
     with this_process().ending():
@@ -322,8 +270,6 @@ def _run_api(plan: Plan, info: RankInfo, arguments: WorkerArguments) -> None:
 
 def set_origin(plan: Plan, info: RankInfo, slot: CollectiveSlot, exchange: mmap.mmap | None, key: Key) -> None:
     """Set what `duoka.start` in this process reads: rank, device, settings."""
-    from duoka.process import this_process
-
     this_process().origin = _origin(plan, info, slot, exchange, key)
 
 

@@ -57,7 +57,7 @@ def test_nothing_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_one_look(run: tuple[PublishedRun, StatusBoard], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", "--once"]) == 0
     title, _, first, second, *_ = capsys.readouterr().out.splitlines()
-    assert re.match(rf"train.py \(pid {os.getpid()}\)  0:00:0\d  step 1$", title)
+    assert re.match(rf"train.py \(pid {os.getpid()}\)  0:0\d  step 1$", title)
     assert [line.split()[:2] for line in (first, second)] == [["0", "CPU"], ["1", "CPU"]]
 
 
@@ -74,11 +74,13 @@ def test_lines_until_the_end(run: tuple[PublishedRun, StatusBoard], capsys: pyte
 
 def test_a_run_in_the_commands_own_process(capsys: pytest.CaptureFixture[str]) -> None:
     alone = PublishedRun(plan(devices=plan().devices[:1]))
+    alone.begin(0, range(1)).slot(0).step(7)
     alone.started([os.getpid()])
     assert main(["watch", "--once", "--json"]) == 0
     alone.close()
     look: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert look["steps"] is None
+    assert look["steps"] == 7
+    assert look["ranks"][0]["parts"]["waiting"] is None
     assert look["ranks"][0]["memory"] > 1 << 20
 
 

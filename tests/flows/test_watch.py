@@ -93,7 +93,7 @@ def test_the_report_of_a_run_with_a_fault(flow: Flow, tmp_path: Path, restarts: 
     result = flow.run(["run", "--quiet", "--devices", "cpu:2", *words, script])
     text = report.read_text()
     assert f"train.py: ended {'well' if restarts else 'with exit code 137'}" in text, result
-    assert "rank 1 was killed by SIGKILL</li>" in text
+    assert "rank 1 was killed by SIGKILL</summary><pre>duoka: rank 1 of 2 ended by SIGKILL" in text
     assert ("restart 1</li>" in text) is bool(restarts)
     assert "<h2>height</h2>" in text
     assert list(tmp_path.glob(".report*")) == []
@@ -108,3 +108,23 @@ def test_a_report_that_cannot_be_written(flow: Flow, tmp_path: Path) -> None:
             "in a directory that exists" if path.suffix == ".html" else "the path of a file that ends with .html"
         )
         assert f"--report must be {allowed}" in result.stderr
+
+
+def test_watching_a_run_of_one_device(flow: Flow, tmp_path: Path) -> None:
+    """The script runs in the command's own process, and its steps are seen all the same."""
+    script, stop = flow.write("train.py", TRAINING), tmp_path / "stop"
+    run = flow.start(["run", "--quiet", "--devices", "cpu", script, stop])
+    while not run.stdout():
+        time.sleep(0.05)
+    watching = flow.start(["watch", "--json", str(run.pid)])
+    while not any(look["steps_per_second"] for look in looks(watching.stdout())):
+        time.sleep(0.05)
+    stop.touch()
+    result = run.wait().ok()
+    before = looks(watching.wait().ok().stdout)[:-1]
+    look = next(look for look in before if look["steps_per_second"])
+    (one,) = look["ranks"]
+    assert one["parts"]["waiting"] is None
+    assert 0 < one["parts"]["loading"] < 1
+    assert look["place"]["batches"] == 8
+    assert look["lines"] == result.stdout.splitlines()

@@ -60,8 +60,3 @@ def test_an_error_ends_the_bar() -> None:
     with pytest.raises(ZeroDivisionError):
         batches.throw(ZeroDivisionError)  # type: ignore[attr-defined]
     assert stream.getvalue().startswith("train: batch 0")
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0:00"), (75, "1:15"), (3700, "1:01:40")])
-def test_durations(seconds: float, text: str) -> None:
-    assert progress._duration(seconds) == text

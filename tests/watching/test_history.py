@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from duoka.supervision.value_ring import LoggedValue
+from duoka.supervision.told import LoggedValue
 from duoka.watching.history import MOST, SHORTEST, History, Point
 from tests.watching.made import sample
 
@@ -47,7 +47,7 @@ def test_a_long_run_stays_small_and_keeps_its_ends() -> None:
     count = 20 * MOST
     for number in range(count):
         found.add(sample(number * SHORTEST, {"steps": number}, {"steps": number}))
-        found.log(number * SHORTEST, [LoggedValue(number, "loss", None, float(number))])
+        found.log([LoggedValue(number * SHORTEST, "loss", None, float(number))])
     found.finish()
     (samples,) = found.attempts
     assert MOST / 2 <= len(samples) <= 2 * MOST

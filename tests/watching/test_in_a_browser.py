@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from duoka.supervision.value_ring import LoggedValue
+from duoka.supervision.told import LoggedValue
 from duoka.watching.history import Event
 from duoka.watching.page import RunEnd, page
 from tests.watching.made import record
@@ -42,7 +42,7 @@ def test_the_report_at_360_pixels(tmp_path: Path, scheme: str, back: str) -> Non
         pytest.skip("there is no chromium")
     seen = history()
     seen.events.append(Event(4.0, "rank 1 was killed by SIGKILL"))
-    seen.log(5.0, [LoggedValue(number, "loss", number, 1.0 / number) for number in range(1, 9)])
+    seen.log([LoggedValue(5.0, "loss", number, 1.0 / number) for number in range(1, 9)])
     (tmp_path / "report.html").write_text(page(record(name="a-long-name/" * 9), seen, RunEnd(0, 10.0)))
     (tmp_path / "around.html").write_text(AROUND)
     found, said = looked_at(browser, tmp_path, scheme)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from duoka.supervision.value_ring import LoggedValue
+from duoka.supervision.told import LoggedValue
 from duoka.watching.history import MOST, SHORTEST, Event, History
 from duoka.watching.page import RunEnd, page
 from tests.watching.made import record, sample
@@ -48,7 +48,7 @@ class Tags(HTMLParser):
 
 def test_the_report_of_a_run() -> None:
     seen = history()
-    seen.log(5.0, [LoggedValue(1, "loss", 1, 0.5), LoggedValue(2, "loss", 2, float("nan"))])
+    seen.log([LoggedValue(5.0, "loss", 1, 0.5), LoggedValue(5.0, "loss", 2, float("nan"))])
     text = page(record(name="train.py"), seen, RunEnd(0, 10.0))
     assert "<h1>train.py: ended well</h1>" in text
     assert "took 0:10 · 2 workers on CPU · 11 steps, 1 s each" in text

@@ -38,20 +38,20 @@ def test_the_page_follows_the_run_and_outlives_it(tmp_path: Path) -> None:
     (record,) = published_runs(tmp_path)
     watched = WatchedRun(record)
     board.slot(0).step(1)
-    assert board.values is not None
-    board.values.write(1, {"loss": 0.5})
+    board.told.log(1, {"loss": 0.5})
     watched.look(record)
     text = watched.page()
     assert "train.py: runs</h1>" in text
     assert '<meta http-equiv="refresh" content="2">' in text
     assert "<h2>loss</h2>" in text
 
-    run.failed("rank 1 was killed")
+    run.failed("rank 1 was killed", "duoka: rank 1 ended by SIGKILL")
     run.begin(1, range(2))
     run.started([os.getpid()] * 2)
     (record,) = published_runs(tmp_path)
     watched.look(record)
-    assert "rank 1 was killed</li>" in watched.page()
+    text = watched.page()
+    assert "rank 1 was killed</summary><pre>duoka: rank 1 ended by SIGKILL</pre>" in text
 
     run.close()
     watched.end()

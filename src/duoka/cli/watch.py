@@ -151,8 +151,7 @@ def _draw(states: list[RunState], looks: Iterator[list[RunState]]) -> None:
 
 
 def _end_of(state: RunState) -> str:
-    after = f" after step {state.steps:,}" if state.record.counts_steps else ""
-    return f"{printable(state.record.name)} (pid {state.record.pid}) has ended{after}"
+    return f"{printable(state.record.name)} (pid {state.record.pid}) has ended after step {state.steps:,}"
 
 
 def _chained(states: list[RunState], looks: Iterator[list[RunState]]) -> Iterator[list[RunState]]:

@@ -18,6 +18,8 @@ from duoka.environment import RankInfo
 from duoka.errors import AskedError, DuokaError, ScriptError
 from duoka.network.keys import Key
 from duoka.plan import Kind, Plan
+from duoka.process import Logged, this_process
+from duoka.publishing.publisher import publish
 from duoka.supervision import tracebacks
 from duoka.target import run_target
 from duoka.watching.record import PublishedRun
@@ -38,37 +40,49 @@ def run_inline(plan: Plan) -> int:
     if "torch" in sys.modules:  # it has read the environment variables already
         set_threads(plan.threads)
     record = PublishedRun(plan)
+    board = record.begin(0, range(1))
+    publish(board, 0, tells=True)
     record.started([os.getpid()])
+    code = 1
     try:
         if plan.kind is Kind.PLAIN and plan.strategy == "exact":
             run_plain_alone(plan, secrets.randbits(64), partial(run_target, plan.target))
         elif plan.kind is Kind.PLAIN or plan.self_launching:
             run_target(plan.target)
         elif plan.kind is Kind.API:
-            run_alone(plan, partial(run_target, plan.target))
+            run_alone(plan, partial(run_target, plan.target), board.told.log)
         else:
             environment.set_rank_variables(RankInfo(0, 1, 0, 0, secrets.token_hex(8)))
             run_target(plan.target, local_rank_args(plan, 0))
-    except (SystemExit, ScriptError):
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        raise
+    except ScriptError:
         raise
     except DuokaError as error:  # raised by the script: print its traceback, as for a worker
         _show_as_python_would()
         sys.excepthook(type(error), error, error.__traceback__)
-        return 2 if isinstance(error, AskedError) else 1
+        code = 2 if isinstance(error, AskedError) else 1
+        return code
     except BaseException:
         _show_as_python_would()
         raise
     finally:
+        record.ended(code)
         record.close()
-    return 0
+    return code
 
 
-def run_alone(plan: Plan, function: Callable[[], T]) -> T:
-    """Call a function that uses duoka's API in this process, as the only worker of `plan`."""
+def run_alone(plan: Plan, function: Callable[[], T], logged: Logged | None = None) -> T:
+    """Call a function that uses duoka's API in this process, as the only worker of `plan`.
+
+    logged: called with the values of each `run.log`.
+    """
     from duoka.origins.communication import NullSlot
-    from duoka.process import this_process
 
     this_process.cache_clear()  # a caller of `duoka.launch` has one of its own
+    this_process().logged = logged
     info = RankInfo(0, 1, 0, 0, secrets.token_hex(8))
     set_origin(plan, info, NullSlot(), None, Key())
     with this_process().ending():

@@ -111,10 +111,7 @@ def run_local(plan: Plan) -> int:
 
                 def again(number: int) -> Verdict:
                     outputs.begin(number)
-                    verdict = attempt(run, number)
-                    if is_fault(verdict):
-                        record.failed(cause(verdict))
-                    return verdict
+                    return attempt(run, number)
 
                 code = with_restarts(again, plan.restarts, signals, run.write if reports else _write_nothing)
                 record.ended(code)
@@ -195,8 +192,12 @@ def attempt(run: RunContext, number: int) -> Verdict:
                 group.end()
             verdict = replace(judge(group.workers, stuck, asked), saved=board.saved())
             verdict = others.conclude(verdict, group)
+        text = ""
         if _reports_end(plan.machines, verdict):
-            run.write(report(verdict, ReportContext(plan, board, group.workers, run.outputs)))
+            text = report(verdict, ReportContext(plan, board, group.workers, run.outputs))
+            run.write(text)
+        if is_fault(verdict):
+            run.record.failed(cause(verdict), text)
         return verdict
     finally:
         group.close()

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
+from torch import Tensor
+
 from duoka.errors import OptionError
 from duoka.logs.base import Log
 from duoka.logs.values import check_step, check_values, number_of
@@ -41,8 +43,8 @@ class Logs:
             OptionError: a value is of another type.
         """
         logged = this_process().logged
-        if not self._logs and logged is None:
-            return
+        if not self._logs:
+            values = {} if logged is None else {name: one for name, one in values.items() if not _is_far(one)}
         plain = {name: number_of(name, value) for name, value in values.items()}
         if logged is not None:
             logged(step, plain)
@@ -60,6 +62,11 @@ class Logs:
                 errors.append(error)
         if errors:
             raise errors[0]
+
+
+def _is_far(value: Any) -> bool:
+    """Return whether reading a value makes the script wait for a device."""
+    return isinstance(value, Tensor) and value.device.type != "cpu"
 
 
 def check_logs(names: str | Sequence[str]) -> list[tuple[str, str]]:

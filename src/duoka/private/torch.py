@@ -30,7 +30,6 @@ with requiring("torch", torch.__version__):
     from torch.distributed import distributed_c10d as _c10d
     from torch.nn.utils import rnn
     from torch.utils import _device, _python_dispatch, _pytree
-    from torch.utils.data import dataloader as _dataloader
     from torch.utils.data._utils import pin_memory as _pin_memory
     from torch.utils.data._utils import signal_handling as _loader_deaths
 
@@ -88,8 +87,6 @@ with requiring("torch", torch.__version__):
     # (owner, name): functions that duoka replaces.
     # Called at the begin of each loop over a loader. Public: DataLoader.__iter__, which keeps workers.
     GET_ITERATOR = (DataLoader, "_get_iterator")
-    # Takes the next batch of every loader. Public: DataLoader.__iter__, whose iterator would be another object.
-    NEXT_BATCH = (_dataloader._BaseDataLoaderIter, "__next__")
     # Called by pad_packed_sequence; its total length is of the whole batch. Public: none.
     PAD_PACKED = (torch._VF, "_pad_packed_sequence")
     # Called by torch.nn.utils.rnn.pack_padded_sequence, the public one.
@@ -273,12 +270,6 @@ def new_iterator(loader: DataLoader[Any]) -> Any:
 def reset_iterator(iterator: Any, loader: DataLoader[Any]) -> None:
     """Begin another epoch of an iterator with persistent workers. Public: iter(loader)."""
     iterator._reset(loader)
-
-
-def batch_size_of(iterator: Any) -> int:
-    """Return the size of batches of a loader's iterator; 0 if they have none. Public: DataLoader.batch_size."""
-    size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", 0)
-    return size if isinstance(size, int) else 0
 
 
 # The attribute in which a loader keeps its iterator. Public: none.

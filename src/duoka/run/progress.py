@@ -14,6 +14,7 @@ from duoka.data.pieces import Pieces
 from duoka.logs.console import line
 from duoka.logs.values import number_of
 from duoka.private.torch import tree_leaves
+from duoka.system.seconds import duration
 
 EVERY = 10.0  # seconds between two plain lines
 
@@ -72,7 +73,7 @@ class _Lines:
         of = f" of {self._total}" if self._total is not None else ""
         left = ""
         if self._total is not None and self._done < self._total:
-            left = f", {_duration(seconds / max(self._done, 1) * (self._total - self._done))} left"
+            left = f", {duration(seconds / max(self._done, 1) * (self._total - self._done))} left"
         words = [f"{self._name}: batch {self._done}{of}", f"{self._samples / seconds:.4g} samples/s{left}"]
         words += [line(None, {name: number_of(name, value)}) for name, value in self._values.items()]
         print(", ".join(words), file=self._stream, flush=True)
@@ -120,9 +121,3 @@ def _samples(batch: Any) -> int:
         return batch.n
     first = next((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), None)
     return 1 if first is None else first.shape[0]
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

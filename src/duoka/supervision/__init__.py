@@ -1,7 +1,8 @@
 """Watching workers and reporting how they ended.
 
 status_board.py      shared memory in which each rank shows its collectives, steps and checkpoints
-value_ring.py        the last values that a script has logged, in the same memory
+told.py              what rank 0's script logs and prints, and where it is in its loops, in the same memory
+ring.py              the last entries that one process writes and others read
 flight_recorder.py   the same for scripts that call torch.distributed themselves, read from torch's flight recorder
 ending.py            the record of how a worker's script ended
 tracebacks.py        tracebacks without duoka's own frames

@@ -12,20 +12,22 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from duoka.errors import RanksApart
-from duoka.supervision import value_ring
-from duoka.supervision.value_ring import ValueRing
+from duoka.supervision.told import SIZE as TOLD_SIZE
+from duoka.supervision.told import Told
 
 RING = 64  # collectives that a slot remembers
 ENTRY = 256  # bytes of one of them: four 64-bit numbers, then the text
 TEXT = ENTRY - 4 * 8
-HEAD = 128  # bytes in front of the entries: 16 numbers, of which 10 are used
+HEAD = 128  # bytes in front of the entries: 16 numbers, of which 14 are used
 SLOT_SIZE = HEAD + RING * ENTRY
 
 # Indices of the 64-bit numbers in a slot and in an entry.
 BEGUN, FINISHED, STEPS, STEPPED, SLOWEST, SEEN, SAVED, WAITED, LOADED, SAMPLES = range(10)
+BATCH, BATCHES, TRAINED, TRAINED_OF = range(10, 14)
 DIGEST, SINCE, LENGTH, NUMBER = 0, 1, 2, 3
 
 AT_END = "the end of the script"  # in place of a line, in the name of a collective there
@@ -72,6 +74,18 @@ class Counters(NamedTuple):
     samples: int
 
 
+class Batches(NamedTuple):
+    """The place in loaders. batch: the last one taken, counted from 1, of `batches` (0: not known).
+
+    trained: the one after which the last step was made, of `trained_of`.
+    """
+
+    batch: int
+    batches: int
+    trained: int
+    trained_of: int
+
+
 @dataclass(frozen=True, slots=True)
 class CollectiveMismatch:
     """Ranks called different collectives.
@@ -106,18 +120,14 @@ class Collective(NamedTuple):
 
 
 class StatusBoard:
-    """The slots of a machine's ranks, in memory shared with processes forked later.
-
-    values: those that the script logs; None in memory that has no room for them.
-    """
+    """The slots of a machine's ranks, in memory shared with processes forked later."""
 
     def __init__(self, memory: mmap.mmap, ranks: range) -> None:
         self.ranks = ranks
         view = memoryview(memory)
         self._bytes = {rank: view[at * SLOT_SIZE : (at + 1) * SLOT_SIZE] for at, rank in enumerate(ranks)}
         self._words = {rank: slot.cast("Q") for rank, slot in self._bytes.items()}
-        left = view[len(ranks) * SLOT_SIZE :]
-        self.values = ValueRing(left) if len(left) >= value_ring.SIZE else None
+        self._rest = view[len(ranks) * SLOT_SIZE :]
 
     @classmethod
     def create(cls, count: int, first: int = 0, file: int = -1) -> StatusBoard:
@@ -125,7 +135,7 @@ class StatusBoard:
 
         file: descriptor of an empty file that holds it, for other processes to open; -1: memory without a file.
         """
-        size = count * SLOT_SIZE + value_ring.SIZE
+        size = count * SLOT_SIZE + TOLD_SIZE
         if file != -1:
             os.ftruncate(file, size)
         return cls(mmap.mmap(file, size), range(first, first + count))
@@ -137,7 +147,12 @@ class StatusBoard:
         Raises:
             ValueError: the file is too short for these ranks.
         """
-        return cls(mmap.mmap(file, len(ranks) * SLOT_SIZE + value_ring.SIZE, access=mmap.ACCESS_READ), ranks)
+        return cls(mmap.mmap(file, len(ranks) * SLOT_SIZE + TOLD_SIZE, access=mmap.ACCESS_READ), ranks)
+
+    @cached_property
+    def told(self) -> Told:
+        """What rank 0's script tells those who watch; only on a board that was made or mapped by the two above."""
+        return Told(self._rest)
 
     def slot(self, rank: int) -> StatusSlot:
         """Return the slot of `rank`, for its worker to write."""
@@ -162,6 +177,10 @@ class StatusBoard:
         """Return the sums of `rank`."""
         words = self._words[rank]
         return Counters(words[STEPS], words[WAITED] / 1e9, words[LOADED] / 1e9, words[SAMPLES])
+
+    def batches(self, rank: int) -> Batches:
+        """Return where `rank` is in its loaders."""
+        return Batches(*self._words[rank][BATCH : TRAINED_OF + 1])
 
     def saved(self) -> int | None:
         """Return the step of the newest checkpoint that a rank has written or restored; None without one."""
@@ -251,12 +270,21 @@ class StatusSlot:
             words[SLOWEST] = now - words[STEPPED]
         words[STEPPED] = now
         words[STEPS] = steps
+        words[TRAINED], words[TRAINED_OF] = words[BATCH], words[BATCHES]
 
     def load(self, nanoseconds: int, samples: int) -> None:
         """Record that this rank has taken a batch of so many samples from a loader, in so much time."""
         words = self._words
         words[LOADED] += nanoseconds
         words[SAMPLES] += samples
+
+    def batch(self, number: int, of: int) -> None:
+        """Record that this rank has taken batch `number`, counted from 1, of a loader. of: its length; 0: unknown."""
+        self._words[BATCH], self._words[BATCHES] = number, of
+
+    def begin_epoch(self) -> None:
+        """Record that no batch of this epoch has trained yet."""
+        self._words[TRAINED] = 0
 
     @property
     def steps(self) -> int:

@@ -32,6 +32,7 @@ class Lines:
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._watched: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> Lines:
         for stream in (sys.stdout, sys.stderr):
@@ -40,8 +41,8 @@ class Lines:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for stream in self._watched:
-            del stream.write
+        for undo in self._undo:
+            undo()
         if self._waiting and self._open:
             self._write("\n")
         self._open = False
@@ -54,22 +55,17 @@ class Lines:
             self._flush()
 
     def _watch(self, stream: Any) -> None:
-        write: Callable[[str], int] = stream.write
-
-        def seen(text: str) -> int:
-            written = write(text)
+        def note(text: str) -> None:
             with self._lock:
                 self._open = is_open(text, self._open)
                 if self._waiting and not self._open:
                     stream.flush()
                     self._flush()
-            return written
 
-        try:
-            stream.write = seen
-        except AttributeError:  # not a stream of Python's
-            return
-        self._watched.append(stream)
+        undo = observe(stream, note)
+        if undo is not None:
+            self._undo.append(undo)
+            self._watched.append(stream)
 
     def _flush(self) -> None:
         if not self._open and self._waiting and os.getpid() == self._process:
@@ -82,6 +78,32 @@ class Lines:
             if stream is not None:
                 stream.flush()
                 os.write(stream.fileno(), text.encode(errors="replace"))
+
+
+def observe(stream: Any, note: Callable[[str], None]) -> Callable[[], None] | None:
+    """Call `note` with each text that was written to a stream; returns a function that ends this.
+
+    The stream stays the object that it is. None: it is not a stream of Python's.
+    """
+    write: Callable[[str], int] = stream.write
+    before = vars(stream).get("write") if hasattr(stream, "__dict__") else None
+
+    def seen(text: str) -> int:
+        written = write(text)
+        note(text)
+        return written
+
+    def undo() -> None:
+        if before is None:
+            del stream.write
+        else:
+            stream.write = before
+
+    try:
+        stream.write = seen
+    except AttributeError:
+        return None
+    return undo
 
 
 def is_open(text: str, before: bool) -> bool:

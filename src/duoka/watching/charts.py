@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from duoka.system.seconds import duration
 from duoka.watching.history import Point
 
 WIDTH, HEIGHT = 1000.0, 240.0  # of the drawing, in its own units
@@ -121,10 +122,3 @@ def _figure(
         f'aria-label="{escape(title)}">{ticks}{paths}{drawn}</svg></div>'
         f'<div class="x"><span>0:00</span><span>{duration(axis.end - axis.begin)}</span></div></figure>'
     )
-
-
-def duration(seconds: float) -> str:
-    """Format seconds: `0:07`, `12:34`, `1:02:03`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -82,10 +82,3 @@ def _memory(state: RunState) -> Iterator[str]:
 def _faults(state: RunState) -> Iterator[str]:
     for number, fault in enumerate(state.record.faults, 1):
         yield f"fault {number}: {fault}"
-
-
-def in_words(seconds: float) -> str:
-    """Format seconds: `1.2 s`, `12.3 ms`, `103 µs`."""
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"

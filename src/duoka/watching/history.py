@@ -8,7 +8,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
-from duoka.supervision.value_ring import LoggedValue, ValueRing
+from duoka.supervision.told import LoggedValue, Told
+from duoka.watching.hearing import Hearer
 from duoka.watching.parts import Parts, parts
 from duoka.watching.sample import RunSample
 
@@ -18,10 +19,11 @@ MOST_RANK_SAMPLES = 40_000  # of all ranks together
 
 
 class Event(NamedTuple):
-    """A fault or a restart. time: CLOCK_MONOTONIC."""
+    """A fault or a restart. time: CLOCK_MONOTONIC. report: what was printed about it, with stacks or tracebacks."""
 
     time: float
     text: str
+    report: str = ""
 
 
 class Point(NamedTuple):
@@ -71,14 +73,14 @@ class History:
         self.events: list[Event] = []
         self.values: dict[str, Thinned] = {}
         self._every = SHORTEST
+        self.hearer = Hearer()
         self._last: RunSample | None = None
-        self._read = 0  # number of the last logged value
 
     def begin(self) -> None:
         """Begin an attempt."""
         self.finish()
         self.attempts.append([])
-        self._read = 0
+        self.hearer.restart()
 
     def add(self, sample: RunSample) -> None:
         """Add a sample of the attempt, unless the one before is too near."""
@@ -104,16 +106,14 @@ class History:
         last = self._last or (self.attempts[-1][-1] if self.attempts and self.attempts[-1] else None)
         return last is None or time - last.time >= SHORTEST
 
-    def read(self, time: float, ring: ValueRing | None) -> None:
-        """Add what the script has logged in this attempt since the last call. ring: None if the board has none."""
-        if ring is not None:
-            self.log(time, ring.since(self._read))
+    def hear(self, told: Told) -> None:
+        """Add what the script has logged and printed in this attempt since the last call."""
+        self.log(self.hearer.hear(told))
 
-    def log(self, time: float, values: Iterable[LoggedValue]) -> None:
+    def log(self, values: Iterable[LoggedValue]) -> None:
         """Add values that the script has logged."""
         for value in values:
-            self.values.setdefault(value.name, Thinned()).add(Point(time, value.value))
-            self._read = value.number
+            self.values.setdefault(value.name, Thinned()).add(Point(value.time, value.value))
 
     def mean_parts(self) -> list[list[PartsPoint]]:
         """Return the mean parts of the time over all ranks, for each attempt."""

@@ -9,22 +9,18 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from duoka.watching.charts import Axis, Line, Mark, Segments, area_chart, duration, line_chart
-from duoka.watching.findings import findings, in_words
-from duoka.watching.history import History, Point
+from duoka.system.printable import printable
+from duoka.system.seconds import duration, in_words
+from duoka.watching.charts import Axis, Line, Mark, Segments, area_chart, line_chart
+from duoka.watching.findings import findings
+from duoka.watching.history import Event, History, Point
+from duoka.watching.parts import parts_shown
 from duoka.watching.record import RunRecord
 from duoka.watching.watcher import RunState, RunWatcher, slowest
 
 MOST_LINES = 8  # ranks in a chart
 MOST_ROWS = 64  # ranks in the table
 MIB = 1 << 20
-PARTS = (  # field of Parts, its name, its class
-    ("computing", "computes", "c1"),
-    ("loading", "loads", "c2"),
-    ("waiting", "waits for other ranks", "c3"),
-    ("queued", "queues for a core", "c4"),
-    ("rest", "sleeps", "c0"),
-)
 
 STYLE = """
 :root{color-scheme:light dark;--text:#1c2024;--faint:#666e78;--back:#fff;--panel:#f5f6f8;--grid:#d9dde2}
@@ -44,6 +40,7 @@ figure,section{margin:1rem 0;padding:.8rem;background:var(--panel);border-radius
 border-radius:2px;background:var(--color)}
 path{fill:none;vector-effect:non-scaling-stroke}.line{stroke:var(--color);stroke-width:2}.area{fill:var(--color)}
 .grid{stroke:var(--grid);stroke-width:1}.mark{stroke:var(--mark);stroke-width:2;stroke-dasharray:5 4}
+pre{overflow-x:auto;font-size:.85rem;margin:.3rem 0}summary{cursor:pointer}
 .table{overflow-x:auto;white-space:nowrap}table{border-collapse:collapse;width:100%}
 th,td{padding:.2rem .6rem;text-align:right}
 th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}tr+tr{border-top:1px solid var(--grid)}
@@ -70,7 +67,7 @@ def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0) -> 
     marks = [Mark(event.time, event.text) for event in history.events]
     span = history.begun, end.time
     charts = [*_step_charts(record, history, span, marks), *_value_charts(history, span, marks)]
-    body = [*_head(record, history, end, state), *_notes(state, history), _table(state), *charts]
+    body = [*_head(record, history, end, state), *_notes(state, history), _table(state), *charts, *_told(history)]
     title = escape(f"{record.name}: {_how(end)}")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
@@ -123,26 +120,39 @@ def _head(record: RunRecord, history: History, end: RunEnd, state: RunState | No
 def _notes(state: RunState | None, history: History) -> Iterator[str]:
     """Yield what stands out, and the events with their times."""
     found = [] if state is None else [text for text in findings(state) if not text.startswith("fault ")]
-    found += [f"{duration(event.time - history.begun)} {event.text}" for event in history.events]
-    if found:
+    if found or history.events:
         yield "<section><h2>What stands out</h2><ul>"
         yield from (f"<li>{escape(text)}</li>" for text in found)
+        yield from (_event(event, history.begun) for event in history.events)
         yield "</ul></section>"
     if state is None:
         yield "<p>The run was too short for two looks at it, half a second apart.</p>"
 
 
+def _event(event: Event, begun: float) -> str:
+    """Return when an event was, and below it what was printed about it, to be opened."""
+    said = f"{duration(event.time - begun)} {escape(event.text)}"
+    if not event.report:
+        return f"<li>{said}</li>"
+    return f"<li><details><summary>{said}</summary><pre>{escape(event.report)}</pre></details></li>"
+
+
+def _told(history: History) -> Iterator[str]:
+    """Yield what the script has printed last."""
+    if history.hearer.lines:
+        text = escape("\n".join(map(printable, history.hearer.lines)))
+        yield f"<section><h2>Printed last</h2><pre>{text}</pre></section>"
+
+
 def _table(state: RunState | None) -> str:
     if state is None:
         return ""
-    shown = [part for part in PARTS if part[0] != "waiting" or state.record.sees_waits]
-    heads = "".join(
-        f"<th>{name}</th>" for name in ("rank", "device", *(name for _, name, _ in shown), "cores", "MiB")
-    )
+    shown = parts_shown(state.record.sees_waits)
+    heads = "".join(f"<th>{name}</th>" for name in ("rank", "device", *(part.name for part in shown), "cores", "MiB"))
     rows = []
     for one in slowest(state, MOST_ROWS):
         cells = [str(one.sample.rank), one.device]
-        cells += ["" if one.parts is None else f"{getattr(one.parts, field):.0%}" for field, _, _ in shown]
+        cells += ["" if one.parts is None else f"{getattr(one.parts, part.field):.0%}" for part in shown]
         cells += ["" if one.cores is None else f"{one.cores:.1f}", f"{one.sample.memory / MIB:,.0f}"]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     note = "" if not state.record.attempt else " of the last attempt"
@@ -179,9 +189,12 @@ def _step_charts(
 def _parts_chart(record: RunRecord, history: History, span: tuple[float, float], marks: Sequence[Mark]) -> str:
     found = history.mean_parts()
     layers = [
-        Line(name, style, [[Point(one.time, getattr(one.parts, field)) for one in points] for points in found])
-        for field, name, style in PARTS
-        if field != "waiting" or record.sees_waits
+        Line(
+            part.name,
+            part.page_style,
+            [[Point(one.time, getattr(one.parts, part.field)) for one in points] for points in found],
+        )
+        for part in parts_shown(record.sees_waits)
     ]
     return area_chart("Parts of the time, mean of all ranks", Axis(*span, 1.0, "100%"), layers, marks)
 

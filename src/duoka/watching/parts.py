@@ -38,3 +38,28 @@ def parts(before: RankSample, after: RankSample, seconds: float) -> Parts:
     queued = min(left - computing, max(0.0, after.queued - before.queued))
     rest = left - computing - queued
     return Parts(*(part / known for part in (waiting, loading, computing, queued, rest)))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part as it is shown. field: of `Parts`. name: in full. column: in a table. style: in the terminal."""
+
+    field: str
+    name: str
+    column: str
+    style: str
+    page_style: str
+
+
+PARTS = (
+    Part("computing", "computes", "computes", "green", "c1"),
+    Part("waiting", "waits for other ranks", "waits", "red", "c3"),
+    Part("loading", "loads", "loads", "yellow", "c2"),
+    Part("queued", "queues for a core", "queues", "magenta", "c4"),
+    Part("rest", "sleeps", "sleeps", "bright_black", "c0"),
+)
+
+
+def parts_shown(sees_waits: bool) -> list[Part]:
+    """Return the parts that can be known of a run."""
+    return [part for part in PARTS if part.field != "waiting" or sees_waits]

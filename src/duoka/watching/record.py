@@ -21,6 +21,9 @@ from duoka.plan import Kind, Plan
 from duoka.supervision.status_board import StatusBoard
 from duoka.system.runtime_folder import runtime_folder
 
+BOARD = "duoka-board"  # name of the unnamed file
+LONGEST = 20_000  # characters of a report
+
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
@@ -29,8 +32,9 @@ class RunRecord:
     pid: of the command process. name: of the script or function. devices: of the workers, in the order of ranks.
     first: rank of the first worker. begun: UNIX time. sees_waits: collectives are waited for where they are called,
     so that the board has the time. samples_differ: each rank loads a batch of its own. attempt: 0 at first, and one
-    more after each restart. faults: what ended the attempts so far. pids: of the workers. board: descriptor of the
-    status board in the command process; -1: there is none.
+    more after each restart. faults: what ended the attempts so far. reports: what was printed about each of them.
+    pids: of the workers. board: descriptor of the status board in the command process; -1: there is none. code: the
+    exit code; None: the run goes on.
     """
 
     pid: int
@@ -42,11 +46,13 @@ class RunRecord:
     samples_differ: bool
     attempt: int = 0
     faults: tuple[str, ...] = ()
+    reports: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
     board: int = -1
+    code: int | None = None
 
     @property
-    def counts_steps(self) -> bool:
+    def has_begun(self) -> bool:
         """Return whether there is a status board."""
         return self.board != -1
 
@@ -65,7 +71,7 @@ def record_of(plan: Plan) -> RunRecord:
         devices=tuple(map(str, plan.devices)),
         first=plan.ranks.start,
         begun=time.time(),
-        sees_waits=plan.devices[0].type == "cpu" and not own,
+        sees_waits=plan.devices[0].type == "cpu" and not own and plan.world_size > 1,
         samples_differ=own,
     )
 
@@ -83,11 +89,11 @@ class UnpublishedRun:
     def look(self) -> None:
         """Take a sample, for a report of the run."""
 
-    def failed(self, cause: str) -> None:
-        """Publish the fault that ended the attempt."""
+    def failed(self, cause: str, report: str = "") -> None:
+        """Publish the fault that ended the attempt. report: what was printed about it, with tracebacks or stacks."""
 
     def ended(self, code: int) -> None:
-        """Note the exit code of the run."""
+        """Publish the exit code of the run."""
 
     def close(self) -> None:
         """Remove the record."""
@@ -107,7 +113,7 @@ class PublishedRun(UnpublishedRun):
 
     def begin(self, attempt: int, ranks: range) -> StatusBoard:
         self._close_board()
-        self._board = os.memfd_create("duoka-board")
+        self._board = os.memfd_create(BOARD)
         self.record = replace(self.record, attempt=attempt, first=ranks.start, board=self._board, pids=())
         return StatusBoard.create(len(ranks), ranks.start, self._board)
 
@@ -115,8 +121,13 @@ class PublishedRun(UnpublishedRun):
         self.record = replace(self.record, pids=tuple(pids))
         self._write()
 
-    def failed(self, cause: str) -> None:
-        self.record = replace(self.record, faults=(*self.record.faults, cause))
+    def failed(self, cause: str, report: str = "") -> None:
+        reports = *self.record.reports, report[-LONGEST:]
+        self.record = replace(self.record, faults=(*self.record.faults, cause), reports=reports)
+        self._write()
+
+    def ended(self, code: int) -> None:
+        self.record = replace(self.record, code=code)
         self._write()
 
     def close(self) -> None:
@@ -161,7 +172,10 @@ def published_runs(folder: Path | None = None) -> Iterator[RunRecord]:
 def open_board(record: RunRecord) -> StatusBoard | None:
     """Map the status board of a run; None if it has none, or has just ended."""
     with suppress(OSError, ValueError):
-        file = os.open(f"/proc/{record.pid}/fd/{record.board}", os.O_RDONLY | os.O_CLOEXEC)
+        path = f"/proc/{record.pid}/fd/{record.board}"
+        if BOARD not in os.readlink(path):  # closed, as by a script that closes all files
+            return None
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return StatusBoard.open(file, record.ranks)
         finally:

@@ -24,7 +24,6 @@ class ReportedRun(PublishedRun):
         self._report, self._say = path, say
         self._history = History(time.monotonic())
         self._seen: StatusBoard | None = None
-        self._code: int | None = None
 
     def begin(self, attempt: int, ranks: range) -> StatusBoard:
         self._seen = super().begin(attempt, ranks)
@@ -39,25 +38,22 @@ class ReportedRun(PublishedRun):
     def look(self) -> None:
         now = time.monotonic()
         if self._seen is not None and self._history.is_due(now):
-            self._history.read(now, self._seen.values)
+            self._history.hear(self._seen.told)
             if all(os.path.exists(f"/proc/{pid}/exe") for pid in self.record.pids):  # the ended have no counters
                 self._history.add(take(self.record, self._seen))
 
-    def failed(self, cause: str) -> None:
-        super().failed(cause)
-        self._history.events.append(Event(time.monotonic(), cause))
-
-    def ended(self, code: int) -> None:
-        self._code = code
+    def failed(self, cause: str, report: str = "") -> None:
+        super().failed(cause, report)
+        self._history.events.append(Event(time.monotonic(), cause, report))
 
     def close(self) -> None:
         now = time.monotonic()
         if self._seen is not None:
-            self._history.read(now, self._seen.values)
+            self._history.hear(self._seen.told)
         self._history.finish()
         super().close()
         try:
-            _write(self._report, page(self.record, self._history, RunEnd(self._code, now)))
+            _write(self._report, page(self.record, self._history, RunEnd(self.record.code, now)))
         except OSError as error:
             self._say(f"the report cannot be written to {self._report}: {error.strerror}")
 

@@ -54,17 +54,15 @@ class RunSample:
         return min((one.steps for one in self.ranks), default=0)
 
 
-def take(record: RunRecord, board: StatusBoard | None) -> RunSample:
-    """Return a sample of a run. board: None for a run without one, of which only processes are seen."""
+def take(record: RunRecord, board: StatusBoard) -> RunSample:
+    """Return a sample of a run."""
     ranks = tuple(_rank(board, rank, pid) for rank, pid in zip(record.ranks, record.pids, strict=True))
     return RunSample(time.monotonic(), ranks)
 
 
-def _rank(board: StatusBoard | None, rank: int, pid: int) -> RankSample:
+def _rank(board: StatusBoard, rank: int, pid: int) -> RankSample:
     ran, queued = _main_thread(pid)
     cpu, memory = _process(pid)
-    if board is None:
-        return RankSample(rank, pid, ran=ran, queued=queued, cpu=cpu, memory=memory)
     counters, progress = board.counters(rank), board.read(rank)
     return RankSample(
         rank,

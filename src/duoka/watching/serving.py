@@ -37,14 +37,14 @@ class WatchedRun:
             if record.attempt != before.attempt:
                 self._history.begin()
                 self._board = None
-            for fault in record.faults[len(before.faults) :]:
-                self._history.events.append(Event(now, fault))
-            if self._board is None and record.counts_steps:
+            seen = len(before.faults)
+            for fault, report in zip(record.faults[seen:], record.reports[seen:], strict=True):
+                self._history.events.append(Event(now, fault, report))
+            if self._board is None and record.has_begun:
                 self._board = open_board(record)
-            if self._board is not None or not record.counts_steps:
-                self._history.add(take(record, self._board))
             if self._board is not None:
-                self._history.read(now, self._board.values)
+                self._history.add(take(record, self._board))
+                self._history.hear(self._board.told)
 
     def end(self) -> None:
         """Note that the run has ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,19 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from duoka.system.printable import printable
-from duoka.watching.findings import findings, in_words
+from duoka.system.seconds import duration, in_words
+from duoka.watching.findings import findings
+from duoka.watching.parts import PARTS, parts_shown
+from duoka.watching.place import Place
 from duoka.watching.watcher import RankState, RunState, slowest
 
 GIB = 1 << 30
 MOST = 16  # ranks in a table
+SHOWN_LINES = 3  # of those that the script printed last
 BAR = 12  # characters for the parts of a step
-PARTS = (  # field of Parts, its column, its style
-    ("computing", "computes", "green"),
-    ("waiting", "waits", "red"),
-    ("loading", "loads", "yellow"),
-    ("queued", "queues", "magenta"),
-    ("rest", "sleeps", "bright_black"),
-)
 
 
 def as_tables(states: Sequence[RunState]) -> Group:
@@ -36,9 +34,11 @@ def _headline(state: RunState) -> Text:
     record = state.record
     words = [
         f"{printable(record.name)} (pid {record.pid})",
-        f"{_duration(state.seconds)}",
-        f"step {state.steps:,}" if record.counts_steps else "steps are not counted in one process",
+        f"{duration(state.seconds)}",
+        f"step {state.steps:,}",
     ]
+    if state.place.words():
+        words.append(state.place.words())
     if state.steps_per_second is not None:
         words.append(f"{state.steps_per_second:,.4g} steps/s ({in_words(1 / state.steps_per_second)} each)")
     if state.samples_per_second is not None:
@@ -55,13 +55,13 @@ def _table(state: RunState) -> Table:
     table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("device", no_wrap=True)
     table.add_column("", no_wrap=True)
-    shown = [part for part in PARTS if part[0] != "waiting" or state.record.sees_waits]
-    for _, name, style in shown:
-        table.add_column(name, justify="right", style=style, no_wrap=True)
+    shown = parts_shown(state.record.sees_waits)
+    for part in shown:
+        table.add_column(part.column, justify="right", style=part.style, no_wrap=True)
     for name in ("cores", "memory", "device use"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in slowest(state, MOST):
-        figures = ["" if one.parts is None else f"{getattr(one.parts, field):.0%}" for field, _, _ in shown]
+        figures = ["" if one.parts is None else f"{getattr(one.parts, part.field):.0%}" for part in shown]
         cores = "" if one.cores is None else f"{one.cores:.1f}"
         memory = f"{one.sample.memory / GIB:.2f} GiB"
         table.add_row(str(one.sample.rank), one.device, _bar(one), *figures, cores, memory, _device_use(one))
@@ -71,16 +71,16 @@ def _table(state: RunState) -> Table:
 def _bar(one: RankState) -> Text:
     bar = Text()
     if one.parts is not None:
-        for (field, _, style), width in zip(PARTS, _widths(one.parts), strict=True):
-            bar.append(("░" if field == "rest" else "█") * width, style=style)
+        for part, width in zip(PARTS, _widths(one.parts), strict=True):
+            bar.append(("░" if part.field == "rest" else "█") * width, style=part.style)
     return bar
 
 
 def _widths(found: Any) -> list[int]:
     """Return the widths of the parts in a bar, which add up to `BAR`."""
     ends, total = [], 0.0
-    for field, _, _ in PARTS:
-        total += getattr(found, field)
+    for part in PARTS:
+        total += getattr(found, part.field)
         ends.append(round(total * BAR))
     return [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
@@ -95,6 +95,9 @@ def _device_use(one: RankState) -> str:
 
 def _notes(state: RunState) -> Text:
     lines = [f"  {printable(finding)}" for finding in findings(state)]
+    if state.values:
+        lines.append("  " + "  ".join(f"{printable(name)} {value:.6g}" for name, value in state.values.items()))
+    lines += [f"  | {printable(line)}" for line in state.lines[-SHOWN_LINES:]]
     if len(state.ranks) > MOST:
         lines.append(f"  the {MOST} of {len(state.ranks)} ranks that wait least; --json has all")
     if not state.ranks:
@@ -114,13 +117,21 @@ def as_data(state: RunState) -> dict[str, Any]:
         "seconds": state.seconds,
         "attempt": record.attempt,
         "faults": list(record.faults),
-        "steps": state.steps if record.counts_steps else None,
+        "steps": state.steps,
         "steps_per_second": state.steps_per_second,
         "samples_per_second": state.samples_per_second,
         "slowest": None if state.slowest is None else {"rank": state.slowest[0], "often": state.slowest[1]},
         "ranks": [_rank_data(one, state.record.sees_waits) for one in state.ranks],
         "findings": findings(state),
+        "place": _place_data(state.place),
+        "values": {name: value if math.isfinite(value) else None for name, value in state.values.items()},
+        "lines": list(state.lines),
     }
+
+
+def _place_data(place: Place) -> dict[str, Any]:
+    bar = place.bar and dict(zip(("name", "done", "total"), place.bar, strict=True))
+    return {**asdict(place), "bar": bar, "words": place.words()}
 
 
 def _rank_data(one: RankState, sees_waits: bool) -> dict[str, Any]:
@@ -145,9 +156,3 @@ def _rank_data(one: RankState, sees_waits: bool) -> dict[str, Any]:
 def as_line(data: dict[str, Any]) -> str:
     """Return one line of JSON."""
     return json.dumps(data, allow_nan=False, ensure_ascii=False)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from duoka.devices.gpu import Gpu
+from duoka.watching.hearing import Hearer
 from duoka.watching.parts import Parts, parts
+from duoka.watching.place import Place, read_place
 from duoka.watching.record import RunRecord, open_board
 from duoka.watching.sample import RankSample, RunSample, take
 
@@ -35,7 +37,8 @@ class RunState:
     """A run now. Rates are averages of the last seconds; None if they cannot be known yet, or at all.
 
     seconds: since its begin. slowest: the rank for which others waited most often, and the fraction of the looks in
-    which they did; None if there are no waits to see.
+    which they did; None if there are no waits to see. place: in epochs and batches. values: the latest of each name.
+    lines: the last ones that the script printed.
     """
 
     record: RunRecord
@@ -45,6 +48,9 @@ class RunState:
     samples_per_second: float | None
     ranks: tuple[RankState, ...]
     slowest: tuple[int, float] | None = None
+    place: Place = field(default_factory=Place)
+    values: Mapping[str, float] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
 
     @property
     def waiting(self) -> float | None:
@@ -79,17 +85,26 @@ class RunWatcher:
         self._board = open_board(record)
         self._samples: deque[RunSample] = deque()
         self._slowest: Counter[int] = Counter()
+        self._hearer = Hearer()
 
     def look(self, record: RunRecord, gpus: Mapping[str, Gpu] | None = None) -> RunState:
         """Return the state of the run. record: as it is now. gpus: by the name of their device."""
         if (record.attempt, record.pids) != (self._record.attempt, self._record.pids) or self._board is None:
             self._samples.clear()
             self._slowest.clear()
+            self._hearer.restart()
             self._board = open_board(record)
         self._record = record
-        if self._board is not None or not record.counts_steps:
-            self.add(take(record, self._board))
-        return self.state(gpus or {})
+        if self._board is None:
+            return self.state(gpus or {})
+        self.add(take(record, self._board))
+        self._hearer.hear(self._board.told)
+        return replace(
+            self.state(gpus or {}),
+            place=read_place(self._board, time.monotonic()),
+            values=dict(self._hearer.latest),
+            lines=tuple(self._hearer.lines),
+        )
 
     def add(self, sample: RunSample) -> None:
         """Add a sample."""

@@ -1,0 +1,37 @@
+"""Private parts of torch's DataLoader, looked up without importing more than torch has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from duoka.private.lookup import requiring
+
+with requiring("torch", torch.__version__):
+    from torch.utils.data import dataloader as _dataloader
+
+    # (owner, name): takes the next batch of every loader. Public: DataLoader.__iter__, whose iterator would be
+    # another object.
+    NEXT_BATCH = (_dataloader._BaseDataLoaderIter, "__next__")
+
+
+def batch_size_of(iterator: Any) -> int:
+    """Return the size of batches of a loader's iterator; 0 if they have none. Public: DataLoader.batch_size."""
+    size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", 0)
+    return size if isinstance(size, int) else 0
+
+
+def batches_taken(iterator: Any) -> int:
+    """Return how many batches were taken from a loader's iterator. Public: none."""
+    return int(getattr(iterator, "_num_yielded", 0))
+
+
+def batches_of(iterator: Any) -> int:
+    """Return how many batches a loader's iterator has; 0 if it is not known. Public: len(DataLoader)."""
+    if getattr(iterator, "_dataset_kind", None) != _dataloader._DatasetKind.Map:
+        return 0  # the length of a stream is what its author hopes
+    try:
+        return len(iterator._index_sampler)
+    except (AttributeError, TypeError, NotImplementedError):
+        return 0

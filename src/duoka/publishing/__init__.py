@@ -1,0 +1,11 @@
+"""What a script shows of itself to those who watch, written to the status board by its own process.
+
+publisher   the board, its writer, and where the functions below are installed
+steps       steps of optimizers, batches of loaders
+output      lines that are printed
+values      TensorBoard's and W&B's calls
+bars        progress bars of tqdm and rich
+epochs      the loop over epochs around a loop over a loader
+
+Nothing here imports torch: each function waits until the script has imported what it observes.
+"""

@@ -1,0 +1,55 @@
+"""Lines that a script prints and values that it logs, read from its status board again and again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from duoka.supervision.told import LoggedValue, PrintedLine, Told
+from duoka.watching.numbers import numbers_in
+
+KEPT = 20  # lines
+MOST_NAMES = 64  # of numbers in lines
+
+
+class Hearer:
+    """Reads what is new. lines: the last ones printed, but for progress bars. latest: of each value."""
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque(maxlen=KEPT)
+        self.latest: dict[str, float] = {}
+        self._values = self._lines = 0  # numbers of the last ones read
+        self._logged: set[str] = set()  # names of values that the script gives to a log
+        self._once: dict[str, LoggedValue] = {}  # printed once so far
+        self._printed: set[str] = set()
+
+    def restart(self) -> None:
+        """Begin with the board of another attempt."""
+        self._values = self._lines = 0
+
+    def hear(self, told: Told) -> list[LoggedValue]:
+        """Return the values since the last call, logged or printed."""
+        found = []
+        for self._values, value in told.logged(self._values):  # noqa: B020
+            self._logged.add(value.name)
+            found.append(value)
+        for self._lines, line in told.printed(self._lines):  # noqa: B020
+            found += self._of_line(line)
+        self.latest |= {value.name: value.value for value in found}
+        return found
+
+    def _of_line(self, line: PrintedLine) -> Iterator[LoggedValue]:
+        if not line.redrawn:
+            self.lines.append(line.text.rpartition("\r")[2])
+        for name, number in numbers_in(line.text):
+            value = LoggedValue(line.time, name, None, number)
+            if name in self._logged:
+                continue  # the same, with more digits
+            if name in self._printed:
+                yield value
+            elif name in self._once and len(self._printed) < MOST_NAMES:
+                self._printed.add(name)
+                yield self._once.pop(name)
+                yield value
+            elif len(self._once) < MOST_NAMES:
+                self._once[name] = value
