@@ -63,13 +63,19 @@ def test_one_look(run: tuple[PublishedRun, StatusBoard], capsys: pytest.CaptureF
 
 def test_lines_until_the_end(run: tuple[PublishedRun, StatusBoard], capsys: pytest.CaptureFixture[str]) -> None:
     published, _ = run
-    end = threading.Timer(0.3, published.close)
+
+    def end_it() -> None:
+        published.failed("rank 1 was killed")
+        published.ended(3)
+        published.close()
+
+    end = threading.Timer(0.3, end_it)
     end.start()
     assert main(["watch", "--json", str(os.getpid())]) == 0
     end.join()
     *looks, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {look["event"] for look in looks} == {"look"}
-    assert last == {"event": "end", "pid": os.getpid(), "steps": 1}
+    assert last == {"event": "end", "pid": os.getpid(), "steps": 1, "code": 3, "faults": ["rank 1 was killed"]}
 
 
 def test_a_run_in_the_commands_own_process(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,8 +105,11 @@ def test_in_a_terminal(run: tuple[PublishedRun, StatusBoard], folder: Path) -> N
     words = [sys.executable, "-c", WATCH, folder]
     with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
         seen = until(ours, b"", lambda seen: seen.count(b"step 1") >= 3)
+        run[0].failed("rank 1 [was] killed")
+        run[0].ended(137)
         run[0].close()
-        seen = until(ours, seen, lambda seen: b"has ended after step 1" in seen and seen.endswith(b"\x1b[?25h"))
+        told = b"has ended after step 1 with exit code 137: rank 1 [was] killed"
+        seen = until(ours, seen, lambda seen: told in seen and seen.endswith(b"\x1b[?25h"))
         assert process.wait() == 0
     os.close(ours)
     os.close(theirs)

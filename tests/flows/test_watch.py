@@ -48,7 +48,8 @@ def test_watching_a_run_of_two_workers(flow: Flow, tmp_path: Path) -> None:
     result = run.wait().ok()
     *before, end = looks(watching.wait().ok().stdout)
 
-    assert end == {"event": "end", "pid": run.pid, "steps": before[-1]["steps"]}
+    ended = {"event": "end", "pid": run.pid, "steps": before[-1]["steps"], "code": 0, "faults": []}
+    assert end == ended
     look = next(look for look in before if look["steps_per_second"])
     assert [one["rank"] for one in look["ranks"]] == [0, 1]
     for one in look["ranks"]:
@@ -97,6 +98,36 @@ def test_the_report_of_a_run_with_a_fault(flow: Flow, tmp_path: Path, restarts: 
     assert ("restart 1</li>" in text) is bool(restarts)
     assert "<h2>height</h2>" in text
     assert list(tmp_path.glob(".report*")) == []
+
+
+HANGING = """
+import time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Slow(TensorDataset):
+    def __getitem__(self, index):
+        if index == 14:
+            time.sleep(60)  # on the rank that has this row
+        return super().__getitem__(index)
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for (x,) in DataLoader(Slow(torch.randn(32, 4)), batch_size=8):
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_the_report_of_a_hang_has_both_stacks(flow: Flow, tmp_path: Path) -> None:
+    script, report = flow.write("train.py", HANGING), tmp_path / "report.html"
+    words = ["--timeout", "2", "--step-timeout", "2", "--report", report]
+    result = flow.run(["run", "--quiet", "--devices", "cpu:2", *words, script])
+    text = report.read_text()
+    assert "rank 1 did not come</summary>" in text, result
+    assert "line 9 in __getitem__" in text
+    assert "rank 0 is at (innermost first):" in text
+    assert "line 15 in &lt;module&gt;" in text
 
 
 def test_a_report_that_cannot_be_written(flow: Flow, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 SCRIPT = """
-import json, os, sys
+import json, os, sys, warnings
 from duoka.publishing.publisher import publish
 from duoka.supervision.status_board import StatusBoard
 
@@ -42,6 +42,9 @@ class Stream(IterableDataset):
     def __len__(self): return 3
 for x in DataLoader(Stream(), batch_size=None):
     seen.append(board.batches(0))
+with warnings.catch_warnings():
+    warnings.simplefilter("error", UserWarning)  # as of what the compiler cannot trace
+    torch.compile(lambda: optimizer.step(), backend="eager")()
 print("hooks", model.register_forward_hook(print).id)
 print(json.dumps([seen, board.told.placed(), [line.text for _, line in board.told.printed(0)]]))
 """
@@ -57,4 +60,4 @@ def test_steps_batches_and_epochs() -> None:
     assert place == [3, 3, 3, 3]
     assert (second[0], second[3]) == (6, 48)
     assert stream == [[number, 0, 3, 3] for number in (1, 2, 3)]  # nobody vouches for the length of a stream
-    assert lines == ["hooks 0"]
+    assert lines[-1] == "hooks 0"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from duoka.watching.record import PublishedRun, published_runs
+from duoka.watching.record import FollowedRun, PublishedRun, published_runs
 from duoka.watching.serving import WatchedRun, serving
 from tests.launchers.made import plan
 
@@ -38,12 +38,14 @@ def test_the_page_follows_the_run_and_outlives_it(tmp_path: Path) -> None:
     (record,) = published_runs(tmp_path)
     watched = WatchedRun(record)
     board.slot(0).step(1)
+    board.slot(0).batch(3, 8)
     board.told.log(1, {"loss": 0.5})
     watched.look(record)
     text = watched.page()
     assert "train.py: runs</h1>" in text
     assert '<meta http-equiv="refresh" content="2">' in text
     assert "<h2>loss</h2>" in text
+    assert " · batch 3 of 8" in text
 
     run.failed("rank 1 was killed", "duoka: rank 1 ended by SIGKILL")
     run.begin(1, range(2))
@@ -53,8 +55,13 @@ def test_the_page_follows_the_run_and_outlives_it(tmp_path: Path) -> None:
     text = watched.page()
     assert "rank 1 was killed</summary><pre>duoka: rank 1 ended by SIGKILL</pre>" in text
 
+    followed = FollowedRun(record, tmp_path)
+    run.failed("rank 0 hung", "its stacks")
+    run.ended(1)
     run.close()
-    watched.end()
+    assert list(published_runs(tmp_path)) == []
+    watched.end(followed.read())
     text = watched.page()
-    assert "train.py: has ended</h1>" in text
+    assert "train.py: ended with exit code 1</h1>" in text
+    assert "rank 0 hung</summary><pre>its stacks</pre>" in text
     assert "refresh" not in text

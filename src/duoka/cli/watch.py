@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 
 import click
@@ -17,7 +18,7 @@ from duoka.devices.gpu import Gpu
 from duoka.errors import OptionError
 from duoka.system.printable import printable
 from duoka.watching import showing
-from duoka.watching.record import RunRecord, published_runs
+from duoka.watching.record import FollowedRun, RunRecord, published_runs
 from duoka.watching.serving import WatchedRun, serving
 from duoka.watching.watcher import RunState, RunWatcher
 
@@ -44,19 +45,19 @@ def watch(pid: int | None, as_json: bool, once: bool, as_page: bool) -> Callable
 
 def _watch(pid: int | None, as_json: bool, once: bool) -> int:
     looks = _looks(pid, once)
-    first = next(looks)
-    if not first and pid is not None:
+    runs = _runs(pid)
+    if not runs and pid is not None:
         raise OptionError("PID", pid, "that of a running `duoka run` of yours", "`duoka watch` shows all")
-    if not first:
+    if not runs:
         click.echo(showing.as_line({"event": "nothing"}) if as_json else NOTHING)
         return 0
     with suppress(KeyboardInterrupt, BrokenPipeError):
         if as_json:
-            _print_lines(first, looks)
+            _print_lines(looks)
         elif once or not sys.stdout.isatty():
-            _print_last(first, looks)
+            _print_last(looks)
         else:
-            _draw(first, looks)
+            _draw(looks)
     return 0
 
 
@@ -68,13 +69,14 @@ def _serve(pid: int | None) -> int:
         hint = f"there are {several}" if runs else "nothing runs"
         raise OptionError("PID", pid, "that of one running `duoka run` of yours", hint)
     watched = WatchedRun(runs[0])
+    followed = FollowedRun(runs[0])
     with suppress(KeyboardInterrupt), signals_that_end(), serving(watched.page) as address:
         click.echo(f"{address}\n(on this machine only; Ctrl-C ends it)")
         while runs:
             watched.look(runs[0])
             time.sleep(STEP)
             runs = [record for record in _runs(runs[0].pid) if record.begun == runs[0].begun]
-        watched.end()
+        watched.end(followed.read())
         click.echo("the run has ended; the page stays until Ctrl-C")
         signal.pause()
     return 0
@@ -84,20 +86,35 @@ def _runs(pid: int | None) -> list[RunRecord]:
     return [record for record in published_runs() if pid in (None, record.pid)]
 
 
-def _looks(pid: int | None, once: bool) -> Iterator[list[RunState]]:
-    """Yield the states of all runs, twice a second, until there are none. once: yield two looks."""
-    watchers: dict[tuple[int, float], RunWatcher] = {}
+@dataclass(frozen=True)
+class Look:
+    """The states of the runs that go on, and the last ones of those that have ended since the look before."""
+
+    states: list[RunState]
+    ended: list[RunState]
+
+
+def _looks(pid: int | None, once: bool) -> Iterator[Look]:
+    """Look at all runs twice a second, until there are none. once: yield two looks."""
+    watchers: dict[tuple[int, float], tuple[RunWatcher, FollowedRun]] = {}
+    before: dict[tuple[int, float], RunState] = {}
     looks = 0
     while True:
         runs = _runs(pid)
         gpus = _gpus(runs)
-        states = []
+        states = {}
         for record in runs:
             run = record.pid, record.begun
             if run not in watchers:
-                watchers[run] = RunWatcher(record)
-            states.append(watchers[run].look(record, gpus))
-        yield states
+                watchers[run] = RunWatcher(record), FollowedRun(record)
+            states[run] = watchers[run][0].look(record, gpus)
+        ended = []
+        for run in before.keys() - states.keys():
+            followed = watchers.pop(run)[1]
+            ended.append(replace(before[run], record=followed.read()))
+            followed.close()
+        yield Look(list(states.values()), ended)
+        before = states
         looks += 1
         if not runs or (once and looks == 2):
             return
@@ -112,51 +129,37 @@ def _gpus(runs: list[RunRecord]) -> dict[str, Gpu]:
     return {f"GPU {gpu.number}": gpu for card in cards for gpu in (card, *card.parts)}
 
 
-def _print_lines(states: list[RunState], looks: Iterator[list[RunState]]) -> None:
+def _print_lines(looks: Iterator[Look]) -> None:
     """Print each state as a line of JSON, and a line for each run that has ended."""
-    before: dict[int, RunState] = {}
-    for now in _chained(states, looks):
-        there = {state.record.pid: state for state in now}
-        for state in now:
+    for look in looks:
+        for state in look.states:
             click.echo(showing.as_line(showing.as_data(state)))
-        for pid in before.keys() - there.keys():
-            click.echo(showing.as_line({"event": "end", "pid": pid, "steps": before[pid].steps}))
-        before = there
+        for state in look.ended:
+            click.echo(showing.as_line(showing.end_as_data(state)))
 
 
-def _print_last(states: list[RunState], looks: Iterator[list[RunState]]) -> None:
+def _print_last(looks: Iterator[Look]) -> None:
     """Print the second look, which knows speeds; the first one if the runs end before."""
     from rich.console import Console
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    console.print(showing.as_tables(next(looks, states) or states))
+    first = next(looks)
+    console.print(showing.as_tables(next(looks, first).states or first.states))
 
 
-def _draw(states: list[RunState], looks: Iterator[list[RunState]]) -> None:
+def _draw(looks: Iterator[Look]) -> None:
     """Redraw the tables in the terminal, and leave the last ones there with the end of each run."""
     from rich.live import Live
 
-    before: dict[int, RunState] = {}
     with signals_that_end(), ExitStack() as ending:
-        live = Live(showing.as_tables(states), auto_refresh=False, transient=False)
+        live = Live(auto_refresh=False, transient=False)
         ending.callback(live.stop)
-        live.start(refresh=True)
-        for now in _chained(states, looks):
-            there = {state.record.pid: state for state in now}
-            for pid in before.keys() - there.keys():
-                live.console.print(_end_of(before[pid]), highlight=False)
-            if now:
-                live.update(showing.as_tables(now), refresh=True)
-            before = there
-
-
-def _end_of(state: RunState) -> str:
-    return f"{printable(state.record.name)} (pid {state.record.pid}) has ended after step {state.steps:,}"
-
-
-def _chained(states: list[RunState], looks: Iterator[list[RunState]]) -> Iterator[list[RunState]]:
-    yield states
-    yield from looks
+        live.start()
+        for look in looks:
+            for state in look.ended:
+                live.console.print(showing.end_in_words(state), highlight=False, markup=False)
+            if look.states:
+                live.update(showing.as_tables(look.states), refresh=True)
 
 
 command = click.Command(

@@ -29,7 +29,7 @@ from duoka.launchers.listening import open_to
 from duoka.launchers.machines import SingleMachine
 from duoka.launchers.output import Outputs
 from duoka.launchers.reaper import orphan_reaper
-from duoka.launchers.report import ReportContext, report
+from duoka.launchers.report import ReportContext, other_stacks, report
 from duoka.launchers.restarts import cause, is_fault, with_restarts
 from duoka.launchers.signals import Signals
 from duoka.launchers.stuck import (
@@ -197,7 +197,7 @@ def attempt(run: RunContext, number: int) -> Verdict:
             text = report(verdict, ReportContext(plan, board, group.workers, run.outputs))
             run.write(text)
         if is_fault(verdict):
-            run.record.failed(cause(verdict), text)
+            run.record.failed(cause(verdict), text + other_stacks(verdict))
         return verdict
     finally:
         group.close()

@@ -17,6 +17,7 @@ from duoka.plan import Plan
 from duoka.supervision.status_board import AT_END, CollectiveMismatch, StatusBoard, name_ranks
 
 LOG_LINES = 5  # of a dead rank's log
+MOST_STACKS = 16  # of ranks that wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +119,38 @@ def _left(verdict: Verdict, scene: ReportContext) -> list[str]:
 def _stuck(verdict: Verdict, scene: ReportContext) -> list[str]:
     stuck = verdict.stuck
     assert stuck is not None
-    ranks: Sequence[int] = stuck.missing or (*stuck.waiting, *stuck.within)
+    ranks = _to_show(stuck)
     if stuck.mismatch is not None:
         what = _mismatch(stuck.mismatch, scene)
-        ranks = stuck.mismatch.sides[0][0]
     else:
         what = _not_exiting(stuck, scene) if stuck.at_exit else _waited(stuck, scene)
     ended = [worker.rank for worker in scene.workers if worker.ending is not None and not stuck.at_exit]
     here = [rank for rank in ranks if rank in scene.board.ranks and rank not in ended]
     stack_lines = (line for rank in here for line in _stack_lines(rank, stuck, scene))
     return [_headline(what, verdict, scene), *stack_lines]
+
+
+def _to_show(stuck: Stuck) -> Sequence[int]:
+    """Return the ranks whose stacks are printed: those that others wait for, if they are known."""
+    if stuck.mismatch is not None:
+        return stuck.mismatch.sides[0][0]
+    return stuck.missing or (*stuck.waiting, *stuck.within)
+
+
+def other_stacks(verdict: Verdict) -> str:
+    """Return the stacks of a hang that `report` leaves to the log files: those of the ranks that wait."""
+    stuck = verdict.stuck
+    if stuck is None:
+        return ""
+    shown = _to_show(stuck)
+    others = [rank for rank in sorted(stuck.stacks) if rank not in shown][:MOST_STACKS]
+    lines = []
+    for rank in others:
+        lines += [
+            f"  rank {rank} is at (innermost first):",
+            *(f"  {it}" for it in stacks.excerpt(stuck.stacks[rank])),
+        ]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _waited(stuck: Stuck, scene: ReportContext) -> str:

@@ -24,6 +24,8 @@ def _count_steps(publisher: Publisher) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
     from torch.utils.hooks import RemovableHandle
 
+    from duoka.private.light import not_compiled
+
     slot = publisher.slot
     steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
     most = 0
@@ -36,13 +38,13 @@ def _count_steps(publisher: Publisher) -> None:
             slot.step(number)
 
     before, RemovableHandle.next_id = RemovableHandle.next_id, -1  # a script may print the ids of its own hooks
-    register_optimizer_step_post_hook(count)
+    register_optimizer_step_post_hook(not_compiled(count))
     RemovableHandle.next_id = before
 
 
 def _time_loaders(publisher: Publisher, tells: bool) -> None:
     """Record how long the main thread waits for batches, their samples, and where it is in the loader."""
-    from duoka.private.loading import NEXT_BATCH, batch_size_of, batches_of, batches_taken
+    from duoka.private.light import NEXT_BATCH, batch_size_of, batches_of, batches_taken
 
     owner, name = NEXT_BATCH
     take, main, clock, slot = getattr(owner, name), threading.get_ident(), time.monotonic_ns, publisher.slot

@@ -61,13 +61,22 @@ class RunEnd:
     words: str = ""
 
 
-def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0) -> str:
-    """Return the report of a run. refresh: seconds after which browsers load it again; 0: never."""
+def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0, place: str = "") -> str:
+    """Return the report of a run.
+
+    refresh: seconds after which browsers load it again; 0: never. place: of the run in its epochs, in words.
+    """
     state = _overall(record, history)
     marks = [Mark(event.time, event.text) for event in history.events]
     span = history.begun, end.time
     charts = [*_step_charts(record, history, span, marks), *_value_charts(history, span, marks)]
-    body = [*_head(record, history, end, state), *_notes(state, history), _table(state), *charts, *_told(history)]
+    body = [
+        *_head(record, history, end, state, place),
+        *_notes(state, history),
+        _table(state),
+        *charts,
+        *_told(history),
+    ]
     title = escape(f"{record.name}: {_how(end)}")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
@@ -99,7 +108,7 @@ def _how(end: RunEnd) -> str:
     return "ended well" if end.code == 0 else f"ended with exit code {end.code}"
 
 
-def _head(record: RunRecord, history: History, end: RunEnd, state: RunState | None) -> Iterator[str]:
+def _head(record: RunRecord, history: History, end: RunEnd, state: RunState | None, place: str) -> Iterator[str]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.begun))
     devices = ", ".join(dict.fromkeys(record.devices))
     words = [
@@ -107,6 +116,8 @@ def _head(record: RunRecord, history: History, end: RunEnd, state: RunState | No
         f"took {duration(end.time - history.begun)}",
         f"{len(record.devices)} worker{'s' * (len(record.devices) > 1)} on {devices}",
     ]
+    if place:
+        words.append(place)
     if record.attempt:
         words.append(f"{record.attempt} restart{'s' * (record.attempt > 1)}")
     if state is not None and state.steps_per_second is not None:

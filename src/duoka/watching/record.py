@@ -169,6 +169,34 @@ def published_runs(folder: Path | None = None) -> Iterator[RunRecord]:
                 os.close(file)
 
 
+class FollowedRun:
+    """A run of another process, of which the record stays readable when the run has ended and removed its file."""
+
+    def __init__(self, record: RunRecord, folder: Path | None = None) -> None:
+        self.record = record
+        self._file = -1
+        for path in (folder or runtime_folder()).glob(f"{record.pid}-*.run"):
+            with suppress(OSError):
+                file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                found = _parsed(os.pread(file, 1 << 20, 0))
+                if found is not None and found.begun == record.begun:
+                    self._file = file
+                    return
+                os.close(file)
+
+    def read(self) -> RunRecord:
+        """Return the record as it is now, or was at the end of the run."""
+        with suppress(OSError):
+            self.record = _parsed(os.pread(self._file, 1 << 20, 0)) or self.record
+        return self.record
+
+    def close(self) -> None:
+        """Follow it no more."""
+        if self._file != -1:
+            os.close(self._file)
+            self._file = -1
+
+
 def open_board(record: RunRecord) -> StatusBoard | None:
     """Map the status board of a run; None if it has none, or has just ended."""
     with suppress(OSError, ValueError):

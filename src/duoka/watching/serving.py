@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 from duoka.supervision.status_board import StatusBoard
 from duoka.watching.history import Event, History
 from duoka.watching.page import RunEnd, page
+from duoka.watching.place import read_place
 from duoka.watching.record import RunRecord, open_board
 from duoka.watching.sample import take
 
@@ -28,36 +29,44 @@ class WatchedRun:
         self._history.begin()
         self._board: StatusBoard | None = None
         self._over: float | None = None
+        self._place = ""
         self._lock = threading.Lock()  # the page is made in the threads of requests
 
     def look(self, record: RunRecord) -> None:
         """Take a sample. record: of the run as it is now."""
         with self._lock:
-            now, before, self._record = time.monotonic(), self._record, record
+            self._note_faults(record)
+            before, self._record = self._record, record
             if record.attempt != before.attempt:
                 self._history.begin()
                 self._board = None
-            seen = len(before.faults)
-            for fault, report in zip(record.faults[seen:], record.reports[seen:], strict=True):
-                self._history.events.append(Event(now, fault, report))
             if self._board is None and record.has_begun:
                 self._board = open_board(record)
             if self._board is not None:
                 self._history.add(take(record, self._board))
                 self._history.hear(self._board.told)
+                self._place = read_place(self._board, time.monotonic()).words()
 
-    def end(self) -> None:
-        """Note that the run has ended."""
+    def end(self, record: RunRecord) -> None:
+        """Note that the run has ended. record: as it was then."""
         with self._lock:
             self._over = time.monotonic()
+            self._note_faults(record)
+            self._record = record
             self._history.finish()
+
+    def _note_faults(self, record: RunRecord) -> None:
+        seen = len(self._record.faults)
+        for fault, report in zip(record.faults[seen:], record.reports[seen:], strict=True):
+            self._history.events.append(Event(time.monotonic(), fault, report))
 
     def page(self) -> str:
         """Return the page as it is now; browsers load it again until the run has ended."""
         with self._lock:
             if self._over is not None:
-                return page(self._record, self._history, RunEnd(None, self._over, "has ended"))
-            return page(self._record, self._history, RunEnd(None, time.monotonic(), "runs"), REFRESH)
+                words = "has ended" if self._record.code is None else ""
+                return page(self._record, self._history, RunEnd(self._record.code, self._over, words))
+            return page(self._record, self._history, RunEnd(None, time.monotonic(), "runs"), REFRESH, self._place)
 
 
 @contextmanager

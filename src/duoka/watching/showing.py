@@ -153,6 +153,26 @@ def _rank_data(one: RankState, sees_waits: bool) -> dict[str, Any]:
     }
 
 
+def end_as_data(state: RunState) -> dict[str, Any]:
+    """Return the end of a run as plain data. state: the last one, with the record at the end."""
+    record = state.record
+    return {
+        "event": "end",
+        "pid": record.pid,
+        "steps": state.steps,
+        "code": record.code,
+        "faults": list(record.faults),
+    }
+
+
+def end_in_words(state: RunState) -> str:
+    """Describe the end of a run. state: the last one, with the record at the end."""
+    record = state.record
+    how = f" with exit code {record.code}" if record.code else ""
+    why = f": {record.faults[-1]}" if record.code and record.faults else ""
+    return printable(f"{record.name} (pid {record.pid}) has ended after step {state.steps:,}{how}{why}")
+
+
 def as_line(data: dict[str, Any]) -> str:
     """Return one line of JSON."""
     return json.dumps(data, allow_nan=False, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Private parts of torch's DataLoader, looked up without importing more than torch has."""
+"""Private parts of torch that a run on one device needs, without importing more than the script does."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ with requiring("torch", torch.__version__):
     # (owner, name): takes the next batch of every loader. Public: DataLoader.__iter__, whose iterator would be
     # another object.
     NEXT_BATCH = (_dataloader._BaseDataLoaderIter, "__next__")
+
+
+def not_compiled(function: Any) -> Any:
+    """Let the compiler call a function and not trace it. Public: torch.compiler.disable, which imports it."""
+    function._torchdynamo_disable = True
+    return function
 
 
 def batch_size_of(iterator: Any) -> int:
