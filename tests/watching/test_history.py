@@ -36,7 +36,7 @@ def test_step_times_with_and_without_waits() -> None:
 def test_mean_parts_and_memory() -> None:
     busy, idle = {"ran": 1.0, "memory": 10}, {"memory": 20}
     found = history([(0.0, {}, {}), (1.0, busy, idle)])
-    ((point,),) = found.mean_parts()
+    ((point,),) = found.parts
     assert (point.time, point.parts.computing, point.parts.rest) == (1.0, 0.5, 0.5)
     assert found.memory(1) == [[Point(0.0, 0.0), Point(1.0, 20.0)]]
 
@@ -51,6 +51,9 @@ def test_a_long_run_stays_small_and_keeps_its_ends() -> None:
     found.finish()
     (samples,) = found.attempts
     assert MOST / 2 <= len(samples) <= 2 * MOST
+    assert len(found.parts[0]) == len(samples) - 1
+    assert sum(point.seconds for point in found.parts[0]) == samples[-1].time - samples[0].time
+    assert all(point.parts.rest == pytest.approx(1.0) for point in found.parts[0])
     assert (samples[0].steps, samples[-1].steps) == (0, count - 1)
     values = found.values["loss"].all()
     assert MOST / 2 <= len(values) <= 2 * MOST + 1

@@ -101,3 +101,14 @@ def test_the_report_of_many_steps_and_ranks_is_small() -> None:
     assert len(text) < 1_000_000
     assert "The 8 slowest of 100 ranks." in text
     assert text.count("<tr>") == 1 + 64
+
+
+def test_of_many_ranks_those_that_wait_least_come_first() -> None:
+    found = History(0.0)
+    found.begin()
+    for second in range(3):
+        waits = [{"steps": second + 1, "waited": second * (0.9 - rank / 1000)} for rank in range(100)]
+        found.add(sample(float(second), *waits))
+    text = page(record(100), found, RunEnd(0, 2.0))
+    rows = [int(rank) for rank in re.findall(r"<tr><td>(\d+)</td>", text)]
+    assert rows == list(range(99, 99 - 64, -1))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import astuple, dataclass, field, fields
 from statistics import fmean
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from duoka.watching.sample import RunSample
 SHORTEST = 0.5  # seconds between two samples, at first
 MOST = 1_000  # samples of a run, and values of a name, at most twice as many
 MOST_RANK_SAMPLES = 40_000  # of all ranks together
+_FIELDS = tuple(one.name for one in fields(Parts))
 
 
 class Event(NamedTuple):
@@ -34,10 +34,18 @@ class Point(NamedTuple):
 
 
 class PartsPoint(NamedTuple):
-    """The mean of all ranks' parts in an interval that ends at `time`."""
+    """The mean of all ranks' parts in an interval of so many seconds that ends at `time`."""
 
     time: float
     parts: Parts
+    seconds: float
+
+    def joined(self, after: PartsPoint) -> PartsPoint:
+        """Return the mean over this interval and the next one."""
+        seconds = self.seconds + after.seconds
+        pairs = zip(astuple(self.parts), astuple(after.parts), strict=True)
+        means = ((one * self.seconds + other * after.seconds) / seconds for one, other in pairs)
+        return PartsPoint(after.time, Parts(*means), seconds)
 
 
 @dataclass
@@ -70,6 +78,7 @@ class History:
     def __init__(self, begun: float) -> None:
         self.begun = begun
         self.attempts: list[list[RunSample]] = []
+        self.parts: list[list[PartsPoint]] = []  # of the intervals between the samples of each attempt
         self.events: list[Event] = []
         self.values: dict[str, Thinned] = {}
         self._every = SHORTEST
@@ -80,6 +89,7 @@ class History:
         """Begin an attempt."""
         self.finish()
         self.attempts.append([])
+        self.parts.append([])
         self.hearer.restart()
 
     def add(self, sample: RunSample) -> None:
@@ -88,17 +98,25 @@ class History:
         if kept and sample.time - kept[-1].time < self._every:
             self._last = sample
             return
-        kept.append(sample)
+        self._keep(sample)
         self._last = None
         if sum(map(len, self.attempts)) >= 2 * min(MOST, max(100, MOST_RANK_SAMPLES // max(1, len(sample.ranks)))):
-            for samples in self.attempts:
+            for samples, found in zip(self.attempts, self.parts, strict=True):
                 del samples[1:-1:2]
+                joined = [one.joined(other) for one, other in zip(found[::2], found[1::2], strict=False)]
+                found[:] = joined + found[2 * len(joined) :]
             self._every *= 2
+
+    def _keep(self, sample: RunSample) -> None:
+        kept, found = self.attempts[-1], self.parts[-1]
+        if kept and sample.time > kept[-1].time:
+            found.append(_mean_parts(kept[-1], sample))
+        kept.append(sample)
 
     def finish(self) -> None:
         """Keep the last sample of an attempt that has ended."""
         if self._last is not None and self.attempts:
-            self.attempts[-1].append(self._last)
+            self._keep(self._last)
         self._last = None
 
     def is_due(self, time: float) -> bool:
@@ -115,13 +133,20 @@ class History:
         for value in values:
             self.values.setdefault(value.name, Thinned()).add(Point(value.time, value.value))
 
-    def mean_parts(self) -> list[list[PartsPoint]]:
-        """Return the mean parts of the time over all ranks, for each attempt."""
-        return [[_mean_parts(before, after) for before, after in _pairs(samples)] for samples in self.attempts]
-
     def step_times(self, rank: int, own: bool) -> list[list[Point]]:
         """Return the seconds of a step of one rank over time, for each attempt. own: without waits for others."""
         return [_step_times(samples, rank, own) for samples in self.attempts]
+
+    def busy_time(self, rank: int) -> float:
+        """Return the seconds of a step of one rank without waits for others, over all attempts."""
+        ends = [(samples[0].of(rank), samples[-1].of(rank)) for samples in self.attempts if samples]
+        seconds = sum(samples[-1].time - samples[0].time for samples in self.attempts if samples)
+        waited = sum(last.waited - first.waited for first, last in ends)
+        return (seconds - waited) / max(1, sum(last.steps - first.steps for first, last in ends))
+
+    def most_memory(self, rank: int) -> int:
+        """Return the bytes that a rank had in memory at the end of an attempt, the largest number."""
+        return max((samples[-1].of(rank).memory for samples in self.attempts if samples), default=0)
 
     def memory(self, rank: int) -> list[list[Point]]:
         """Return the bytes that a rank has in memory over time, for each attempt."""
@@ -130,19 +155,11 @@ class History:
         ]
 
 
-def _pairs(samples: Sequence[RunSample]) -> Iterable[tuple[RunSample, RunSample]]:
-    return ((before, after) for before, after in pairwise(samples) if after.time > before.time)
-
-
 def _mean_parts(before: RunSample, after: RunSample) -> PartsPoint:
     seconds = after.time - before.time
     found = [parts(old, new, seconds) for old, new in zip(before.ranks, after.ranks, strict=True)]
-    means = (fmean(values) for values in zip(*(_fields(one) for one in found), strict=True))
-    return PartsPoint(after.time, Parts(*means))
-
-
-def _fields(one: Parts) -> tuple[float, ...]:
-    return one.waiting, one.loading, one.computing, one.queued, one.rest
+    means = (fmean(getattr(one, name) for one in found) for name in _FIELDS)
+    return PartsPoint(after.time, Parts(*means), seconds)
 
 
 def _step_times(samples: Sequence[RunSample], rank: int, own: bool) -> list[Point]:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import nlargest, nsmallest
 from html import escape
 from itertools import pairwise
 
@@ -16,7 +17,7 @@ from duoka.watching.findings import findings
 from duoka.watching.history import Event, History, Point
 from duoka.watching.parts import parts_shown
 from duoka.watching.record import RunRecord
-from duoka.watching.watcher import RunState, RunWatcher, slowest
+from duoka.watching.watcher import RankState, RunState, RunWatcher
 
 MOST_LINES = 8  # ranks in a chart
 MOST_ROWS = 64  # ranks in the table
@@ -161,7 +162,7 @@ def _table(state: RunState | None) -> str:
     shown = parts_shown(state.record.sees_waits)
     heads = "".join(f"<th>{name}</th>" for name in ("rank", "device", *(part.name for part in shown), "cores", "MiB"))
     rows = []
-    for one in slowest(state, MOST_ROWS):
+    for one in _worst_first(state):
         cells = [str(one.sample.rank), one.device]
         cells += ["" if one.parts is None else f"{getattr(one.parts, part.field):.0%}" for part in shown]
         cells += ["" if one.cores is None else f"{one.cores:.1f}", f"{one.sample.memory / MIB:,.0f}"]
@@ -174,6 +175,13 @@ def _table(state: RunState | None) -> str:
     )
 
 
+def _worst_first(state: RunState) -> list[RankState]:
+    """Return the ranks in their order; of too many for the table, those that wait least, the worst first."""
+    if len(state.ranks) <= MOST_ROWS:
+        return list(state.ranks)
+    return nsmallest(MOST_ROWS, state.ranks, lambda one: one.parts.waiting if one.parts else 0.0)
+
+
 def _step_charts(
     record: RunRecord, history: History, span: tuple[float, float], marks: Sequence[Mark]
 ) -> Iterator[str]:
@@ -182,28 +190,27 @@ def _step_charts(
     if not ranks or all(len(samples) < 2 for samples in history.attempts):
         return
     whole = history.step_times(ranks[0], own=False)
-    own = {rank: history.step_times(rank, own=True) for rank in ranks} if record.sees_waits else {}
-    drawn = sorted(sorted(own, key=lambda rank: -_mean(own[rank]))[:MOST_LINES])
+    drawn = sorted(nlargest(MOST_LINES, ranks if record.sees_waits else (), history.busy_time))
     lines = [Line("a step", "c0", whole)]
-    lines += [Line(f"rank {rank} without waits", f"c{place % 8 + 1}", own[rank]) for place, rank in enumerate(drawn)]
+    for place, rank in enumerate(drawn):
+        own = history.step_times(rank, own=True)
+        lines.append(Line(f"rank {rank} without waits", f"c{place % 8 + 1}", own))
     top = _top(line.segments for line in lines)
     note = f"The {MOST_LINES} slowest of {len(ranks)} ranks." if len(ranks) > MOST_LINES else ""
     yield line_chart("Seconds of a step", Axis(*span, top, in_words(top) if top else "0"), lines, marks, note)
     yield _parts_chart(record, history, span, marks)
-    memory = {rank: history.memory(rank) for rank in ranks}
-    most = sorted(sorted(ranks, key=lambda rank: -_mean(memory[rank]))[:MOST_LINES])
-    lines = [Line(f"rank {rank}", f"c{place % 8 + 1}", memory[rank]) for place, rank in enumerate(most)]
+    most = sorted(nlargest(MOST_LINES, ranks, history.most_memory))
+    lines = [Line(f"rank {rank}", f"c{place % 8 + 1}", history.memory(rank)) for place, rank in enumerate(most)]
     top = _top(line.segments for line in lines)
     yield line_chart("Memory of each process", Axis(*span, top, f"{top / MIB:,.0f} MiB"), lines, marks)
 
 
 def _parts_chart(record: RunRecord, history: History, span: tuple[float, float], marks: Sequence[Mark]) -> str:
-    found = history.mean_parts()
     layers = [
         Line(
             part.name,
             part.page_style,
-            [[Point(one.time, getattr(one.parts, part.field)) for one in points] for points in found],
+            [[Point(one.time, getattr(one.parts, part.field)) for one in points] for points in history.parts],
         )
         for part in parts_shown(record.sees_waits)
     ]
@@ -227,11 +234,6 @@ def _between(points: Sequence[Point], times: Sequence[float]) -> Segments:
     """Return the points in segments that do not cross these times."""
     ends = [-math.inf, *times, math.inf]
     return [[one for one in points if low <= one.time < high] for low, high in pairwise(ends)]
-
-
-def _mean(segments: Segments) -> float:
-    values = [one.value for points in segments for one in points]
-    return sum(values) / len(values) if values else 0.0
 
 
 def _top(of_lines: Iterator[Segments]) -> float:
