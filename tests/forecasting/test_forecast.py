@@ -49,7 +49,10 @@ def test_work_that_every_rank_does_is_not(flow: Flow) -> None:
 
 
 def test_the_table(flow: Flow) -> None:
-    result = forecast(flow, scripts.CONSTANT, "--devices", "cpu:2", "--steps", "9").ok()
+    report = flow.folder.parent / "forecast.html"
+    words = "--devices", "cpu:2", "--steps", "9", "--report", str(report)
+    result = forecast(flow, scripts.CONSTANT, *words).ok()
+    assert "<h2>Seconds of a step, against devices</h2>" in report.read_text()
     title, _, head, _, *rows = result.stdout.splitlines()
     assert title == "measured on 9 steps of train.py, of which 6 count"
     for column in ("devices", "a step", "samples a second", "times as fast", "of the ideal", "waiting"):

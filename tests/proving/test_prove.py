@@ -27,8 +27,12 @@ def data(flow: Flow, source: str, *words: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_a_right_script_is_equal_to_rounding(flow: Flow) -> None:
-    result = prove(flow, scripts.RIGHT, "--devices", "cpu:2", "--steps", "6")
+    result = prove(flow, scripts.RIGHT, "--devices", "cpu:2", "--steps", "6", "--report", "proof.html")
     assert result.returncode == 0, result
+    text = (flow.folder / "proof.html").read_text()
+    assert "train.py: equal to rounding, as wanted" in text
+    assert "<h2>cpu:2: differences from python</h2>" in text
+    assert "<h2>cpu:2: loss</h2>" in text
     assert "verdict: equal to rounding, as wanted" in result.stdout
     assert "model.1.running_var" in result.stdout
     assert not (flow.folder / "model.pt").exists()

@@ -12,7 +12,6 @@ from duoka.watching.charts import (
     Mark,
     area_chart,
     area_path,
-    duration,
     line_chart,
     line_path,
 )
@@ -55,8 +54,9 @@ def test_a_chart_has_marks_and_no_code_of_the_script() -> None:
     assert "<script>" not in chart
     assert "<b>" not in chart
     assert "<span>4 s</span><span>0</span>" in chart
-    assert "<span>0:00</span><span>1:40</span>" in chart
+    assert re.findall(r'<span style="left:(\d+)%;[^>]*>(.*?)</span>', chart) == [("0", "0:00"), ("100", "1:40")]
 
 
-def test_durations() -> None:
-    assert [duration(seconds) for seconds in (0.4, 7, 754, 3723)] == ["0:00", "0:07", "12:34", "1:02:03"]
+def test_places_that_are_no_times() -> None:
+    chart = line_chart("x", Axis(0.0, 4.0, 1.0, "1", ticks=((0.0, "one"), (1.0, "<two>"))), [])
+    assert re.findall(r'<span style="left:(\d+)%;[^>]*>(.*?)</span>', chart) == [("0", "one"), ("25", "&lt;two&gt;")]

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from duoka.cli.run import GROUPS, Groups, ScriptCommand, asked_for
-from duoka.cli.trial import OF_RUN, decide_and_take, named, say_plan, sayer, shown_options, to_the_end
+from duoka.cli.trial import OF_RUN, decide_and_take, named, say_plan, sayer, shown_options, to_the_end, write_report
 from duoka.devices import Device, inventory
 from duoka.errors import AskedError, OptionError
 from duoka.options import Options, Target
@@ -110,6 +110,7 @@ def _why_not(plan: Plan) -> str:
 def _run(opts: Options, plans: Sequence[Plan], steps: int, shown: str) -> int:
     from duoka.forecasting.forecast import ForecastRequest  # imports torch; a plan is made without it
     from duoka.forecasting.forecast import forecast as start
+    from duoka.forecasting.report import page
     from duoka.forecasting.showing import as_data, as_text
 
     say = sayer(shown)
@@ -118,6 +119,7 @@ def _run(opts: Options, plans: Sequence[Plan], steps: int, shown: str) -> int:
         opts.target.name, [(named(plan), plan) for plan in plans], steps, inventory.cores(), opts.log_dir
     )
     found = start(request, say)
+    write_report(opts.report, lambda: page(found))
     click.echo(as_data(found) if shown == "json" else as_text(found, shown))
     return 0
 

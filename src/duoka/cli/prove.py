@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from duoka.cli.run import GROUPS, Groups, ScriptCommand, asked_for
-from duoka.cli.trial import OF_RUN, decide_and_take, named, say_plan, sayer, shown_options, to_the_end
+from duoka.cli.trial import OF_RUN, decide_and_take, named, say_plan, sayer, shown_options, to_the_end, write_report
 from duoka.errors import OptionError
 from duoka.options import Options, Target, one_of
 from duoka.plan import Plan
@@ -102,7 +102,7 @@ def prove(
 def _prove(opts: Options, devices: Sequence[str], steps: int, seed: int, want: str, shown: str) -> int:
     plans, held = decide_and_take("prove", opts, lambda decided: [decided(words) for words in devices])
     with held:
-        return to_the_end(lambda: _run(_request(opts, devices, plans, steps, seed, want), shown))
+        return to_the_end(lambda: _run(opts, _request(opts, devices, plans, steps, seed, want), shown))
 
 
 def _request(
@@ -119,14 +119,16 @@ def _request(
     return ProofRequest(runs[0], tuple(runs[1:]), steps, seed, want, opts.log_dir)
 
 
-def _run(request: ProofRequest, shown: str) -> int:
+def _run(opts: Options, request: ProofRequest, shown: str) -> int:
     from duoka.proving.proof import prove as start
+    from duoka.proving.report import page
     from duoka.proving.showing import as_data, as_text
 
     say = sayer(shown)
     for run in request.others:
         say_plan(run.name, run.plan, say)
     proof = start(request, say)
+    write_report(opts.report, lambda: page(proof, opts.target.name))
     click.echo(as_data(proof) if shown == "json" else as_text(proof, shown))
     return 0 if proof.holds else 1
 

@@ -19,12 +19,14 @@ from duoka.devices.locks import HeldLocks, Locks
 from duoka.options import Options
 from duoka.plan import Plan, decide, header
 from duoka.system.messages import say
+from duoka.watching.document import write_page
 
 OF_RUN = {str(option.name): option for _, group in GROUPS for option in group}
 
 
 def shown_options(verbose: str, quiet: str) -> Groups:
     """Return the group of options about the output. verbose, quiet: help texts of these two."""
+    report = "Also write the result as a page with charts."
     log_dir = "Keep what the script printed in each run here. [default: not kept]"
     return (
         (
@@ -34,6 +36,7 @@ def shown_options(verbose: str, quiet: str) -> Groups:
                 click.Option(["-v", "--verbose"], is_flag=True, help=verbose),
                 click.Option(["-q", "--quiet"], is_flag=True, help=quiet),
                 click.Option(["--log-dir"], type=click.Path(path_type=Path), metavar="DIR", help=log_dir),
+                click.Option(["--report"], type=click.Path(path_type=Path), metavar="FILE.html", help=report),
             ),
         ),
     )
@@ -47,6 +50,7 @@ def decide_and_take(
     choose: called with a function that makes a plan for a `--devices` text; returns all plans.
     """
     engines.refuse_copies(f"duoka {command}")
+    opts = replace(opts, report=None)  # of the trials together, not of one of them
     visible, threads = environment.visible_gpus(), environment.threads()
     seen = inventory.read()  # outside the lock: a slow driver blocks no other process
     with Locks() as locks:
@@ -74,6 +78,16 @@ def say_plan(name: str, plan: Plan, say: Callable[[str], None]) -> None:
     """Print the header of a run's plan."""
     for line in header(plan).removeprefix("duoka: ").split("\nduoka: "):
         say(f"{name}: {line}")
+
+
+def write_report(path: Path | None, page: Callable[[], str]) -> None:
+    """Write the result as a page, if that was asked for; say so if it cannot be written any more."""
+    if path is None:
+        return
+    try:
+        write_page(path, page())
+    except OSError as error:
+        say(f"the report cannot be written to {path}: {error.strerror}")
 
 
 def to_the_end(trials: Callable[[], int]) -> int:

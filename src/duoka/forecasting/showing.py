@@ -22,35 +22,46 @@ def as_text(forecast: Forecast, verbosity: str) -> str:
     last = f"verdict: {verdict(forecast)}"
     if verbosity == "quiet":
         return last
-    sentences = _sentences(forecast, verbosity == "verbose")
     notes = [f"note: {note}" for note in doubts(forecast)]
-    return "\n".join([render_table(_table(forecast)), *sentences, *notes, last])
+    return "\n".join([render_table(_table(forecast)), *sentences(forecast, verbosity == "verbose"), *notes, last])
 
 
 def _table(forecast: Forecast) -> Table:
-    runs = forecast.runs
-    knows_samples = any(run.samples_per_second is not None for run in runs)
-    table = Table(title=_title(forecast), title_justify="left")
-    for name in ("devices", "a step", "the middle half", *["samples a second"] * knows_samples):
+    table = Table(title=title(forecast), title_justify="left")
+    for name in columns(forecast):
         table.add_column(name, justify="left" if name == "devices" else "right")
-    for name in ("times as fast", "of the ideal", "waiting"):
-        table.add_column(name, justify="right")
-    for run in runs:
-        low, high = run.timing.middle
-        rate, waited = run.samples_per_second, run.waited
-        table.add_row(
-            run.name,
-            in_words(run.timing.step),
-            f"{in_words(low)} to {in_words(high)}",
-            *[f"{rate:,.0f}" if rate is not None else ""] * knows_samples,
-            f"{forecast.speedup(run):.2f}",
-            f"{forecast.efficiency(run):.0%}",
-            "" if run.devices == 1 else "not seen" if waited is None else in_words(waited),
-        )
+    for run in forecast.runs:
+        table.add_row(*cells(forecast, run))
     return table
 
 
-def _title(forecast: Forecast) -> str:
+def columns(forecast: Forecast) -> list[str]:
+    """Return the names of the table's columns."""
+    samples = ["samples a second"] * _knows_samples(forecast)
+    return ["devices", "a step", "the middle half", *samples, "times as fast", "of the ideal", "waiting"]
+
+
+def cells(forecast: Forecast, run: TimedRun) -> list[str]:
+    """Return a row of the table."""
+    low, high = run.timing.middle
+    rate, waited = run.samples_per_second, run.waited
+    return [
+        run.name,
+        in_words(run.timing.step),
+        f"{in_words(low)} to {in_words(high)}",
+        *[f"{rate:,.0f}" if rate is not None else ""] * _knows_samples(forecast),
+        f"{forecast.speedup(run):.2f}",
+        f"{forecast.efficiency(run):.0%}",
+        "" if run.devices == 1 else "not seen" if waited is None else in_words(waited),
+    ]
+
+
+def _knows_samples(forecast: Forecast) -> bool:
+    return any(run.samples_per_second is not None for run in forecast.runs)
+
+
+def title(forecast: Forecast) -> str:
+    """Describe what was measured."""
     made, counted = ({getattr(run.timing, name) for run in forecast.runs} for name in ("steps", "counted"))
     return f"measured on {_range(made)} steps of {forecast.request.target}, of which {_range(counted)} count"
 
@@ -60,7 +71,8 @@ def _range(numbers: set[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _sentences(forecast: Forecast, all_of_them: bool) -> Iterator[str]:
+def sentences(forecast: Forecast, all_of_them: bool) -> Iterator[str]:
+    """Yield why more devices are not faster. all_of_them: also for those near the ideal."""
     for run in forecast.runs:
         if is_below_ideal(forecast, run) or (all_of_them and run.devices > 1):
             why = reasons(forecast, run) or ["nothing that was measured tells why"]

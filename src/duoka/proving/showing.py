@@ -19,13 +19,13 @@ WORDS = {"bits": "identical bits", "rounding": "equal to rounding", "different":
 
 def as_text(proof: Proof, verbosity: str) -> str:
     """Format the whole result; with `quiet`, only the verdict."""
-    last = _verdict(proof)
+    last = f"verdict: {as_verdict(proof)}"
     if verbosity == "quiet":
         return last
     parts = [render_table(_table(proof))]
     if verbosity == "verbose":
         parts += [render_table(_steps(proof, outcome)) for outcome in proof.outcomes]
-    parts += [line for outcome in proof.outcomes for line in _sentences(proof, outcome)]
+    parts += [line for outcome in proof.outcomes for line in sentences(proof, outcome)]
     if proof.bound is not None:
         amplified = proof.bound.amplified
         parts += [_rounding(proof), *([f"note: {amplification(amplified)}"] if amplified is not None else [])]
@@ -33,25 +33,38 @@ def as_text(proof: Proof, verbosity: str) -> str:
 
 
 def _table(proof: Proof) -> Table:
-    title = f"compared with {proof.request.first.name}, {_steps_of(proof.steps)}, seed {proof.request.seed}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("", overflow="fold")
-    for name in ("verdict", "steps", "largest", "relative", "at step: in", "bits part at step: in", "data"):
+    table = Table(title=title(proof), title_justify="left")
+    for name in columns():
         table.add_column(name, overflow="fold")
     for outcome in proof.outcomes:
-        judged, comparison = outcome.judged, outcome.comparison
-        worst = judged.worst
-        table.add_row(
-            outcome.run.name,
-            WORDS[judged.verdict],
-            str(comparison.steps[1]),
-            _number(worst.largest) if worst else "0",
-            _number(worst.relative) if worst else "0",
-            _place(worst) if worst else "",
-            _place(judged.parts) if judged.parts else "nowhere",
-            "the same" if comparison.data is None else f"part in step {comparison.data.step}",
-        )
+        table.add_row(*cells(outcome))
     return table
+
+
+def title(proof: Proof) -> str:
+    """Describe what was compared."""
+    return f"compared with {proof.request.first.name}, {_steps_of(proof.steps)}, seed {proof.request.seed}"
+
+
+def columns() -> tuple[str, ...]:
+    """Return the names of the table's columns."""
+    return "", "verdict", "steps", "largest", "relative", "at step: in", "bits part at step: in", "data"
+
+
+def cells(outcome: Outcome) -> list[str]:
+    """Return a row of the table."""
+    judged, comparison = outcome.judged, outcome.comparison
+    worst = judged.worst
+    return [
+        outcome.run.name,
+        WORDS[judged.verdict],
+        str(comparison.steps[1]),
+        _number(worst.largest) if worst else "0",
+        _number(worst.relative) if worst else "0",
+        _place(worst) if worst else "",
+        _place(judged.parts) if judged.parts else "nowhere",
+        "the same" if comparison.data is None else f"part in step {comparison.data.step}",
+    ]
 
 
 def _steps(proof: Proof, outcome: Outcome) -> Table:
@@ -76,7 +89,8 @@ def _steps(proof: Proof, outcome: Outcome) -> Table:
     return table
 
 
-def _sentences(proof: Proof, outcome: Outcome) -> list[str]:
+def sentences(proof: Proof, outcome: Outcome) -> list[str]:
+    """Return the verdict about a run, the first difference and its causes."""
     judged, name = outcome.judged, outcome.run.name
     if judged.verdict == "different":
         lines = [f"{name}: different, and here is the first place: {_first(judged)}"]
@@ -117,10 +131,11 @@ def _rounding(proof: Proof) -> str:
     )
 
 
-def _verdict(proof: Proof) -> str:
+def as_verdict(proof: Proof) -> str:
+    """Name the worst verdict, and the wanted one."""
     wanted = WORDS[proof.request.want]
     holds = f"as wanted ({wanted})" if proof.holds else f"wanted was: {wanted}"
-    return f"verdict: {WORDS[proof.verdict]}, {holds}"
+    return f"{WORDS[proof.verdict]}, {holds}"
 
 
 def _place(gap: Gap) -> str:

@@ -19,7 +19,10 @@ Segments = Sequence[Sequence[Point]]
 
 @dataclass(frozen=True)
 class Axis:
-    """The axes of a chart. begin, end: times. top: the largest value. low, high: texts at its ends."""
+    """The axes of a chart. begin, end: times. top: the largest value. low, high: texts at its ends.
+
+    ticks: places with texts, if `begin` and `end` are not times.
+    """
 
     begin: float
     end: float
@@ -27,6 +30,7 @@ class Axis:
     high: str
     low: str = "0"
     bottom: float = 0.0
+    ticks: Sequence[tuple[float, str]] = ()
 
     def x(self, time: float) -> float:
         """Return the place of a time."""
@@ -104,7 +108,8 @@ def area_chart(title: str, axis: Axis, layers: Sequence[Line], marks: Sequence[M
 def _figure(
     title: str, note: str, axis: Axis, paths: str, legend: Sequence[tuple[str, str]], marks: Sequence[Mark]
 ) -> str:
-    ticks = "".join(
+    ticks = axis.ticks or ((axis.begin, "0:00"), (axis.end, duration(axis.end - axis.begin)))
+    grid = "".join(
         f'<path class="grid" d="M0 {HEIGHT * part:.0f} H{WIDTH:.0f}"/>' for part in (0.0, 0.25, 0.5, 0.75, 1.0)
     )
     drawn = "".join(
@@ -119,6 +124,11 @@ def _figure(
         f"<figure><figcaption><h2>{escape(title)}</h2>{said}<div>{names}</div></figcaption>"
         f'<div class="plot"><div class="y"><span>{escape(axis.high)}</span><span>{escape(axis.low)}</span></div>'
         f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(title)}">{ticks}{paths}{drawn}</svg></div>'
-        f'<div class="x"><span>0:00</span><span>{duration(axis.end - axis.begin)}</span></div></figure>'
+        f'aria-label="{escape(title)}">{grid}{paths}{drawn}</svg></div>'
+        f'<div class="x">{"".join(_tick(axis, time, text) for time, text in ticks)}</div></figure>'
     )
+
+
+def _tick(axis: Axis, time: float, text: str) -> str:
+    part = 100 * axis.x(time) / WIDTH
+    return f'<span style="left:{part:.4g}%;transform:translateX(-{part:.4g}%)">{escape(text)}</span>'

@@ -13,6 +13,7 @@ from itertools import pairwise
 from duoka.system.printable import printable
 from duoka.system.seconds import duration, in_words
 from duoka.watching.charts import Axis, Line, Mark, Segments, area_chart, line_chart
+from duoka.watching.document import document, head, table
 from duoka.watching.findings import findings
 from duoka.watching.history import Event, History, Point
 from duoka.watching.parts import parts_shown
@@ -22,32 +23,6 @@ from duoka.watching.watcher import RankState, RunState, RunWatcher
 MOST_LINES = 8  # ranks in a chart
 MOST_ROWS = 64  # ranks in the table
 MIB = 1 << 20
-
-STYLE = """
-:root{color-scheme:light dark;--text:#1c2024;--faint:#666e78;--back:#fff;--panel:#f5f6f8;--grid:#d9dde2}
-:root{--mark:#c2185b}
-@media(prefers-color-scheme:dark){:root{--text:#e6e8eb;--faint:#9aa3ad;--back:#14171a;--panel:#1d2125;--grid:#363c43;
---mark:#ff6f9f}}
-*{box-sizing:border-box}
-body{margin:0 auto;max-width:62rem;padding:1rem;background:var(--back);color:var(--text);
-font:16px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
-h1{font-size:1.4rem;margin:.2rem 0}h2{font-size:1.05rem;margin:0}
-p,li{margin:.3rem 0}.faint,figcaption p,.y,.x,.key{color:var(--faint);font-size:.85rem}
-figure,section{margin:1rem 0;padding:.8rem;background:var(--panel);border-radius:.5rem}
-.plot{display:flex;gap:.5rem}.plot svg{flex:1;min-width:0;height:12rem;overflow:visible}
-.y{display:flex;flex-direction:column;justify-content:space-between;text-align:right;min-width:3.2rem}
-.x{display:flex;justify-content:space-between;padding-left:3.7rem}
-.key{display:inline-block;margin-right:1rem}.key i{display:inline-block;width:.8rem;height:.8rem;margin-right:.3rem;
-border-radius:2px;background:var(--color)}
-path{fill:none;vector-effect:non-scaling-stroke}.line{stroke:var(--color);stroke-width:2}.area{fill:var(--color)}
-.grid{stroke:var(--grid);stroke-width:1}.mark{stroke:var(--mark);stroke-width:2;stroke-dasharray:5 4}
-pre{overflow-x:auto;font-size:.85rem;margin:.3rem 0}summary{cursor:pointer}
-.table{overflow-x:auto;white-space:nowrap}table{border-collapse:collapse;width:100%}
-th,td{padding:.2rem .6rem;text-align:right}
-th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}tr+tr{border-top:1px solid var(--grid)}
-.c0{--color:#8a9099}.c1{--color:#2a9d63}.c2{--color:#e6a700}.c3{--color:#d1495b}.c4{--color:#9b5de5}.c5{--color:#2f7fd6}
-.c6{--color:#e4762b}.c7{--color:#00a0a8}.c8{--color:#b05a8c}
-"""
 
 
 @dataclass(frozen=True)
@@ -78,16 +53,7 @@ def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0, pla
         *charts,
         *_told(history),
     ]
-    title = escape(f"{record.name}: {_how(end)}")
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        'content="width=device-width,initial-scale=1"><meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none';img-src data:;style-src 'unsafe-inline'\">"
-        + (f'<meta http-equiv="refresh" content="{refresh}">' if refresh else "")
-        + f'<link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style></head>\n<body>\n'
-        + "\n".join(body)
-        + "\n</body></html>\n"
-    )
+    return document(f"{record.name}: {_how(end)}", body, refresh)
 
 
 def _overall(record: RunRecord, history: History) -> RunState | None:
@@ -125,8 +91,7 @@ def _head(record: RunRecord, history: History, end: RunEnd, state: RunState | No
         words.append(f"{state.steps:,} steps, {in_words(1 / state.steps_per_second)} each")
         if state.samples_per_second is not None:
             words.append(f"{state.samples_per_second:,.4g} samples/s")
-    yield f"<h1>{escape(record.name)}: {_how(end)}</h1>"
-    yield f'<p class="faint">{escape(" · ".join(words))}</p>'
+    yield head(f"{record.name}: {_how(end)}", words)
 
 
 def _notes(state: RunState | None, history: History) -> Iterator[str]:
@@ -160,18 +125,16 @@ def _table(state: RunState | None) -> str:
     if state is None:
         return ""
     shown = parts_shown(state.record.sees_waits)
-    heads = "".join(f"<th>{name}</th>" for name in ("rank", "device", *(part.name for part in shown), "cores", "MiB"))
     rows = []
     for one in _worst_first(state):
         cells = [str(one.sample.rank), one.device]
         cells += ["" if one.parts is None else f"{getattr(one.parts, part.field):.0%}" for part in shown]
         cells += ["" if one.cores is None else f"{one.cores:.1f}", f"{one.sample.memory / MIB:,.0f}"]
-        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+        rows.append(cells)
     note = "" if not state.record.attempt else " of the last attempt"
     note += f": the {MOST_ROWS} that wait least" if len(state.ranks) > MOST_ROWS else ""
-    return (
-        f'<section><h2>The time of each rank{note}</h2><div class="table"><table><tr>{heads}</tr>'
-        f"{''.join(rows)}</table></div></section>"
+    return table(
+        f"The time of each rank{note}", ("rank", "device", *(part.name for part in shown), "cores", "MiB"), rows
     )
 
 

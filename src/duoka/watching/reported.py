@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from duoka.plan import Plan
 from duoka.supervision.status_board import StatusBoard
+from duoka.watching.document import write_page
 from duoka.watching.history import Event, History
 from duoka.watching.page import RunEnd, page
 from duoka.watching.record import PublishedRun
@@ -53,17 +53,6 @@ class ReportedRun(PublishedRun):
         self._history.finish()
         super().close()
         try:
-            _write(self._report, page(self.record, self._history, RunEnd(self.record.code, now)))
+            write_page(self._report, page(self.record, self._history, RunEnd(self.record.code, now)))
         except OSError as error:
             self._say(f"the report cannot be written to {self._report}: {error.strerror}")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file that is either the old one or the new one, whole."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    finally:
-        with suppress(OSError):
-            beside.unlink()
