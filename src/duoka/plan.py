@@ -42,7 +42,7 @@ STRATEGIES = {
 }
 
 _ASKED_IN_SCRIPTS = {
-    "fsdp": "in a script, run.model(net, strategy='fsdp') shards a model, of which optimizers are made afterwards",
+    "fsdp": "in a script, run.model(net, strategy='fsdp') shards a model",
     "dp": "in a script, run.model(net, strategy='dp', devices=2) computes on several devices in one process",
 }
 

@@ -86,7 +86,7 @@ REFUSED = {
         "optimizer = torch.optim.LBFGS(model.parameters())\n"
         "x, y = next(iter(loader))\n"
         "optimizer.step(lambda: F.cross_entropy(model(x), y))",
-        "makes one vector of all parameters, which no rank holds with --strategy fsdp",
+        "makes one vector of all parameters, which no rank holds with strategy fsdp",
     ),
     "elsewhere": (
         "model.to('cpu')\n"

@@ -5,14 +5,15 @@ What a loop does with gradients is in test_conformance.py.
 
 from __future__ import annotations
 
-import weakref
+import copy
+import operator
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed.fsdp  # before ranks are forked, as it takes seconds
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -102,34 +103,18 @@ def test_options_of_the_run_hold(how: dict[str, Any]) -> None:
     assert leaves(fsdp) == pytest.approx(leaves(ddp), rel=1e-5, abs=1e-5)
 
 
-def test_bf16_is_near_to_one_device_s() -> None:
-    (expected,) = on_ranks(1, lambda run: trained(run, Transformer, "auto", precision="bf16"))
-
-    def work(run: duoka.Run) -> Any:
-        seen = set[Any]()
-        nn.Linear.forward = _seeing(nn.Linear.forward, seen)  # type: ignore[method-assign]
-        found = trained(run, Transformer, "fsdp", precision="bf16")
-        return found, seen
-
-    for found, seen in on_ranks(2, work):
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_16_bits_are_near_to_one_device_s(precision: str) -> None:
+    (expected,) = on_ranks(1, lambda run: trained(run, Transformer, "auto", precision=precision))
+    for found in on_ranks(2, lambda run: trained(run, Transformer, "fsdp", precision=precision)):
         assert leaves(found[0]) == pytest.approx(leaves(expected[0]), rel=3e-2)
-        assert torch.bfloat16 in seen  # weights come together in 16 bits
-        assert found[0] != expected[0]
-
-
-def _seeing(forward: Callable[..., Tensor], seen: set[Any]) -> Callable[..., Tensor]:
-    def see(self: nn.Linear, x: Tensor) -> Tensor:
-        seen.add(self.weight.dtype)
-        return forward(self, x)
-
-    return see
 
 
 def test_each_rank_holds_its_part() -> None:
     def work(run: duoka.Run) -> Any:
         model = Transformer()
         sizes = [parameter.numel() for parameter in model.parameters()]
-        old = [weakref.ref(parameter) for parameter in model.parameters()]
+        before = list(model.parameters())
         run.model(model, strategy="fsdp")
         optimizer = torch.optim.Adam(model.parameters())
         x, y = next(iter(run.loader((TOKENS, LABELS), 9)))
@@ -140,10 +125,11 @@ def test_each_rank_holds_its_part() -> None:
         state = [
             value.to_local().numel() for kept in optimizer.state.values() for value in kept.values() if value.dim()
         ]
-        return sum(sizes), sum(parts), sum(grads), sum(state), [one for one in old if one() is not None]
+        same = all(map(operator.is_, before, model.parameters()))
+        return sum(sizes), sum(parts), sum(grads), sum(state), same
 
-    for size, parts, grads, state, still_whole in on_ranks(2, work):
-        assert not still_whole
+    for size, parts, grads, state, same in on_ranks(2, work):
+        assert same
         assert parts == pytest.approx(size / 2, rel=0.1)
         assert grads == parts
         assert state == 2 * parts
@@ -337,88 +323,84 @@ def test_weights_are_saved_whole_and_loaded_in_parts(tmp_path: Path) -> None:
     assert set(load_file(path)) <= set(whole.state_dict())
 
 
-# --- what cannot be
+# --- what scripts do around the call
 
 
-def refused(work: Callable[[duoka.Run], Any], error: type[Exception], text: str, **how: Any) -> None:
-    with pytest.raises(error, match=text):
-        on_ranks(2, work, **how)
+class Loss(nn.Module):
+    """Returns its loss, and has a part that is called by itself."""
 
-
-def test_an_optimizer_that_was_made_before_is_an_error_at_its_first_step() -> None:
-    def work(run: duoka.Run) -> None:
-        model = mlp()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run.model(model, strategy="fsdp")
-        x, y = next(iter(run.loader((ROWS, LABELS), 9)))
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    refused(work, Refused, r"was made before run.model.*old .*weight of Sequential; make it after")
-    on_ranks(1, work)
-
-
-def test_the_end_of_the_run_lets_optimizers_be() -> None:
-    def work(run: duoka.Run) -> float:
-        model = mlp()
-        old = list(model.parameters())
-        run.model(model, strategy="fsdp")
-        run.close()
-        optimizer = torch.optim.SGD(old, lr=1.0)
-        old[0].grad = torch.ones_like(old[0])
-        before = old[0][0, 0].item()
-        optimizer.step()
-        return before - old[0][0, 0].item()
-
-    assert on_ranks(2, work) == pytest.approx([1.0, 1.0])
-
-
-def scalar() -> nn.Module:
-    model = nn.Linear(6, 4)
-    model.scale = nn.Parameter(torch.tensor(1.0))
-    return model
-
-
-class Pair(nn.Module):
-    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.one, self.other = one, other
+        self.encoder = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.head = nn.Linear(8, 4)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.calls = 0
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.calls += len(x)
+        return self.scale * F.cross_entropy(self.head(self.encoder[2](self.encoder[:2](x))), y)
 
 
-def compiled() -> nn.Module:
-    model = nn.Linear(6, 4)
-    model.compile()
-    return model
+def around(run: duoka.Run, strategy: str) -> Any:
+    """An optimizer made before, hooks, an average, parts called by themselves, gradients of gradients."""
+    model = Loss()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    held = list(model.parameters())
+    run.model(model, strategy=strategy)
+    average = copy.deepcopy(model)
+    seen: list[Any] = []
+    model.head.register_forward_hook(lambda module, args, out: seen.append(out.mean().item()))
+    model.head.weight.register_hook(lambda grad: (seen.append(grad.norm().item()), grad * 2)[1])
+    for x, y in run.loader((ROWS, LABELS), 9):
+        optimizer.zero_grad()
+        loss = model(x, y)
+        features = model.encoder(x.requires_grad_())
+        (slope,) = torch.autograd.grad(features.square().sum(), x, create_graph=True)
+        (asked,) = torch.autograd.grad(loss, model.encoder[0].weight, retain_graph=True)
+        (loss + 0.01 * slope.square().mean()).backward()
+        seen += [loss.item(), asked.norm().item(), model.encoder[0].weight.norm().item()]
+        optimizer.step()
+        with torch.no_grad():
+            for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
+                mean.lerp_(parameter, 0.2)
+    assert all(map(operator.is_, held, model.parameters()))
+    return seen, model.calls, weights(model), weights(average)
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (scalar, "scale is a scalar, which has no parts"),
-        (lambda: nn.Embedding(3, 4, sparse=True), "gradient of it is sparse"),
-        (lambda: Pair(nn.Linear(6, 6), nn.Linear(6, 4).double()), "float32, float64 would come together"),
-        (compiled, "not compiled"),
-        (lambda: nn.ModuleList([nn.Linear(1, 1)]), "torch does not shard it.*do not implement forward"),
-    ],
-)
-def test_models_that_cannot_be_sharded(make: Callable[[], nn.Module], text: str) -> None:
-    refused(lambda run: run.model(make(), strategy="fsdp"), OptionError, text)
+def test_what_stands_around_the_call_is_as_on_one_device(capfd: pytest.CaptureFixture[str]) -> None:
+    (expected,) = on_ranks(1, lambda run: around(run, "auto"))
+    for ranks in (2, 3):
+        for found in on_ranks(ranks, lambda run: around(run, "fsdp")):
+            assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-5)
+    assert "each rank holds 1/3 of 164 parameters of Loss" in capfd.readouterr().err
 
 
-def test_entries_of_lists_are_called() -> None:
-    class Methods(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.pairs = nn.ModuleList([Pair(nn.Linear(6, 6), nn.Linear(6, 4))])
+def test_what_is_compiled_runs_uncompiled(capfd: pytest.CaptureFixture[str]) -> None:
+    def work(run: duoka.Run, strategy: str) -> Any:
+        models = [run.model(mlp(), strategy=strategy, compile=strategy == "fsdp")]
+        models.append(mlp())
+        if strategy == "fsdp":
+            models[1].compile()
+        run.model(models[1], strategy=strategy)
+        x, _ = next(iter(run.loader((ROWS, LABELS), 9)))
+        return [model.eval()(x).sum().item() for model in models]
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.pairs[0].other(self.pairs[0].one(x))
+    (expected,) = on_ranks(1, lambda run: work(run, "auto"))
+    assert on_ranks(2, lambda run: work(run, "fsdp"))[0] == pytest.approx(expected, rel=1e-5)
+    assert "what is compiled runs uncompiled" in capfd.readouterr().err
 
-    def work(run: duoka.Run) -> None:
-        model = run.model(Methods(), strategy="fsdp")
-        model(next(iter(run.loader((ROWS, LABELS), 9)))[0])
 
-    refused(work, Refused, "computes with a sharded parameter.*call the block")
+def test_torch_save_writes_whole_tensors(tmp_path: Path) -> None:
+    def work(run: duoka.Run) -> Any:
+        model = run.model(mlp(), strategy="fsdp")
+        torch.save(model.state_dict(), tmp_path / f"{run.rank}.pt")
+        return weights(model)
+
+    (expected, _) = on_ranks(2, work)
+    for rank in range(2):
+        state = torch.load(tmp_path / f"{rank}.pt")
+        assert {type(value) for value in state.values()} == {Tensor}
+        assert [value.tolist() for value in state.values()] == expected
 
 
 def test_parts_may_be_empty() -> None:
@@ -433,6 +415,53 @@ def test_parts_may_be_empty() -> None:
     (expected,) = on_ranks(1, lambda run: work(run, "auto"))
     for found in on_ranks(3, lambda run: work(run, "fsdp")):
         assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-6)
+
+
+# --- what cannot be
+
+
+def refused(work: Callable[[duoka.Run], Any], error: type[Exception], text: str, **how: Any) -> None:
+    with pytest.raises(error, match=text):
+        on_ranks(2, work, **how)
+
+
+def test_options_that_cannot_be_had() -> None:
+    def asked(run: duoka.Run, **how: Any) -> None:
+        run.model(mlp(), strategy="fsdp", **how)
+
+    refused(asked, OptionError, "compress='bf16'", compress="bf16")
+    refused(lambda run: asked(run, devices=2), OptionError, "devices must be given with strategy='dp' only")
+    refused(lambda run: asked(run, shares=4), OptionError, "shares must be given with strategy='exact'")
+
+    def exact(run: duoka.Run) -> None:
+        run.model(mlp(), strategy="exact")
+        asked(run)
+
+    refused(exact, OptionError, "strategy='fsdp'")
+
+
+def test_it_is_not_predicted_with() -> None:
+    def predicted(run: duoka.Run) -> None:
+        duoka.predict(run.model(mlp(), strategy="fsdp"), ROWS)
+
+    refused(predicted, OptionError, "a model that each process holds whole")
+
+
+@pytest.mark.parametrize("where", ["call", "backward"])
+def test_a_rank_that_stays_away_is_named(where: str) -> None:
+    def begin() -> None:
+        with duoka.start(seed=0) as run:
+            model = run.model(mlp(), strategy="fsdp")
+            for number, (x, y) in enumerate(run.loader((ROWS, LABELS), 5)):
+                away = run.rank == 1 and number == 4
+                time.sleep(60 * (away and where == "call"))
+                loss = F.cross_entropy(model(x), y)
+                time.sleep(60 * (away and where == "backward"))
+                loss.backward()
+                model[0].weight.grad.norm().item()
+
+    with pytest.raises(duoka.TimedOut, match=r"rank 1 .*has not joined .* at"):
+        duoka.launch(begin, devices="cpu:2", timeout=2)
 
 
 def test_an_error_of_the_model_is_raised_as_it_is() -> None:

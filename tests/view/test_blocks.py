@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from duoka.strategies.fsdp import ModelSharding
 from duoka.view.blocks import Block, Blocks
@@ -125,6 +126,39 @@ def test_gradients_are_those_of_one_device() -> None:
         assert alone == [True] + [False] * (2 * LAYERS - 1)
         assert untouched
         torch.testing.assert_close(asked, expected[-1][3 * rank : 3 * rank + 3] / 2)
+
+
+def test_what_autocast_casts_is_released_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    cast = Block.cast
+    storages: list[StorageWeakRef] = []
+
+    def seen(block: Block, place: int, dtype: torch.dtype) -> Tensor:
+        found = cast(block, place, dtype)
+        storages.append(StorageWeakRef(found.untyped_storage()))
+        return found
+
+    monkeypatch.setattr(Block, "cast", seen)
+
+    def loss(model: nn.Module) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(inputs()).float().square().sum()
+
+    plain = net()
+    loss(plain).backward()
+
+    def work(ranks: ProcessCollectives) -> Any:
+        model = net()
+        sharding = sharded(ranks, model)
+        with sharding.deferring():
+            found = loss(model)
+            alive = {storage.cdata for storage in storages if not storage.expired()}
+            found.backward()
+        return len(alive), [parameter.grad.full_tensor() for parameter in model.parameters()]
+
+    for alive, grads in on_two(work):
+        assert alive <= 3  # two blocks, and one that is on its way
+        for found, parameter in zip(grads, plain.parameters(), strict=True):
+            torch.testing.assert_close(found, parameter.grad)
 
 
 def test_a_model_that_one_rank_deletes_earlier() -> None:

@@ -16,6 +16,7 @@ from duoka.checkpoint.names import WRAPPERS
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here
 from duoka.checkpoint.shards import parse_size, remove_shards, split, write_shards
 from duoka.errors import OptionError, WeightsError
+from duoka.view.tensor.batch import BatchTensor
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 _PARALLEL = frozenset({"DataParallel", "DistributedDataParallel"})
@@ -39,7 +40,8 @@ def save_weights(
         metadata: strings to keep in the file's header (safetensors only).
         max_shard_size: bytes, or "5GB": larger models become several files and an index, with Hugging Face's names
             (`model-00001-of-00003.safetensors`, `model.safetensors.index.json`). None: one file.
-        ranks: the ranks that save together; by default those of torch.distributed.
+        ranks: the ranks that save together; by default those that hold parts of the model, else those of
+            torch.distributed.
 
     Raises:
         OptionError: `path` has another suffix, or the size is invalid.
@@ -49,9 +51,16 @@ def save_weights(
     if path.suffix not in (".safetensors", *PICKLES):
         raise OptionError("path", str(path), f"a name that ends in .safetensors, or in {', '.join(PICKLES)}")
     most = None if max_shard_size is None else parse_size(max_shard_size)
-    ranks = ranks or ranks_here()
+    ranks = ranks or _ranks_of(model)
     tensors = plain_state(model)
     on_first(ranks, partial(write_weights, tensors, path, metadata or {}, most))
+
+
+def _ranks_of(model: nn.Module | Mapping[str, Any]) -> Ranks:
+    """Return the ranks that hold parts of a model, else those of torch.distributed."""
+    tensors = model.values() if isinstance(model, Mapping) else model.parameters()
+    sharded = next((tensor for tensor in tensors if isinstance(tensor, BatchTensor)), None)
+    return ranks_here() if sharded is None else sharded._spec.view.ranks
 
 
 def write_weights(
@@ -122,7 +131,8 @@ def whole(tensor: Tensor) -> Tensor:
     if not hasattr(tensor, "full_tensor"):
         return tensor
     gathered: Tensor = tensor.full_tensor().detach()
-    return gathered.to("meta" if torch.distributed.get_rank() else "cpu")
+    rank = tensor._spec.view.ranks.rank if isinstance(tensor, BatchTensor) else torch.distributed.get_rank()
+    return gathered.to("meta" if rank else "cpu")
 
 
 def _wrapped(model: nn.Module | Mapping[str, Any]) -> set[str]:

@@ -75,7 +75,12 @@ class LoadedTensor(Stored):
 
 
 def part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """Return a whole tensor as `like` holds it: for a DTensor, this rank's shard. No communication."""
+    """Return a whole tensor as `like` holds it: of one in parts, this rank's. No communication."""
+    from duoka.view.sharded import shard_like
+    from duoka.view.tensor.batch import BatchTensor
+
+    if isinstance(like, BatchTensor):
+        return shard_like(whole, like)
     if not hasattr(like, "device_mesh"):
         return whole
     from torch.distributed.tensor import distribute_tensor

@@ -25,6 +25,7 @@ from duoka.picking import Picked
 from duoka.picking import devices as pick_devices
 from duoka.process import this_process
 from duoka.supervision import tracebacks
+from duoka.view.sharded import Sharded
 from duoka.view.support.kinds import holds_shards
 
 OnError = Literal["raise", "collect"]
@@ -76,7 +77,7 @@ def predict(
     """
     if not isinstance(model, nn.Module):
         raise OptionError("model", type(model).__name__, "a torch.nn.Module")
-    if holds_shards(model):
+    if holds_shards(model) or any(isinstance(parameter, Sharded) for parameter in model.parameters()):
         hint = "call it on the batches of a run.loader, or save it and load it into a model that is whole"
         raise OptionError("model", f"a sharded {type(model).__name__}", "a model that each process holds whole", hint)
     one_of("precision", precision, PRECISIONS)

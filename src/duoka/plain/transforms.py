@@ -20,6 +20,12 @@ TRANSFORMS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian")
 APPLIED = ("vjp", "jvp", "linearize")  # take the function and its arguments in one call
 
 
+def run_uncompiled(session: Session) -> None:
+    """Let what is compiled run uncompiled, beside parameters that are sharded."""
+    torch.compiler.set_stance("force_eager")
+    session.view.say("strategy fsdp: what is compiled runs uncompiled, as parameters are gathered and released")
+
+
 def install(session: Session) -> None:
     """Let the made functions compute on all rows. A compiled module stays compiled (view/modules/compiled.py)."""
 
@@ -37,8 +43,7 @@ def install(session: Session) -> None:
         def transform(function: Any = None, *args: Any, **kwargs: Any) -> Any:
             made = original(function, *args, **kwargs)
             if original is compiling and session.view.in_parts:
-                torch.compiler.set_stance("force_eager")
-                session.view.say("strategy fsdp: what is compiled runs uncompiled, as parameters come and go")
+                run_uncompiled(session)
             return made if isinstance(made, nn.Module) or not callable(function) else of_all_rows(made)
 
         return transform

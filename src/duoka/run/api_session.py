@@ -82,12 +82,12 @@ def open_session(ranks: Collectives, settings: RunSettings, entropy: int, say: C
     Raises:
         OptionError: the strategy does not allow so many ranks, or the other settings.
     """
-    name, shares = "single" if ranks.world_size == 1 else "ddp", 0
+    name, shares = "single" if ranks.world_size == 1 else "fsdp", 0  # of the models that ask for it
     if settings.strategy == "exact":
         name, shares = "exact", shares_for(ranks.world_size, settings.shares, "shares")
         _check_exact(settings)
         be_deterministic()
-    strategy = create(name, ranks, settings.compress, shares)
+    strategy = create(name, ranks, settings.compress, shares, every=False)
     view = strategy.view(ranks, say)
     view.vouch(settings.row_independent)
     for line in untested(torch.__version__):

@@ -12,9 +12,11 @@ from torch.nn.parameter import is_lazy
 
 from duoka.errors import OptionError
 from duoka.plain.session import Session
+from duoka.plain.transforms import run_uncompiled
 from duoka.run.agreement import check_same
+from duoka.run.api_session import ApiSession
 from duoka.view.modules.replaced_forward import restore_forwards
-from duoka.view.support.kinds import holds_shards
+from duoka.view.support.kinds import holds_shards, is_compiled
 
 OF_DDP = {
     "bucket_cap_mb": "gradients travel in buckets of 25 MB",
@@ -68,6 +70,21 @@ def move(module: nn.Module, device: torch.device) -> None:
         raise OptionError("run.model", name, "given a module whose parameters stay the same when it is moved", hint)
 
 
+def shard(module: nn.Module, session: ApiSession, device: torch.device) -> None:
+    """Shard the parameters of `module` over all ranks, then move it to `device`.
+
+    Raises:
+        OptionError: gradients of the run are compressed.
+    """
+    if session.plan.compress != "none":
+        hint = f"duoka.start was given compress={session.plan.compress!r}"
+        raise OptionError("strategy", "fsdp", "used where gradients are not compressed", hint)
+    session.strategy.shard(module)
+    if any(map(is_compiled, module.modules())):
+        run_uncompiled(session)
+    move(module, device)
+
+
 def _check(module: Any) -> None:
     if not isinstance(module, nn.Module):
         raise OptionError("run.model", type(module).__name__, "given an nn.Module")
@@ -79,8 +96,8 @@ def _check(module: Any) -> None:
         hint = "a module without parameters is called as it is"
         raise OptionError("run.model", type(module).__name__, "given a module with parameters", hint)
     if holds_shards(module):
-        hint = "a model is given to run.model once, and is sharded by it"
-        raise OptionError("run.model", type(module).__name__, "given a module that is not sharded yet", hint)
+        hint = "run.model(net, strategy='fsdp') shards it"
+        raise OptionError("run.model", type(module).__name__, "given a module without torch's DTensors", hint)
     lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]  # type: ignore[redundant-expr]
     if lazy:
         hint = "call it once on a small example first, so that its parameters get their shapes"

@@ -24,12 +24,11 @@ from duoka.run.agreement import check_same, gather_objects
 from duoka.run.api_session import ApiSession, open_session, set_exact_threads, settings_with
 from duoka.run.backward import DdpOptions
 from duoka.run.collect import LocalReductions
-from duoka.run.models import check_options, move, prepare
+from duoka.run.models import check_options, move, prepare, shard
 from duoka.run.placement import DevicePlacement, Devices, check_strategy
 from duoka.run.precision import Precision, check_precision, set_precision
 from duoka.run.progress import Progress
 from duoka.run.scaling import GradientScale
-from duoka.run.sharding import Sharding
 from duoka.supervision.tracebacks import headline
 from duoka.view.collectives.base import Collectives
 from duoka.view.shares.partition import Partition
@@ -58,7 +57,6 @@ class Run:
         self._checkpoints: list[Checkpoint] = []
         self._begun = False  # an object was made that depends on the strategy
         self._placement = DevicePlacement(session, device, timeout)
-        self._sharding = Sharding(session, device, timeout)
         self._scale: GradientScale | None = None
 
     @property
@@ -86,13 +84,13 @@ class Run:
         """Move a module to this rank's device with rank 0's weights, and keep its parameters in step. Returns it.
 
         Args:
-            module: is changed in place; its parameters stay the same objects, but for "fsdp".
+            module: is changed in place; its parameters stay the same objects.
             compile: compile it, in place; the names in its state dict stay.
             precision: "bf16" or "fp16": its forward passes compute under autocast, and return float32; weights and
                 gradients stay float32. With "fp16" gradients are scaled within the model, and optimizer steps with an
                 infinite or NaN gradient are skipped.
             strategy: "auto": gradients are averaged over ranks. "fsdp": each rank holds a part of the parameters, of
-                their gradients and of the state of optimizers made afterwards. "dp": this one process computes each
+                their gradients and of the state of optimizers. "dp": this one process computes each
                 batch on several devices. "exact": the same bits on 1, 2, 4, ... ranks; it holds for all models of a
                 run, and is given with the first, before anything else is made.
             shares: for "exact": the number of shares of each batch, a power of two; None: 8, or the number of ranks
@@ -130,8 +128,7 @@ class Run:
         on = self._placement.devices(strategy, devices)
         bring: Callable[[nn.Module], None] = partial(move, device=on[0])
         if strategy == "fsdp":
-            asked = {"compile": compile, "gradient_as_bucket_view": gradient_as_bucket_view, "precision": precision}
-            bring = self._sharding.sharding(asked)
+            bring = partial(shard, session=session, device=on[0])
         prepare(module, session, bring)
         session.backward.observe(module, options)
         if gradient_as_bucket_view:
@@ -359,7 +356,7 @@ class Run:
         """Within the context, let backward passes add to the gradients of `models` on each rank alone.
 
         The first backward pass after it averages all that was added. With strategy "fsdp" each pass does, since
-        unsharded gradients would need the memory of the whole model.
+        gradients of whole parameters would need the memory of the whole model; sums over passes are the same.
         """
         if not models:
             raise OptionError("run.no_sync", "nothing", "given the models whose gradients are to be held")
@@ -386,7 +383,6 @@ class Run:
             for saved in self._checkpoints:
                 saved.close(wait=False)
             self._placement.close()
-            self._sharding.close()
             if self._scale is not None:
                 self._scale.close()
             session.strategy.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import Refused
 from duoka.private.torch import FLAT_WEIGHTS, parameters_in, tree_map_only
+from duoka.view.sharded import Sharded
+from duoka.view.shares.differentiable import GATHERED, ScaleOnce
 from duoka.view.support.originals import register_hook
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
@@ -92,11 +94,15 @@ class GradientScale:
             return entries[-1]
 
         args, kwargs = tree_map_only(Tensor, entering, (args, kwargs))
-        table = {id(parameter): entering(parameter) for parameter in module.parameters()}
-        self._scaled.update(dict.fromkeys(module.parameters()))
+        parameters = list(module.parameters())
+        sharded = {id(one._block.blocks): one._block.blocks for one in parameters if isinstance(one, Sharded)}
+        table = {id(one): entering(one) for one in parameters if not isinstance(one, Sharded)}
+        self._scaled.update(dict.fromkeys(parameters))
         self._inside = True
         try:
-            with _in_place(module, table):
+            with _in_place(module, table), ExitStack() as scaled:
+                for blocks in sharded.values():
+                    scaled.enter_context(blocks.scaling(1 / self.value))
                 contents = Contents(forward(*args, **kwargs))
         finally:
             self._inside = False
@@ -160,24 +166,8 @@ def _times(tensor: Tensor, factor: float) -> Tensor:
     if isinstance(tensor, BatchTensor):
         return BatchTensor(_times(tensor._local, factor), tensor._spec)
     same = tensor.view_as(tensor)
-    register_hook(same, lambda gradient: _Times.apply(gradient, factor))
+    register_hook(same, lambda gradient: ScaleOnce.apply(gradient, factor))
     return same
-
-
-class _Times(torch.autograd.Function):
-    """Multiply a gradient.
-
-    Within the model all gradients are S times larger, second derivatives too: the derivative of a scaled gradient
-    with respect to anything inside is S times the one outside. So a gradient of this gradient passes unchanged.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, factor: float) -> Tensor:
-        return gradient * factor
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return gradients[0], None
 
 
 @contextmanager
@@ -201,7 +191,7 @@ def _in_place(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
 def _check_ways(outputs: list[Any], entries: list[Tensor], module: nn.Module) -> None:
     """Check that the outputs were computed from the scaled inputs and parameters only."""
     ends = [node_of(entry) for entry in entries]
-    for node in graph(outputs, ends):
+    for node in graph(outputs, ends, (GATHERED,)):
         name = node.name()
         if "CheckpointFunction" in name:
             raise Refused("checkpoint(use_reentrant=True) in a model of precision='fp16': use use_reentrant=False")

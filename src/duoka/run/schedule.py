@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau, S
 from duoka.errors import OptionError
 from duoka.options import one_of
 from duoka.process import this_process
-from duoka.view.support.kinds import is_sharded
 
 Rule = Literal["linear", "sqrt"]
 
@@ -71,44 +70,4 @@ def clip_grad_norm_(
     if run is not None and run.has_held(listed):
         hint = "clip after the first backward pass outside of no_sync, or the last piece"
         raise OptionError("clip_grad_norm_", "gradients held by no_sync", "given gradients of the whole batch", hint)
-    if any(parameter.grad is not None and is_sharded(parameter.grad) for parameter in listed):
-        return _clip_shards([p.grad for p in listed if p.grad is not None], max_norm, norm_type, **how)
     return torch.nn.utils.clip_grad_norm_(listed, max_norm, norm_type, **how)
-
-
-@torch.no_grad()
-def _clip_shards(
-    grads: list[Any],
-    max_norm: float,
-    norm_type: float,
-    error_if_nonfinite: bool = False,
-    foreach: bool | None = None,
-) -> Tensor:
-    """Clip gradients of which some are sharded, which torch's function does not mix."""
-    if not norm_type > 0:
-        raise OptionError("norm_type", norm_type, "more than 0 for sharded gradients")
-    sharded, whole = ([grad for grad in grads if is_sharded(grad) == kind] for kind in (True, False))
-    norms = [_norm_of_shards(sharded, norm_type, foreach)]
-    if whole:
-        norms.append(torch.nn.utils.get_total_norm(whole, norm_type, foreach=foreach))
-    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-    if error_if_nonfinite and not total.isfinite():
-        raise RuntimeError(f"the norm of order {norm_type} of the gradients is {total.item()}: it cannot be clipped")
-    scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    for grad in grads:
-        (grad.to_local() if is_sharded(grad) else grad).mul_(scale)
-    return total
-
-
-def _norm_of_shards(grads: list[Any], norm_type: float, foreach: bool | None) -> Tensor:
-    """Return the norm of all parts; torch's function fails if one is empty."""
-    parts: list[Tensor] = [grad.to_local() for grad in grads]
-    own = torch.nn.utils.get_total_norm([part for part in parts if part.numel()], norm_type, foreach=foreach)
-    own = own.to(parts[0].device)
-    group = grads[0].device_mesh.get_group()
-    if norm_type == torch.inf:
-        torch.distributed.all_reduce(own, torch.distributed.ReduceOp.MAX, group)
-        return own
-    power = own**norm_type
-    torch.distributed.all_reduce(power, group=group)
-    return power ** (1 / norm_type)

@@ -24,11 +24,13 @@ def create(
     shares: int = 0,
     blocks: Sequence[str] = (),
     checkpoint_activations: bool = False,
+    every: bool = True,
 ) -> Strategy:
     """Create the strategy `name` for this rank.
 
-    compress: of gradients between ranks (compress.py). shares: of each batch, with `exact`. blocks: classes of
-    modules, with `fsdp`; empty: found in lists. checkpoint_activations: of blocks.
+    compress: of gradients between ranks (compress.py). shares: of each batch, with `exact`. With `fsdp`: blocks:
+    classes of modules; empty: found in lists. checkpoint_activations: of blocks. every: shard every model, or only
+    those given to `Strategy.shard`.
     """
 
     def stream() -> int:
@@ -37,7 +39,7 @@ def create(
     makers: dict[str, Callable[[], Strategy]] = {
         "single": Single,
         "ddp": lambda: Ddp(ranks, stream=stream, compression=compression(compress)),
-        "fsdp": lambda: Fsdp(ranks, stream, blocks, checkpoint_activations),
+        "fsdp": lambda: Fsdp(ranks, stream, blocks, checkpoint_activations, every, compression(compress)),
         "exact": lambda: Exact(ranks, shares, stream=stream),
     }
     return makers[name]()

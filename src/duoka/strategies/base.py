@@ -29,8 +29,8 @@ class Strategy(ABC):
     def take_in(self, module: nn.Module) -> None:  # noqa: B027
         """Prepare the parameters of a model that a script is about to move to a device."""
 
-    def leave(self, parameter: Tensor) -> None:  # noqa: B027
-        """Never adopt `parameter`: torch keeps it in step."""
+    def shard(self, module: nn.Module) -> None:  # noqa: B027
+        """Let each rank hold a part of the parameters of `module`; one rank holds them whole."""
 
     @abstractmethod
     def backward(self, site: str) -> AbstractContextManager[None]:

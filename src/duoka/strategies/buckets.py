@@ -30,7 +30,6 @@ from duoka.view.shares.differentiable import AllReduceSum
 from duoka.view.shares.local import LocalShares
 from duoka.view.support.hook_numbers import unnumbered
 from duoka.view.support.kinds import is_sharded
-from duoka.view.support.originals import when_accumulated
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 
@@ -106,8 +105,6 @@ class Bucketed(Strategy):
         self._sparse: set[int] = set()  # parameters whose gradients have been sparse on any rank
         self._behind: set[int] = set()  # those held before, with a gradient to be averaged
         self._observers: list[Observer] = []
-        self._sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters that torch keeps in step
-        self._left: WeakIdKeyDictionary = WeakIdKeyDictionary()  # their unsharded tensors, never adopted
 
     @abstractmethod
     def _watch(self, parameter: Tensor, index: int) -> None:
@@ -135,17 +132,14 @@ class Bucketed(Strategy):
         return (watched.device.type, watched.dtype) == _EXACT
 
     def leave(self, parameter: Tensor) -> None:
-        self._left[parameter] = None
+        """Forget a parameter that has become a sharded one."""
         self._index.pop(parameter, None)
         self._frozen.pop(parameter, None)
 
     def adopt(self, parameter: Tensor) -> None:
-        if isinstance(parameter, BatchTensor):  # sharded: view/sharded.py averages its gradient
+        if isinstance(parameter, BatchTensor) or is_sharded(parameter):  # view/blocks.py, or torch, does it
             return
-        if parameter in self._index or parameter in self._left or not parameter.is_leaf:
-            return
-        if is_sharded(parameter):
-            self._adopt_sharded(parameter)
+        if parameter in self._index or not parameter.is_leaf:
             return
         if is_lazy(parameter):  # has no values yet
             return
@@ -167,15 +161,8 @@ class Bucketed(Strategy):
         with unnumbered():
             self._watch(parameter, index)
 
-    def _adopt_sharded(self, parameter: Tensor) -> None:
-        """Record which passes reach a sharded parameter, whose gradient torch averages (fsdp.py)."""
-        if parameter in self._sharded or not parameter.requires_grad:
-            return
-        self._sharded[parameter] = None
-        with unnumbered():
-            self._hooks.append(when_accumulated(parameter, self._reach_sharded))
-
-    def _reach_sharded(self, parameter: Tensor) -> None:
+    def reach(self, parameter: Tensor) -> None:
+        """Note that the pass reached a sharded parameter, for observers."""
         if self._pass is not None:
             self._pass.sharded[parameter] = None
 
@@ -195,12 +182,6 @@ class Bucketed(Strategy):
         return not self._behind.isdisjoint(self._known(parameters))
 
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
-        if is_sharded(leaf):
-            raise Refused(
-                f"{user_line()} registers a hook on a sharded parameter, whose gradient never passes there; change "
-                "its .grad after backward()"
-            )
-
         everyone = LocalShares(self._ranks)
 
         def whole_hook(grad: Tensor) -> Tensor:
@@ -229,8 +210,7 @@ class Bucketed(Strategy):
         whole = not self._held
         self._pass = self._begin(self._plans.get(site, []) if whole else [])
         try:
-            with self._beside_torch():
-                yield
+            yield
             plan = self._finish(self._pass)
             if whole:
                 self._plans[site] = plan
@@ -240,18 +220,6 @@ class Bucketed(Strategy):
                     observer(lambda parameter: self._index.get(parameter) in reached or parameter in sharded)
         finally:
             self._pass = None
-
-    @contextmanager
-    def _beside_torch(self) -> Iterator[None]:
-        """Announce that ranks may wait in this pass for sharded parameters, too."""
-        if not self._sharded:
-            yield
-            return
-        self._ranks.begin_native("backward")
-        try:
-            yield
-        finally:
-            self._ranks.end_native()
 
     # --- one pass
 

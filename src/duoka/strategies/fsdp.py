@@ -21,10 +21,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from duoka.errors import Refused
 from duoka.private.torch import count_references, count_users
+from duoka.strategies.compress import Compression
 from duoka.strategies.ddp import Ddp
 from duoka.view.blocks import Block, Blocks
 from duoka.view.collectives.base import Collectives
-from duoka.view.sharded import Sharded, cut_dimension, shard, shard_state
+from duoka.view.sharded import Sharded, cut_dimension, shard, shard_like
 from duoka.view.support.user_code import user_line
 from duoka.view.view import View
 
@@ -35,30 +36,34 @@ _LARGE = 4  # parameters in no block form one each if larger than this part of t
 class ModelSharding:
     """The sharded models of one run.
 
-    leave: called with each parameter that becomes sharded. say: prints a line. names: classes of the modules that
-    are blocks; empty: found in lists.
+    leave: called with each parameter that becomes sharded. reach: called with each one that a backward pass reaches.
+    say: prints a line. names: classes of the modules that are blocks; empty: found in lists. every: whether every
+    model of the run is sharded.
     """
 
     def __init__(
         self,
         ranks: Collectives,
         leave: Callable[[Tensor], None],
+        reach: Callable[[Tensor], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
         names: Sequence[str] = (),
+        every: bool = False,
     ) -> None:
-        self._ranks, self._leave, self._say, self._names = ranks, leave, say, names
+        self._ranks, self._leave, self._say, self._names, self._every = ranks, leave, say, names, every
         self.blocks: WeakSet[nn.Module] = WeakSet()  # found in the models so far
         view = View(ranks, lambda leaf: None)
         view.of_parameters = True
-        self._blocks = Blocks(view)
+        self._blocks = Blocks(view, reach)
         self._cut = 0  # parameters so far
-        self._hook = register_optimizer_step_pre_hook(_before_step)
+        self._hook: Any = register_optimizer_step_pre_hook(self._before_step) if every else None
 
     def shard(self, module: nn.Module) -> None:
         """Shard the parameters of `module` with rank 0's values.
 
         Parameters that are sharded already stay so; those of a copied model are grouped into blocks.
         """
+        self._hook = self._hook or register_optimizer_step_pre_hook(self._before_step)
         before, found = self._cut, blocks(module, self._names)
         self.blocks.update(found)
         for group in _groups(module, found):
@@ -83,13 +88,30 @@ class ModelSharding:
         self._leave(parameter)
         return True
 
+    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+        """Shard optimizer state that was made before its parameter was sharded; refuse LBFGS."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        sharded = [parameter for parameter in parameters if isinstance(parameter, Sharded)]
+        # If every model is sharded, what is whole yet may be sharded within this step, at its model's first call.
+        if isinstance(optimizer, LBFGS) and (sharded or (self._every and parameters)):
+            raise Refused(
+                f"LBFGS at {user_line()} makes one vector of all parameters, which no rank holds with strategy fsdp; "
+                "use another optimizer, or another strategy"
+            )
+        for parameter in sharded:
+            state: dict[str, Any] = optimizer.state.get(parameter) or {}
+            for name, value in state.items():
+                if type(value) is Tensor and value.shape == parameter.shape:
+                    state[name] = shard_like(value, parameter)
+
     def deferring(self) -> AbstractContextManager[None]:
         """Return a context of a backward pass, at whose end all gradients are in `.grad`."""
         return self._blocks.deferring()
 
     def close(self) -> None:
         """Remove the hook of optimizers, and end what is being gathered ahead of time."""
-        self._hook.remove()
+        if self._hook is not None:
+            self._hook.remove()
         self._blocks.stop_ahead()
 
 
@@ -103,7 +125,7 @@ def _description(module: nn.Module, ranks: int) -> str:
         f"strategy fsdp: each rank holds 1/{ranks} of {count:,} parameters of {type(module).__name__}, in "
         f"{len(blocks)} blocks that come together in turn, the largest of {max(blocks.values()) / 2**20:,.1f} MB"
     )
-    return f"{line}; {whole:,} parameters stay whole" if whole else line
+    return f"{line}; {whole:,} stay whole" if whole else line
 
 
 def _can_be_cut(parameter: Tensor, ranks: int) -> bool:
@@ -119,29 +141,11 @@ def _can_be_cut(parameter: Tensor, ranks: int) -> bool:
     )
 
 
-def _before_step(optimizer: Optimizer, *_: object) -> None:
-    """Shard optimizer state that was made before its parameter was sharded."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            # A parameter that is whole yet is sharded at its model's first call, within this step.
-            if isinstance(optimizer, LBFGS) and isinstance(parameter, nn.Parameter):
-                raise Refused(
-                    f"LBFGS at {user_line()} makes one vector of all parameters, which no rank holds with "
-                    "--strategy fsdp; use another optimizer, or another strategy"
-                )
-            if not isinstance(parameter, Sharded):
-                continue
-            state: dict[str, Any] = optimizer.state.get(parameter) or {}
-            for name, value in state.items():
-                if type(value) is Tensor and value.shape == parameter.shape:
-                    state[name] = shard_state(value, parameter)
-
-
 class Fsdp(Ddp):
     """Sharded parameters of models; others are replicated, and their gradients averaged.
 
     names: classes of the modules that are blocks; empty: found in lists. recomputes: whether blocks compute their
-    activations again in the backward pass.
+    activations again in the backward pass. every: whether every model is sharded, or those given to `shard`.
     """
 
     def __init__(
@@ -150,19 +154,26 @@ class Fsdp(Ddp):
         stream: Callable[[], int] = lambda: 0,
         names: Sequence[str] = (),
         recomputes: bool = False,
+        every: bool = True,
+        compression: Compression | None = None,
     ) -> None:
-        super().__init__(ranks, stream=stream)
-        self._names, self._recomputes = names, recomputes
+        super().__init__(ranks, stream=stream, compression=compression)
+        self._names, self._recomputes, self._every = names, recomputes, every
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
-        view = super().view(ranks, say)
-        self._sharding = ModelSharding(ranks, self.leave, say, self._names)
+        view = self._view = super().view(ranks, say)
+        self._sharding = ModelSharding(ranks, self.leave, self.reach, say, self._names, self._every)
         if self._recomputes:
             view.recomputed = self._sharding.blocks
-        view.take_in, view.in_parts = self._sharding.shard, True
+        view.take_in, view.in_parts = self.take_in, self._every
         return view
 
     def take_in(self, module: nn.Module) -> None:
+        if self._every:
+            self._sharding.shard(module)
+
+    def shard(self, module: nn.Module) -> None:
+        self._view.in_parts = True
         self._sharding.shard(module)
 
     @contextmanager

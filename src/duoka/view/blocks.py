@@ -41,6 +41,8 @@ class Block:
         self._wholes: list[Tensor] | None = None
         self._written = -1  # `View.written` when they were gathered
         self._tracked: dict[int, Tensor] = {}
+        self._cast: dict[tuple[int, torch.dtype, bool], Tensor] = {}  # by index, dtype and whether it is tracked
+        self._members = [ref(member) for member in members]
         for place, member in enumerate(members):
             if "_block" in member.__dict__:
                 member._block.release()
@@ -84,9 +86,33 @@ class Block:
             self._tracked = dict(zip(places, found, strict=True))
         return self._tracked[place]
 
+    def cast(self, place: int, dtype: torch.dtype) -> Tensor:
+        """Return a whole parameter in another dtype; it is released with the block."""
+        whole = self.whole(place)
+        if whole.dtype is dtype:
+            return whole
+        key = place, dtype, whole.requires_grad
+        if key not in self._cast and (place, dtype, True) in self._cast:
+            return self._cast[place, dtype, True]
+        if key not in self._cast:
+            with torch.inference_mode(False):
+                self._cast[key] = whole.to(dtype)
+            self.blocks.memory[memory_of(self._cast[key])] = self, place
+        return self._cast[key]
+
+    def untrack(self) -> None:
+        """Let the next use of the whole parameters be another node of the graph."""
+        self._tracked = {}
+        for key in [key for key in self._cast if key[2]]:
+            self.blocks.memory.pop(memory_of(self._cast.pop(key)), None)
+
     def release(self) -> None:
         """Release the whole parameters, and copy writes to them into the parts."""
-        wholes, self._wholes, self._tracked = self._wholes or [], None, {}
+        wholes, self._wholes = self._wholes or [], None
+        self.untrack()
+        for cast in self._cast.values():
+            self.blocks.memory.pop(memory_of(cast), None)
+        self._cast = {}
         self.blocks.forget(self)
         for part, whole in zip(self.parts, wholes, strict=False):
             self.blocks.memory.pop(memory_of(whole), None)
@@ -158,13 +184,16 @@ class Block:
 
         Returns None for those that are added to `.grad` at the end of the pass.
         """
-        self._tracked = {}
+        self.untrack()
         there = {at: grad for at, grad in zip(places, grads, strict=True) if grad is not None}
         if any(grad.layout is not torch.strided for grad in there.values()):
             raise Refused(
                 f"the backward pass at {user_line()} computes a sparse gradient of a sharded parameter; make the "
                 "embedding with sparse=False"
             )
+        for member in map(self._members.__getitem__, there):
+            if (parameter := member()) is not None:
+                self.blocks.reach(parameter)
         if torch.is_grad_enabled():
             return [self._total(at, there[at]) if at in there else None for at in places]
         waits = [self._start_sum({at: there.pop(at) for at in alike}) for alike in self._alike(list(there))]
@@ -273,14 +302,15 @@ class Blocks:
     """The blocks of a run.
 
     view: of the sharded parameters. memory: memory of a whole parameter -> its block and index. process: in which
-    collectives can be called. defers: True in a backward pass at whose end deferred gradients are added.
+    collectives can be called. reach: called with each parameter that a backward pass reaches. defers: True in a
+    backward pass at whose end deferred gradients are added. factor: of gradients of what is computed now.
     """
 
-    def __init__(self, view: View) -> None:
-        self.view = view
+    def __init__(self, view: View, reach: Callable[[Tensor], None] = lambda _: None) -> None:
+        self.view, self.reach = view, reach
         self.memory: dict[int, tuple[Block, int]] = {}
         self.process = os.getpid()
-        self.defers = False
+        self.defers, self.factor = False, 1.0
         self._here: list[Block] = []  # gathered blocks, the last used one last
         self._largest = 0
         self._ahead: _Ahead | None = None
@@ -394,6 +424,21 @@ class Blocks:
         """Add gradients to `.grad` later. At most one block's are under way, to hold little memory."""
         self.add_deferred()
         self._deferred.append((block, waits))
+
+    @contextmanager
+    def scaling(self, factor: float) -> Iterator[None]:
+        """Multiply gradients that leave what is computed in this context."""
+        before, self.factor = self.factor, factor
+        try:
+            self._untrack()
+            yield
+        finally:
+            self.factor = before
+            self._untrack()
+
+    def _untrack(self) -> None:
+        for block in self._here:
+            block.untrack()
 
     def add_deferred(self) -> None:
         """Wait for gradients that are under way, and add them to `.grad`."""

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
 
 from duoka.errors import Refused
 from duoka.private.torch import (
@@ -133,6 +134,14 @@ class Sharded(BatchTensor):
 _data: Any = Tensor.data
 _SET_DATA = _data.__set__
 _INITIALISING = frozenset(value for value in vars(nn.init).values() if callable(value))
+_IN_16_BITS = frozenset(  # under autocast
+    {
+        *(F.linear, F.multi_head_attention_forward),
+        *(torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.addbmm),
+        *(Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__, Tensor.__rmatmul__),
+        *(F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
+    }
+)
 _DETACHING = (Tensor.detach, torch.detach, Tensor.detach_)
 
 
@@ -174,7 +183,8 @@ def _with_parts(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def _compute(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Sharded]) -> Any:
     """Call a function with whole parameters in place of sharded ones."""
-    found = {id(one): one.gathered() for one in given}
+    dtype = _autocast_dtype(func, given[0])
+    found = {id(one): _operand(one, dtype) for one in given}
     args, kwargs = tree_map_only(Sharded, lambda one: found[id(one)], (args, kwargs))
     if not records():
         out = func(*args, **kwargs)
@@ -186,10 +196,25 @@ def _compute(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], give
     return out
 
 
+def _autocast_dtype(func: Function, one: Sharded) -> torch.dtype | None:
+    """Return the dtype to which autocast casts the weights of a function; None if it does not.
+
+    They are cast here, as autocast would keep its copies from the forward to the backward pass.
+    """
+    kind = one.device.type
+    return torch.get_autocast_dtype(kind) if func in _IN_16_BITS and torch.is_autocast_enabled(kind) else None
+
+
+def _operand(one: Sharded, dtype: torch.dtype | None) -> Tensor:
+    if dtype is None or one.dtype is not torch.float32 or one.dim() < 2:
+        return one.gathered()
+    return one._block.cast(one._place, dtype)
+
+
 def _pack(blocks: Blocks, outer: tuple[Function, Function] | None, tensor: Tensor) -> Any:
     """Pack a tensor saved for the backward pass; of a whole parameter only its block and index."""
     found = blocks.memory.get(memory_of(tensor)) if tensor.layout is torch.strided else None
-    if found is not None and found[0].parts[found[1]].dtype is tensor.dtype:
+    if found is not None:
         block, place = found
         return _SavedParameter(block, place, tensor)
     return _Saved(tensor) if outer is None else _SavedElsewhere(outer[1], outer[0](tensor))
@@ -201,14 +226,15 @@ def _unpack(saved: Any) -> Tensor:
 
 
 class _SavedParameter:
-    __slots__ = ("_block", "_layout", "_place")
+    __slots__ = ("_block", "_dtype", "_layout", "_place")
 
     def __init__(self, block: Block, place: int, tensor: Tensor) -> None:
-        self._block, self._place = block, place
+        self._block, self._place, self._dtype = block, place, tensor.dtype
         self._layout = tensor.size(), tensor.stride(), tensor.storage_offset()
 
     def tensor(self) -> Tensor:
-        return self._block.wholes()[self._place].as_strided(*self._layout)
+        with torch.no_grad():
+            return self._block.cast(self._place, self._dtype).as_strided(*self._layout)
 
 
 class _Saved:
@@ -259,12 +285,11 @@ def shard(parameter: nn.Parameter, blocks: Blocks) -> None:
     Block(blocks, [parameter])
 
 
-def shard_state(value: Tensor, parameter: Sharded) -> BatchTensor:
-    """Shard an optimizer's state of a parameter as the parameter."""
-    spec = parameter._spec
-    return BatchTensor(
-        spec.partition.local_rows(value.detach(), spec.dim).clone(memory_format=torch.contiguous_format), spec
-    )
+def shard_like(whole: Tensor, like: BatchTensor) -> BatchTensor:
+    """Return this rank's rows of a whole tensor as `like` holds its own, on its device."""
+    spec = like._spec
+    rows = spec.local_rows(whole.detach()).to(like.device)
+    return BatchTensor(rows.clone(memory_format=torch.contiguous_format), spec)
 
 
 Sharded.__name__ = Sharded.__qualname__ = nn.Parameter.__name__

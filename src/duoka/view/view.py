@@ -21,7 +21,7 @@ from duoka.view.aliased import AliasedCopies
 from duoka.view.collectives.base import Collectives
 from duoka.view.collectives.one_rank import OneRank
 from duoka.view.random.generators import RankStream
-from duoka.view.shares.differentiable import AllReduceSum, GatherParameters, Replicate
+from duoka.view.shares.differentiable import GATHERED, AllReduceSum, Replicate
 from duoka.view.shares.local import DeviceShares, ExactShares, LocalShares, ShareCollectives
 from duoka.view.shares.partition import Partition
 from duoka.view.support.hook_numbers import unnumbered
@@ -34,7 +34,6 @@ from duoka.view.vouched import Vouched
 
 _MOST_NODES = 32  # of a graph that are searched for leaves
 _REPLICATED = backward_of(Replicate)
-_GATHERED = backward_of(GatherParameters)
 
 
 class View:
@@ -163,7 +162,7 @@ class View:
                     return tensor
                 self._adopt(tensor)
             return self.alias(tensor)
-        if isinstance(tensor.grad_fn, (_REPLICATED, _GATHERED)) or (
+        if isinstance(tensor.grad_fn, (_REPLICATED, GATHERED)) or (
             not shares.exact and self._adopts_leaves_of(tensor)
         ):
             return tensor
@@ -198,7 +197,7 @@ class View:
         while nodes:
             node = nodes.pop()
             seen += 1
-            if isinstance(node, _GATHERED):
+            if isinstance(node, GATHERED):
                 continue
             leaf = getattr(node, "variable", None)
             if isinstance(leaf, Tensor):

@@ -201,16 +201,6 @@ class Collectives(ABC):
         self.broadcast(data, source)
         return value if self.rank == source else verify_object(data.numpy().tobytes(), self.key)
 
-    def begin_native(self, what: str) -> None:  # noqa: B027
-        """Announce collectives that torch itself is about to call; `what` names them in reports."""
-
-    def end_native(self) -> None:  # noqa: B027
-        """Announce their end.
-
-        Raises:
-            RanksApart: other ranks have called something else.
-        """
-
     def raised(self, error: str, line: str) -> None:  # noqa: B027
         """Note an error at a line of the script; the next collective mentions it if the ranks differ."""
 

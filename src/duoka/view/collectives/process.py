@@ -127,9 +127,6 @@ class ProcessCollectives(Collectives):
             told = None if failed else torch.zeros(1, dtype=torch.uint8, device="cpu")
             self._start_exchange(MAY_FAIL, told, lambda rows: None)()
 
-    def begin_native(self, what: str) -> None:
-        self._begin(what)
-
     def _begin(self, what: str) -> bytes:
         """Write the collective that begins, and return its name, which is the same on all ranks."""
         line = self._line()
@@ -147,9 +144,6 @@ class ProcessCollectives(Collectives):
 
     def raised(self, error: str, line: str) -> None:
         self._raised = error, line
-
-    def end_native(self) -> None:
-        self._slot.end_collective(0)  # torch does not tell how long it waited
 
     def barrier_at_end(self) -> None:
         self._line = lambda: AT_END

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from duoka.errors import Refused
 from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.dispatch.failing import MAY_FAIL, may_fail
 from duoka.view.dispatch.own_rows import compute_opaque
@@ -25,9 +24,7 @@ from duoka.view.dispatch.whole import compute_whole, take_row
 from duoka.view.random.draws import DrawCache
 from duoka.view.rules.lookup import dtype_of, ndim_of
 from duoka.view.shares.local import LocalShares
-from duoka.view.support.kinds import is_sharded
 from duoka.view.support.transforms import looks_below
-from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import (
     BatchTensor,
     MultiShareBatch,
@@ -119,11 +116,6 @@ def _by_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view
     if func is Tensor.__getitem__ and type(args[1]) is int and args[0]._spec.dim == 0 and view.shares.count == 1:
         return take_row(*args)
     leaves = tree_leaves((args, kwargs))
-    if call.key is None and any(map(is_sharded, leaves)):
-        raise Refused(
-            f"{user_line()} computes with a sharded parameter: with strategy='fsdp', the parameters of a block are "
-            "gathered in calls of the block itself, not of its methods or submodules; call the block"
-        )
     try:
         out = _run_rule(rule, func, *_replicated(leaves, args, kwargs, view), view, call.key)
     except Exception as error:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duoka.private.torch import backward_of
 from duoka.view.shares.local import LocalShares
 from duoka.view.shares.partition import Partition
 
@@ -87,10 +88,31 @@ class GatherParameters(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, block: Any, places: list[int], *rows: Tensor) -> Any:
-        ctx.block, ctx.places = block, places
+        ctx.block, ctx.places, ctx.factor = block, places, block.blocks.factor
         ctx.set_materialize_grads(False)
         return block.given(places)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if ctx.factor != 1:
+            grads = tuple(None if grad is None else ScaleOnce.apply(grad, ctx.factor) for grad in grads)
         return None, None, *ctx.block.own_gradients(ctx.places, grads)
+
+
+class ScaleOnce(torch.autograd.Function):
+    """Multiply a gradient within a model whose gradients are scaled (run/scaling.py).
+
+    Within the model all gradients are S times larger, second derivatives too: the derivative of a scaled gradient
+    with respect to anything inside is S times the one outside. So a gradient of this gradient passes unchanged.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, factor: float) -> Tensor:
+        return gradient * factor
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0], None
+
+
+GATHERED = backward_of(GatherParameters)

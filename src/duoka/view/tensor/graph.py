@@ -11,10 +11,11 @@ from torch import Tensor
 from duoka.view.tensor.batch import BatchTensor
 
 
-def graph(outputs: Iterable[Any], ends: Iterable[Any] = ()) -> Iterator[Any]:
+def graph(outputs: Iterable[Any], ends: Iterable[Any] = (), kinds: tuple[type, ...] = ()) -> Iterator[Any]:
     """Yield the nodes of the autograd graph of these tensors, each once, in the same order on all ranks.
 
-    outputs: tensors; of a batch, the graph of the local rows is used. ends: nodes at which the search stops.
+    outputs: tensors; of a batch, the graph of the local rows is used. ends, kinds: nodes, and classes of nodes, at
+    which the search stops.
     """
     stop = set(ends)
     nodes = [node_of(leaf) for leaf in map(_rows, outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
@@ -25,7 +26,7 @@ def graph(outputs: Iterable[Any], ends: Iterable[Any] = ()) -> Iterator[Any]:
         node = pending.pop()
         yield node
         for following, _ in node.next_functions:
-            if following is not None and following not in seen:
+            if following is not None and following not in seen and not isinstance(following, kinds):
                 seen.add(following)
                 pending.append(following)
 

@@ -1,4 +1,4 @@
-"""Operations of a script on sharded parameters outside of their model give the results of one device."""
+"""What scripts do with sharded parameters, beside computing their model, gives the results of one device."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.fsdp  # before ranks are forked, as it takes seconds
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import duoka
-from duoka.errors import Refused
 from tests.run.ranks import on_ranks
 from tests.strategies.test_conformance import gradients, leaves, weights
-from tests.strategies.test_fsdp import LABELS, ROWS, refused
+from tests.strategies.test_fsdp import LABELS, ROWS
 
 
 def net() -> nn.Sequential:
@@ -148,12 +146,3 @@ def test_it_is_as_on_one_device(name: str) -> None:
     for ranks in (2, 3):
         for found in on_ranks(ranks, lambda run: USES[name](run, run.model(net(), strategy="fsdp"))):
             assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-6)
-
-
-def test_a_graph_is_differentiated_once() -> None:
-    def twice(run: duoka.Run) -> None:
-        model = run.model(nn.Linear(6, 4), strategy="fsdp")
-        for x, _ in run.loader((ROWS, LABELS), 9):
-            model(x).sum().backward(create_graph=True)
-
-    refused(twice, Refused, "differentiates twice")
