@@ -12,11 +12,15 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from duoka.cli import main
+from duoka.watching import record
+from duoka.watching.record import PublishedRun
 from tests.devices.driver import play
+from tests.launchers.made import plan
 
 SIZE = ("COLUMNS", "LINES")
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -30,6 +34,19 @@ def test_a_table_and_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert len(capsys.readouterr().out.splitlines()) == 14
     assert main(["gpus", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["gpus"]) == 8
+
+
+def test_ranks_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    play(monkeypatch, "eight")
+    monkeypatch.setattr(record, "runtime_folder", lambda: tmp_path)
+    run = PublishedRun(plan())
+    run.begin(0, range(2))
+    run.started([os.getpid(), 4194301])
+    assert main(["gpus", "--json"]) == 0
+    run.close()
+    found = json.loads(capsys.readouterr().out)["gpus"]
+    ranks = {process["run"] for gpu in found for process in gpu["processes"] or ()}
+    assert ranks == {"", f"rank 1 of run {os.getpid()}"}
 
 
 def test_on_this_machine(command: Command) -> None:

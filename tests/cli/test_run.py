@@ -111,7 +111,7 @@ def test_picked_cards_are_held_shown_and_not_picked_again(
     assert main(["run", "--dry-run", "--devices", "free:2", "train.py"]) == 0
     assert "device      rank 1: GPU 6 (" in capsys.readouterr().out
     assert main(["gpus"]) == 0
-    assert f"duoka run train.py (pid {os.getpid()})" in capsys.readouterr().out.splitlines()[3]
+    assert f"duoka run train.py (pid {os.getpid()}, since " in capsys.readouterr().out.splitlines()[3]
     shared = run._allocate(Options(Target("train.py"), devices="3,4"), 0)
     assert shared.notes == (f"GPU 3 is also used by duoka run train.py (pid {os.getpid()})",)
     assert main(["run", "--devices", "4,", "--wait=0.01", "train.py"]) == 2
@@ -138,7 +138,7 @@ def test_a_part_of_a_card(
         assert "device      rank 0: GPU 0:2 (NVIDIA A100-SXM4-40GB MIG 1g.5gb)" in capsys.readouterr().out
     allocation = run._allocate(Options(Target("train.py"), devices="MIG-2222"), 0)
     assert main(["gpus"]) == 0
-    assert f"duoka run train.py (pid {os.getpid()})" in capsys.readouterr().out.splitlines()[4]
+    assert f"duoka run train.py (pid {os.getpid()}, since " in capsys.readouterr().out.splitlines()[4]
     assert main(["run", "--devices", "free:1", "train.py"]) == 2
     assert f"GPU 0:2: duoka run train.py (pid {os.getpid()}) has it" in capsys.readouterr().err
     allocation.locks.release()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -64,6 +65,18 @@ def test_a_run_and_long_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert table.lines(used, HERE, processes=True)[3].strip() == f"bob: {process.command} (pid 12, 3.0 GiB)"
 
 
+def test_since_when_and_of_which_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, "one")
+    found = inventory.read()
+    now, long_ago = time.time(), time.mktime((2026, 1, 2, 3, 4, 0, 0, 0, -1))
+    process = GpuProcess(12, "compute", None, "bob", "python a.py", since=now, run="rank 1 of run 11")
+    gpu = replace(found.gpus[0], processes=(process,), holder=Holder(11, "duoka run train.py", long_ago))
+    (line,) = table.lines(replace(found, gpus=(gpu,)), HERE)[2:]
+    clock = time.strftime("%H:%M", time.localtime(now))
+    assert f"bob: python a.py (pid 12, rank 1 of run 11, since {clock})" in line
+    assert "duoka run train.py (pid 11, since 2026-01-02 03:04)" in line
+
+
 def test_a_run_that_has_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, "mig")
     found = inventory.read()
@@ -94,4 +107,6 @@ def test_json_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
         "memory": 9 << 30,
         "user": "",
         "command": "",
+        "since": None,
+        "run": "",
     }

@@ -6,16 +6,19 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 
 import click
 
 from duoka.devices import inventory, machine, table
 from duoka.devices.allocation import with_holders
+from duoka.devices.gpu import Gpu
 from duoka.devices.locks import Locks
 from duoka.errors import DeviceError
+from duoka.watching.record import published_runs
 
 STEP = 1.0  # seconds between two updates
 
@@ -41,7 +44,19 @@ def gpus(watch: bool, as_json: bool, processes: bool) -> Callable[[], int] | int
 def _look() -> inventory.Inventory:
     seen = inventory.read()
     with Locks() as locks:
-        return with_holders(seen, locks)
+        found = with_holders(seen, locks)
+    ranks = {
+        pid: f"rank {rank} of run {run.pid}"
+        for run in published_runs()
+        for rank, pid in zip(run.ranks, run.pids, strict=True)
+    }
+    return replace(found, gpus=tuple(_with_ranks(card, ranks) for card in found.gpus)) if ranks else found
+
+
+def _with_ranks(card: Gpu, ranks: Mapping[int, str]) -> Gpu:
+    """Return a GPU of which the processes know their ranks. ranks: in words, by process."""
+    processes = card.processes and tuple(replace(one, run=ranks.get(one.pid, "")) for one in card.processes)
+    return replace(card, processes=processes, parts=tuple(_with_ranks(part, ranks) for part in card.parts))
 
 
 def _lines(processes: bool) -> list[str]:

@@ -8,13 +8,19 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that uses a GPU. memory: bytes on that GPU. user, command: empty if not visible."""
+    """A process that uses a GPU.
+
+    memory: bytes on that GPU. user, command: empty if not visible. since: its start, in seconds since 1970. run: its
+    rank in a run of duoka of the same user; empty if in none.
+    """
 
     pid: int
     kind: Literal["compute", "graphics"]
     memory: int | None = None
     user: str = ""
     command: str = ""
+    since: float | None = None
+    run: str = ""
 
 
 @dataclass(frozen=True, slots=True)

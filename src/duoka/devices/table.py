@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -66,7 +67,7 @@ def _who(card: Gpu, processes: bool) -> str:
         return f"split into {len(card.parts)} parts (MIG)"
     words = []
     if card.holder is not None:
-        words.append(f"{card.holder.command} (pid {card.holder.pid})")
+        words.append(f"{card.holder.command} (pid {card.holder.pid}{_since(card.holder.since)})")
     if card.processes is None:
         words.append("the driver does not report who uses it")
     elif not processes:
@@ -80,7 +81,17 @@ def _process(process: GpuProcess, whole: bool = False) -> str:
         command = command[: LONGEST_COMMAND - 1] + "…"
     memory = "" if process.memory is None else f", {process.memory / GIB:.1f} GiB"
     kind = ", graphics" if process.kind == "graphics" else ""
-    return f"{process.user or '?'}: {command} (pid {process.pid}{memory}{kind})"
+    run = f", {process.run}" if process.run else ""
+    return f"{process.user or '?'}: {command} (pid {process.pid}{memory}{kind}{run}{_since(process.since)})"
+
+
+def _since(seconds: float | None) -> str:
+    """Return `, since 14:05`, or with the date if that was another day."""
+    if not seconds:
+        return ""
+    then = time.localtime(seconds)
+    is_today = then[:3] == time.localtime()[:3]
+    return time.strftime(", since %H:%M" if is_today else ", since %Y-%m-%d %H:%M", then)
 
 
 def _ordered(processes: Iterable[GpuProcess]) -> list[GpuProcess]:

@@ -16,10 +16,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from duoka.plan import Kind, Plan
 from duoka.supervision.status_board import StatusBoard
 from duoka.system.runtime_folder import runtime_folder
+
+if TYPE_CHECKING:
+    from duoka.plan import Plan
 
 BOARD = "duoka-board"  # name of the unnamed file
 LONGEST = 20_000  # characters of a report
@@ -64,6 +67,8 @@ class RunRecord:
 
 def record_of(plan: Plan) -> RunRecord:
     """Return the record of a run of this process that begins now."""
+    from duoka.plan import Kind  # `duoka gpus`, which only reads records, imports no more than it needs
+
     own = plan.kind is Kind.DISTRIBUTED
     return RunRecord(
         pid=os.getpid(),
