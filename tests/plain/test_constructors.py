@@ -57,6 +57,43 @@ def test_what_is_made_of_a_batch_is_made_of_all_of_it(flow: Flow) -> None:
     as_python(flow, source)
 
 
+def test_a_function_may_call_modules_in_both_passes(flow: Flow) -> None:
+    """As the adjoint method for ordinary differential equations does."""
+    source = """
+        import torch
+        from torch import nn
+        from torch.utils.data import DataLoader, TensorDataset
+
+        torch.manual_seed(0)
+        change = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+
+        class Step(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, *parameters):
+                with torch.no_grad():
+                    out = x + 0.1 * change(x)
+                ctx.save_for_backward(x)
+                return out
+
+            @staticmethod
+            def backward(ctx, grad):
+                (x,) = ctx.saved_tensors
+                with torch.enable_grad():
+                    x = x.detach().requires_grad_()
+                    out = x + 0.1 * change(x)
+                    return torch.autograd.grad(out, [x, *change.parameters()], grad)
+
+        optimizer = torch.optim.SGD(change.parameters(), lr=0.5)
+        for (x,) in DataLoader(TensorDataset(torch.randn(19, 2)), batch_size=8):
+            loss = (Step.apply(Step.apply(x, *change.parameters()), *change.parameters()) - 1).pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print(f"{loss.item():.4f}")
+        """
+    as_python(flow, source)
+
+
 def test_devices_that_are_the_default_are_those_of_the_script_s_tensors_alone(flow: Flow) -> None:
     source = """
         import os, time, torch

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -33,16 +34,30 @@ def install(session: Session) -> None:
 
         return whole
 
+    def whole_modules(function: type) -> AbstractContextManager[None]:
+        """Split no inputs of modules that a Function calls, unless it is torch's or duoka's own."""
+        ours = function.__module__.partition(".")[0] in ("torch", "duoka")
+        return nullcontext() if ours else session.calls.computed_whole()
+
     def make_apply(original: Any) -> Any:
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             bound = original.__get__(None, cls)
-            if not any(isinstance(value, BatchTensor) for value in args):
-                return bound(*args, **kwargs)
-            if cls.__module__.startswith(_KEEPING_ROWS):
+            has_batch = any(isinstance(value, BatchTensor) for value in args)
+            if has_batch and cls.__module__.startswith(_KEEPING_ROWS):
                 return _of_rows(bound, args)
-            return compute_opaque(names_of_class(cls), bound, args, kwargs)
+            with whole_modules(cls):
+                if not has_batch:
+                    return bound(*args, **kwargs)
+                return compute_opaque(names_of_class(cls), bound, args, kwargs)
 
         return classmethod(apply)
+
+    def make_backward(original: Any) -> Any:
+        def apply(self: Any, *grads: Any) -> Any:
+            with whole_modules(self._forward_cls):
+                return original(self, *grads)
+
+        return apply
 
     def make_weighted(original: Callable[..., Any]) -> Callable[..., Any]:
         def l1_loss(*args: Any, **kwargs: Any) -> Any:
@@ -59,6 +74,8 @@ def install(session: Session) -> None:
         session.patches.replace(torch, name, make_whole)
     apply = inspect.getattr_static(torch.autograd.Function, "apply")
     session.patches.put(torch.autograd.Function, "apply", make_apply(apply))
+    backward = torch.autograd.function.BackwardCFunction
+    session.patches.put(backward, "apply", make_backward(backward.apply))
     session.patches.put(torch.autograd, "Variable", Variable)
     session.patches.put(nn.Parameter, "__new__", _parameter)
 
