@@ -5,9 +5,12 @@ import os
 import pty
 import re
 import select
+import shlex
+import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -123,3 +126,42 @@ def until(file: int, seen: bytes, holds: Callable[[bytes], bool]) -> bytes:
         assert select.select([file], [], [], 30)[0], seen
         seen += os.read(file, 4096)
     return seen
+
+
+@pytest.mark.parametrize("width", [40, 100])
+def test_under_tmux(run: tuple[PublishedRun, StatusBoard], folder: Path, width: int) -> None:
+    """Two runs, of which one ends: its end stays above the table of the other."""
+    tmux = shutil.which("tmux")
+    if tmux is None:
+        pytest.skip("there is no tmux")
+    other = PublishedRun(plan())
+    other.begin(0, range(2))
+    other.started([os.getpid()] * 2)
+    script = folder / "watch.py"
+    script.write_text(WATCH)
+    server = [tmux, "-L", f"duoka-{os.getpid()}-{width}", "-f", "/dev/null"]
+    words = shlex.join([sys.executable, str(script), str(folder)])
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    session = ["new-session", "-d", "-x", str(width), "-y", "40", f"{words}; sleep 60"]
+    subprocess.run([*server, *session], env=env, check=True)
+    try:
+
+        def screen(holds: Callable[[str], bool]) -> str:
+            for _ in range(300):
+                shown = subprocess.run([*server, "capture-pane", "-p"], capture_output=True, text=True).stdout
+                if holds(shown):
+                    return shown
+                time.sleep(0.1)
+            raise AssertionError(shown)
+
+        shown = screen(lambda shown: shown.count("computes") == 2 and "0%" in shown)
+        assert max(map(len, shown.splitlines())) <= width
+        other.ended(0)
+        other.close()
+        shown = screen(lambda shown: shown.count("computes") == 1)
+        assert " ".join(shown.split()).startswith(f"train.py (pid {os.getpid()}) has ended after step 0 train.py")
+        run[0].close()
+        shown = screen(lambda shown: " ".join(shown.split()).count("has ended after step") == 2)
+        assert shown.count("computes") == 1  # the last table stays
+    finally:
+        subprocess.run([*server, "kill-server"], check=False)

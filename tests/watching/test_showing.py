@@ -18,8 +18,8 @@ def state(**given: object) -> RunState:
     return watcher.state({})
 
 
-def drawn(*states: RunState) -> list[str]:
-    console = Console(file=io.StringIO(), width=120, highlight=False)
+def drawn(*states: RunState, width: int = 120) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
     console.print(as_tables(states))
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
@@ -28,10 +28,23 @@ def test_a_table() -> None:
     title, head, first, second, note, *_ = drawn(state())
     assert title.startswith("train.py (pid 100)")
     assert "step 20  2 steps/s (500 ms each)  64 samples/s  slowest: rank 1, in 100% of the looks" in title
-    assert head.split() == ["rank", "device", "computes", "waits", "loads", "queues", "sleeps", "cores", "memory", "device", "use"]  # fmt: skip  # noqa: E501
+    assert head.split() == ["rank", "device", "computes", "waits", "loads", "queues", "sleeps", "cores", "memory"]  # fmt: skip  # noqa: E501
     assert first.split() == ["0", "CPU", "█" * 12, "50%", "50%", "0%", "0%", "0%", "0.0", "1.50", "GiB"]
     assert second.split() == ["1", "CPU", "█" * 12, "100%", "0%", "0%", "0%", "0%", "0.0", "1.50", "GiB"]
     assert note.strip().startswith("waiting for others 25%: rank 1 is the slowest")
+
+
+def test_in_a_narrow_terminal_columns_are_left_out_whole() -> None:
+    names = {}
+    for width in (120, 80, 60, 40, 20):
+        lines = drawn(state(), width=width)
+        assert all(len(line) <= width for line in lines)
+        assert "\u2026" not in "".join(lines[:6]) or width == 20
+        head = next(line for line in lines if line.split()[:1] == ["rank"] or line.startswith("rank"))
+        names[width] = head.split()
+    assert names[80] == ["rank", "device", "computes", "waits", "loads", "queues", "sleeps", "cores", "memory"]
+    assert names[60] == ["rank", "computes", "waits", "loads", "queues", "sleeps", "memory"]
+    assert names[40] == ["rank", "computes", "waits", "loads", "queues"]
 
 
 def test_of_many_ranks_the_slowest_are_shown() -> None:

@@ -65,8 +65,8 @@ def _serve(pid: int | None) -> int:
     """Serve a page about one run until Ctrl-C, also after the run has ended."""
     runs = _runs(pid)
     if len(runs) != 1:
-        several = ", ".join(f"{record.pid} ({printable(record.name)})" for record in runs)
-        hint = f"there are {several}" if runs else "nothing runs"
+        several = ", ".join(f"{record.pid} ({printable(record.name)})" for record in _runs(None))
+        hint = f"there are {several}" if several else "nothing runs"
         raise OptionError("PID", pid, "that of one running `duoka run` of yours", hint)
     watched = WatchedRun(runs[0])
     followed = FollowedRun(runs[0])

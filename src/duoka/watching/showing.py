@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +27,7 @@ BAR = 12  # characters for the parts of a step
 
 def as_tables(states: Sequence[RunState]) -> Group:
     """Return a table of each run, with what stands out below it."""
-    return Group(*(part for state in states for part in (_headline(state), _table(state), _notes(state))))
+    return Group(*(part for state in states for part in (_headline(state), _Ranks(state), _notes(state))))
 
 
 def _headline(state: RunState) -> Text:
@@ -50,22 +50,59 @@ def _headline(state: RunState) -> Text:
     return Text("  ".join(words), style="bold")
 
 
-def _table(state: RunState) -> Table:
+class _Ranks:
+    """The table of a run's ranks, with the columns for which the terminal has room."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table."""
+        yield _table(self._state, options.max_width)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column. cells: of all ranks. last: the larger, the earlier it is left out in a narrow terminal; 0: never."""
+
+    name: str
+    cells: list[Text]
+    last: int = 0
+    style: str = ""
+    justify: Literal["left", "right"] = "right"
+
+    @property
+    def width(self) -> int:
+        return max([len(self.name), *map(len, self.cells)]) + 2  # with the room between columns
+
+
+def _table(state: RunState, width: int) -> Table:
+    columns = _columns(state)
+    while sum(column.width for column in columns) > width and any(column.last for column in columns):
+        columns.remove(max(columns, key=lambda column: column.last))
     table = Table(pad_edge=False, box=None)
-    table.add_column("rank", justify="right", no_wrap=True)
-    table.add_column("device", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    shown = parts_shown(state.record.sees_waits)
-    for part in shown:
-        table.add_column(part.column, justify="right", style=part.style, no_wrap=True)
-    for name in ("cores", "memory", "device use"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in slowest(state, MOST):
-        figures = ["" if one.parts is None else f"{getattr(one.parts, part.field):.0%}" for part in shown]
-        cores = "" if one.cores is None else f"{one.cores:.1f}"
-        memory = f"{one.sample.memory / GIB:.2f} GiB"
-        table.add_row(str(one.sample.rank), one.device, _bar(one), *figures, cores, memory, _device_use(one))
+    for column in columns:
+        table.add_column(column.name, justify=column.justify, style=column.style, no_wrap=True)
+    for row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*row)
     return table
+
+
+def _columns(state: RunState) -> list[_Column]:
+    ranks = slowest(state, MOST)
+    found = [
+        _Column("rank", [Text(str(one.sample.rank)) for one in ranks]),
+        _Column("device", [Text(one.device) for one in ranks], 5, justify="left"),
+        _Column("", [_bar(one) for one in ranks], 6, justify="left"),
+    ]
+    for place, part in enumerate(parts_shown(state.record.sees_waits)):
+        figures = ["" if one.parts is None else f"{getattr(one.parts, part.field):.0%}" for one in ranks]
+        found.append(_Column(part.column, list(map(Text, figures)), max(0, place - 2), part.style))
+    cores = ["" if one.cores is None else f"{one.cores:.1f}" for one in ranks]
+    found.append(_Column("cores", list(map(Text, cores)), 4))
+    found.append(_Column("memory", [Text(f"{one.sample.memory / GIB:.2f} GiB") for one in ranks], 3))
+    uses = [Text(_device_use(one)) for one in ranks]
+    return [*found, _Column("device use", uses, 7)] if any(uses) else found
 
 
 def _bar(one: RankState) -> Text:
