@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,9 @@ import pytest
 from duoka.supervision.told import LoggedValue
 from duoka.watching.history import Event
 from duoka.watching.page import RunEnd, page
+from duoka.watching.record import published_runs
+from tests.flows.flow import Flow, Running
+from tests.watching.browser import Browser
 from tests.watching.made import record
 from tests.watching.test_page import history
 
@@ -74,3 +80,69 @@ def looked_at(browser: str, folder: Path, scheme: str) -> tuple[dict[str, Any], 
     match = re.search(r"<body>(\{.*?\})</body>", done.stdout)
     assert match is not None, done
     return json.loads(match[1]), done.stderr
+
+
+TRAINING = """
+import time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8)
+for epoch in range(1_000_000):
+    for (x,) in loader:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        time.sleep(0.01)
+    print("loss", loss.item(), flush=True)
+"""
+TEXT = "document.body.innerText"
+
+
+def watched(flow: Flow, run: Running) -> tuple[Running, str]:
+    """A page about a run, and its address."""
+    watching = flow.start(["watch", "--page", str(run.pid)])
+    while "\n" not in watching.stdout():
+        time.sleep(0.05)
+    return watching, watching.stdout().splitlines()[0]
+
+
+def test_two_runs_at_once_of_which_one_loses_a_rank(flow: Flow, tmp_path: Path) -> None:
+    script = flow.write("train.py", TRAINING)
+    runs = [flow.start(["run", "--quiet", "--devices", "cpu:2", script]) for _ in range(2)]
+    while not all(run.stdout().count("loss") > 2 for run in runs):
+        time.sleep(0.05)
+    pages = [watched(flow, run) for run in runs]
+    browsers = [Browser(tmp_path / str(number)) for number in range(2)]
+    try:
+        for browser, (_, address) in zip(browsers, pages, strict=True):
+            browser.open(address)
+            text = browser.until(TEXT, "loss")
+            assert "train.py: runs" in text
+            assert "waits for other ranks" in text
+            assert "of 1000000" in text.replace(",", "")
+            assert browser.value("document.querySelectorAll('svg path.line').length") >= 3
+        (record,) = (record for record in published_runs() if record.pid == runs[0].pid)
+        begun = time.monotonic()
+        os.kill(record.pids[1], signal.SIGKILL)
+        text = browsers[0].until(TEXT, "rank 1 was killed by SIGKILL")
+        print(f"the page showed it after {time.monotonic() - begun:.2f} s")
+        browsers[0].until(TEXT, "train.py: ended with exit code 137")
+        assert "duoka: rank 1 of 2 ended by SIGKILL" in browsers[0].value(TEXT)
+        assert runs[0].wait().returncode == 137
+        assert "train.py: runs" in browsers[1].value(TEXT)
+        for browser, (_, address) in zip(browsers, pages, strict=True):
+            here = address.partition("?")[0]
+            assert browser.requests
+            assert all(request.startswith((here, "data:")) for request in browser.requests)
+            assert browser.said == []
+            assert browser.value("document.documentElement.scrollWidth <= window.innerWidth")
+    finally:
+        for browser in browsers:
+            browser.close()
+        for one in (runs[1], *(watching for watching, _ in pages)):
+            one.send(signal.SIGTERM)
+            one.wait()

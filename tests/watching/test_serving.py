@@ -43,7 +43,7 @@ def test_the_page_follows_the_run_and_outlives_it(tmp_path: Path) -> None:
     watched.look(record)
     text = watched.page()
     assert "train.py: runs</h1>" in text
-    assert '<meta http-equiv="refresh" content="2">' in text
+    assert '<meta http-equiv="refresh" content="1">' in text
     assert "<h2>loss</h2>" in text
     assert " · batch 3 of 8" in text
 

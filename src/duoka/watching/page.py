@@ -111,7 +111,7 @@ def _event(event: Event, begun: float) -> str:
     said = f"{duration(event.time - begun)} {escape(event.text)}"
     if not event.report:
         return f"<li>{said}</li>"
-    return f"<li><details><summary>{said}</summary><pre>{escape(event.report)}</pre></details></li>"
+    return f"<li><details open><summary>{said}</summary><pre>{escape(event.report)}</pre></details></li>"
 
 
 def _told(history: History) -> Iterator[str]:

@@ -18,7 +18,7 @@ from duoka.watching.record import RunRecord, open_board
 from duoka.watching.sample import take
 
 LOOPBACK = "127.0.0.1"
-REFRESH = 2  # seconds after which a browser loads the page again
+REFRESH = 1  # seconds after which a browser loads the page again
 
 
 class WatchedRun:
