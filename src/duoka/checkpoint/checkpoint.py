@@ -21,11 +21,12 @@ from duoka.checkpoint.image import Image
 from duoka.checkpoint.loading import load_weights
 from duoka.checkpoint.lock import Lock
 from duoka.checkpoint.manifest import Manifest, StateEntry
+from duoka.checkpoint.parts import give_up
 from duoka.checkpoint.preemption import Preemption
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
 from duoka.checkpoint.reading import CheckpointReader
 from duoka.checkpoint.states import RandomGenerators, States, kind_of
-from duoka.checkpoint.writing import BackgroundTask, Snapshot, find_best, prune, write
+from duoka.checkpoint.writing import BackgroundTask, Snapshot, begin, find_best, prune, write, write_part
 from duoka.errors import CheckpointDamaged, CheckpointError, OptionError
 from duoka.process import this_process
 
@@ -176,8 +177,9 @@ class Checkpoint:
             failed, *anywhere = (bool(flag) for flag in every[:, :-1].amax(0))
             self._next_check = self.step_number + int(every[0, -1])
             if failed:
-                message = self._ranks.broadcast_object(failure and str(failure), 0)
-                failure = failure or CheckpointError(message)
+                source = int(every[:, 0].nonzero().max())  # rank 0 fails if another does, which knows why
+                message = self._ranks.broadcast_object(failure and str(failure), source)
+                failure = failure if self._ranks.rank == source else CheckpointError(message)
             flags = tuple(anywhere)
         try:
             if failure is not None:
@@ -216,7 +218,11 @@ class Checkpoint:
         on_first(self._ranks, self._prepare)
         self._states.objects |= self.values
         taken = together(self._ranks, self._states.to_saved, "saving", CheckpointError)
-        on_first(self._ranks, lambda: self._start_write(taken, metric))
+        if any(state.is_in_parts for state in taken.values()):
+            beside = on_first(self._ranks, lambda: begin(self.directory, self.step_number))
+            together(self._ranks, lambda: self._start_part(taken, metric, beside), "saving", CheckpointError)
+        else:
+            on_first(self._ranks, lambda: self._start_write(taken, metric))
         self.metric = None
         self._saved_at = time.monotonic()
 
@@ -229,18 +235,33 @@ class Checkpoint:
                 "restore() or epochs(), or give another directory"
             )
 
-    def _start_write(self, taken: Mapping[str, Any], metric: float | None) -> None:
-        """On rank 0: copy to memory, and start the thread that writes."""
-        snapshot = Snapshot(taken, self._images)
+    def _start_write(
+        self, taken: Mapping[str, Any], metric: float | None, beside: Path | None = None, world_size: int = 1
+    ) -> None:
+        """On rank 0: copy to memory, and start the thread that writes. beside, world_size: as `_start_part`."""
+        snapshot = Snapshot(taken, self._images, 0, world_size)
         about = Manifest(self.step_number, self.epoch, {}, {}, _provenance(self._ranks.world_size), metric)
         self._restored = True  # from now on the directory holds checkpoints of this run
 
         def work() -> None:
-            write(self.directory, snapshot, about)
+            write(self.directory, snapshot, about, beside, range(1, world_size))
             this_process().saved(about.step)
             prune(self.directory, self._keep, self._best)
 
         self._background.start(work)
+
+    def _start_part(self, taken: Mapping[str, Any], metric: float | None, beside: Path) -> None:
+        """On every rank: copy this rank's tensors to memory, and start the thread that writes them into `beside`."""
+        ranks = self._ranks
+        try:
+            if ranks.rank == 0:
+                self._start_write(taken, metric, beside, ranks.world_size)
+            else:
+                snapshot = Snapshot(taken, self._images, ranks.rank, ranks.world_size)
+                self._background.start(lambda: write_part(beside, snapshot, ranks.rank))
+        except BaseException as error:
+            give_up(beside, ranks.rank, str(error))
+            raise
 
     def wait(self) -> None:
         """Wait until the last save is on the disk. All ranks must call this. Raises CheckpointError if it failed."""
@@ -355,7 +376,8 @@ class Checkpoint:
         if files and files == list(state.files) and kind == "model":
             load_weights(self._states.objects[name], reader.directory / files[0])
             return
-        tensors = {key: tensor for file in files for key, tensor in reader.tensors(file).items()}
+        read = reader.stored if state.is_in_parts else reader.tensors
+        tensors = {key: tensor for file in files for key, tensor in read(file).items()}
         value = self._states.restore(name, trees.get(name), tensors)
         if kind == "value":
             self.values[name] = value

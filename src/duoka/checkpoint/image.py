@@ -96,15 +96,21 @@ class Image:
         self.layout = layout
         plain = {name: tensors[name] for name in layout.places if is_plain_memory(tensors[name])}
         threads = min(4, torch.get_num_threads()) if layout.size > LARGE else 1
-        with torch.no_grad(), ThreadPoolExecutor(threads, "duoka-copy") as pool:
-            for name, at in layout.places.items():
-                tensor = tensors[name].detach()
-                if tensor.numel() and name not in plain:
-                    own = self._bytes[at : at + tensor.numel() * tensor.element_size()]
-                    own.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        with ThreadPoolExecutor(threads, "duoka-copy") as pool:
+            for name in layout.places:
+                if name not in plain:
+                    self.put(name, tensors[name])
             # Faster than copy_, whose threads synchronize after each tensor.
             places = [layout.places[name] for name in plain]
             list((pool.map if threads > 1 else map)(self._move, places, plain.values()))
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Copy one tensor of the layout."""
+        if tensor.numel():
+            at = self.layout.places[name]
+            own = self._bytes[at : at + tensor.numel() * tensor.element_size()]
+            with torch.no_grad():
+                own.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
 
     def _move(self, at: int, tensor: Tensor) -> None:
         ctypes.memmove(self._bytes.data_ptr() + at, tensor.data_ptr(), tensor.numel() * tensor.element_size())

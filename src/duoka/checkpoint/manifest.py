@@ -30,6 +30,7 @@ from duoka.errors import CheckpointDamaged, CheckpointError
 
 FORMAT = 1
 NAME = "manifest.json"
+INDEX = ".index.json"  # suffix of a file that maps tensors to files
 TREES = "states.json"  # the parts of all states that are not tensors
 LARGEST = 64 << 20  # maximum bytes read of a manifest
 _DIRECTORY = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
@@ -50,6 +51,11 @@ class StateEntry:
 
     kind: str
     files: tuple[str, ...]
+
+    @property
+    def is_in_parts(self) -> bool:
+        """True if its tensors are in several files with an index (`parts.py`)."""
+        return any(file.endswith(INDEX) for file in self.files)
 
 
 @dataclass(frozen=True)

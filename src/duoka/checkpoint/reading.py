@@ -12,7 +12,8 @@ from torch import Tensor
 
 from duoka.checkpoint import manifest
 from duoka.checkpoint.formats import safetensors
-from duoka.checkpoint.manifest import Manifest
+from duoka.checkpoint.manifest import Manifest, StateEntry
+from duoka.checkpoint.stored import Stored
 from duoka.errors import CheckpointError, WeightsError
 
 
@@ -29,7 +30,7 @@ class CheckpointReader:
         Raises:
             CheckpointDamaged: names the files that were changed.
         """
-        ahead = {file for state in about.states.values() if state.kind != "model" for file in state.files}
+        ahead = {file for state in about.states.values() if not _waits(state) for file in state.files}
         with ThreadPoolExecutor(1, "duoka-check") as pool:
             sound = pool.submit(manifest.check, self.directory, about)
             with suppress(OSError, WeightsError):  # the check reports damaged files
@@ -48,9 +49,17 @@ class CheckpointReader:
             raise CheckpointError(f"{path} is not a JSON object")
         return trees
 
+    def stored(self, file: str) -> dict[str, Stored]:
+        """Return a file's tensors, unread, by name; {} if it is not safetensors."""
+        return safetensors.read(self.directory / file).tree if file.endswith(".safetensors") else {}
+
     def tensors(self, file: str) -> dict[str, Tensor]:
         """Return a file's tensors by name; {} if it is not safetensors."""
         if file not in self._read:
-            stored = safetensors.read(self.directory / file).tree if file.endswith(".safetensors") else {}
-            self._read[file] = {name: tensor.read() for name, tensor in stored.items()}
+            self._read[file] = {name: tensor.read() for name, tensor in self.stored(file).items()}
         return self._read[file]
+
+
+def _waits(state: StateEntry) -> bool:
+    """Return True for a state whose tensors are read one by one when they are restored."""
+    return state.kind == "model" or state.is_in_parts

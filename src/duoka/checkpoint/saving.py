@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,15 @@ def _pickle(tensors: dict[str, Tensor], path: Path) -> None:
     disk.sync(path)
 
 
-def plain_state(model: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return a model's whole tensors by its own names. Raises WeightsError if two would get the same name."""
+def plain_state(
+    model: nn.Module | Mapping[str, Any], taken: Callable[[Tensor], Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Return a model's tensors by its own names, each as `taken` gives it (default: whole).
+
+    Raises:
+        WeightsError: two would get the same name.
+    """
+    taken = taken or whole
     state = dict(model) if isinstance(model, Mapping) else model.state_dict()
     others = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if others:
@@ -113,7 +120,7 @@ def plain_state(model: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
         own = _without(name, wrapped)
         if own in plain:
             raise WeightsError(f"two tensors would have the name {own!r}, one of them is {name!r}")
-        plain[own] = whole(tensor)
+        plain[own] = taken(tensor)
     return plain
 
 

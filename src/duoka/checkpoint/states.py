@@ -20,23 +20,32 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from duoka.checkpoint.parts import is_sharded
 from duoka.checkpoint.saving import plain_names, plain_state, whole
-from duoka.checkpoint.stored import part_of
+from duoka.checkpoint.stored import Stored, part_of
 from duoka.checkpoint.values import join, split
 from duoka.errors import CheckpointError, WeightsError
-from duoka.private.torch import set_stepped
+from duoka.private.torch import set_stepped, tree_map_only
 
 OWN_FILE = ("model", "optimizer")  # kinds whose tensors have a file of their own
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """A state as tensors and JSON. tree: the JSON, if there is more than tensors."""
+    """A state as tensors and JSON. tree: the JSON, if there is more than tensors.
+
+    Tensors of models and optimizers may be sharded ones (`parts.py`); all others are whole on rank 0.
+    """
 
     kind: str
     tensors: Mapping[str, Tensor]
     tree: Any = None
     has_tree: bool = True
+
+    @property
+    def is_in_parts(self) -> bool:
+        """True if a tensor is sharded, so that each rank writes some tensors."""
+        return any(map(is_sharded, self.tensors.values()))
 
 
 class RandomGenerators:
@@ -87,17 +96,18 @@ class States:
         kind = self.kinds[name]
         try:
             if kind == "model" and all(isinstance(value, Tensor) for value in thing.state_dict().values()):
-                return SavedState(kind, plain_state(thing), has_tree=False)
+                return SavedState(kind, plain_state(thing, _or_part), has_tree=False)
             state = thing.state_dict() if kind in ("model", "optimizer", "object") else thing
             if kind == "optimizer":
                 state = by_name(state, self._names(thing))
             tree, tensors = split(state, "" if kind in OWN_FILE else name)
         except (CheckpointError, WeightsError) as error:
             raise CheckpointError(f"{name!r} cannot be saved: {error}") from error
-        return SavedState(kind, {key: whole(tensor) for key, tensor in tensors.items()}, tree)
+        taken = _or_part if kind in OWN_FILE else whole
+        return SavedState(kind, {key: taken(tensor) for key, tensor in tensors.items()}, tree)
 
-    def restore(self, name: str, tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-        """Restore a state, and return its value as saved."""
+    def restore(self, name: str, tree: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:
+        """Restore a state, and return its value as saved. tensors: of an optimizer they may still be in files."""
         try:
             thing, state = self.objects[name], join(tree, tensors)
         except Exception as error:  # data of another program may be of any form
@@ -128,6 +138,11 @@ class States:
             [known.get(id(parameter), f"#{next(number)}") for parameter in group["params"]]
             for group in optimizer.param_groups
         ]
+
+
+def _or_part(tensor: Tensor) -> Tensor:
+    """Return a sharded tensor as it is, and any other whole."""
+    return tensor if is_sharded(tensor) else whole(tensor)
 
 
 def by_name(state: Mapping[str, Any], names: list[list[str]]) -> dict[str, Any]:
@@ -177,6 +192,7 @@ def sharded(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str
     parameters = dict(enumerate(it for group in optimizer.param_groups for it in group["params"]))
 
     def part(value: Any, parameter: Tensor | None) -> Any:
+        value = _read(value)
         alike = isinstance(value, Tensor) and parameter is not None and value.shape == parameter.shape
         return part_of(value, parameter) if alike and parameter is not None else value
 
@@ -184,7 +200,11 @@ def sharded(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str
         index: {name: part(value, parameters.get(index)) for name, value in kept.items()}
         for index, kept in state["state"].items()
     }
-    return {**state, "state": own}
+    return {**state, "state": own, "param_groups": _read(state["param_groups"])}
+
+
+def _read(tree: Any) -> Any:
+    return tree_map_only(Stored, lambda stored: stored.read(), tree)
 
 
 def _refill(thing: Any, state: Any, name: str) -> None:

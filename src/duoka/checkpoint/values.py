@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from duoka.checkpoint.stored import Stored
 from duoka.errors import CheckpointError
 
 DEEPEST = 100  # levels of nesting
@@ -32,8 +33,8 @@ def split(value: Any, at: str = "") -> tuple[Any, dict[str, Tensor]]:
     return _split(value, at, tensors, 0), tensors
 
 
-def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Rebuild the value."""
+def join(tree: Any, tensors: Mapping[str, Any]) -> Any:
+    """Rebuild the value. tensors: by their path; those that are `Stored` stay unread."""
     if isinstance(tree, list):
         return [join(item, tensors) for item in tree]
     if not isinstance(tree, dict):
@@ -43,7 +44,8 @@ def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         if word == "$tensor":
             return tensors[tree[word]]
         if word == "$array":
-            return tensors[tree[word]].numpy()
+            found = tensors[tree[word]]
+            return (found.read() if isinstance(found, Stored) else found).numpy()
         return _JOIN[word](join(tree[word], tensors))
     return {key: join(value, tensors) for key, value in tree.items()}
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from duoka.checkpoint import disk, manifest
-from duoka.checkpoint.image import Image, lay_out
+from duoka.checkpoint import disk, manifest, parts
+from duoka.checkpoint.image import Image, Layout, lay_out
 from duoka.checkpoint.manifest import TREES, FileEntry, Manifest, StateEntry
 from duoka.checkpoint.states import OWN_FILE, SavedState
 from duoka.errors import CheckpointError
@@ -30,17 +30,24 @@ class Snapshot:
 
     Models and optimizers have a file each for their tensors; all else is in `states.json` and `states.safetensors`.
     images: of the previous save, by file; their memory is reused, as page faults are most of the cost of a copy.
+    rank, world_size: of those that write; ranks other than 0 only write their files of states in parts (`parts.py`).
     """
 
-    def __init__(self, taken: Mapping[str, SavedState], images: dict[str, Image]) -> None:
-        self._images = images
+    def __init__(
+        self, taken: Mapping[str, SavedState], images: dict[str, Image], rank: int = 0, world_size: int = 1
+    ) -> None:
+        self._images, self._rank, self._world_size = images, rank, world_size
         self.states: dict[str, StateEntry] = {}
         self.files: dict[str, Sequence[disk.Data]] = {}
         trees: dict[str, Any] = {}
         small: dict[str, Tensor] = {}
         for name, part in taken.items():
-            files = []
-            if part.kind == "model" or (part.kind in OWN_FILE and part.tensors):
+            files: list[str] = []
+            if part.is_in_parts:
+                files += self._copy_part(name, part.tensors)
+            elif rank:
+                continue
+            elif part.kind == "model" or (part.kind in OWN_FILE and part.tensors):
                 files.append(f"{name}.safetensors")
                 self._copy(files[0], part.tensors)
             elif part.tensors:
@@ -50,6 +57,8 @@ class Snapshot:
                 files.append(TREES)
                 trees[name] = part.tree
             self.states[name] = StateEntry(part.kind, tuple(files))
+        if rank:
+            return
         if small:
             self._copy(TENSORS, small)
         lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(tree)}" for name, tree in trees.items())
@@ -57,31 +66,72 @@ class Snapshot:
 
     def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> None:
         layout = lay_out(tensors, {})
-        image = self._images.get(file)
-        if image is None or image.size < layout.size:
-            image = self._images[file] = Image(layout)
+        image = self._image(file, layout)
         image.copy_from(tensors, layout)
         self.files[file] = image.parts()
 
+    def _image(self, file: str, layout: Layout) -> Image:
+        image = self._images.get(file)
+        if image is None or image.size < layout.size:
+            image = self._images[file] = Image(layout)
+        image.layout = layout
+        return image
 
-def write(root: Path, snapshot: Snapshot, about: Manifest) -> Path:
+    def _copy_part(self, name: str, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Copy this rank's tensors of a state in parts; returns the state's files, of all ranks."""
+        assigned = parts.assign(tensors, self._world_size)
+        files, index = parts.file_names(name, self._world_size), parts.index_name(name)
+        # transformers requires the entry. All ranks lay out all, so that all find what safetensors cannot hold.
+        layouts = [lay_out({key: tensors[key] for key in names}, {"format": "pt"}) for names in assigned]
+        own = files[self._rank]
+        image = self._image(own, layouts[self._rank])
+        for key, tensor in parts.gathered(tensors, assigned, self._rank):
+            image.put(key, tensor)
+        self.files[own] = image.parts()
+        if self._rank == 0:
+            self.files[index] = (parts.index_text(tensors, assigned, files),)
+        return [index, *files]
+
+
+def begin(root: Path, step: int) -> Path:
+    """Make the directory into which all ranks write a checkpoint before it gets its name.
+
+    Raises:
+        CheckpointError: it cannot be made.
+    """
+    try:
+        beside = disk.partial(_free(root, step))
+        os.mkdir(beside)
+        return beside
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint of step {step} could not be written into {root}: {error}") from error
+
+
+def write(
+    root: Path, snapshot: Snapshot, about: Manifest, beside: Path | None = None, others: Collection[int] = ()
+) -> Path:
     """Write a checkpoint's directory atomically.
+
+    beside: made by `begin`, if `others`, ranks that write into it, too, are waited for.
 
     Raises:
         CheckpointError: writing failed, for example because the disk is full.
     """
     try:
         final = _free(root, about.step)
-        beside = disk.partial(final)
-        os.mkdir(beside)
+        if beside is None:
+            beside = disk.partial(final)
+            os.mkdir(beside)
         try:
             entries = _write_files(beside, snapshot.files)
+            entries |= parts.wait_for(beside, others)
             text = replace(about, states=snapshot.states, files=entries).text()
             disk.write(beside / manifest.NAME, (text,))
             disk.sync(beside)
             os.rename(beside, final)
         except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
+            with suppress(OSError):
+                disk.remove(beside)
             raise
         disk.sync(root)
     except OSError as error:
@@ -92,12 +142,30 @@ def write(root: Path, snapshot: Snapshot, about: Manifest) -> Path:
     return final
 
 
+def write_part(beside: Path, snapshot: Snapshot, rank: int) -> None:
+    """Write the files of a rank other than 0 into the directory that `begin` made.
+
+    Raises:
+        CheckpointError: they cannot be written. Rank 0 learns of it, too.
+    """
+    try:
+        parts.report(beside, rank, _write_files(beside, snapshot.files))
+    except OSError as error:
+        if not beside.exists():  # another rank has given up, and says why
+            return
+        parts.give_up(beside, rank, str(error))
+        raise CheckpointError(
+            f"rank {rank} could not write its part of the checkpoint into {beside.parent}: {error}; those written "
+            "before are as they were"
+        ) from error
+
+
 def _write_files(directory: Path, files: Mapping[str, Sequence[disk.Data]]) -> dict[str, FileEntry]:
     """Write all files, while threads compute their digests."""
-    digests = {name: Digest(parts) for name, parts in files.items()}
-    for name, parts in files.items():
-        disk.write(directory / name, parts)
-    return {name: FileEntry(sum(map(len, parts)), digests[name].wait()) for name, parts in files.items()}
+    digests = {name: Digest(data) for name, data in files.items()}
+    for name, data in files.items():
+        disk.write(directory / name, data)
+    return {name: FileEntry(sum(map(len, data)), digests[name].wait()) for name, data in files.items()}
 
 
 class Digest:

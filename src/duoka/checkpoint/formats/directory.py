@@ -53,6 +53,8 @@ def _tree(directory: Path, found: manifest.Manifest) -> dict[str, Any]:
         if file.endswith(".safetensors") and owners:
             name, kind = owners[0]
             at = name if kind == "model" or name.startswith(kind) else f"{kind}.{name}"
-            at = at if file == f"{name}.safetensors" else "random and other states"
-            tree[at] = safetensors.read(directory / file).tree
+            own = file == f"{name}.safetensors" or found.states[name].is_in_parts
+            tree.setdefault(at if own else "random and other states", {}).update(
+                safetensors.read(directory / file).tree
+            )
     return tree

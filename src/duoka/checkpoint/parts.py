@@ -1,0 +1,170 @@
+"""Checkpoints of sharded models: each rank writes whole tensors to a file of its own, about 1/W of all bytes.
+
+    model-00001-of-00002.safetensors      of rank 0
+    model-00002-of-00002.safetensors      of rank 1
+    model.safetensors.index.json          maps tensors to files, in Hugging Face's format
+
+A rank gathers the tensors that it writes, one at a time. When its files are on the disk, a rank other than 0 leaves
+their digests in `rank-1.json`, for which rank 0 waits before it writes the manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duoka.checkpoint import disk
+from duoka.checkpoint.manifest import INDEX, FileEntry
+from duoka.errors import CheckpointError
+from duoka.view.tensor.batch import BatchTensor
+
+PATIENCE = 600.0  # seconds without a byte written by a rank for which rank 0 waits
+_LOOK = 0.02  # seconds between two looks
+_ALIGNED = 16  # bytes: rows of a tensor may be viewed as its dtype
+
+
+def is_sharded(value: Any) -> bool:
+    """Return True for a tensor of which each rank holds consecutive rows."""
+    if not isinstance(value, BatchTensor):
+        return False
+    spec = value._spec
+    return spec.view.of_parameters and spec.outer == 1 == spec.inner
+
+
+def assign(tensors: Mapping[str, Tensor], count: int) -> list[list[str]]:
+    """Return the names of the tensors that each of `count` ranks writes. Place i of all lists is gathered at once."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].numel() * tensors[name].element_size(), name))
+    return [names[rank::count] for rank in range(count)]
+
+
+def file_names(state: str, count: int) -> list[str]:
+    """Return the file of each rank."""
+    return [f"{state}-{rank + 1:05}-of-{count:05}.safetensors" for rank in range(count)]
+
+
+def index_name(state: str) -> str:
+    """Return the file that maps tensors to files."""
+    return f"{state}.safetensors{INDEX}"
+
+
+def index_text(tensors: Mapping[str, Tensor], assigned: Sequence[Sequence[str]], files: Sequence[str]) -> bytes:
+    """Return the contents of that file."""
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    places = {name: file for names, file in zip(assigned, files, strict=True) for name in names}
+    return (json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2) + "\n").encode()
+
+
+def gathered(
+    tensors: Mapping[str, Tensor], assigned: Sequence[Sequence[str]], rank: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield this rank's tensors, whole; a collective for each W of them."""
+    for place in range(max(map(len, assigned))):
+        names = [names[place] if place < len(names) else None for names in assigned]
+        group = [None if name is None else tensors[name] for name in names]
+        parts = [tensor if is_sharded(tensor) else None for tensor in group]
+        whole = _exchange(parts, rank) if any(part is not None for part in parts) else None
+        name, own = names[rank], group[rank]
+        if name is not None and own is not None:
+            yield name, own if whole is None else whole
+
+
+def _exchange(parts: Sequence[Any], rank: int) -> Tensor | None:
+    """Send tensor r of a group to rank r; return this rank's, or None if it is not sharded."""
+    first = next(part for part in parts if part is not None)
+    ranks, device = first._spec.view.ranks, first.device
+    sizes = [0 if part is None else part._spec.partition.largest * _row_bytes(part) for part in parts]
+    most = -(-max(sizes) // _ALIGNED) * _ALIGNED
+    sent = torch.zeros((len(parts), most), dtype=torch.uint8, device=device)
+    for place, part in enumerate(parts):
+        if part is not None:
+            rows = part.to_local().detach().to(device).contiguous().view(-1).view(torch.uint8)
+            sent[place, : rows.numel()] = rows
+    came = ranks.start_all_to_all(sent)()
+    own = parts[rank]
+    if own is None:
+        return None
+    spec, found = own._spec, []
+    for source, row in enumerate(came):
+        start, stop = spec.partition.bounds(source)
+        shape = list(own.shape)
+        shape[spec.dim] = stop - start
+        found.append(row[: (stop - start) * _row_bytes(own)].view(own.dtype).view(shape))
+    return torch.cat(found, spec.dim)
+
+
+def _row_bytes(part: BatchTensor) -> int:
+    rows = part.shape[part._spec.dim]
+    return part.numel() // rows * part.dtype.itemsize
+
+
+# The end of a save.
+
+
+def _mark(beside: Path, rank: int) -> Path:
+    return beside / f"rank-{rank}.json"
+
+
+def _tell(beside: Path, rank: int, value: Any) -> None:
+    path = _mark(beside, rank)
+    disk.write(path.with_suffix(disk.PARTIAL), (json.dumps(value).encode(),))
+    os.rename(path.with_suffix(disk.PARTIAL), path)
+
+
+def report(beside: Path, rank: int, entries: Mapping[str, FileEntry]) -> None:
+    """Tell rank 0 that this rank's files are on the disk."""
+    _tell(beside, rank, {name: asdict(entry) for name, entry in entries.items()})
+
+
+def give_up(beside: Path, rank: int, why: str) -> None:
+    """Tell rank 0 that this rank cannot write its files; if not even that can be written, remove the directory."""
+    try:
+        _tell(beside, rank, {"error": why})
+    except OSError:
+        with suppress(OSError):
+            disk.remove(beside)
+
+
+def wait_for(beside: Path, ranks: Collection[int], patience: float = PATIENCE) -> dict[str, FileEntry]:
+    """Wait for the files of other ranks, and return their digests.
+
+    Raises:
+        CheckpointError: a rank could not write its files, or has written nothing for `patience` seconds.
+    """
+    found: dict[str, FileEntry] = {}
+    missing, size, since = set(ranks), -1, time.monotonic()
+    while missing:
+        for rank in sorted(missing):
+            with suppress(FileNotFoundError):
+                told = json.loads(_mark(beside, rank).read_bytes())
+                if "error" in told:
+                    raise CheckpointError(f"rank {rank} could not write its part of the checkpoint: {told['error']}")
+                found |= {name: FileEntry(**entry) for name, entry in told.items()}
+                _mark(beside, rank).unlink()
+                missing.discard(rank)
+        if not missing:
+            break
+        if not beside.exists():
+            raise CheckpointError("another rank could not write its part of the checkpoint, nor say why")
+        now, present = time.monotonic(), _size(beside)
+        if present != size:
+            size, since = present, now
+        if now - since > patience:
+            names = ", ".join(map(str, sorted(missing)))
+            raise CheckpointError(f"rank {names} has written nothing of the checkpoint for {patience:.0f} s")
+        time.sleep(_LOOK)
+    return found
+
+
+def _size(directory: Path) -> int:
+    with suppress(OSError):
+        return sum(path.stat().st_size for path in directory.iterdir())
+    return -1
