@@ -24,7 +24,7 @@ help:
 	@echo "make test-versions  the same with the oldest and the newest of both: hours, and 15 GB"
 	@echo "make test-long  the tests that take minutes; with PROGRAMS=folder other people's programs, too; SEED=7"
 	@echo "make bench      duoka beside its peers, measured in one run, and the tables in the README"
-	@echo "make picture    docs/run.svg, the terminal in the README, from a real run"
+	@echo "make picture    the terminal and the page in the README, from real runs; needs chromium"
 	@echo "make docs       the pages of docs/ as a site, in build/site"
 	@echo "make lint       what make test checks before the tests"
 	@echo "make clean      remove .venv and what the tools leave"

@@ -7,14 +7,14 @@ from duoka.watching.hearing import KEPT, Hearer
 def test_values_that_are_logged_and_printed() -> None:
     told, hearer = StatusBoard.create(1).told, Hearer()
     told.log(1, {"loss": 0.51234})
-    told.print("loss 0.51, acc 0.9, found 3 files", redrawn=False)
+    told.print("Epoch 1, loss 0.51, acc 0.9, found 3 files", redrawn=False)
     assert [(value.name, value.value) for value in hearer.hear(told)] == [("loss", 0.51234)]
-    told.print("\rloss 0.41, acc 0.95", redrawn=True)
+    told.print("\rEpoch 2, loss 0.41, acc 0.95", redrawn=True)
     found = hearer.hear(told)
     assert [(value.name, value.value) for value in found] == [("acc", 0.9), ("acc", 0.95)]  # printed twice: a value
     assert found[0].time < found[1].time
     assert hearer.latest == {"loss": 0.51234, "acc": 0.95}
-    assert list(hearer.lines) == ["loss 0.51, acc 0.9, found 3 files"]  # without progress bars
+    assert list(hearer.lines) == ["Epoch 1, loss 0.51, acc 0.9, found 3 files"]  # without progress bars
     assert hearer.hear(told) == []
 
 

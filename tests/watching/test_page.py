@@ -58,8 +58,8 @@ def test_the_report_of_a_run() -> None:
         "The time of each rank",
         "Seconds of a step",
         "Parts of the time, mean of all ranks",
-        "Memory of each process",
         "loss",
+        "Memory of each process",
     ]
     # All steps take 1 s, the top of the axis; rank 0 computes for half of each.
     whole, first, second = re.findall(r'class="line c\d" d="([^"]*)"', text)[:3]

@@ -19,18 +19,22 @@ def test_two_attempts_and_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         board = run.begin(attempt, range(2))
         run.started([os.getpid()] * 2)
         for step in (1, 2):
-            board.slot(0).step(step)
+            for rank in range(2):
+                board.slot(rank).step(step)
             board.told.log(step, {"loss": 1.0 / (attempt + step)})
             board.told.print(f"attempt {attempt} step {step}", redrawn=False)
             run.look()
         if attempt == 0:
             run.failed("rank 1 was killed", "duoka: rank 1 <died>")
+    for rank in range(2):
+        board.slot(rank).step(9)
     run.ended(3)
     (record,) = published_runs(tmp_path)
     assert (record.code, record.faults, record.reports) == (3, ("rank 1 was killed",), ("duoka: rank 1 <died>",))
     run.close()
     text = (tmp_path / "report.html").read_text()
     assert "ended with exit code 3" in text
+    assert " · 9 steps, " in text
     assert "rank 1 was killed</summary><pre>duoka: rank 1 &lt;died&gt;</pre>" in text
     assert "restart 1</li>" in text
     assert "<h2>loss</h2>" in text

@@ -1,4 +1,4 @@
-"""Seconds in words."""
+"""Seconds and rates in words."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def in_words(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
+
+
+def per_second(rate: float) -> str:
+    """Format a rate with four digits: `0.512`, `13,250`."""
+    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"

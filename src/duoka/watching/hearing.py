@@ -10,6 +10,7 @@ from duoka.watching.numbers import numbers_in
 
 KEPT = 20  # lines
 MOST_NAMES = 64  # of numbers in lines
+COUNTERS = {"epoch", "epochs", "step", "steps", "iter", "iters", "iteration", "batch"}  # places, not values
 
 
 class Hearer:
@@ -43,8 +44,8 @@ class Hearer:
             self.lines.append(line.text.rpartition("\r")[2])
         for name, number in numbers_in(line.text):
             value = LoggedValue(line.time, name, None, number)
-            if name in self._logged:
-                continue  # the same, with more digits
+            if name in self._logged or name.lower() in COUNTERS:
+                continue  # logged: with more digits
             if name in self._printed:
                 yield value
             elif name in self._once and len(self._printed) < MOST_NAMES:

@@ -11,7 +11,7 @@ from html import escape
 from itertools import pairwise
 
 from duoka.system.printable import printable
-from duoka.system.seconds import duration, in_words
+from duoka.system.seconds import duration, in_words, per_second
 from duoka.watching.charts import Axis, Line, Mark, Segments, area_chart, line_chart
 from duoka.watching.document import document, head, table
 from duoka.watching.findings import findings
@@ -29,12 +29,14 @@ MIB = 1 << 20
 class RunEnd:
     """How a run ended. code: its exit code; None: it could not be started. time: CLOCK_MONOTONIC.
 
-    words: in place of what the exit code says.
+    words: in place of what the exit code says. steps: that all ranks have made in the last attempt; None: as many as
+    at the last look.
     """
 
     code: int | None
     time: float
     words: str = ""
+    steps: int | None = None
 
 
 def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0, place: str = "") -> str:
@@ -45,7 +47,11 @@ def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0, pla
     state = _overall(record, history)
     marks = [Mark(event.time, event.text) for event in history.events]
     span = history.begun, end.time
-    charts = [*_step_charts(record, history, span, marks), *_value_charts(history, span, marks)]
+    charts = [
+        *_step_charts(record, history, span, marks),
+        *_value_charts(history, span, marks),
+        *_memory_chart(history, span, marks),
+    ]
     body = [
         *_head(record, history, end, state, place),
         *_notes(state, history),
@@ -88,9 +94,10 @@ def _head(record: RunRecord, history: History, end: RunEnd, state: RunState | No
     if record.attempt:
         words.append(f"{record.attempt} restart{'s' * (record.attempt > 1)}")
     if state is not None and state.steps_per_second is not None:
-        words.append(f"{state.steps:,} steps, {in_words(1 / state.steps_per_second)} each")
+        steps = state.steps if end.steps is None else end.steps
+        words.append(f"{steps:,} steps, {in_words(1 / state.steps_per_second)} each")
         if state.samples_per_second is not None:
-            words.append(f"{state.samples_per_second:,.4g} samples/s")
+            words.append(f"{per_second(state.samples_per_second)} samples/s")
     yield head(f"{record.name}: {_how(end)}", words)
 
 
@@ -148,8 +155,8 @@ def _worst_first(state: RunState) -> list[RankState]:
 def _step_charts(
     record: RunRecord, history: History, span: tuple[float, float], marks: Sequence[Mark]
 ) -> Iterator[str]:
-    """Yield the charts of steps, their parts and memory."""
-    ranks = sorted({one.rank for samples in history.attempts for sample in samples[-1:] for one in sample.ranks})
+    """Yield the charts of steps and their parts."""
+    ranks = _ranks(history)
     if not ranks or all(len(samples) < 2 for samples in history.attempts):
         return
     whole = history.step_times(ranks[0], own=False)
@@ -162,6 +169,16 @@ def _step_charts(
     note = f"The {MOST_LINES} slowest of {len(ranks)} ranks." if len(ranks) > MOST_LINES else ""
     yield line_chart("Seconds of a step", Axis(*span, top, in_words(top) if top else "0"), lines, marks, note)
     yield _parts_chart(record, history, span, marks)
+
+
+def _ranks(history: History) -> list[int]:
+    return sorted({one.rank for samples in history.attempts for sample in samples[-1:] for one in sample.ranks})
+
+
+def _memory_chart(history: History, span: tuple[float, float], marks: Sequence[Mark]) -> Iterator[str]:
+    ranks = _ranks(history)
+    if not ranks:
+        return
     most = sorted(nlargest(MOST_LINES, ranks, history.most_memory))
     lines = [Line(f"rank {rank}", f"c{place % 8 + 1}", history.memory(rank)) for place, rank in enumerate(most)]
     top = _top(line.segments for line in lines)

@@ -48,11 +48,13 @@ class ReportedRun(PublishedRun):
 
     def close(self) -> None:
         now = time.monotonic()
+        steps = None
         if self._seen is not None:
             self._history.hear(self._seen.told)
+            steps = min(self._seen.counters(rank).steps for rank in self._seen.ranks)
         self._history.finish()
         super().close()
         try:
-            write_page(self._report, page(self.record, self._history, RunEnd(self.record.code, now)))
+            write_page(self._report, page(self.record, self._history, RunEnd(self.record.code, now, steps=steps)))
         except OSError as error:
             self._say(f"the report cannot be written to {self._report}: {error.strerror}")

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from duoka.system.printable import printable
-from duoka.system.seconds import duration, in_words
+from duoka.system.seconds import duration, in_words, per_second
 from duoka.watching.findings import findings
 from duoka.watching.parts import PARTS, parts_shown
 from duoka.watching.place import Place
@@ -40,9 +40,9 @@ def _headline(state: RunState) -> Text:
     if state.place.words():
         words.append(state.place.words())
     if state.steps_per_second is not None:
-        words.append(f"{state.steps_per_second:,.4g} steps/s ({in_words(1 / state.steps_per_second)} each)")
+        words.append(f"{per_second(state.steps_per_second)} steps/s ({in_words(1 / state.steps_per_second)} each)")
     if state.samples_per_second is not None:
-        words.append(f"{state.samples_per_second:,.4g} samples/s")
+        words.append(f"{per_second(state.samples_per_second)} samples/s")
     if record.attempt:
         words.append(f"restarted {record.attempt} time{'s' * (record.attempt > 1)}")
     if state.slowest is not None:
