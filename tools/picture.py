@@ -20,7 +20,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = "examples/digits.py"
-SIZE = "960,1265"  # pixels of the page's picture
+SIZE = "960,1400"  # pixels of the page's picture
 COMMANDS = (
     ("python", EXAMPLE, "--epochs", "4"),
     ("duoka", "run", "--devices", "cpu:2", EXAMPLE, "--epochs", "4"),
@@ -64,7 +64,7 @@ def photograph(to: Path) -> None:
         raise RuntimeError("a picture of the page needs chromium; on Debian: apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "run.html"
-        words = ["run", "--quiet", "--devices", "cpu:2", "--report", report, EXAMPLE, "--epochs", "60"]
+        words = ["run", "--quiet", "--devices", "cpu:2", "--report", str(report), EXAMPLE, "--epochs", "60"]
         subprocess.run([Path(sys.executable).parent / "duoka", *words], cwd=ROOT, check=True)
         shot = [
             "--headless",
