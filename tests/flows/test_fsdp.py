@@ -77,8 +77,36 @@ def test_blocks_by_name_compute_their_activations_again(flow: Flow) -> None:
     assert again[:-1] == one[:-1]
     assert (one[-1], again[-1]) == ("calls [3, 3, 3]", "calls [6, 6, 6]")
     assert "each rank holds 1/3 of 1,124 parameters of Net, in 5 blocks" in ran.stderr
-    none = flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", "--blocks", "Blok", script]).ok()
-    assert "--blocks Blok: Net has no block of such a class" in none.stderr
+    none = flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", "--blocks", "Block,Blok", script]).ok()
+    assert "--blocks: Net has no Blok; its classes are Net, Linear, ModuleList, Block, BatchNorm1d" in none.stderr
+
+
+META = """
+with torch.device("meta"):
+    model = Net()
+model.to_empty(device="cpu")
+for part in model.modules():
+    if hasattr(part, "reset_parameters"):
+        part.reset_parameters()
+"""
+
+
+def test_a_model_on_the_meta_device_never_is_whole(flow: Flow) -> None:
+    script = flow.write("meta.py", MODEL.replace("model = Net()\n", META) + TRAINED[len(MODEL) :])
+    one = flow.python([script]).ok()
+    ran = flow.run(["run", "--devices", "cpu:3", "--strategy", "fsdp", script]).ok()
+    assert ran.stdout == one.stdout
+    assert "each rank holds 1/3 of 1,124 parameters of Net" in ran.stderr
+
+
+def test_a_model_that_stays_whole_is_named(flow: Flow) -> None:
+    shared = MODEL + "vector = torch.nn.utils.parameters_to_vector(model.parameters()).detach()\n"
+    shared += "torch.nn.utils.vector_to_parameters(vector, model.parameters())\n"  # views of one memory
+    script = flow.write("shared.py", shared + TRAINED[len(MODEL) :])
+    one = flow.python([script]).ok()
+    ran = flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", script]).ok()
+    assert ran.stdout == one.stdout
+    assert "strategy fsdp: Net stays whole on every rank" in ran.stderr
 
 
 REFUSED = {

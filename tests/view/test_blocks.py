@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from duoka.errors import Refused
 from duoka.strategies.fsdp import ModelSharding
-from duoka.view.blocks import Block, Blocks
+from duoka.view.block import Block
+from duoka.view.blocks import Blocks
 from duoka.view.collectives.process import ProcessCollectives
 from tests.view.processes import all_well, in_processes
 
@@ -126,6 +128,44 @@ def test_gradients_are_those_of_one_device() -> None:
         assert alone == [True] + [False] * (2 * LAYERS - 1)
         assert untouched
         torch.testing.assert_close(asked, expected[-1][3 * rank : 3 * rank + 3] / 2)
+
+
+def test_a_view_that_outlives_its_block_is_written_to() -> None:
+    def work(model: nn.Module, released: Callable[[], object] = lambda: None) -> list[Tensor]:
+        view = model[0][0].weight.t()
+        model(inputs())
+        released()
+        with torch.no_grad():
+            view.mul_(3)
+        out = [model(inputs())]
+        with torch.no_grad():
+            view[0] = 1
+        return [*out, model(inputs()), model[0][0].weight.norm()]
+
+    def refused(model: nn.Module) -> str:
+        view = model[0][0].weight.t()
+        model(inputs())
+        with torch.no_grad():
+            model[0][0].weight.mul_(2)
+            view.mul_(3)
+        with pytest.raises(Refused) as raised:
+            model(inputs())
+        return str(raised.value)
+
+    def on_rank(ranks: ProcessCollectives) -> Any:
+        model, other = net(), net()
+        sharding = sharded(ranks, model)
+        sharding.shard(other)
+        counted: list[int] = []
+        found = work(model, lambda: counted.append(len(sharding._blocks.outlived)))
+        model(inputs())  # the view is gone
+        return found, counted, len(sharding._blocks.outlived), refused(other)
+
+    expected = work(net())
+    for found, counted, left, error in on_two(on_rank):
+        torch.testing.assert_close(found, [one.detach() for one in expected])
+        assert (counted, left) == ([1], 0)
+        assert "written to a view of a sharded parameter of shape (6, 6)" in error
 
 
 def test_what_autocast_casts_is_released_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def install(session: Session) -> None:
         return move
 
     session.patches.replace(nn.Module, "__call__", make_call)
-    for name in ("to", "cuda"):
+    for name in ("to", "cuda", "to_empty"):
         session.patches.replace(nn.Module, name, make_move)
     with unnumbered():
         for register in (register_module_parameter_registration_hook, register_module_module_registration_hook):

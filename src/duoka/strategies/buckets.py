@@ -137,11 +137,11 @@ class Bucketed(Strategy):
         self._frozen.pop(parameter, None)
 
     def adopt(self, parameter: Tensor) -> None:
-        if isinstance(parameter, BatchTensor) or is_sharded(parameter):  # view/blocks.py, or torch, does it
+        if isinstance(parameter, BatchTensor) or is_sharded(parameter):  # view/block.py, or torch, does it
             return
         if parameter in self._index or not parameter.is_leaf:
             return
-        if is_lazy(parameter):  # has no values yet
+        if is_lazy(parameter) or parameter.is_meta:  # has no values yet
             return
         if not parameter.requires_grad:
             if parameter not in self._frozen:

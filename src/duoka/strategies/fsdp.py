@@ -23,13 +23,15 @@ from duoka.errors import Refused
 from duoka.private.torch import count_references, count_users
 from duoka.strategies.compress import Compression
 from duoka.strategies.ddp import Ddp
-from duoka.view.blocks import Block, Blocks
+from duoka.view.block import Block
+from duoka.view.blocks import Blocks
 from duoka.view.collectives.base import Collectives
 from duoka.view.sharded import Sharded, cut_dimension, shard, shard_like
 from duoka.view.support.user_code import user_line
 from duoka.view.view import View
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+_SHOWN = 12  # classes
 _LARGE = 4  # parameters in no block form one each if larger than this part of the largest block
 
 
@@ -72,9 +74,22 @@ class ModelSharding:
                 Block(self._blocks, members)
         if self._cut > before:
             self._say(_description(module, self._ranks.world_size))
-            if self._names and not found:
-                names = ",".join(self._names)
-                self._say(f"--blocks {names}: {type(module).__name__} has no block of such a class")
+            self._name_missing(module)
+            return
+        parameters = list(module.parameters())
+        if parameters and not any(isinstance(one, Sharded) or is_lazy(one) for one in parameters):
+            self._say(
+                f"strategy fsdp: {type(module).__name__} stays whole on every rank, as its parameters have fewer "
+                "entries than there are ranks, or something else shares their memory"
+            )
+
+    def _name_missing(self, module: nn.Module) -> None:
+        """Name the classes of `--blocks` that a model has none of; with several models, others may have them."""
+        there = dict.fromkeys(type(part).__name__ for part in module.modules())
+        missing = [name for name in self._names if name not in there]
+        if missing:
+            known = ", ".join([*there][:_SHOWN]) + (", ..." if len(there) > _SHOWN else "")
+            self._say(f"--blocks: {type(module).__name__} has no {', '.join(missing)}; its classes are {known}")
 
     def _goes_apart(self, parameter: nn.Parameter) -> bool:
         """Shard a parameter, if possible. Returns False if it is in a block already, or stays whole."""
@@ -82,7 +97,8 @@ class ModelSharding:
             return parameter._block.is_single
         if not _can_be_cut(parameter, self._ranks.world_size):
             return False
-        self._ranks.broadcast_into(parameter, 0)
+        if not parameter.is_meta:  # has no values yet: its memory will be that of the parts
+            self._ranks.broadcast_into(parameter, 0)
         shard(parameter, self._blocks)
         self._cut += 1
         self._leave(parameter)
@@ -133,7 +149,6 @@ def _can_be_cut(parameter: Tensor, ranks: int) -> bool:
     return (
         type(parameter) is nn.Parameter
         and parameter.layout is torch.strided
-        and not parameter.is_meta
         and parameter.is_leaf
         and count_users(parameter) == 0
         and count_references(parameter) == 1

@@ -6,7 +6,7 @@ weights, saving) follows the rules of batches. A function that computes *with* a
 parameters of its block are gathered, and released when other blocks need the memory.
 
 In the backward pass a block is gathered again when a function needs a weight that it has saved. Gradients of whole
-parameters go through `GatherParameters`, which reduce-scatters them (`blocks.py`).
+parameters go through `GatherParameters`, which reduce-scatters them (`block.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from duoka.private.torch import (
     tree_map_only,
     version_of,
 )
-from duoka.view.blocks import Block, Blocks, records
+from duoka.view.block import Block, records
+from duoka.view.blocks import Blocks
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor, Spec, batches_in, may_write
 
@@ -125,7 +126,10 @@ class Sharded(BatchTensor):
             rows = spec.partition.local_rows(whole, dim).clone(memory_format=torch.contiguous_format)
         if value.shape != self.shape:
             self._rows.grad = None
-        self._rows.data = rows
+        if self._rows.is_meta == rows.is_meta:
+            self._rows.data = rows
+        else:  # torch does not give memory to a tensor on the meta device
+            self._rows = rows.requires_grad_(self._rows.requires_grad)
         self._hold(BatchTensor(self._rows, spec))
         self._block.parts[self._place] = BatchTensor(self._rows, spec)
         self._block.release()

@@ -1,0 +1,301 @@
+"""A block: sharded parameters that are gathered together, and whose gradients are reduce-scattered together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor
+
+from duoka.errors import Refused
+from duoka.private.torch import count_hooks, count_references, gradient_is_accumulated, memory_of, version_of
+from duoka.view.shares.differentiable import GatherParameters
+from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor
+
+if TYPE_CHECKING:
+    from duoka.view.blocks import Blocks, Follower
+
+Kind = tuple[int, torch.dtype, torch.device]  # of a tensor to be gathered: number of entries, dtype, device
+
+
+class Block:
+    """Parameters that are gathered together. members: sharded ones (`sharded.py`), whose block this becomes."""
+
+    def __init__(self, blocks: Blocks, members: Sequence[Any]) -> None:
+        self.blocks = blocks
+        self.parts = [BatchTensor(member._rows, member._meta.spec) for member in members]
+        self.followers: WeakKeyDictionary[Block, Follower] = WeakKeyDictionary()
+        self._wholes: list[Tensor] | None = None
+        self._written = -1  # `View.written` when they were gathered
+        self._tracked: dict[int, Tensor] = {}
+        self._cast: dict[tuple[int, torch.dtype, bool], Tensor] = {}  # by index, dtype and whether it is tracked
+        self._members = [ref(member) for member in members]
+        for place, member in enumerate(members):
+            if "_block" in member.__dict__:
+                member._block.release()
+            member._block, member._place = self, place
+
+    @property
+    def is_single(self) -> bool:
+        """True if it has one parameter."""
+        return len(self.parts) == 1
+
+    @property
+    def is_here(self) -> bool:
+        """True if its whole parameters are gathered and up to date."""
+        view = self.blocks.view
+        return self._wholes is not None and view.written == self._written and not view.aliased.copies
+
+    def size(self) -> int:
+        """Return the bytes of the whole parameters."""
+        return sum(part._rows.itemsize * part._meta.shape.numel() for part in self.parts)
+
+    def wholes(self) -> list[Tensor]:
+        """Return the whole parameters, without gradients; a collective if they are released or were changed."""
+        self.settle()
+        if not self.is_here:
+            found = self.blocks.gather(self)
+            self._wholes, self._written = found, self.blocks.view.written
+            for place, whole in enumerate(found):
+                self.blocks.memory[memory_of(whole)] = self, place
+        self.blocks.use(self)
+        assert self._wholes is not None
+        return self._wholes
+
+    def whole(self, place: int) -> Tensor:
+        """Return a whole parameter, whose gradient, if any, is reduce-scattered to the parts."""
+        wholes = self.wholes()
+        if not records() or not self.parts[place]._rows.requires_grad:
+            return wholes[place]
+        if place not in self._tracked:
+            places = [at for at, part in enumerate(self.parts) if part._rows.requires_grad]
+            found = GatherParameters.apply(self, places, *(self.parts[at]._rows for at in places))
+            self._tracked = dict(zip(places, found, strict=True))
+        return self._tracked[place]
+
+    def cast(self, place: int, dtype: torch.dtype) -> Tensor:
+        """Return a whole parameter in another dtype; it is released with the block."""
+        whole = self.whole(place)
+        if whole.dtype is dtype:
+            return whole
+        key = place, dtype, whole.requires_grad
+        if key not in self._cast and (place, dtype, True) in self._cast:
+            return self._cast[place, dtype, True]
+        if key not in self._cast:
+            with torch.inference_mode(False):
+                self._cast[key] = whole.to(dtype)
+            self.blocks.memory[memory_of(self._cast[key])] = self, place
+        return self._cast[key]
+
+    def untrack(self) -> None:
+        """Let the next use of the whole parameters be another node of the graph."""
+        self._tracked = {}
+        for key in [key for key in self._cast if key[2]]:
+            self.blocks.memory.pop(memory_of(self._cast.pop(key)), None)
+
+    def release(self) -> None:
+        """Release the whole parameters, and copy writes to them into the parts."""
+        wholes, self._wholes = self._wholes or [], None
+        self.untrack()
+        for cast in self._cast.values():
+            self.blocks.memory.pop(memory_of(cast), None)
+        self._cast = {}
+        self.blocks.forget(self)
+        for place, whole in enumerate(wholes):
+            self.blocks.memory.pop(memory_of(whole), None)
+            if version_of(whole):
+                self.take_over(place, whole)
+            if count_references(whole) > 1:
+                self.blocks.outlived.append(Outlived(self, place, whole))
+
+    def take_over(self, place: int, whole: Tensor) -> None:
+        """Copy writes to a whole parameter into the part."""
+        self.blocks.view.written += 1
+        with torch.no_grad():
+            part = self.parts[place]
+            part._rows.copy_(part._spec.partition.local_rows(whole, part._spec.dim))
+
+    def settle(self) -> None:
+        """Take over writes to whole parameters that `may_write` does not show."""
+        if any(map(version_of, self._wholes or ())):
+            self.release()
+        if self.blocks.outlived:
+            self.blocks.settle_outlived()
+
+    def kinds(self) -> tuple[Kind, ...]:
+        """Return what a rank sends to gather it: the most that any rank has of each dtype and device."""
+        sent = ((sizes, self.parts[places[0]]._rows) for places, sizes in self._sent())
+        return tuple((max(map(sum, sizes)), rows.dtype, rows.device) for sizes, rows in sent)
+
+    def start_gathering(self) -> Callable[[], list[Tensor]]:
+        """Start to gather the parameters; the returned function waits for them."""
+        started = []
+        for (places, sizes), (most, *_) in zip(self._sent(), self.kinds(), strict=True):
+            sent = torch.cat([self.parts[at]._local.reshape(-1) for at in places])
+            if sent.numel() < most:
+                sent = torch.cat([sent, sent.new_zeros(most - sent.numel())])
+            started.append((places, sizes, self.blocks.view.ranks.start_all_gather(sent)))
+
+        def finish() -> list[Tensor]:
+            found: dict[int, Tensor] = {}
+            for places, sizes, wait in started:
+                came = wait()
+                apart = [row[: sum(own)].split(own) for row, own in zip(came, sizes, strict=True)]
+                for number, at in enumerate(places):
+                    part = self.parts[at]
+                    rows = [apart[rank][number].view(_shape_on(rank, part)) for rank in self._ranks]
+                    found[at] = torch.cat(rows, part._meta.spec.dim)
+            return [found[at] for at in range(len(self.parts))]
+
+        return finish
+
+    def _sent(self) -> list[tuple[list[int], list[list[int]]]]:
+        """Return the indices of parameters that travel together, and the numbers of entries that each rank has."""
+        return [
+            (places, [[_shape_on(rank, self.parts[at]).numel() for at in places] for rank in self._ranks])
+            for places in self._alike(range(len(self.parts)))
+        ]
+
+    @property
+    def _ranks(self) -> range:
+        return range(self.blocks.view.ranks.world_size)
+
+    def _alike(self, places: Sequence[int]) -> list[list[int]]:
+        """Group indices of parameters by dtype and device."""
+        kinds: dict[Any, list[int]] = {}
+        for at in places:
+            rows = self.parts[at]._rows
+            kinds.setdefault((rows.dtype, rows.device), []).append(at)
+        return list(kinds.values())
+
+    # --- for GatherParameters
+
+    def given(self, places: list[int]) -> tuple[Tensor, ...]:
+        """Return whole parameters, for its forward pass."""
+        assert self._wholes is not None
+        return tuple(self._wholes[at].detach() for at in places)
+
+    def own_gradients(self, places: list[int], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Reduce-scatter (sum) gradients of whole parameters, for its backward pass.
+
+        Returns None for those that are added to `.grad` at the end of the pass.
+        """
+        self.untrack()
+        there = {at: grad for at, grad in zip(places, grads, strict=True) if grad is not None}
+        if any(grad.layout is not torch.strided for grad in there.values()):
+            raise Refused(
+                f"the backward pass at {user_line()} computes a sparse gradient of a sharded parameter; make the "
+                "embedding with sparse=False"
+            )
+        for member in map(self._members.__getitem__, there):
+            if (parameter := member()) is not None:
+                self.blocks.reach(parameter)
+        if torch.is_grad_enabled():
+            return [self._total(at, there[at]) if at in there else None for at in places]
+        waits = [self._start_sum({at: there.pop(at) for at in alike}) for alike in self._alike(list(there))]
+        if self.blocks.defers and all(self._only_accumulated(at) for at in places):
+            self.blocks.defer(self, waits)
+            return [None] * len(places)
+        found = {at: part for wait in waits for at, part in wait().items()}
+        return [found.get(at) for at in places]
+
+    def accumulate(self, at: int, grad: Tensor) -> None:
+        """Add the sum over ranks of a gradient to `.grad`, as autograd does."""
+        rows = self.parts[at]._rows
+        grad = grad / self.blocks.view.ranks.world_size  # as the hook of `View.divide_gradient` does
+        if rows.grad is None:
+            rows.grad = grad
+        else:
+            rows.grad += grad
+
+    def _only_accumulated(self, at: int) -> bool:
+        """Return True if nothing but the addition to `.grad` happens to a part's gradient in this pass."""
+        rows = self.parts[at]._rows
+        return count_hooks(rows) == 1 and gradient_is_accumulated(rows)
+
+    def _total(self, at: int, grad: Tensor) -> Tensor:
+        """All-reduce (sum) a gradient, with gradients of its own, and return this rank's rows."""
+        view, spec = self.blocks.view, self.parts[at]._meta.spec
+        total: Tensor = view.replicate(view.all_sum(grad))
+        return total.narrow(spec.dim, *_span(spec.partition.bounds(view.ranks.rank)))
+
+    def _start_sum(self, grads: dict[int, Tensor]) -> Callable[[], dict[int, Tensor]]:
+        """Start to reduce-scatter (sum) gradients of one dtype and device; the returned function waits."""
+        ranks = self.blocks.view.ranks
+        bounds = {at: [self.parts[at]._meta.spec.partition.bounds(rank) for rank in self._ranks] for at in grads}
+        pieces = [
+            torch.cat(
+                [
+                    grad.narrow(self.parts[at]._meta.spec.dim, *_span(bounds[at][rank])).reshape(-1)
+                    for at, grad in grads.items()
+                ]
+            )
+            for rank in self._ranks
+        ]
+        own = pieces[ranks.rank].numel()
+        most = max(piece.numel() for piece in pieces)
+        sent = torch.stack(
+            [
+                piece if piece.numel() == most else torch.cat([piece, piece.new_zeros(most - piece.numel())])
+                for piece in pieces
+            ]
+        )
+        del pieces
+        wait = ranks.start_all_to_all(sent)
+        shapes = {at: _shape_on(ranks.rank, self.parts[at]) for at in grads}
+
+        def finish() -> dict[int, Tensor]:
+            parts = wait().sum(0)[:own].split([shape.numel() for shape in shapes.values()])
+            return {at: part.view(shape) for (at, shape), part in zip(shapes.items(), parts, strict=True)}
+
+        return finish
+
+
+def _span(bounds: tuple[int, int]) -> tuple[int, int]:
+    return bounds[0], bounds[1] - bounds[0]
+
+
+def _shape_on(rank: int, part: BatchTensor) -> torch.Size:
+    """Return the shape of a rank's rows."""
+    start, stop = part._meta.spec.partition.bounds(rank)
+    shape = list(part._rows.shape)
+    shape[part._meta.spec.dim] = stop - start
+    return torch.Size(shape)
+
+
+def records() -> bool:
+    """Return True if autograd records what is computed."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+class Outlived:
+    """A whole parameter that was released while something else, a view that the script keeps, has its memory."""
+
+    def __init__(self, block: Block, place: int, whole: Tensor) -> None:
+        self._block, self._place, self._whole = block, place, whole
+        self._versions = self._now()
+
+    def _now(self) -> tuple[int, int, int]:
+        rows = self._block.parts[self._place]._rows
+        return version_of(self._whole), id(rows), version_of(rows)
+
+    def settle(self) -> bool:
+        """Take over a write to the view; return True while something has the memory.
+
+        Raises:
+            Refused: the parameter was changed, too, so that the view has old values elsewhere.
+        """
+        now = self._now()
+        if now[0] != self._versions[0]:
+            if now[1:] != self._versions[1:]:
+                raise Refused(
+                    f"the script has written to a view of a sharded parameter of shape {tuple(self._whole.shape)} "
+                    f"that it took before the parameter was changed (noticed at {user_line()}); write to the "
+                    "parameter itself: `with torch.no_grad(): parameter[...] = value`"
+                )
+            self._block.take_over(self._place, self._whole)
+            self._versions = self._now()
+        return count_references(self._whole) > 1
