@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from duoka.supervision.told import TEXT, Told
+from duoka.supervision.told import TEXT
 from duoka.system.messages import observe
 
 if TYPE_CHECKING:
@@ -22,27 +22,32 @@ def install(publisher: Publisher) -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with suppress(Exception):
-                observe(stream, keeping(publisher.board.told, lambda: publisher.active))
+                observe(stream, keeping(publisher))
 
 
-def keeping(told: Told, is_active: Callable[[], bool]) -> Callable[[str], None]:
+def keeping(publisher: Publisher) -> Callable[[str], None]:
     """Return a function that is called with each text written to a stream, and keeps the lines."""
-    rest = ""
+    told, rest = publisher.board.told, ""
+
+    def keep(line: str, redrawn: bool) -> None:
+        if line and not line.isspace():
+            told.print(line, redrawn)
 
     def note(text: str) -> None:
         nonlocal rest
-        if not is_active():
+        if not publisher.active:
             return
-        if "\n" not in text and "\r" not in text:
-            rest = (rest + text)[:TEXT]
-            return
-        *ended, rest = _ENDS.split(rest + text)
-        for line, end in zip(ended[::2], ended[1::2], strict=True):
-            if line and not line.isspace():
-                told.print(line, end == "\r")
+        try:
+            if text == "\n":  # `print` writes it by itself
+                line, rest = rest, ""
+                keep(line, False)
+            elif "\n" in text or "\r" in text:
+                *ended, rest = _ENDS.split(rest + text)
+                for line, end in zip(ended[::2], ended[1::2], strict=True):
+                    keep(line, end == "\r")
+            else:
+                rest = (rest + text)[:TEXT]
+        except Exception:  # the script must not see it
+            pass
 
-    def note_safely(text: str) -> None:
-        with suppress(Exception):  # the script must not see it
-            note(text)
-
-    return note_safely
+    return note

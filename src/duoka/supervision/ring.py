@@ -29,13 +29,17 @@ class Ring:
         """Append an entry; what is longer than an entry is cut."""
         if self._next is None:
             self._next = count(self.last + 1)
-        number, content = next(self._next), content[: self._entry - ENTRY_HEAD]
+        number, length, numbers = next(self._next), len(content), self._numbers
+        if length > self._entry - ENTRY_HEAD:
+            length = self._entry - ENTRY_HEAD
+            content = content[:length]
         start = HEAD + (number % self._entries) * self._entry
-        self._numbers[start >> 3] = 0  # while it is being written
-        self._bytes[start + ENTRY_HEAD : start + ENTRY_HEAD + len(content)] = content
-        self._numbers[(start >> 3) + 1] = len(content)
-        self._numbers[start >> 3] = number
-        self._numbers[0] = number
+        place = start >> 3
+        numbers[place] = 0  # while it is being written
+        start += ENTRY_HEAD
+        self._bytes[start : start + length] = content
+        numbers[place + 1] = length
+        numbers[place] = numbers[0] = number
 
     def since(self, number: int) -> Iterator[tuple[int, bytes]]:
         """Yield the number and content of the entries after this number; the oldest may be overwritten already."""
