@@ -14,9 +14,9 @@ def test_nothing_is_known() -> None:
 
 def test_a_loader_alone_has_no_time_left() -> None:
     board = StatusBoard.create(2)
-    board.slot(0).batch(120, 400)
+    board.slot(0).load(0, 0, 120, 400)
     assert read_place(board, 100.0).words() == "batch 120 of 400"
-    board.slot(0).batch(1200, 0)
+    board.slot(0).load(0, 0, 1200, 0)
     assert read_place(board, 100.0).words() == "batch 1,200"
 
 
@@ -28,9 +28,9 @@ def test_epochs(given: dict[str, object], left: float) -> None:
     board = StatusBoard.create(2)
     slot = board.slot(0)
     slot.begin_epoch()
-    slot.batch(200, 400)
+    slot.load(0, 0, 200, 400)
     slot.step(1)
-    slot.batch(20, 40)  # of an evaluation: it takes the time of the epoch, not its share of it
+    slot.load(0, 0, 20, 40)  # of an evaluation: it takes the time of the epoch, not its share of it
     board.told.place({"epochs": EPOCHS | given})
     place = read_place(board, 125.0)
     assert place.left == pytest.approx(left)
@@ -47,7 +47,7 @@ def test_before_the_first_step_of_the_loop() -> None:
 
 def test_progress_bars() -> None:
     board = StatusBoard.create(1)
-    board.slot(0).batch(30, 100)
+    board.slot(0).load(0, 0, 30, 100)
     bars = [{"name": "train", "done": 30, "total": 100, "rate": 2.0}, {"name": "x", "done": 1, "total": 2, "rate": 1}]
     board.told.place({"bars": bars})
     assert read_place(board, 0.0).words() == "train 30 of 100, about 0:35 left of this bar"

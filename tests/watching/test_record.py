@@ -17,7 +17,7 @@ def test_a_run_is_found_and_its_board_is_read(tmp_path: Path) -> None:
     assert (folder.stat().st_mode & 0o777, next(folder.iterdir()).stat().st_mode & 0o777) == (0o700, 0o600)
 
     board.slot(1).step(7)
-    board.slot(1).load(2_000_000, 64)
+    board.slot(1).load(2_000_000, 64, 1, 0)
     seen = open_board(found)
     assert seen is not None
     assert seen.counters(0).steps == 0

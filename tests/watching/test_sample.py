@@ -12,7 +12,7 @@ def test_the_counters_of_this_process() -> None:
     board = StatusBoard.create(2)
     for rank, steps in enumerate((5, 3)):
         board.slot(rank).step(steps)
-    board.slot(1).load(2_000_000_000, 64)
+    board.slot(1).load(2_000_000_000, 64, 1, 0)
     board.slot(1).begin_collective(1, "all_reduce (3,) at train.py:1")
     until = time.thread_time() + 0.05
     while time.thread_time() < until:

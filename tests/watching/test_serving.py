@@ -38,7 +38,7 @@ def test_the_page_follows_the_run_and_outlives_it(tmp_path: Path) -> None:
     (record,) = published_runs(tmp_path)
     watched = WatchedRun(record)
     board.slot(0).step(1)
-    board.slot(0).batch(3, 8)
+    board.slot(0).load(0, 0, 3, 8)
     board.told.log(1, {"loss": 0.5})
     watched.look(record)
     text = watched.page()

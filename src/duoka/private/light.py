@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -28,9 +30,8 @@ def batch_size_of(iterator: Any) -> int:
     return size if isinstance(size, int) else 0
 
 
-def batches_taken(iterator: Any) -> int:
-    """Return how many batches were taken from a loader's iterator. Public: none."""
-    return int(getattr(iterator, "_num_yielded", 0))
+# Returns how many batches were taken from a loader's iterator. Public: none.
+batches_taken: Callable[[Any], int] = attrgetter("_num_yielded")
 
 
 def batches_of(iterator: Any) -> int:

@@ -12,6 +12,9 @@ from duoka.publishing.epochs import EpochLoops
 if TYPE_CHECKING:
     from duoka.publishing.publisher import Publisher
 
+MOST_ITERATORS = 64  # that are remembered
+NOTHING = 0, 0
+
 
 def install(publisher: Publisher, tells: bool) -> None:
     """Observe the steps and loaders of this process; torch is imported. tells: also find the loop over epochs."""
@@ -27,12 +30,21 @@ def _count_steps(publisher: Publisher) -> None:
     from duoka.private.light import not_compiled
 
     slot = publisher.slot
-    steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+    steps: dict[int, int] = {}  # by the id of an optimizer that lives: a weak dictionary takes a microsecond
+    living: dict[int, weakref.ref[Any]] = {}
     most = 0
+
+    def forget(number: int) -> None:
+        steps.pop(number, None)
+        living.pop(number, None)
 
     def count(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal most
-        number = steps[optimizer] = steps.get(optimizer, 0) + 1
+        name = id(optimizer)
+        if name not in steps:
+            steps[name] = 0
+            living[name] = weakref.ref(optimizer, lambda _: forget(name))
+        number = steps[name] = steps[name] + 1
         if number > most and publisher.active:
             most = number
             slot.step(number)
@@ -49,20 +61,27 @@ def _time_loaders(publisher: Publisher, tells: bool) -> None:
     owner, name = NEXT_BATCH
     take, main, clock, slot = getattr(owner, name), threading.get_ident(), time.monotonic_ns, publisher.slot
     loops = EpochLoops(publisher)
-    lengths: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+    known: dict[
+        int, tuple[int, int]
+    ] = {}  # size and number of batches, by the id of an iterator; its first batch sets it
+
+    def begin(batches: Any) -> tuple[int, int]:
+        if len(known) >= MOST_ITERATORS:
+            known.clear()
+        known[id(batches)] = found = batch_size_of(batches), batches_of(batches)
+        if tells:
+            loops.look()
+        return found
 
     def take_timed(batches: Any) -> Any:
         if threading.get_ident() != main or not publisher.active:
             return take(batches)
-        begin = clock()
+        begun = clock()
         batch = take(batches)
-        slot.load(clock() - begin, batch_size_of(batches))
+        spent = clock() - begun
         taken = batches_taken(batches)
-        if taken == 1:
-            lengths[batches] = batches_of(batches)
-            if tells:
-                loops.look()
-        slot.batch(taken, lengths.get(batches, 0))
+        size, length = begin(batches) if taken == 1 else known.get(id(batches), NOTHING)
+        slot.load(spent, size, taken, length)
         return batch
 
     setattr(owner, name, take_timed)

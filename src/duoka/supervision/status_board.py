@@ -22,12 +22,13 @@ from duoka.supervision.told import Told
 RING = 64  # collectives that a slot remembers
 ENTRY = 256  # bytes of one of them: four 64-bit numbers, then the text
 TEXT = ENTRY - 4 * 8
-HEAD = 128  # bytes in front of the entries: 16 numbers, of which 14 are used
+HEAD = 128  # bytes in front of the entries: 16 numbers, of which 12 are used
 SLOT_SIZE = HEAD + RING * ENTRY
 
 # Indices of the 64-bit numbers in a slot and in an entry.
 BEGUN, FINISHED, STEPS, STEPPED, SLOWEST, SEEN, SAVED, WAITED, LOADED, SAMPLES = range(10)
-BATCH, BATCHES, TRAINED, TRAINED_OF = range(10, 14)
+BATCH, TRAINED = 10, 11  # the number of a batch in the upper half, how many there are in the lower
+HALF = 32
 DIGEST, SINCE, LENGTH, NUMBER = 0, 1, 2, 3
 
 AT_END = "the end of the script"  # in place of a line, in the name of a collective there
@@ -180,7 +181,8 @@ class StatusBoard:
 
     def batches(self, rank: int) -> Batches:
         """Return where `rank` is in its loaders."""
-        return Batches(*self._words[rank][BATCH : TRAINED_OF + 1])
+        both = self._words[rank][BATCH : TRAINED + 1]
+        return Batches(*(half for word in both for half in divmod(word, 1 << HALF)))
 
     def saved(self) -> int | None:
         """Return the step of the newest checkpoint that a rank has written or restored; None without one."""
@@ -270,17 +272,17 @@ class StatusSlot:
             words[SLOWEST] = now - words[STEPPED]
         words[STEPPED] = now
         words[STEPS] = steps
-        words[TRAINED], words[TRAINED_OF] = words[BATCH], words[BATCHES]
+        words[TRAINED] = words[BATCH]
 
-    def load(self, nanoseconds: int, samples: int) -> None:
-        """Record that this rank has taken a batch of so many samples from a loader, in so much time."""
+    def load(self, nanoseconds: int, samples: int, number: int, of: int) -> None:
+        """Record that this rank has taken a batch of so many samples from a loader, in so much time.
+
+        number: of the batch, counted from 1. of: the length of the loader; 0: unknown.
+        """
         words = self._words
         words[LOADED] += nanoseconds
         words[SAMPLES] += samples
-
-    def batch(self, number: int, of: int) -> None:
-        """Record that this rank has taken batch `number`, counted from 1, of a loader. of: its length; 0: unknown."""
-        self._words[BATCH], self._words[BATCHES] = number, of
+        words[BATCH] = (number << HALF) + of
 
     def begin_epoch(self) -> None:
         """Record that no batch of this epoch has trained yet."""
