@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from hypothesis import settings
 
 from tests.flows.flow import Flow, Warm, surroundings
 
+os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, and many compute in several threads
 settings.register_profile("duoka", deadline=None)  # tests measure no time
 settings.load_profile("duoka")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.flows.flow import Flow
+from tests.flows.flow import Flow, surroundings
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -37,9 +37,8 @@ def test_one_worker_is_python(flow: Flow, command: Command, body: str) -> None:
     script = flow.write("script.py", f"import sys\n{body}\n")
     words = "typed\n" if "input" not in body or "print(input" in body else ""
     words = "p x\nc\n" if "breakpoint" in body else words
-    expected = subprocess.run(
-        [sys.executable, script, "a", "--b"], cwd=flow.folder, input=words, capture_output=True, text=True
-    )
+    python, how = [sys.executable, script, "a", "--b"], {"capture_output": True, "text": True}
+    expected = subprocess.run(python, cwd=flow.folder, env=surroundings({}), input=words, **how)
     result = command("run", "-q", "--devices", "cpu:1", script, "a", "--b", input=words)
     assert (result.returncode, result.stdout, result.stderr) == (
         expected.returncode,

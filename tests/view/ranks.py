@@ -26,14 +26,16 @@ class Table:
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self.barrier = threading.Barrier(world_size, timeout=20)
-        self.slots: list[Any] = [None] * world_size
+        self._rounds: list[list[Any]] = [[] for _ in range(world_size)]
 
     def exchange(self, rank: int, value: Any) -> list[Any]:
-        self.slots[rank] = value
+        rounds = self._rounds
+        rounds[rank].append(value)
         self.barrier.wait()
-        values = list(self.slots)
-        self.barrier.wait()
-        return values
+        number = len(rounds[rank]) - 1
+        if number:
+            rounds[rank][number - 1] = None  # every rank has read it: it has come to this round
+        return [values[number] for values in rounds]
 
     def turn(self) -> AbstractContextManager[None]:
         """Around a rank's whole work."""

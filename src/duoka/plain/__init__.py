@@ -15,6 +15,7 @@ databases   sqlite: rank 0 has the file, the others replicas
 commands    other programs: once
 entropy     sources of random numbers, and seeds
 clocks      time.time, datetime.now and the like
+warned      the lines that warnings name
 inference   duoka.predict: on every rank by itself
 refusals    calls that a plain script cannot make
 """
@@ -46,6 +47,7 @@ from duoka.plain import (
     refusals,
     saving,
     transforms,
+    warned,
 )
 from duoka.plain.caller import Caller
 from duoka.plain.patching import Patches
@@ -78,6 +80,7 @@ INTERCEPTIONS = (
     commands,
     entropy,
     clocks,
+    warned,
     inference,
     refusals,
 )

@@ -11,6 +11,7 @@ import platform
 import random
 import sys
 import threading
+import warnings
 import weakref
 from multiprocessing import resource_sharer
 from typing import IO, Any
@@ -33,6 +34,10 @@ with requiring("Python", platform.python_version()):
     # (owner, name): the source of SystemRandom and secrets. Public: os.urandom, of which `random` keeps a copy.
     SYSTEMS_BYTES = (random, "_urandom")
     assert callable(random._urandom)  # type: ignore[attr-defined]
+
+    # (owner, name): called to show a warning. Public: warnings.showwarning, which catch_warnings() restores.
+    SHOW_WARNING = (warnings, "_showwarnmsg")
+    assert callable(warnings._showwarnmsg)  # type: ignore[attr-defined]
 
     # The class in which pathlib of Python 3.10 keeps copies of functions of `os` and `io`; None: no copies.
     # Public: none.

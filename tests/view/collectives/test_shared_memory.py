@@ -152,14 +152,16 @@ def test_a_slot_is_not_written_again_before_all_have_read_it() -> None:
 
 def test_nobody_waits_for_a_rank_that_failed_but_what_all_came_to_ends_well() -> None:
     """Rank 1 comes once and then no more; whoever watches says so in the shared memory."""
-    memory = mmap.mmap(-1, memory_size(2))
+    memory, came = mmap.mmap(-1, memory_size(2)), mmap.mmap(-1, 1)
 
     def work(rank: int) -> str:
         nearby = SharedMemoryExchange(memory, rank, 2, timeout=60.0)
         first = nearby.start(value(rank, 1, 3), lambda rows: None)
         if rank == 1:
+            came[0] = 1
             return "failed"
-        time.sleep(0.1)
+        while not came[0]:
+            time.sleep(0.001)
         give_up(memory)
         first()
         with pytest.raises(PeerLost, match="rank 0 lost another rank"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -61,16 +62,21 @@ def _is_librarys_module(name: str) -> bool:
     return isinstance(file, str) and file.startswith(_LIBRARIES)
 
 
-def user_frame() -> FrameType | None:
-    """Return the innermost frame of the user's code; None in a thread without one (torch's backward threads)."""
-    frame: FrameType | None = sys._getframe(1)
+def outer_frames(innermost: FrameType) -> Iterator[FrameType]:
+    """Yield this frame of the running thread and those that led to it, from the inside out."""
+    frame: FrameType | None = innermost
     turn = getcurrent()
-    while frame is not None and not is_users_frame(frame):
+    while frame is not None:
+        yield frame
         frame = frame.f_back
         if frame is None and turn.parent is not None:  # in the greenlet of a share: continue in its parent
             turn = turn.parent
             frame = turn.gr_frame
-    return frame
+
+
+def user_frame() -> FrameType | None:
+    """Return the innermost frame of the user's code; None in a thread without one (torch's backward threads)."""
+    return next(filter(is_users_frame, outer_frames(sys._getframe(1))), None)
 
 
 def user_line() -> str:

@@ -1,0 +1,62 @@
+"""Warnings are attributed to the line to which `python` attributes them.
+
+A warning names the line that called the function that raises it. For a function of a batch this is a line of duoka,
+which calls torch's function on behalf of the script's line.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from duoka.plain.session import Session
+from duoka.private.python import SHOW_WARNING
+from duoka.view.support.user_code import outer_frames
+
+_DUOKA = str(Path(__file__).parents[1]) + "/"
+_OVERRIDES = "/torch/overrides.py"  # called by torch's functions, of which one then stands twice on the stack
+
+
+def install(session: Session) -> None:
+    """Intercept what shows a warning."""
+
+    def make_show(original: Callable[..., Any]) -> Callable[..., Any]:
+        def show(message: warnings.WarningMessage) -> None:
+            frame = _caller(message.filename) if message.filename.startswith(_DUOKA) else None
+            if frame is None:
+                original(message)
+                return
+            space = frame.f_globals
+            warnings.warn_explicit(
+                message.message,
+                message.category,
+                frame.f_code.co_filename,
+                frame.f_lineno,
+                space.get("__name__"),
+                space.setdefault("__warningregistry__", {}),
+                source=message.source,
+            )
+
+        return show
+
+    warnings.filterwarnings("always", module=r"duoka\.")  # the script's filters apply to its own line
+    session.patches.replace(*SHOW_WARNING, make_show)
+
+
+def _caller(filename: str) -> FrameType | None:
+    """Return the frame, outside of duoka, on behalf of which this file of duoka called a function of torch."""
+    frames = outer_frames(sys._getframe(1))
+    for frame in frames:
+        if frame.f_code.co_filename == filename:
+            break
+    for frame in frames:
+        name = frame.f_code.co_filename
+        if name.endswith(_OVERRIDES):
+            next(frames, None)
+        elif not name.startswith(_DUOKA):
+            return frame
+    return None
