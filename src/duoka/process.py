@@ -34,6 +34,9 @@ class Open(Protocol):
     def gather_objects(self, value: Any) -> list[Any]:
         """Return every rank's `value`, in the order of ranks. All ranks call it."""
 
+    def batch(self, tensor: Any) -> Tensor:
+        """Return a batch tensor of a tensor that is equal on all ranks: each computes its own rows."""
+
     def close(self, wait: bool = True) -> None:
         """Close the run. wait: for the other ranks."""
 

@@ -378,6 +378,20 @@ def test_what_stands_around_the_call_is_as_on_one_device(capfd: pytest.CaptureFi
     assert "each rank holds 1/3 of 164 parameters of Loss" in capfd.readouterr().err
 
 
+def test_predictions_of_a_model_that_no_rank_holds() -> None:
+    def work(run: duoka.Run, strategy: str) -> Any:
+        model = run.model(mlp(), strategy=strategy)
+        own: list[int] = []
+        model[0].register_forward_hook(lambda module, args, out: own.append(len(getattr(out, "_rows", out))))
+        found = duoka.predict(model, ROWS, batch_size=9)
+        return found.stack().tolist(), own
+
+    ((expected, whole),) = on_ranks(1, lambda run: work(run, "auto"))
+    for rank, (found, own) in enumerate(on_ranks(2, lambda run: work(run, "fsdp"))):
+        assert leaves(found) == pytest.approx(leaves(expected), rel=1e-5, abs=1e-6)
+        assert own == [n // 2 + (rank and n % 2) for n in whole] == [4 + rank, 4 + rank, 4 + rank, 1]
+
+
 def test_what_is_compiled_runs_uncompiled(capfd: pytest.CaptureFixture[str]) -> None:
     def work(run: duoka.Run, strategy: str) -> Any:
         models = [run.model(mlp(), strategy=strategy, compile=strategy == "fsdp")]
@@ -441,13 +455,6 @@ def test_options_that_cannot_be_had() -> None:
         asked(run)
 
     refused(exact, OptionError, "strategy='fsdp'")
-
-
-def test_it_is_not_predicted_with() -> None:
-    def predicted(run: duoka.Run) -> None:
-        duoka.predict(run.model(mlp(), strategy="fsdp"), ROWS)
-
-    refused(predicted, OptionError, "a model that each process holds whole")
 
 
 @pytest.mark.parametrize("where", ["call", "backward"])

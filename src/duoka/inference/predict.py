@@ -50,7 +50,9 @@ def predict(
 
     A faster device computes more batches. A bounded number of batches is read ahead, whatever the length of the data.
     The model is put into eval and inference mode for each batch and restored after it; its weights are copied once to
-    each device. Outputs are inference tensors: `clone()` one to compute gradients with it.
+    each device. Outputs are inference tensors: `clone()` one to compute gradients with it. With a model of strategy
+    "fsdp" all ranks call this with the same data: they compute each batch together, each its rows, and all get all
+    outputs.
 
     Args:
         model: not modified or moved.
@@ -77,9 +79,9 @@ def predict(
     """
     if not isinstance(model, nn.Module):
         raise OptionError("model", type(model).__name__, "a torch.nn.Module")
-    if holds_shards(model) or any(isinstance(parameter, Sharded) for parameter in model.parameters()):
-        hint = "call it on the batches of a run.loader, or save it and load it into a model that is whole"
-        raise OptionError("model", f"a sharded {type(model).__name__}", "a model that each process holds whole", hint)
+    if holds_shards(model):
+        hint = "shard it by run.model(net, strategy='fsdp'), or save it and load it into a model that is whole"
+        raise OptionError("model", f"{type(model).__name__} of DTensors", "a model without torch's DTensors", hint)
     one_of("precision", precision, PRECISIONS)
     one_of("outputs", outputs, ("cpu", "device"))
     one_of("on_error", on_error, get_args(OnError))
@@ -89,6 +91,9 @@ def predict(
         devices = [run.device] if run is not None and devices == "auto" else devices
     if ranks is not None and outputs == "device":
         raise OptionError("outputs", "device", "cpu where ranks share the work", "ranks=None computes all in each")
+    part = next((parameter for parameter in model.parameters() if isinstance(parameter, Sharded)), None)
+    if part is not None:  # all ranks compute each batch together
+        ranks, devices = None, [part.device]
     source = batches(data, batch_size, (0, 1) if ranks is None else (ranks.rank, ranks.world_size))
     if not devices:
         raise OptionError("devices", devices, "at least one device")
@@ -96,6 +101,12 @@ def predict(
     calling = Calling(model, inputs)
 
     def pool() -> Pool:
+        if part is not None:
+            run = this_process().run
+            share_out = run.batch if run is not None else None  # a plain script's model shares out what it is given
+            return InlinePool(
+                Replica(model, part.device, calling, PRECISIONS[precision], outputs == "device", share_out)
+            )
         return _pool(model, picked, calling, PRECISIONS[precision], outputs == "device", timeout)
 
     return Predictions(source, pool, WINDOW * len(picked), on_error, picked.release, ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -16,19 +16,27 @@ from duoka.inference import rows
 from duoka.inference.calling import Calling
 from duoka.inference.sources import Batch
 from duoka.private.texts import CUDA_FAULT, NO_MEMORY, says
+from duoka.view.tensor.batch import gather_all
 
 
 class Replica:
     """A model on one device. Computes batches in eval and inference mode, and restores the modes.
 
-    precision: type of autocast; None for none. keep: leave outputs on the device.
+    precision: type of autocast; None for none. keep: leave outputs on the device. share_out: makes a batch tensor, of
+    which each rank computes its rows, of a tensor with a row for each item; None: this process computes all.
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device, calling: Calling, precision: torch.dtype | None, keep: bool
+        self,
+        model: nn.Module,
+        device: torch.device,
+        calling: Calling,
+        precision: torch.dtype | None,
+        keep: bool,
+        share_out: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self.model, self.device, self.calling = model, device, calling
-        self.precision, self.keep = precision, keep
+        self.precision, self.keep, self.share_out = precision, keep, share_out
         self.most: int | None = None  # rows that fit into memory at once, after it has run out
 
     def compute(self, batch: Batch) -> list[Any]:
@@ -51,13 +59,18 @@ class Replica:
 
     def _outputs(self, content: Any, count: int | None) -> list[Any]:
         with torch.inference_mode(), evaluating(self.model), self._autocast(), self._current_device():
-            output = self.calling(self.model, rows.each_leaf(self._to_device, content))
+            output = self.calling(self.model, rows.each_leaf(lambda leaf: self._given(leaf, count), content))
+            output = gather_all(output)
             if not self.keep:
                 output = rows.each_leaf(_to_cpu, output)
             return rows.split(output, count)
 
-    def _to_device(self, leaf: Any) -> Any:
-        return leaf.to(self.device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
+    def _given(self, leaf: Any, count: int | None) -> Any:
+        """Return a leaf of a batch as the model gets it."""
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        here = leaf.to(self.device, non_blocking=True)
+        return self.share_out(here) if self.share_out and here.shape[:1] == (count,) else here
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.precision is None else torch.autocast(self.device.type, self.precision)
