@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from duoka.devices.gpu import Gpu
 from duoka.supervision.told import LoggedValue
 from duoka.watching.history import MOST, SHORTEST, Event, History
 from duoka.watching.page import RunEnd, page
@@ -66,6 +67,23 @@ def test_the_report_of_a_run() -> None:
     assert set(re.findall(r"[ML][\d.]+ ([\d.]+)", whole)) == {"0.0"}
     assert set(re.findall(r"[ML][\d.]+ ([\d.]+)", first)) == {"120.0"}
     assert second == whole
+
+
+def test_memory_and_use_of_the_gpus() -> None:
+    seen = history()
+    for second in range(11):
+        seen.look_at(float(second), {"GPU 0": gpu(second << 30, 100), "GPU 1": gpu(5 << 30, None)})
+    text = page(record(devices=("GPU 0", "GPU 1")), seen, RunEnd(0, 10.0))
+    memory = text.split("<h2>Memory of each GPU</h2>")[1]
+    first, second = re.findall(r'class="line c\d" d="([^"]*)"', memory)[:2]
+    assert first.startswith("M0.0 240.0 L100.0 216.0 ")
+    assert second.startswith("M0.0 120.0 L100.0 120.0 ")
+    use = text.split("<h2>Use of each GPU</h2>")[1]
+    assert re.findall(r'class="line c\d" d="M0.0 0.0 ', use) == ['class="line c1" d="M0.0 0.0 ']
+
+
+def gpu(used: int, utilisation: int | None) -> Gpu:
+    return Gpu(0, "GPU-0", "H200", 140 << 30, used, utilisation)
 
 
 def test_faults_are_marks_and_lines() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from duoka.devices.gpu import Gpu
 from duoka.watching.record import FollowedRun, PublishedRun, published_runs
 from duoka.watching.serving import WatchedRun, serving
 from tests.launchers.made import plan
@@ -40,9 +41,12 @@ def test_the_page_follows_the_run_and_outlives_it(tmp_path: Path) -> None:
     board.slot(0).step(1)
     board.slot(0).load(0, 0, 3, 8)
     board.told.log(1, {"loss": 0.5})
-    watched.look(record)
+    cards = {name: Gpu(0, "GPU-0", "H200", 140 << 30, 1 << 30, 50) for name in (record.devices[0], "GPU 7")}
+    watched.look(record, cards)
     text = watched.page()
     assert "train.py: runs</h1>" in text
+    assert f"{record.devices[0]}</span></div></figcaption>" in text.split("<h2>Use of each GPU</h2>")[1]
+    assert "GPU 7" not in text  # another run's
     assert '<meta http-equiv="refresh" content="1">' in text
     assert "<h2>loss</h2>" in text
     assert " · batch 3 of 8" in text

@@ -73,7 +73,7 @@ def _serve(pid: int | None) -> int:
     with suppress(KeyboardInterrupt), signals_that_end(), serving(watched.page) as address:
         click.echo(f"{address}\n(on this machine only; Ctrl-C ends it)")
         while runs:
-            watched.look(runs[0])
+            watched.look(runs[0], _gpus(runs))
             time.sleep(STEP)
             runs = [record for record in _runs(runs[0].pid) if record.begun == runs[0].begun]
         watched.end(followed.read())

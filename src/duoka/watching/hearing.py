@@ -31,10 +31,12 @@ class Hearer:
     def hear(self, told: Told) -> list[LoggedValue]:
         """Return the values since the last call, logged or printed."""
         found = []
-        for self._values, value in told.logged(self._values):  # noqa: B020
+        for number, value in told.logged(self._values):
+            self._values = number
             self._logged.add(value.name)
             found.append(value)
-        for self._lines, line in told.printed(self._lines):  # noqa: B020
+        for number, line in told.printed(self._lines):
+            self._lines = number
             found += self._of_line(line)
         self.latest |= {value.name: value.value for value in found}
         return found

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from statistics import fmean
 from typing import NamedTuple
 
+from duoka.devices.gpu import Gpu
 from duoka.supervision.told import LoggedValue, Told
 from duoka.watching.hearing import Hearer
 from duoka.watching.parts import Parts, parts
@@ -81,6 +82,8 @@ class History:
         self.parts: list[list[PartsPoint]] = []  # of the intervals between the samples of each attempt
         self.events: list[Event] = []
         self.values: dict[str, Thinned] = {}
+        self.memory_used: dict[str, Thinned] = {}  # bytes, by the name of a GPU
+        self.utilisation: dict[str, Thinned] = {}  # percent
         self._every = SHORTEST
         self.hearer = Hearer()
         self._last: RunSample | None = None
@@ -132,6 +135,13 @@ class History:
         """Add values that the script has logged."""
         for value in values:
             self.values.setdefault(value.name, Thinned()).add(Point(value.time, value.value))
+
+    def look_at(self, time: float, gpus: Mapping[str, Gpu]) -> None:
+        """Add the memory and use of GPUs, as far as the driver tells them."""
+        for name, gpu in gpus.items():
+            for kept, figure in ((self.memory_used, gpu.used), (self.utilisation, gpu.utilisation)):
+                if figure is not None:
+                    kept.setdefault(name, Thinned()).add(Point(time, float(figure)))
 
     def step_times(self, rank: int, own: bool) -> list[list[Point]]:
         """Return the seconds of a step of one rank over time, for each attempt. own: without waits for others."""

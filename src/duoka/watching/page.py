@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest, nsmallest
 from html import escape
 from itertools import pairwise
+from statistics import fmean
 
 from duoka.system.printable import printable
 from duoka.system.seconds import duration, in_words, per_second
@@ -22,7 +23,7 @@ from duoka.watching.watcher import RankState, RunState, RunWatcher
 
 MOST_LINES = 8  # ranks in a chart
 MOST_ROWS = 64  # ranks in the table
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0, pla
         *_step_charts(record, history, span, marks),
         *_value_charts(history, span, marks),
         *_memory_chart(history, span, marks),
+        *_gpu_charts(history, span, marks),
     ]
     body = [
         *_head(record, history, end, state, place),
@@ -183,6 +185,23 @@ def _memory_chart(history: History, span: tuple[float, float], marks: Sequence[M
     lines = [Line(f"rank {rank}", f"c{place % 8 + 1}", history.memory(rank)) for place, rank in enumerate(most)]
     top = _top(line.segments for line in lines)
     yield line_chart("Memory of each process", Axis(*span, top, f"{top / MIB:,.0f} MiB"), lines, marks)
+
+
+def _gpu_charts(history: History, span: tuple[float, float], marks: Sequence[Mark]) -> Iterator[str]:
+    """Yield the charts of the GPUs: of many, those with the most memory in use, and the least busy."""
+    memory = {name: values.all() for name, values in history.memory_used.items()}
+    if memory:
+        lines = _lines(nlargest(MOST_LINES, memory, lambda name: memory[name][-1].value), memory)
+        top = _top(line.segments for line in lines)
+        yield line_chart("Memory of each GPU", Axis(*span, top, f"{top / GIB:,.1f} GiB"), lines, marks)
+    used = {name: values.all() for name, values in history.utilisation.items()}
+    if used:
+        lines = _lines(nsmallest(MOST_LINES, used, lambda name: fmean(one.value for one in used[name])), used)
+        yield line_chart("Use of each GPU", Axis(*span, 100.0, "100%"), lines, marks)
+
+
+def _lines(names: Sequence[str], values: Mapping[str, Sequence[Point]]) -> list[Line]:
+    return [Line(name, f"c{place % 8 + 1}", [values[name]]) for place, name in enumerate(sorted(names))]
 
 
 def _parts_chart(record: RunRecord, history: History, span: tuple[float, float], marks: Sequence[Mark]) -> str:

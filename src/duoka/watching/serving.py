@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+from duoka.devices.gpu import Gpu
 from duoka.supervision.status_board import StatusBoard
 from duoka.watching.history import Event, History
 from duoka.watching.page import RunEnd, page
@@ -32,8 +33,8 @@ class WatchedRun:
         self._place = ""
         self._lock = threading.Lock()  # the page is made in the threads of requests
 
-    def look(self, record: RunRecord) -> None:
-        """Take a sample. record: of the run as it is now."""
+    def look(self, record: RunRecord, gpus: Mapping[str, Gpu] | None = None) -> None:
+        """Take a sample. record: of the run as it is now. gpus: by the names of their devices."""
         with self._lock:
             self._note_faults(record)
             before, self._record = self._record, record
@@ -45,6 +46,8 @@ class WatchedRun:
             if self._board is not None:
                 self._history.add(take(record, self._board))
                 self._history.hear(self._board.told)
+                used = {name: gpu for name, gpu in (gpus or {}).items() if name in record.devices}
+                self._history.look_at(time.monotonic(), used)
                 self._place = read_place(self._board, time.monotonic()).words()
 
     def end(self, record: RunRecord) -> None:
