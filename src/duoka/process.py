@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # a script with its own torch.distributed needs none of it
 
 
 Logged = Callable[[int | None, Mapping[str, object]], None]  # of a step, or None, and values by name
+Took = Callable[[int, int, int, int], None]
 
 
 class Open(Protocol):
@@ -50,7 +51,8 @@ class Process:
 
     origin: rank and settings, in workers forked by duoka. communication: the connections to other ranks, shared by
     all runs of this process. run: the open run; runs: number of runs so far. saved: called with the step of each
-    checkpoint. logged: called with the values of each `run.log`; None: nobody reads them.
+    checkpoint. logged: called with the values of each `run.log`; None: nobody reads them. took: called for each batch
+    of the API's loaders that none of torch's has read: nanoseconds, samples, its number and how many there are.
     """
 
     origin: Origin | None = None
@@ -59,6 +61,7 @@ class Process:
     runs: int = 0  # opened so far
     saved: Callable[[int], None] = lambda step: None
     logged: Logged | None = None
+    took: Took = lambda nanoseconds, samples, number, of: None
 
     @contextmanager
     def ending(self) -> Iterator[None]:

@@ -137,10 +137,9 @@ def run_worker(plan: Plan, arguments: WorkerArguments, pipe: socket.socket, stac
     loader_deaths.hide_lost_rank_errors()
 
     shared.observer.begin(arguments.rank)
-    publish(shared.board, arguments.rank, tells=arguments.rank == 0)
+    publisher = publish(shared.board, arguments.rank, tells=arguments.rank == 0)
     _show_checkpoints(shared.board.slot(arguments.rank))
-    if arguments.rank == 0:
-        this_process().logged = shared.board.told.log
+    publisher.join(this_process())
     if plan.world_size > 1:
         debugging.refuse(plan.kind, plan.world_size, arguments.rank)
     plan = _with_long_timeout(plan)

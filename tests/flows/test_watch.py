@@ -143,7 +143,7 @@ def test_a_report_that_cannot_be_written(flow: Flow, tmp_path: Path) -> None:
 
 def test_watching_a_run_of_one_device(flow: Flow, tmp_path: Path) -> None:
     """The script runs in the command's own process, and its steps are seen all the same."""
-    script, stop = flow.write("train.py", TRAINING), tmp_path / "stop"
+    script, stop = flow.write("train.py", f"{TRAINING}\nraise ValueError('boom')"), tmp_path / "stop"
     run = flow.start(["run", "--quiet", "--devices", "cpu", script, stop])
     while not run.stdout():
         time.sleep(0.05)
@@ -151,8 +151,9 @@ def test_watching_a_run_of_one_device(flow: Flow, tmp_path: Path) -> None:
     while not any(look["steps_per_second"] for look in looks(watching.stdout())):
         time.sleep(0.05)
     stop.touch()
-    result = run.wait().ok()
-    before = looks(watching.wait().ok().stdout)[:-1]
+    result = run.wait()
+    *before, end = looks(watching.wait().ok().stdout)
+    assert (end["event"], end["code"], end["faults"]) == ("end", 1, ["the script raised ValueError: boom"])
     look = next(look for look in before if look["steps_per_second"])
     (one,) = look["ranks"]
     assert one["parts"]["waiting"] is None

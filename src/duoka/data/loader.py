@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
@@ -17,6 +18,7 @@ from duoka.data.sources import BatchSource, ContextFactory, choose
 from duoka.errors import OptionError, Refused
 from duoka.options import Loading, one_of
 from duoka.private.torch import tree_map_only
+from duoka.process import this_process
 from duoka.view.shares.partition import Partition
 from duoka.view.tensor.batch import BatchTensor, batches_in
 from duoka.view.view import View
@@ -62,7 +64,17 @@ class Loader:
         source = self._begin()
         if self._piece_sampler is not None:
             source = self._in_pieces(source, self._piece_sampler)
-        return self._iterate(source, around)
+        return self._iterate(source if self._source.is_torchs else self._told(source), around)
+
+    def _told(self, source: Iterator[Any]) -> Iterator[Any]:
+        """Tell those who watch of each batch, as torch's loaders do."""
+        took, clock, number, of = this_process().took, time.monotonic_ns, self._seen, len(self)
+        begun = clock()
+        for batch in source:
+            number += 1
+            took(clock() - begun, self.batch_size or 0, number, of)
+            yield batch
+            begun = clock()
 
     def _iterate(self, source: Iterator[Any], around: tuple[int, dict[str, Any]]) -> Iterator[Any]:
         """Yield the batches. around: position to go back to where this ends early within another iteration."""

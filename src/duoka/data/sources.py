@@ -46,6 +46,7 @@ class BatchSource(ABC):
     """The batches of one loader, epoch after epoch. epoch: index of the next one."""
 
     epoch = 0
+    is_torchs = True  # torch's loaders read it, and tell those who watch
 
     @abstractmethod
     def begin(self, skip: int) -> Iterator[Any]:
@@ -81,6 +82,8 @@ def choose(
 
 class InMemorySource(BatchSource):
     """A TensorDataset, or a subset of one, in its own order or a shuffled one."""
+
+    is_torchs = False
 
     def __init__(self, loader: DataLoader[Any], piece_sampler: PieceSampler | None, view: View) -> None:
         self._loader, self._piece_sampler, self._view = loader, piece_sampler, view

@@ -18,8 +18,8 @@ from duoka.environment import RankInfo
 from duoka.errors import AskedError, DuokaError, ScriptError
 from duoka.network.keys import Key
 from duoka.plan import Kind, Plan
-from duoka.process import Logged, this_process
-from duoka.publishing.publisher import publish
+from duoka.process import this_process
+from duoka.publishing.publisher import Publisher, publish
 from duoka.supervision import tracebacks
 from duoka.target import run_target
 from duoka.watching.record import PublishedRun
@@ -41,7 +41,7 @@ def run_inline(plan: Plan) -> int:
         set_threads(plan.threads)
     record = PublishedRun(plan)
     board = record.begin(0, range(1))
-    publish(board, 0, tells=True)
+    publisher = publish(board, 0, tells=True)
     record.started([os.getpid()])
     code = 1
     try:
@@ -50,7 +50,7 @@ def run_inline(plan: Plan) -> int:
         elif plan.kind is Kind.PLAIN or plan.self_launching:
             run_target(plan.target)
         elif plan.kind is Kind.API:
-            run_alone(plan, partial(run_target, plan.target), board.told.log)
+            run_alone(plan, partial(run_target, plan.target), publisher)
         else:
             environment.set_rank_variables(RankInfo(0, 1, 0, 0, secrets.token_hex(8)))
             run_target(plan.target, local_rank_args(plan, 0))
@@ -65,7 +65,8 @@ def run_inline(plan: Plan) -> int:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 2 if isinstance(error, AskedError) else 1
         return code
-    except BaseException:
+    except BaseException as error:
+        record.failed(f"the script raised {tracebacks.headline(error).splitlines()[-1]}")
         _show_as_python_would()
         raise
     finally:
@@ -74,15 +75,16 @@ def run_inline(plan: Plan) -> int:
     return code
 
 
-def run_alone(plan: Plan, function: Callable[[], T], logged: Logged | None = None) -> T:
+def run_alone(plan: Plan, function: Callable[[], T], publisher: Publisher | None = None) -> T:
     """Call a function that uses duoka's API in this process, as the only worker of `plan`.
 
-    logged: called with the values of each `run.log`.
+    publisher: writes what it does for those who watch.
     """
     from duoka.origins.communication import NullSlot
 
     this_process.cache_clear()  # a caller of `duoka.launch` has one of its own
-    this_process().logged = logged
+    if publisher is not None:
+        publisher.join(this_process())
     info = RankInfo(0, 1, 0, 0, secrets.token_hex(8))
     set_origin(plan, info, NullSlot(), None, Key())
     with this_process().ending():

@@ -7,19 +7,43 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from duoka.process import Process
 from duoka.publishing import bars, output, steps, values
+from duoka.publishing.epochs import EpochLoops
 from duoka.supervision.status_board import StatusBoard, StatusSlot
 from duoka.system.imports import after_import
 
 
 @dataclass
 class Publisher:
-    """Writes for one rank. active: False in a process that the script has forked, which writes nothing."""
+    """Writes for one rank.
+
+    tells: it is the rank whose lines, values and progress are shown. active: False in a process that the script has
+    forked, which writes nothing.
+    """
 
     board: StatusBoard
     slot: StatusSlot
+    tells: bool = True
     active: bool = True
     place: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.loops = EpochLoops(self)
+
+    def took(self, nanoseconds: int, samples: int, number: int, of: int) -> None:
+        """Record a batch that the main thread has taken from a loader: its number, counted from 1, of so many."""
+        if not self.active:
+            return
+        if number == 1 and self.tells:
+            self.loops.look()
+        self.slot.load(nanoseconds, samples, number, of)
+
+    def join(self, process: Process) -> None:
+        """Let the API of a process write, too."""
+        process.took = self.took
+        if self.tells:
+            process.logged = self.board.told.log
 
     def stop(self) -> None:
         """Write nothing any more."""
@@ -32,13 +56,10 @@ class Publisher:
 
 
 def publish(board: StatusBoard, rank: int, tells: bool) -> Publisher:
-    """Let the script of this process write to the board from now on.
-
-    tells: it is the rank whose lines, values and progress are shown.
-    """
-    publisher = Publisher(board, board.slot(rank))
+    """Let the script of this process write to the board from now on. tells: as of a `Publisher`."""
+    publisher = Publisher(board, board.slot(rank), tells)
     os.register_at_fork(after_in_child=publisher.stop)
-    after_import("torch", lambda torch: steps.install(publisher, tells))
+    after_import("torch", lambda torch: steps.install(publisher))
     if tells:
         output.install(publisher)
         for name, install in _AWAITED:

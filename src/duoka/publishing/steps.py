@@ -7,8 +7,6 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from duoka.publishing.epochs import EpochLoops
-
 if TYPE_CHECKING:
     from duoka.publishing.publisher import Publisher
 
@@ -16,10 +14,10 @@ MOST_ITERATORS = 64  # that are remembered
 NOTHING = 0, 0
 
 
-def install(publisher: Publisher, tells: bool) -> None:
-    """Observe the steps and loaders of this process; torch is imported. tells: also find the loop over epochs."""
+def install(publisher: Publisher) -> None:
+    """Observe the steps and loaders of this process; torch is imported."""
     _count_steps(publisher)
-    _time_loaders(publisher, tells)
+    _time_loaders(publisher)
 
 
 def _count_steps(publisher: Publisher) -> None:
@@ -54,13 +52,12 @@ def _count_steps(publisher: Publisher) -> None:
     RemovableHandle.next_id = before
 
 
-def _time_loaders(publisher: Publisher, tells: bool) -> None:
+def _time_loaders(publisher: Publisher) -> None:
     """Record how long the main thread waits for batches, their samples, and where it is in the loader."""
     from duoka.private.light import NEXT_BATCH, batch_size_of, batches_of, batches_taken
 
     owner, name = NEXT_BATCH
-    take, main, clock, slot = getattr(owner, name), threading.get_ident(), time.monotonic_ns, publisher.slot
-    loops = EpochLoops(publisher)
+    take, main, clock, took = getattr(owner, name), threading.get_ident(), time.monotonic_ns, publisher.took
     known: dict[
         int, tuple[int, int]
     ] = {}  # size and number of batches, by the id of an iterator; its first batch sets it
@@ -69,8 +66,6 @@ def _time_loaders(publisher: Publisher, tells: bool) -> None:
         if len(known) >= MOST_ITERATORS:
             known.clear()
         known[id(batches)] = found = batch_size_of(batches), batches_of(batches)
-        if tells:
-            loops.look()
         return found
 
     def take_timed(batches: Any) -> Any:
@@ -81,7 +76,7 @@ def _time_loaders(publisher: Publisher, tells: bool) -> None:
         spent = clock() - begun
         taken = batches_taken(batches)
         size, length = begin(batches) if taken == 1 else known.get(id(batches), NOTHING)
-        slot.load(spent, size, taken, length)
+        took(spent, size, taken, length)
         return batch
 
     setattr(owner, name, take_timed)
