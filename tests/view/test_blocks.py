@@ -201,6 +201,23 @@ def test_what_autocast_casts_is_released_with_the_block(monkeypatch: pytest.Monk
             torch.testing.assert_close(found, parameter.grad)
 
 
+def test_a_model_whose_first_call_is_in_inference_mode_is_trained() -> None:
+    def work(ranks: ProcessCollectives) -> Any:
+        model = net()
+        with torch.inference_mode():
+            sharding = sharded(ranks, model)
+            model(inputs())
+        step(model, sharding)
+        return model(inputs()).sum().item()
+
+    plain = net()
+    plain(inputs()).square().sum().backward()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter -= 0.1 * parameter.grad
+    assert on_two(work) == pytest.approx([plain(inputs()).sum().item()] * 2, rel=1e-5)
+
+
 def test_a_model_that_one_rank_deletes_earlier() -> None:
     def work(ranks: ProcessCollectives) -> Any:
         model, other = net(), net()

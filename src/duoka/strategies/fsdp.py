@@ -68,10 +68,11 @@ class ModelSharding:
         self._hook = self._hook or register_optimizer_step_pre_hook(self._before_step)
         before, found = self._cut, blocks(module, self._names)
         self.blocks.update(found)
-        for group in _groups(module, found):
-            members = [parameter for parameter in group if self._goes_apart(parameter)]
-            if len(members) > 1:
-                Block(self._blocks, members)
+        with torch.inference_mode(False):  # what is made in a first call in inference mode could not be trained
+            for group in _groups(module, found):
+                members = [parameter for parameter in group if self._goes_apart(parameter)]
+                if len(members) > 1:
+                    Block(self._blocks, members)
         if self._cut > before:
             self._say(_description(module, self._ranks.world_size))
             self._name_missing(module)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from duoka.errors import PeerLost, TimedOut
 from duoka.view.collectives.base import PeerFailed
+from duoka.view.collectives.process import ProcessCollectives
 from duoka.view.collectives.shared_memory import (
     LARGE_SLOT,
     RING,
@@ -23,7 +24,7 @@ from duoka.view.collectives.shared_memory import (
     is_possible,
     memory_size,
 )
-from tests.view.processes import all_well, forked
+from tests.view.processes import all_well, forked, in_processes
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="gloo is used on this machine")
 
@@ -83,7 +84,9 @@ def test_several_are_on_their_way_and_end_in_any_order(world_size: int) -> None:
                 time.sleep(0.002)
         return most
 
-    assert all_well(meeting(world_size, work)) == [RING] * world_size
+    most = all_well(meeting(world_size, work))
+    assert len(set(most)) == 1  # all ranks decide alike
+    assert most[0] > RING  # those behind a later one that is finished need no slot
 
 
 @pytest.mark.parametrize(
@@ -188,3 +191,19 @@ def test_a_rank_that_has_nothing_to_send_lets_all_know() -> None:
         return failed
 
     assert all_well(meeting(2, work)) == [[number for number in range(3 * RING) if number % 3 < 2]] * 2
+
+
+def test_an_exchange_that_nobody_waits_for_keeps_no_other_from_a_slot() -> None:
+    def work(ranks: ProcessCollectives) -> Any:
+        early = ranks.in_background(ranks.start_all_gather(torch.tensor([ranks.rank])))
+        totals, took = [], []
+        for number in range(3 * RING):
+            took.append(ranks._exchange.takes(torch.zeros(1)))
+            totals.append(ranks.all_reduce(torch.tensor(number)).item())
+            totals.append(ranks.agreed(lambda: 1, lambda: 2))
+        return totals, took, early().tolist()
+
+    for totals, took, came in all_well(in_processes(2, work, nearby=True)):
+        assert totals == [value for number in range(3 * RING) for value in (2 * number, 1)]
+        assert all(took)
+        assert came == [[0], [1]]

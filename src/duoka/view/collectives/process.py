@@ -120,12 +120,12 @@ class ProcessCollectives(Collectives):
             raise failed
 
     def _agree(self, failed: bool) -> None:
-        if self._exchange is None or self.alone:
+        told = torch.zeros(1, dtype=torch.uint8, device="cpu")
+        if self._exchange is None or self.alone or not self._exchange.takes(told):
             super()._agree(failed)
         else:
             self._agreeing = False
-            told = None if failed else torch.zeros(1, dtype=torch.uint8, device="cpu")
-            self._start_exchange(MAY_FAIL, told, lambda rows: None)()
+            self._start_exchange(MAY_FAIL, None if failed else told, lambda rows: None)()
 
     def _begin(self, what: str) -> bytes:
         """Write the collective that begins, and return its name, which is the same on all ranks."""

@@ -57,7 +57,8 @@ class SharedMemoryExchange:
         # Every rank reads all slots; for many ranks and large tensors gloo's ring is as fast.
         self._most = max(SLOT, min(self._slots.shape[2], 4 * LARGE_SLOT // world_size))
         self._sent = self._left = 0
-        self._finished: set[int] = set()
+        self._finished: set[int] = set()  # later than the first that is not
+        self._waits: dict[int, Callable[[], None]] = {}  # of exchanges that are not finished
 
     def takes(self, tensor: Tensor) -> bool:
         """Return True if a tensor is small enough and a slot is free: equal on all ranks."""
@@ -65,8 +66,18 @@ class SharedMemoryExchange:
             tensor.device.type == "cpu"
             and tensor.layout is torch.strided
             and 0 < tensor.numel() * tensor.itemsize <= self._most
-            and self._sent - self._left < RING
+            and self._has_slot()
         )
+
+    def _has_slot(self) -> bool:
+        """Return True if a slot is free.
+
+        An exchange that nobody waits for yet is finished early, if it would keep all later ones from their slots: as
+        a later one is finished, all ranks have sent what it waits for.
+        """
+        if self._sent - self._left == RING and self._finished:
+            self._waits[self._left + 1]()
+        return self._sent - self._left < RING
 
     def start(
         self, tensor: Tensor | None, take: Callable[[list[Tensor]], Any], text: bytes = b""
@@ -88,6 +99,8 @@ class SharedMemoryExchange:
         self._counters[self.rank][_ARRIVED] = number
 
         def wait() -> None:
+            if self._waits.pop(number, None) is None:  # finished early
+                return
             self._until(_ARRIVED, number)
             if tensor is None or any(counters[failed] == number for counters in self._counters):
                 self._leave(number)
@@ -95,6 +108,7 @@ class SharedMemoryExchange:
             take([row.view(tensor.dtype) for row in rows])
             self._leave(number)
 
+        self._waits[number] = wait
         return wait
 
     def _leave(self, number: int) -> None:
