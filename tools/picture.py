@@ -20,7 +20,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = "examples/digits.py"
-SIZE = "960,1400"  # pixels of the page's picture
+SIZE = "960,1335"  # pixels of the page's picture
 COMMANDS = (
     ("python", EXAMPLE, "--epochs", "4"),
     ("duoka", "run", "--devices", "cpu:2", EXAMPLE, "--epochs", "4"),

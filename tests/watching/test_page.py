@@ -69,6 +69,15 @@ def test_the_report_of_a_run() -> None:
     assert second == whole
 
 
+def test_the_start_is_no_part_of_a_step() -> None:
+    seen = History(0.0)
+    seen.begin()
+    for second, steps in enumerate([0, 0, 0, 0, 1, 3, 5]):
+        seen.add(sample(float(second), {"steps": steps, "samples": 10 * steps}))
+    text = page(record(1), seen, RunEnd(0, 10.0))
+    assert " · 5 steps, 500 ms each · 20 samples/s" in text
+
+
 def test_memory_and_use_of_the_gpus() -> None:
     seen = history()
     for second in range(11):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from heapq import nlargest, nsmallest
 from html import escape
 from itertools import pairwise
@@ -19,6 +19,7 @@ from duoka.watching.findings import findings
 from duoka.watching.history import Event, History, Point
 from duoka.watching.parts import parts_shown
 from duoka.watching.record import RunRecord
+from duoka.watching.sample import RunSample
 from duoka.watching.watcher import RankState, RunState, RunWatcher
 
 MOST_LINES = 8  # ranks in a chart
@@ -65,10 +66,22 @@ def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0, pla
 
 
 def _overall(record: RunRecord, history: History) -> RunState | None:
-    """Return the state over the whole last attempt that has samples; None without one."""
+    """Return the state over the whole last attempt that has samples; None without one.
+
+    Its rates are those from the first step on: the start is no part of a step.
+    """
     samples = next((one for one in reversed(history.attempts) if len(one) > 1), None)
     if samples is None:
         return None
+    state = _state(record, samples)
+    going = [sample for sample in samples if sample.steps]
+    if len(going) < 2:
+        return state
+    rates = _state(record, (going[0], going[-1]))
+    return replace(state, steps_per_second=rates.steps_per_second, samples_per_second=rates.samples_per_second)
+
+
+def _state(record: RunRecord, samples: Iterable[RunSample]) -> RunState:
     watcher = RunWatcher(record, math.inf)
     for sample in samples:
         watcher.add(sample)
