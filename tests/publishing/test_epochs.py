@@ -93,6 +93,7 @@ main()
         ("for y in []: break", False),
         ("while False:\n        break", False),
         ("try:\n        pass\n    except ValueError:\n        break", True),
+        ("match epoch:\n        case 1:\n            break", True),
         ("def inner(): return 1", False),
     ],
 )

@@ -184,4 +184,5 @@ def _ways_out(body: list[Any], own: bool = True) -> Iterator[bool]:
             yield from _ways_out(one.orelse, own)
         elif not isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
             yield from _ways_out([child for child in ast.iter_child_nodes(one) if isinstance(child, ast.stmt)], own)
-            yield from _ways_out([child for one in getattr(one, "handlers", ()) for child in one.body], own)
+            inner = (*getattr(one, "handlers", ()), *getattr(one, "cases", ()))
+            yield from _ways_out([child for part in inner for child in part.body], own)
