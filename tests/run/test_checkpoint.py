@@ -115,6 +115,22 @@ def test_thirty_of_thirty_come_to_the_same_end(
         print(f" [30 of 30 runs of {workers} workers went on, from steps {sorted(steps)}]", end="")
 
 
+def test_a_run_that_ended_between_two_epochs_counts_no_step_twice(tmp_path: Path) -> None:
+    def steps(ends: bool) -> list[tuple[int, int]]:
+        with duoka.start(seed=0) as run:
+            train = run.loader((torch.arange(6.0),), batch_size=2)
+            saved = run.checkpoint(tmp_path / "out", loader=train, every_steps=1)
+            seen = []
+            for epoch in saved.epochs(2):
+                seen += [(epoch, saved.step_number) for _ in train]
+                if ends:
+                    break  # its last step is saved, its end is not
+            return [*seen, (2, saved.step_number)]
+
+    assert steps(ends=True) == [(0, 0), (0, 1), (0, 2), (2, 3)]
+    assert steps(ends=False) == [(1, 3), (1, 4), (1, 5), (2, 6)]
+
+
 def test_it_ends_with_the_run(tmp_path: Path) -> None:
     def begin() -> Any:
         steps = []

@@ -115,7 +115,7 @@ class Checkpoint:
         """Restore the newest checkpoint, then yield the indices of the remaining epochs, up to `count`.
 
         Saves at the end of an epoch as `every_epochs` says, and after the last. An epoch without a call of `step`
-        counts as one step.
+        counts as one step, unless a loader among the states counts them: the last checkpoint may be of its end.
 
         Raises:
             CheckpointError: as `restore` and `save`.
@@ -128,7 +128,7 @@ class Checkpoint:
             while self.epoch < count:
                 before = self.step_number
                 yield self.epoch
-                self.step_number += self.step_number == before
+                self.step_number += self.step_number == before and not self._hooked
                 self.epoch += 1
                 every = self._every[1]
                 self._at_boundary(due=every is not None and (self.epoch % every == 0 or self.epoch == count))
