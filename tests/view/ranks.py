@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
+from torch.utils import _python_dispatch
 
 from duoka.view.collectives.base import Collectives
 from duoka.view.random.generators import random_states, set_random_states
@@ -123,6 +124,8 @@ def on_ranks(world_size: int, work: Callable[[View], T], table: Table | None = N
         futures = [pool.submit(one, rank) for rank in range(world_size)]
         for future in futures:
             future.exception()
+    # torch has one such flag for all threads, and modes that they enter and leave in turn may leave it set.
+    _python_dispatch._is_in_any_mode_without_ignore_compile_internals = False
     if errors:
         raise errors[0]
     return [future.result() for future in futures]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
-from torch.utils import _python_dispatch
 
 from duoka.view.modules.calls import ModuleCalls
 from duoka.view.view import View
@@ -24,7 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torc
 def _fresh(watched: None) -> Iterator[None]:
     torch.manual_seed(7)
     torch._dynamo.reset()
-    _python_dispatch._is_in_any_mode_without_ignore_compile_internals = False  # one for all threads: ranks mix it up
     with FakeTensorMode():
         pass  # CUDA builds of torch 2.10 crash, without a GPU, once the thread that entered the first one has ended
     yield
