@@ -212,7 +212,7 @@ def test_a_rank_that_waits_with_the_lock_held_is_seen_to_wait(
     monkeypatch.setattr(module, "is_asleep", lambda pid: True)
     monkeypatch.setattr(module, "is_stopped", lambda pid: False)
     monkeypatch.setattr(time, "monotonic", lambda: looked / 1e9 + 100)
-    monkeypatch.setattr(time, "monotonic_ns", lambda: looked + 100 * 10**9)
+    monkeypatch.setattr("duoka.supervision.status_board.monotonic_ns", lambda: looked + 100 * 10**9)
     board.slot(1).mirror(5, 5)
     workers = [worker(0), worker(1)]
     found = find_stuck(board, workers, Limits(50.0), IdleClock())

@@ -150,7 +150,7 @@ def test_the_ranks_agree_on_whatever_is_still_remembered() -> None:
 
 def test_steps_and_the_slowest_but_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     board, now = StatusBoard.create(1), 10**9
-    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    monkeypatch.setattr("duoka.supervision.status_board.monotonic_ns", lambda: now)
     for number, seconds in enumerate((100, 2, 5, 3), 1):
         now += seconds * 10**9
         board.slot(0).step(number)

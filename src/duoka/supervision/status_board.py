@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import mmap
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from time import monotonic_ns  # a script's `time.monotonic_ns` may be rank 0's
 from typing import NamedTuple
 
 from duoka.errors import RanksApart
@@ -164,7 +164,7 @@ class StatusBoard:
         words = self._words[rank]
         while True:
             begun, finished = words[BEGUN], words[FINISHED]
-            seen = (words[SEEN] or time.monotonic_ns()) / 1e9
+            seen = (words[SEEN] or monotonic_ns()) / 1e9
             steps, slowest = words[STEPS], words[SLOWEST] / 1e9
             if begun == 0:
                 return Progress(0, 0, 0, "", 0.0, seen, steps, slowest)
@@ -243,7 +243,7 @@ class StatusSlot:
         start = entry * 8 + 32
         self._bytes[start : start + len(said)] = said
         words[entry] = digest & 0x7FFF_FFFF_FFFF_FFFF
-        words[entry + 1] = time.monotonic_ns()
+        words[entry + 1] = monotonic_ns()
         words[entry + 2] = len(said)
         words[entry + 3] = begun
         words[BEGUN] = begun
@@ -267,7 +267,7 @@ class StatusSlot:
 
     def step(self, steps: int) -> None:
         """Record that step number `steps` is done."""
-        words, now = self._words, time.monotonic_ns()
+        words, now = self._words, monotonic_ns()
         if steps > 1 and now - words[STEPPED] > words[SLOWEST]:
             words[SLOWEST] = now - words[STEPPED]
         words[STEPPED] = now
@@ -317,7 +317,7 @@ class StatusSlot:
                 self._mirror_one(one)
         self._words[FINISHED] = finished_shown
         self._words[BEGUN] = begun_shown
-        self._words[SEEN] = time.monotonic_ns()
+        self._words[SEEN] = monotonic_ns()
 
     def _mirror_one(self, one: Collective) -> None:
         entry, said = _entry(one.number), one.text.encode()[:TEXT]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 import zlib
 from collections.abc import Callable
 from datetime import timedelta
+from time import monotonic_ns  # a script's `time.monotonic_ns` may be rank 0's
 from typing import Any
 
 import torch
@@ -109,13 +109,13 @@ class ProcessCollectives(Collectives):
 
     def _finish(self, finish: Callable[[], Any]) -> None:
         """Wait for a collective, and write its end."""
-        since, failed = time.monotonic_ns(), None
+        since, failed = monotonic_ns(), None
         try:
             finish()
         except PeerFailed as error:
             failed = error
         self._threads.end()
-        self._slot.end_collective(time.monotonic_ns() - since)
+        self._slot.end_collective(monotonic_ns() - since)
         if failed is not None:
             raise failed
 

@@ -115,9 +115,8 @@ def _by_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view
         return compute_whole(func, args, kwargs)
     if func is Tensor.__getitem__ and type(args[1]) is int and args[0]._spec.dim == 0 and view.shares.count == 1:
         return take_row(*args)
-    leaves = tree_leaves((args, kwargs))
     try:
-        out = _run_rule(rule, func, *_replicated(leaves, args, kwargs, view), view, call.key)
+        out = _run_rule(rule, func, *_replicated(call, args, kwargs, view), view, call.key)
     except Exception as error:
         if has_sparse((args, kwargs)):  # rules split dense tensors
             return compute_whole(func, args, kwargs)
@@ -125,7 +124,7 @@ def _by_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view
     if out is NotImplemented:
         return compute_whole(func, args, kwargs)
     if type(out) is Tensor and out.requires_grad:
-        kind = func, tuple(kwargs), *map(_kind, leaves)
+        kind = func, *kwargs, *map(_kind, args), *map(_kind, kwargs.values())
         if kind not in view.backward_names:
             view.backward_names[kind] = name_backward(out, func, args, kwargs)
         out.__dict__["backward_name"] = view.backward_names[kind]
@@ -133,11 +132,13 @@ def _by_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view
 
 
 def _replicated(
-    leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any], view: View
+    call: DescribedCall, args: tuple[Any, ...], kwargs: dict[str, Any], view: View
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replace replicated tensors among the arguments by what `View.replicate` returns for them."""
-    replaced = {id(leaf): view.replicate(leaf) for leaf in leaves if type(leaf) in (Tensor, nn.Parameter)}
-    if all(replaced.get(id(leaf), leaf) is leaf for leaf in leaves):
+    values = tree_leaves((args, kwargs)) if call.key is None else [call.inputs[place] for place in call.plain]
+    tensors = [value for value in values if type(value) in (Tensor, nn.Parameter)]
+    replaced = {id(tensor): view.replicate(tensor) for tensor in tensors}
+    if all(replaced[id(tensor)] is tensor for tensor in tensors):
         return args, kwargs
     changed: Any = tree_map_only(Tensor, lambda leaf: replaced.get(id(leaf), leaf), (args, kwargs))
     return changed[0], changed[1]
@@ -173,6 +174,8 @@ def _kind(value: Any) -> Any:
     """Return the properties of an argument that determine the name of the backward function."""
     if isinstance(value, Tensor):
         return dtype_of(value), ndim_of(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_kind, value))
     return value if isinstance(value, (str, bool)) else type(value)
 
 

@@ -134,7 +134,8 @@ class ModuleCalls:
         if next(module.parameters(), None) is None:
             return original(module, *args, **kwargs)
         here = self._here
-        batch = next(iter(batches_in((args, kwargs))), None)
+        first = args[0] if args else None
+        batch = first if type(first) is BatchTensor else next(iter(batches_in((args, kwargs))), None)
         plain = list(_plain_in((*args, *kwargs.values())))
         candidate = self._candidate(module, plain) if batch is None and self._converts else None
         if batch is None and candidate is None:

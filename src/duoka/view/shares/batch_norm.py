@@ -63,14 +63,14 @@ def in_training(original: Callable[..., Any], of_batch: Callable[[Normalising], 
     return batch_norm
 
 
-def combined(means: Tensor, variances: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+def combined(means: Tensor, variances: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
     """Combine the means and variances of shares, each of shape (shares, C), into those of the batch, of shape (C,).
 
-    counts: values per channel in each share, shape (shares,).
+    fractions: the part of the batch's values that each share has, shape (shares,).
     """
-    share = (counts.to(means.dtype) / counts.sum()).unsqueeze(1)
-    mean = (share * means).sum(0)
-    return mean, (share * (variances + (means - mean) ** 2)).sum(0)
+    fractions = fractions.unsqueeze(1)
+    mean = (fractions * means).sum(0)
+    return mean, (fractions * (variances + (means - mean) ** 2)).sum(0)
 
 
 def whole_batch_norm(
@@ -95,8 +95,9 @@ def whole_batch_norm(
         The output of each local share, of the shape of its rows.
     """
     out: list[Tensor]
-    *out, mean, var = _WholeBatchNorm.apply(shares, call.eps, counts, *rows, *weights, *biases)
-    call.update_running(mean, var, counts.sum())
+    total = counts.sum()
+    *out, mean, var = _WholeBatchNorm.apply(shares, call.eps, counts, total, *rows, *weights, *biases)
+    call.update_running(mean, var, total)
     return out
 
 
@@ -104,15 +105,17 @@ class _WholeBatchNorm(torch.autograd.Function):
     """The computation. Inputs with gradients: the rows of all local shares, then their weights, then their biases."""
 
     @staticmethod
-    def forward(ctx: Any, shares: LocalShares, eps: float, counts: Tensor, *given: Tensor | None) -> Any:
+    def forward(
+        ctx: Any, shares: LocalShares, eps: float, counts: Tensor, total: Tensor, *given: Tensor | None
+    ) -> Any:
         rows, weights, biases = _apart(given, shares)
         dense = [part if part.dtype == torch.float64 else part.float() for part in rows]
         found = [torch.var_mean(part, dim=all_but_channels(part), correction=0) for part in dense]
         mine = torch.stack([torch.stack([mean, var]) for var, mean in found])
         means, variances = shares.ranks.all_gather(mine).view(shares.world_size, 2, -1).unbind(1)
-        mean, var = combined(means, variances, counts)
+        mean, var = combined(means, variances, counts.to(means.dtype) / total)
         ctx.save_for_backward(*given, mean, var)
-        ctx.eps, ctx.total, ctx.shares = eps, counts.sum(), shares
+        ctx.eps, ctx.total, ctx.shares = eps, total, shares
         out = [
             _one_device(part, mean, var, _to(weight, mean), _to(bias, mean), False, 0.0, eps)
             for part, weight, bias in zip(rows, weights, biases, strict=True)
@@ -131,7 +134,7 @@ class _WholeBatchNorm(torch.autograd.Function):
             out = _in_steps(rows, weights, biases, ctx.eps, ctx.total, shares)
             weighing = list(grads[: shares.count])
             found = list(originals.grad(out, inputs, weighing, create_graph=True, allow_unused=True))
-            return (None, None, None, *(found.pop(0) if wants else None for wants in wanted))
+            return (None, None, None, None, *(found.pop(0) if wants else None for wants in wanted))
         shape, dims = channels(rows[0]), all_but_channels(rows[0])
         inverse = (var + ctx.eps).rsqrt()
         dense = [grad if grad.dtype == torch.float64 else grad.float() for grad in grads[: shares.count]]
@@ -149,7 +152,7 @@ class _WholeBatchNorm(torch.autograd.Function):
             None if weight is None else one[1].to(weight.dtype) for one, weight in zip(sums, weights, strict=True)
         ]
         by_bias = [None if bias is None else one[0].to(bias.dtype) for one, bias in zip(sums, biases, strict=True)]
-        return (None, None, None, *by_rows, *by_weight, *by_bias)
+        return (None, None, None, None, *by_rows, *by_weight, *by_bias)
 
 
 def _apart(given: Sequence[Any], shares: LocalShares) -> tuple[list[Any], list[Any], list[Any]]:

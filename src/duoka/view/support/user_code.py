@@ -76,7 +76,12 @@ def outer_frames(innermost: FrameType) -> Iterator[FrameType]:
 
 def user_frame() -> FrameType | None:
     """Return the innermost frame of the user's code; None in a thread without one (torch's backward threads)."""
-    return next(filter(is_users_frame, outer_frames(sys._getframe(1))), None)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:  # `outer_frames`, without a generator: this runs for each collective
+        if is_users(frame.f_code.co_filename) and is_users_frame(frame):
+            return frame
+        outermost, frame = frame, frame.f_back
+    return next(filter(is_users_frame, outer_frames(outermost)), None)
 
 
 def user_line() -> str:
