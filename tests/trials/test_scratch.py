@@ -138,3 +138,22 @@ with tempfile.NamedTemporaryFile() as file:
     assert file.name.startswith(sys.argv[1]), file.name
 """
     run(flow, source)
+
+
+def test_sockets_stay_where_they_are(flow: Flow) -> None:
+    source = """
+import multiprocessing, socket
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("s")
+listener.listen()
+os.chmod("s", 0o600)
+assert os.stat("s").st_mode & 0o777 == 0o600
+socket.socket(socket.AF_UNIX).connect("s")
+os.unlink("s")
+assert not os.path.exists("s")
+multiprocessing.current_process()._config["tempdir"] = os.getcwd()
+from multiprocessing import forkserver
+forkserver.ensure_running()
+forkserver._forkserver._stop()
+"""
+    run(flow, source)

@@ -37,11 +37,12 @@ class Scratch:
         return place[len(self.files) :]
 
     def scratch_path(self, path: Any) -> str | None:
-        """Return a path's place in the scratch folder; None if it is not a path, or is not redirected."""
+        """Return a path's place in the scratch folder; None if it is not a path, or stays where it is."""
         if not isinstance(path, (str, bytes, os.PathLike)) or path in ("", b"", ":memory:"):
             return None
         whole = os.path.abspath(os.fsdecode(path))
-        return None if os.path.join(whole, "").startswith(self._kept) else self.files + whole
+        kept = os.path.join(whole, "").startswith(self._kept) or is_special(whole)
+        return None if kept else self.files + whole
 
     def path_to_read(self, path: Any) -> Any:
         """Return the path to read from."""
@@ -129,6 +130,15 @@ def is_folder(path: Any) -> bool:
         return stat.S_ISDIR(posix.stat(path).st_mode)
     except (OSError, ValueError):
         return False
+
+
+def is_special(path: Any) -> bool:
+    """Return True for a socket, a pipe or a device, which have no contents to copy: they stay where they are."""
+    try:
+        kind = stat.S_IFMT(posix.lstat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+    return kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 
 
 def make_folders(path: str) -> None:
