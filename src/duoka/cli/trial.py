@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -105,6 +106,7 @@ def to_the_end(trials: Callable[[], int]) -> int:
         code = stopped.code
     except TrialFailed as failed:
         print(failed.report, end="", file=sys.stderr, flush=True)
+        gc.unfreeze()  # `import_once` has frozen modules; triton reports what is left of its own at the end
         raise
     with suppress(OSError):  # the script ran in workers; unloading torch here only takes time
         sys.stdout.flush()
