@@ -7,17 +7,15 @@ one that this project has, a loop over other people's models, is below `scripts`
 from __future__ import annotations
 
 import dataclasses
-import pickle
-import random
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+from tests.programs import data
 
 SCRIPTS = Path(__file__).parent / "scripts"
-TEXT = 40_000  # characters
+STANDINS = Path(__file__).parent / "standins"
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,8 @@ class Program:
     script: below the programs' folder, or below `scripts`. field: what it does. args: its own words. prepare: makes
     its data in the folder where it runs. saved: what it saves. options: of `duoka run`. needs: a package that it
     imports. steps: after which it ends; 0: at its own end; None: there, and it seeds its random numbers itself.
-    env: variables that it needs. whole: the folder that is copied, where it is not the script's own.
+    env: variables that it needs. whole: the folder that is copied, where it is not the script's own. stood_in: the
+    packages in `standins` that it gets, where it does not get them all.
     """
 
     name: str
@@ -41,6 +40,7 @@ class Program:
     steps: int | None = None
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     whole: str = ""
+    stood_in: tuple[str, ...] = ()
 
     @property
     def is_ours(self) -> bool:
@@ -52,88 +52,21 @@ class Program:
         source = (SCRIPTS if self.is_ours else programs) / self.script
         top = programs / self.whole if self.whole else source.parent
         shutil.copytree(top, folder, dirs_exist_ok=True)
+        for name in self.stood_in:
+            shutil.copytree(STANDINS / name, folder / name)
         self.prepare(folder)
         return folder / source.relative_to(top)
-
-
-def words(folder: Path) -> None:
-    """Three files of sentences."""
-    rng = random.Random(0)
-    for name, lines in (("train", 300), ("valid", 60), ("test", 60)):
-        text = "\n".join(" ".join(f"w{int(rng.expovariate(0.05))}" for _ in range(20)) for _ in range(lines))
-        (folder / f"{name}.txt").write_text(text + "\n")
-
-
-def text(folder: Path) -> None:
-    """A text of words that come again."""
-    rng = random.Random(0)
-    known = ["O God, O God!", *("".join(rng.choices("abcdefghij ", k=6)) for _ in range(40))]
-    (folder / "input.txt").write_text(" ".join(rng.choices(known, k=TEXT // 7)))
-
-
-def tokens(folder: Path) -> None:
-    """Characters as numbers of 16 bits, with their vocabulary."""
-    where = folder / "data" / "small"
-    where.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    steps = rng.integers(0, 3, TEXT)
-    for name, numbers in (("train", steps.cumsum() % 64), ("val", steps[::-1].cumsum() % 64)):
-        numbers.astype(np.uint16).tofile(where / f"{name}.bin")
-    (where / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 64}))
-
-
-def waves(folder: Path) -> None:
-    """What its generate_sine_wave.py makes, shorter."""
-    import torch
-
-    rng = np.random.default_rng(2)
-    x = np.arange(60) + rng.integers(-80, 80, (24, 1))
-    torch.save(np.sin(x / 20), folder / "traindata.pt")
-
-
-def pictures(folder: Path) -> None:
-    """Pictures in the folders of BSDS300."""
-    rng = np.random.default_rng(0)
-    for part, n in (("train", 24), ("test", 10)):
-        where = folder / "dataset" / "BSDS300" / "images" / part
-        where.mkdir(parents=True)
-        for number in range(n):
-            with open(where / f"{number}.jpg", "wb") as file:
-                np.savez(file, picture=rng.integers(0, 256, (64, 64, 3), dtype=np.uint8))
-
-
-def citations(folder: Path) -> None:
-    """What torch_geometric reads for Planetoid's Cora, smaller: 20 documents to learn from, 500 to validate by."""
-    from scipy.sparse import csr_matrix  # torch_geometric has it
-
-    raw = folder.parent / "data" / "Planetoid" / "Cora" / "raw"
-    if raw.exists():
-        return
-    raw.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    known, tested, words = 600, 100, 32
-    kinds = rng.integers(0, 7, known + tested)
-    texts = (rng.random((known + tested, words)) < 0.1 + 0.4 * (np.arange(words) % 7 == kinds[:, None])).astype("f4")
-    targets = np.eye(7, dtype=np.int32)[kinds]
-    places = {"": slice(20), "all": slice(known), "t": slice(known, None)}
-    content = {f"{part}x": csr_matrix(texts[rows]) for part, rows in places.items()}
-    content |= {f"{part}y": targets[rows] for part, rows in places.items()}
-    graph = {one: rng.integers(0, known + tested, 4).tolist() for one in range(known + tested)}
-    for name, value in {**content, "graph": graph}.items():
-        (raw / f"ind.cora.{name}").write_bytes(pickle.dumps(value))
-    (folder.parent / "data" / "Cora").symlink_to("Planetoid")  # where some look for it
-    (raw / "ind.cora.test.index").write_text("\n".join(map(str, range(known, known + tested))))
-
-
-def results(folder: Path) -> None:
-    """The folder that the program expects."""
-    (folder / "results").mkdir(exist_ok=True)
 
 
 OLD_PICKLES = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}  # a program older than torch 2.6
 SMALL_GPT = (
     "--dataset=small --device=cpu --compile=False --n_layer=2 --n_head=2 --n_embd=64 --block_size=32 --batch_size=8 "
     "--max_iters=12 --eval_interval=6 --eval_iters=3 --gradient_accumulation_steps=3 --dropout=0.1 --dtype=float32"
+)
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_CACHE": "cached"}
+SMALL_TAUGHT = (
+    "--model_name_or_path llama --output_dir out --report_to none --use_cpu --max_steps 20 --logging_steps 2 "
+    "--per_device_train_batch_size 8 --eval_strategy steps --eval_steps 4 --disable_tqdm true --learning_rate 1e-3"
 )
 SMALL_GAN = "--dataset fake --niter 1 --imageSize 64 --ngf 8 --ndf 8 --manualSeed 1 --batchSize 20"
 SMALL_VIT = "--img-size 64 --latent-size 48 --num-heads 4 --num-encoders 2 --lr 1e-4"
@@ -160,9 +93,34 @@ def _gan(name: str) -> Program:
     )
 
 
-def _graph(name: str, args: str = "") -> Program:
-    how = {"steps": 12, "needs": "torch_geometric", "prepare": citations, "saved": "*.nothing"}
+def _graph(name: str, args: str = "", prepare: Callable[[Path], None] = data.citations, steps: int = 12) -> Program:
+    how = {"steps": steps, "needs": "torch_geometric", "prepare": prepare, "saved": "*.nothing"}
     return _program("graphs", f"pyg_{name}", f"pytorch_geometric/examples/{name}.py", args, **how)
+
+
+def _accelerated(name: str, args: str = "") -> Program:
+    script = f"accelerate/examples/{name}.py"
+    how = {"needs": "datasets", "stood_in": ("evaluate",), "prepare": data.glue, "saved": "*.nothing", "env": OFFLINE}
+    name = f"accelerate_{name.rpartition('/')[2]}"
+    return _program("libraries", name, script, f"--cpu {args}", steps=25, **how)
+
+
+def _taught(name: str, rows: str, args: str = "", where: str = "trl/trl/scripts") -> Program:
+    chosen = f"{SMALL_TAUGHT} --dataset_name {rows} {args}"
+    how = {"needs": "trl", "prepare": data.chats, "saved": "*.nothing", "steps": 8, "env": OFFLINE}
+    return _program("libraries", f"trl_{name}", f"{where}/{name}.py", chosen, **how)
+
+
+def _tuned(name: str, args: str = "") -> Program:
+    how = {"needs": "peft", "prepare": data.chats, "saved": "*.nothing", "steps": 8, "env": OFFLINE}
+    return _program("libraries", f"peft_{name}", f"peft/examples/{name}/{name}.py", args, **how)
+
+
+def _lightning(name: str, args: str = "", steps: int = 12, **how: object) -> Program:
+    given = {"needs": "lightning", "stood_in": ("torchvision",), "saved": "*.nothing", **how}
+    folder, _, last = name.rpartition("/")
+    label = f"lightning_{folder.rpartition('/')[2]}_{last}"
+    return _program("libraries", label, f"{L}/{name}.py", args, steps=steps, **given)
 
 
 def _game(name: str, steps: int = 20) -> Program:
@@ -194,9 +152,13 @@ REPOSITORIES = {
     "minimalRL": "seungeunrho/minimalRL",
     "cleanrl": "vwxyzjn/cleanrl",
     "pytorch-lightning": "Lightning-AI/pytorch-lightning",
+    "accelerate": "huggingface/accelerate",
+    "trl": "huggingface/trl",
+    "peft": "huggingface/peft",
 }
 SMALL_MORE = "--n-layer 2 --n-embd 32 --n-embd2 32 --max-steps 12 --num-workers 0"
 L = "pytorch-lightning/examples"
+TRL = "trl/examples/scripts"
 
 PROGRAMS = [
     _program("vision", "mnist", f"{E}/mnist/main.py", "--epochs 2 --save-model"),
@@ -214,7 +176,7 @@ PROGRAMS = [
         "super_resolution",
         f"{E}/super_resolution/main.py",
         "--upscale_factor 2 --nEpochs 2 --batchSize 6 --threads 0",
-        prepare=pictures,
+        prepare=data.pictures,
     ),
     _program(
         "vision", "imagenet", f"{E}/imagenet/main.py", "--dummy -a resnet18 --epochs 1 -j 0 -b 20 -p 1 --seed 0"
@@ -230,7 +192,7 @@ PROGRAMS = [
             f"word_language_model_{kind}",
             f"{E}/word_language_model/main.py",
             f"--data . --model {kind} --emsize 32 --nhid 32 --epochs 2 --log-interval 5 --batch_size 8 {more}",
-            prepare=words,
+            prepare=data.words,
         )
         for kind, more in (("LSTM", ""), ("RNN_TANH", "--tied --lr 2"), ("GRU", "--lr 5"), ("Transformer", "--lr 5"))
     ),
@@ -240,7 +202,7 @@ PROGRAMS = [
         f"{E}/legacy/snli/train.py",
         "--word_vectors= --epochs 1 --batch_size 32 --d_embed 24 --d_proj 24 --d_hidden 24",
     ),
-    _program("text", "nanoGPT", "nanoGPT/train.py", SMALL_GPT, prepare=tokens, saved="out/*.pt"),
+    _program("text", "nanoGPT", "nanoGPT/train.py", SMALL_GPT, prepare=data.tokens, saved="out/*.pt"),
     _program(
         "text",
         "minGPT_adder",
@@ -254,7 +216,7 @@ PROGRAMS = [
         "minGPT_chargpt",
         "minGPT/projects/chargpt/chargpt.py",
         "--trainer.max_iters=12 --trainer.num_workers=1 --model.model_type=gpt-nano --data.block_size=32",
-        prepare=text,
+        prepare=data.text,
         saved="out/chargpt/*.pt",
         whole="minGPT",
     ),
@@ -278,13 +240,21 @@ PROGRAMS = [
     *(_graph(name) for name in ("dna", "arma", "tagcn", "agnn", "mixhop", "infomax_transductive", "super_gat")),
     *(_graph(name) for name in ("graph_unet", "pmlp", "link_pred")),
     *(_graph(name, "--epochs 12") for name in ("gcn", "gat", "autoencoder")),
+    *(_graph(name) for name in ("gcn2_cora", "sgc", "glnn")),
+    _graph("mutag_gin", "--batch_size 32", prepare=data.graphs),
+    *(_graph(name, prepare=data.graphs) for name in ("proteins_topk_pool", "proteins_diff_pool", "proteins_gmt")),
+    *(_graph(name, prepare=data.graphs) for name in ("proteins_dmon_pool", "proteins_mincut_pool", "mem_pool")),
+    _graph("equilibrium_median", steps=40),
+    *(_graph(name, prepare=data.proteins) for name in ("ppi", "film", "geniepath")),
+    _graph("signed_gcn", prepare=data.ratings),
+    _graph("pna", prepare=data.molecules),
     *(_game(name) for name in ("REINFORCE", "actor_critic", "dqn", "ppo", "ppo-lstm", "vtrace")),
     *(_game(name, steps=8) for name in ("ppo-continuous", "ddpg", "sac")),
     _clean("dqn", "--total-timesteps 200 --learning-starts 40 --batch-size 32"),
     _clean("c51", "--total-timesteps 120 --learning-starts 40 --batch-size 32"),
     _clean("ppo", "--total-timesteps 256 --num-steps 32 --num-envs 2"),
     _program(
-        "generative", "vae", f"{E}/vae/main.py", "--epochs 2 --batch-size 64", prepare=results, saved="results/*"
+        "generative", "vae", f"{E}/vae/main.py", "--epochs 2 --batch-size 64", prepare=data.results, saved="results/*"
     ),
     _program("generative", "dcgan_examples", f"{E}/dcgan/main.py", SMALL_GAN),
     _program("generative", "dcgan_no_workers", f"{E}/dcgan/main.py", f"{SMALL_GAN} --workers 0"),
@@ -297,7 +267,7 @@ PROGRAMS = [
         "time_sequence",
         f"{E}/time_sequence_prediction/train.py",
         "--steps 2",
-        prepare=waves,
+        prepare=data.waves,
         saved="*.pdf",
         env=OLD_PICKLES,
     ),
@@ -317,6 +287,32 @@ PROGRAMS = [
         "lightning_mnist",
         f"{L}/fabric/image_classifier/train_torch.py",
         "--epochs 1 --batch-size 64 --save-model",
+    ),
+    _lightning("fabric/image_classifier/train_fabric", "--epochs 1 --batch-size 64"),
+    _lightning("fabric/kfold_cv/train_fabric", "--epochs 1 --batch-size 64"),
+    _lightning("fabric/language_model/train", prepare=data.wiki, stood_in=()),
+    _lightning("fabric/reinforcement_learning/train_fabric", "--total-timesteps 512 --num-steps 32", stood_in=()),
+    _lightning("pytorch/basics/transformer", prepare=data.wiki, stood_in=()),
+    _lightning("pytorch/domain_templates/generative_adversarial_net", "--batch_size 64"),
+    *(_accelerated(name) for name in ("nlp_example", "complete_nlp_example", "by_feature/early_stopping")),
+    *(
+        _accelerated(f"by_feature/{name}")
+        for name in ("automatic_gradient_accumulation", "memory", "cross_validation")
+    ),
+    *(_accelerated(f"by_feature/{name}") for name in ("ddp_comm_hook", "checkpointing", "multi_process_metrics")),
+    _accelerated("by_feature/gradient_accumulation", "--gradient_accumulation_steps 2"),
+    _accelerated("by_feature/local_sgd"),
+    _accelerated("by_feature/tracking"),
+    _taught("sft", "said"),
+    _taught("dpo", "preferred"),
+    _taught("kto", "judged"),
+    _taught("reward", "preferred"),
+    *(_taught(name, "preferred", where=TRL) for name in ("orpo", "cpo")),
+    _taught("bco", "judged", where=TRL),
+    _tuned(
+        "miss_finetuning",
+        "--base_model_name_or_path llama --bits fp32 --data_path asked --dataset_split train "
+        "--dataset_field query response --output_dir out --report_to none --use_cpu",
     ),
 ]
 PROGRAMS += [

@@ -16,6 +16,7 @@ from torch import Tensor
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 # What a clock gave: `time: 1.23s`, `ms/batch 1.2`, `iter_dt 3.4ms`, `mfu 0.1%`, `SPS: 12`, `Time  0.1 ( 0.2)`.
 CLOCK = re.compile(r"(?i)\b(time:?|ms/batch|iter_dt|mfu|data|sps:)\s+-?\d+(\.\d+)?(\s*\(\s*\d+\.\d+\))?")
+ZERO = 1e-6  # smaller numbers are what rounding leaves of zero, such as sums of biases that have no gradient
 KNOWN = ("torch", "collections", "builtins", "numpy", "functools", "_operator")
 
 
@@ -36,7 +37,7 @@ def _number_gap(one: str, other: str) -> float:
     digits = len(one.partition("e")[0].partition(".")[2])
     last_place = 1.01 * 10**-digits if digits and "e" not in one else 0.0
     a, b = float(one), float(other)
-    return max(abs(a - b) - last_place, 0.0) / max(abs(a), abs(b), 1e-9)
+    return max(abs(a - b) - last_place, 0.0) / max(abs(a), abs(b), ZERO)
 
 
 def files_gap(expected: Path, actual: Path, pattern: str) -> float:

@@ -14,20 +14,14 @@ from greenlet import getcurrent
 
 _PATHS = sysconfig.get_paths()
 _TORCH = str(Path(torch.__file__).parent)
-_LIBRARIES = (
-    _PATHS["purelib"],
-    _PATHS["platlib"],
-    _TORCH,
-    str(Path(__file__).parents[2]),
-)
+_OURS = str(Path(__file__).parents[2])
+_INSTALLED = ("/site-packages/", "/dist-packages/")  # of this environment, of the user, or of the system below it
 # Libraries that run a script's loop or open files for it: their file operations count as the script's.
 _RUN_LOOPS = """
 accelerate fsspec ignite imageio lightning lightning_fabric lightning_utilities numpy pandas PIL pytorch_lightning
 scipy transformers trl
 """
-_FOR_SCRIPTS = tuple(
-    f"{path}/{name}/" for path in (_PATHS["purelib"], _PATHS["platlib"]) for name in _RUN_LOOPS.split()
-)
+_FOR_SCRIPTS = tuple(f"{site}{name}/" for site in _INSTALLED for name in _RUN_LOOPS.split())
 _STANDARD = (_PATHS["stdlib"], "<")  # "<": code generated at run time, for example by dataclasses
 _TYPED = ("<stdin>", "<ipython")
 
@@ -35,19 +29,23 @@ _TYPED = ("<stdin>", "<ipython")
 @lru_cache(maxsize=4096)
 def is_standard(filename: str) -> bool:
     """Return True for a file of Python's standard library, whose folder may contain site-packages."""
-    return filename.startswith(_STANDARD) and not filename.startswith((*_LIBRARIES, *_TYPED))
+    return filename.startswith(_STANDARD) and not filename.startswith(_TYPED) and not _is_installed(filename)
 
 
 @lru_cache(maxsize=4096)
 def is_users(filename: str) -> bool:
     """Return True for a file that belongs neither to Python, nor to a library, nor to duoka."""
-    return not filename.startswith(_LIBRARIES) and not is_standard(filename)
+    return not _is_installed(filename) and not is_standard(filename)
 
 
 @lru_cache(maxsize=4096)
 def is_for_scripts(filename: str) -> bool:
     """Return True for a file of a library that acts for the script that calls it."""
-    return filename.startswith(_FOR_SCRIPTS)
+    return any(folder in filename for folder in _FOR_SCRIPTS)
+
+
+def _is_installed(filename: str) -> bool:
+    return filename.startswith((_TORCH, _OURS)) or any(site in filename for site in _INSTALLED)
 
 
 def is_users_frame(frame: FrameType) -> bool:
@@ -59,7 +57,7 @@ def is_users_frame(frame: FrameType) -> bool:
 def _is_librarys_module(name: str) -> bool:
     package, _, rest = name.partition(".")
     file = getattr(sys.modules.get(package), "__file__", None) if rest else None
-    return isinstance(file, str) and file.startswith(_LIBRARIES)
+    return isinstance(file, str) and _is_installed(file)
 
 
 def outer_frames(innermost: FrameType) -> Iterator[FrameType]:

@@ -24,3 +24,6 @@ class _Small(nn.Module):
 
 def resnet18(**_: Any) -> _Small:
     return _Small()
+
+
+resnet50 = vgg16 = VGG16_Weights = resnet18  # which torchmetrics imports where it finds a torchvision
