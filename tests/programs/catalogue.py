@@ -247,6 +247,7 @@ PROGRAMS = [
     _graph("equilibrium_median", steps=40),
     *(_graph(name, prepare=data.proteins) for name in ("ppi", "film", "geniepath")),
     _graph("signed_gcn", prepare=data.ratings),
+    _graph("tgn", prepare=data.visits),
     _graph("pna", prepare=data.molecules),
     *(_game(name) for name in ("REINFORCE", "actor_critic", "dqn", "ppo", "ppo-lstm", "vtrace")),
     *(_game(name, steps=8) for name in ("ppo-continuous", "ddpg", "sac")),

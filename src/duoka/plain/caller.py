@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from weakref import WeakSet
+
+from filelock import BaseFileLock  # which torch depends on
 
 from duoka.plain.patching import Patches
 from duoka.view.collectives.base import Collectives
@@ -32,6 +35,8 @@ class Caller:
         inductor = os.path.join(tempfile.gettempdir(), "torchinductor")
         self.private = ["/dev/", str(Path.home() / ".cache"), inductor]  # where libraries keep files of each process
         self.temporary: list[str] = []
+        self.own_files: set[str] = set()  # temporary ones that libraries have created for this process
+        self.locks: WeakSet[BaseFileLock] = WeakSet()  # that libraries hold
 
     def is_private(self, path: str) -> bool:
         """Return whether a library writes this file to a place that belongs to this process."""
@@ -40,12 +45,16 @@ class Caller:
         return path.startswith(tuple(self.private)) and (path.startswith("/dev/") or is_librarys(_calling()))
 
     def is_temporary(self, path: str) -> bool:
-        """Return whether a path is in a folder that a library has created for this process."""
-        return path.startswith(tuple(self.temporary))
+        """Return whether a path is a file, or in a folder, that a library has created for this process."""
+        return path in self.own_files or path.startswith(tuple(self.temporary))
+
+    def is_apart(self) -> bool:
+        """Return whether a library holds a file lock: it keeps processes apart by itself, and ranks must not wait."""
+        return bool(self.locks)
 
     def may_communicate(self) -> bool:
         """Return whether ranks may communicate here: main thread, all ranks present, no intercepted call around."""
-        if not self._patches.active or self._nested or self._ranks.alone:
+        if not self._patches.active or self._nested or self._ranks.alone or self.locks:
             return False
         return threading.get_ident() == self._thread
 

@@ -41,7 +41,9 @@ def _descriptors(session: Session, original: Callable[..., int]) -> Callable[...
 def _temporary(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
     def mkstemp(*args: Any, **kwargs: Any) -> tuple[int, str]:
         if not session.caller.is_script_call():
-            return original(*args, **kwargs)  # type: ignore[no-any-return]
+            descriptor, path = original(*args, **kwargs)
+            session.caller.own_files.add(os.path.abspath(path))
+            return descriptor, path
         opened: list[int] = []
 
         def make() -> str:
@@ -61,7 +63,9 @@ def _named(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
     def named_temporary_file(mode: str = "w+b", *args: Any, **kwargs: Any) -> Any:
         caller, made = session.caller, []
         if not caller.is_script_call():
-            return original(mode, *args, **kwargs)
+            own = original(mode, *args, **kwargs)
+            caller.own_files.add(os.path.abspath(own.name))
+            return own
 
         def make() -> str:
             made.append(original(mode, *args, **kwargs))

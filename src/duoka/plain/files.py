@@ -144,6 +144,8 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
             if not isinstance(file, (str, bytes, os.PathLike)) or not session.patches.active or caller.is_nested():
                 return original(file, mode, *args, **kwargs)
             path = os.path.abspath(os.fsdecode(file))
+            if caller.is_apart() or path in caller.own_files:
+                return original(file, mode, *args, **kwargs)
             if path in written and caller.may_communicate():  # rank 0 writes before it reaches this barrier
                 read.add(path)
                 session.ranks.barrier()

@@ -2,25 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Any
 
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
+from duoka.errors import Refused
 from duoka.plain.session import Session
+from duoka.view.support.hook_numbers import unnumbered
 from duoka.view.tensor.batch import BatchTensor
 
 
+class _Registered:
+    """The order in which modules were given their parameters, which is the same on every rank."""
+
+    def __init__(self) -> None:
+        self._numbers = WeakIdKeyDictionary()
+        self._next = count()
+
+    def add(self, module: nn.Module, name: str, parameter: Tensor | None) -> None:
+        """Number a parameter that a module is given; the arguments are those of torch's hook."""
+        if parameter is not None and parameter not in self._numbers:
+            self._numbers[parameter] = next(self._next)
+
+    def knows(self, tensor: Tensor) -> bool:
+        return tensor in self._numbers
+
+    def in_order(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Return those that modules have as they were registered, then the others as they are given."""
+        given = list(tensors)
+        known = [tensor for tensor in given if self.knows(tensor)]
+        known.sort(key=self._numbers.__getitem__)
+        return known + [tensor for tensor in given if not self.knows(tensor)]
+
+
 def install(session: Session) -> None:
-    """Intercept `Optimizer.add_param_group`, which is called for all parameters."""
+    """Intercept `Optimizer.add_param_group`, which is called for all parameters, and sets of them.
+
+    A set's order, and that of a list made of one, follows addresses, which differ between processes: ranks that took
+    parameters of one shape in such an order would average the gradient of one with that of another.
+    """
+    registered = _Registered()
+    with unnumbered():
+        session.patches.hook(register_module_parameter_registration_hook(registered.add))
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def add_param_group(self: Optimizer, param_group: dict[str, Any]) -> None:
             original(self, param_group)
-            for parameter in self.param_groups[-1]["params"]:
+            for parameter in registered.in_order(self.param_groups[-1]["params"]):
                 if not isinstance(parameter, BatchTensor):  # a batch's gradient belongs to its own rows
                     session.strategy.adopt(parameter)
 
         return add_param_group
 
+    def make_init(original: Callable[..., Any]) -> Callable[..., Any]:
+        def init(self: Optimizer, params: Any, defaults: dict[str, Any]) -> None:
+            if isinstance(params, (set, frozenset)):
+                others = sum(not registered.knows(tensor) for tensor in params)
+                if others > 1 and session.ranks.world_size > 1:
+                    raise Refused(
+                        f"{type(self).__name__} was given a set with {others} tensors that no module has registered: "
+                        "the order of a set differs in each process; give it a list"
+                    )
+                params = registered.in_order(params)
+            original(self, params, defaults)
+
+        return init
+
     session.patches.replace(Optimizer, "add_param_group", make)
+    session.patches.replace(Optimizer, "__init__", make_init)

@@ -18,8 +18,8 @@ _OURS = str(Path(__file__).parents[2])
 _INSTALLED = ("/site-packages/", "/dist-packages/")  # of this environment, of the user, or of the system below it
 # Libraries that run a script's loop or open files for it: their file operations count as the script's.
 _RUN_LOOPS = """
-accelerate fsspec ignite imageio lightning lightning_fabric lightning_utilities numpy pandas PIL pytorch_lightning
-scipy transformers trl
+accelerate filelock fsspec ignite imageio lightning lightning_fabric lightning_utilities numpy pandas PIL
+pytorch_lightning scipy transformers trl
 """
 _FOR_SCRIPTS = tuple(f"{site}{name}/" for site in _INSTALLED for name in _RUN_LOOPS.split())
 _STANDARD = (_PATHS["stdlib"], "<")  # "<": code generated at run time, for example by dataclasses

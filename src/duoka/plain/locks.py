@@ -1,0 +1,45 @@
+"""File locks: a library that takes one keeps processes apart by itself, and a script's is taken once for all ranks.
+
+While a library holds a lock (`datasets` does, for what it keeps), its rank reads and writes files as a process of its
+own: a rank that waited for the others there would wait for those that wait for the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from filelock import AcquireReturnProxy, BaseFileLock  # which torch depends on
+
+from duoka.plain.session import Session
+
+
+def install(session: Session) -> None:
+    """Intercept `acquire` and `release` of `filelock`'s locks."""
+    caller = session.caller
+
+    def make_acquire(original: Callable[..., Any]) -> Callable[..., Any]:
+        def acquire(self: BaseFileLock, *args: Any, **kwargs: Any) -> Any:
+            if caller.is_script_call():
+                with caller.nested():
+                    session.first(lambda: original(self, *args, **kwargs) and None)
+                return AcquireReturnProxy(self)
+            proxy = original(self, *args, **kwargs)
+            if caller.may_communicate():
+                caller.locks.add(self)
+            return proxy
+
+        return acquire
+
+    def make_release(original: Callable[..., Any]) -> Callable[..., Any]:
+        def release(self: BaseFileLock, *args: Any, **kwargs: Any) -> None:
+            if caller.is_script_call() and self not in caller.locks:
+                session.ranks.barrier()  # others may still change what it protects
+            original(self, *args, **kwargs)
+            if not self.is_locked:
+                caller.locks.discard(self)
+
+        return release
+
+    session.patches.replace(BaseFileLock, "acquire", make_acquire)
+    session.patches.replace(BaseFileLock, "release", make_release)
