@@ -112,6 +112,11 @@ with requiring("torch", torch.__version__):
 # --- tensors
 
 
+def in_backward() -> bool:
+    """Return True if this thread computes a backward pass. Public: none."""
+    return int(torch._C._current_graph_task_id()) != -1
+
+
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor's memory was written to. Public: none."""
     return tensor._version

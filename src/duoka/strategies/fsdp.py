@@ -69,7 +69,7 @@ class ModelSharding:
         before, found = self._cut, blocks(module, self._names)
         self.blocks.update(found)
         with torch.inference_mode(False):  # what is made in a first call in inference mode could not be trained
-            for group in _groups(module, found):
+            for group in groups(module, found):
                 members = [parameter for parameter in group if self._goes_apart(parameter)]
                 if len(members) > 1:
                     Block(self._blocks, members)
@@ -202,7 +202,7 @@ class Fsdp(Ddp):
         self._sharding.close()
 
 
-def _groups(module: nn.Module, found: list[nn.Module]) -> Iterator[list[nn.Parameter]]:
+def groups(module: nn.Module, found: list[nn.Module]) -> Iterator[list[nn.Parameter]]:
     """Yield parameters that are gathered together: those of each block `found`, and the others."""
     if any(map(is_lazy, module.parameters())) or any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
         return

@@ -1,0 +1,72 @@
+"""The blocks that are whole at the moment, with fsdp: the order in which `duoka.view.blocks` gathers and releases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class Gathered:
+    """The whole blocks on one of several devices. sizes: bytes of each whole block, by its number."""
+
+    def __init__(self, sizes: Mapping[int, int], devices: int) -> None:
+        self._sizes, self._part = sizes, 1 / devices
+        self._here: list[int] = []  # the last used comes last
+        self._stale: set[int] = set()  # of these, those whose parameters were changed since
+        self._ahead: int | None = None
+        self._largest = 0
+        self._used: tuple[int | None, int | None] = None, None
+        self._followers: dict[tuple[int, int | None], int] = {}
+
+    @property
+    def size(self) -> float:
+        """Bytes held now."""
+        ahead = 0.0 if self._ahead is None else self._sizes[self._ahead] * (1 + self._part)
+        return sum(self._sizes[one] for one in self._here) + ahead
+
+    def step(self) -> None:
+        """Note that the parameters change; what is gathered stays until it is needed again."""
+        self._stale = set(self._here)
+        self._followers = {key: follower for key, follower in self._followers.items() if key[0] != self._used[1]}
+
+    def use(self, block: int) -> float:
+        """Gather a block if it is not here, and the one that followed it in the last pass; return the peak bytes."""
+        if self._here and self._here[-1] == block and block not in self._stale:
+            return self.size
+        peak = self._gather(block) if block not in self._here or block in self._stale else self.size
+        if block in self._here:
+            self._here.remove(block)
+        self._here.append(block)
+        before, last = self._used
+        if last != block:
+            if last is not None and before is not None:
+                self._followers[last, before] = block
+            before, self._used = last, (last, block)
+        follower = self._followers.get((block, before))
+        if follower is not None and (follower not in self._here or follower in self._stale):
+            self._release(follower)
+            self._make_room(self._sizes[follower], block)
+            self._ahead = follower
+        return max(peak, self.size)
+
+    def _gather(self, block: int) -> float:
+        """Make room for a block; return the peak bytes. What was received is put together in a second copy."""
+        size = self._sizes[block]
+        received = size * (1 + self._part)
+        was_ahead, self._ahead = self._ahead == block and block not in self._stale, None
+        if not was_ahead:
+            self._release(block)
+            self._make_room(size, None)
+        return self.size + received + size
+
+    def _release(self, block: int) -> None:
+        self._stale.discard(block)
+        if block in self._here:
+            self._here.remove(block)
+
+    def _make_room(self, size: int, keep: int | None) -> None:
+        self._largest = max(self._largest, size)
+        while sum(self._sizes[one] for one in self._here) > 2 * self._largest - size:
+            oldest = next((one for one in self._here if one != keep), None)
+            if oldest is None:
+                return
+            self._release(oldest)
