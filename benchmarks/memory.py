@@ -70,7 +70,9 @@ def predict(scripts: list[str]) -> dict[str, dict[str, int]]:
     """Return the predicted bytes by script and layout."""
     found = {}
     for script in scripts:
-        request = MemoryRequest(script, _plan(script, 1), DEVICES, [None] * len(DEVICES), (), None)
+        request = MemoryRequest(
+            script, _plan(script, 1), [str(one) for one in DEVICES], DEVICES, [None] * len(DEVICES), (), None
+        )
         found[script] = {_name(need.layout): need.bytes for need in forecast_memory(request, _say).needs}
     return found
 

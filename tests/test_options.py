@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duoka.errors import OptionError
-from duoka.options import Machines, Options, Target, seconds, which_machines, whole_number
+from duoka.options import Machines, Options, Target, memory_size, seconds, which_machines, whole_number
 
 TARGET = Target("train.py")
 
@@ -167,3 +167,16 @@ def test_ranks_are_numbered_machine_by_machine() -> None:
     assert [machines.of(rank) for rank in range(6)] == [0, 0, 1, 2, 2, 2]
     assert machines.called(2) == "machine 2 (c)"
     assert Machines(2).called(1) == "machine 1"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("80GB", 80 * 10**9), ("16 GiB", 2**34), ("1.5MB", 1_500_000), ("2TB", 2 * 10**12)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert memory_size(text, "--device-memory") == size
+
+
+@pytest.mark.parametrize("text", ["80", "GB", "-1GB", "0GB", "80Gb", "1e3GB", "80GB/s"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(OptionError, match=f"--device-memory must be a size such as 80GB, .* but is '{text}'"):
+        memory_size(text, "--device-memory")

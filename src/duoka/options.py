@@ -323,3 +323,16 @@ def seconds(text: str, option: str = "--timeout") -> float:
     if not 0 < value <= LONGEST:
         raise OptionError(option, text, "more than 0 seconds and at most 30 days, like 90, 90s, 10m or 1h")
     return value
+
+
+def memory_size(text: str, option: str) -> int:
+    """Return the bytes of a size: `80GB`, `16GiB`, `512MB`.
+
+    Raises:
+        OptionError: it is not a size.
+    """
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([MGT])(i?)B", text.strip())
+    value = float(match[1]) * (1024 if match[3] else 1000) ** " MGT".index(match[2]) if match else 0.0
+    if not match or value < 1:
+        raise OptionError(option, text, "a size such as 80GB, 16GiB or 512MB")
+    return int(value * (1024 if match[3] else 1000))

@@ -43,6 +43,9 @@ def plan(devices: tuple[Device, ...]) -> Plan:
     )
 
 
+ONE_DEVICE = plan((Device("cpu"),))
+
+
 def forecast(*runs: TimedRun, cores: int = 64) -> Forecast:
     """Create a forecast on a machine with so many cores."""
     return Forecast(ForecastRequest("train.py", [(one.name, one.plan) for one in runs], 30, cores, None), runs)

@@ -23,7 +23,13 @@ def stage(width: int) -> nn.Sequential:
 
 
 model = nn.Sequential(
-    nn.Conv2d(3, 32, 3, padding=1), stage(64), stage(128), stage(256), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10)
+    nn.Conv2d(3, 32, 3, padding=1),
+    stage(64),
+    stage(128),
+    stage(256),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Linear(256, 10),
 )
 data = TensorDataset(torch.randn(384, 3, 32, 32), torch.randint(0, 10, (384,)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)

@@ -6,7 +6,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(0)
 generator = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 784))
-critic = nn.Sequential(nn.Linear(784, 1024), nn.LeakyReLU(0.2), nn.Linear(1024, 512), nn.LeakyReLU(0.2), nn.Linear(512, 1))
+critic = nn.Sequential(
+    nn.Linear(784, 1024), nn.LeakyReLU(0.2), nn.Linear(1024, 512), nn.LeakyReLU(0.2), nn.Linear(512, 1)
+)
 first = torch.optim.Adam(generator.parameters(), lr=2e-4)
 second = torch.optim.Adam(critic.parameters(), lr=2e-4)
 judge = nn.functional.binary_cross_entropy_with_logits

@@ -17,7 +17,9 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, length, _ = x.shape
-        heads = (part.view(rows, length, HEADS, -1).transpose(1, 2) for part in self.attend(self.norm(x)).chunk(3, -1))
+        heads = (
+            part.view(rows, length, HEADS, -1).transpose(1, 2) for part in self.attend(self.norm(x)).chunk(3, -1)
+        )
         found = scaled_dot_product_attention(*heads, is_causal=True)
         x = x + self.mix(found.transpose(1, 2).reshape(rows, length, WIDTH))
         return x + self.narrow(gelu(self.widen(self.last(x))))

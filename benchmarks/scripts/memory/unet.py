@@ -9,7 +9,11 @@ torch.manual_seed(0)
 
 def pair(into: int, out: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(into, out, 3, padding=1), nn.GroupNorm(4, out), nn.SiLU(), nn.Conv2d(out, out, 3, padding=1), nn.SiLU()
+        nn.Conv2d(into, out, 3, padding=1),
+        nn.GroupNorm(4, out),
+        nn.SiLU(),
+        nn.Conv2d(out, out, 3, padding=1),
+        nn.SiLU(),
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import click
 
+from duoka.cli.memory import forecast_memory, powers_below
 from duoka.cli.run import GROUPS, Groups, ScriptCommand, asked_for
 from duoka.cli.trial import OF_RUN, decide_and_take, named, say_plan, sayer, shown_options, to_the_end, write_report
 from duoka.devices import Device, inventory
@@ -21,16 +22,23 @@ Measure whether more devices make a script faster.
 Runs the first steps of the script on 1, 2, 4, ... up to the given devices, one after the other. Prints the time of a
 step on each, the fastest number, and why more are not faster. Files that the script writes go to a scratch folder,
 which is removed.
+
+With --memory: three steps on one CPU worker, and the peak memory of a device under each strategy.
 """
 
 EXAMPLES = """\
 duoka forecast train.py                              on 1, 2, 4, ... and all GPUs
 duoka forecast --devices cpu:2 train.py              on one CPU worker and on two
 duoka forecast --devices 0,3 train.py --epochs 5     on GPU 0, and on GPUs 0 and 3; --epochs 5 is for train.py
+duoka forecast --memory --devices 4 train.py         will it fit on four GPUs, and with which strategy?
 """
 
 DEVICES = "As for `duoka run`: the largest set to measure. [default: auto]"
 STEPS = "Steps on each; the first 10, or a third of fewer than 30, do not count. [default: 30]"
+MEMORY = "Tell the peak memory of a device under each strategy, and which to take, instead of times."
+DEVICE_MEMORY = (
+    "With --memory: what each device has, such as 24GB. [default: as the GPU says; what is free, for CPUs]"
+)
 FEWEST, MOST = 7, 100_000  # fewer would leave too few to count
 
 FORECAST_GROUPS: Groups = (
@@ -40,6 +48,8 @@ FORECAST_GROUPS: Groups = (
             OF_RUN["is_module"],
             click.Option(["--devices"], default="auto", metavar="DEVICES", help=DEVICES),
             click.Option(["--steps"], type=int, default=30, metavar="N", help=STEPS),
+            click.Option(["--memory"], is_flag=True, help=MEMORY),
+            click.Option(["--device-memory"], metavar="SIZE", help=DEVICE_MEMORY),
             OF_RUN["kind"],
             OF_RUN["threads"],
             OF_RUN["timeout"],
@@ -50,7 +60,15 @@ FORECAST_GROUPS: Groups = (
 )
 
 
-def forecast(words: tuple[str, ...], is_module: bool, steps: int, as_json: bool, **given: Any) -> Callable[[], int]:
+def forecast(
+    words: tuple[str, ...],
+    is_module: bool,
+    steps: int,
+    memory: bool,
+    device_memory: str | None,
+    as_json: bool,
+    **given: Any,
+) -> Callable[[], int]:
     """Check the options, and return the function that runs the forecast."""
     if not words:
         example = "a script is missing; for example: duoka forecast train.py"
@@ -58,6 +76,10 @@ def forecast(words: tuple[str, ...], is_module: bool, steps: int, as_json: bool,
     if not FEWEST <= steps <= MOST:
         raise OptionError("--steps", steps, f"a whole number from {FEWEST} to {MOST:,}")
     opts = asked_for(Target(words[0], words[1:], is_module), step_timeout="auto", restarts="0", **given)
+    if memory:
+        return forecast_memory(opts, device_memory, "json" if as_json else opts.verbosity)
+    if device_memory is not None:
+        raise OptionError("--device-memory", device_memory, "given with --memory")
     return partial(_forecast, opts, steps, "json" if as_json else opts.verbosity)
 
 
@@ -81,14 +103,7 @@ def _growing(devices: str, decided: Callable[[str], Plan]) -> list[Plan]:
         raise OptionError(
             "--devices", devices, "several devices", f"here it is one ({most.devices[0]}); cpu:2 is two CPU workers"
         )
-    return [*(decided(_words(most.devices[:count])) for count in _powers_below(len(most.devices))), most]
-
-
-def _powers_below(number: int) -> Iterator[int]:
-    power = 1
-    while power < number:
-        yield power
-        power *= 2
+    return [*(decided(_words(most.devices[:count])) for count in powers_below(len(most.devices))), most]
 
 
 def _words(devices: Sequence[Device]) -> str:

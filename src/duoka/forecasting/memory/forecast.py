@@ -7,27 +7,41 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from duoka.errors import DuokaError
 from duoka.forecasting.forecast import SEED
 from duoka.forecasting.memory.record import MemoryRecord, read
 from duoka.forecasting.memory.recorder import MemoryRecorder
 from duoka.forecasting.memory.replay import Layout, peak
-from duoka.plan import Plan
+from duoka.plan import Kind, Plan
 from duoka.trials.observer import TrialFolders
 from duoka.trials.runner import NoSteps, trial_runner
 
 STEPS = 3  # the first is not recorded: the optimizer makes its state in it
+ROOM = 0.9  # of a device's memory may be needed: the rest is for libraries, fragments, and what is not told
+
+
+class OneStep(DuokaError):
+    """The script ended after one step."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name}: the script ended after one step, and memory is told from the second on, when the optimizer has "
+            "its state; give it more data or epochs"
+        )
 
 
 @dataclass(frozen=True)
 class MemoryRequest:
     """A script to run, by a plan for one CPU worker.
 
-    devices: numbers of devices. limits: bytes that a device has, for each number of devices; None if not known.
-    blocks: as `duoka run --blocks`. log_dir: where to keep the script's output, or None.
+    names: of the devices, in the syntax of `--devices`. devices: their numbers. limits: bytes that a device has, for
+    each of these; None if not known. blocks: as `duoka run --blocks`. log_dir: where to keep the script's output, or
+    None.
     """
 
     target: str
     plan: Plan
+    names: Sequence[str]
     devices: Sequence[int]
     limits: Sequence[int | None]
     blocks: tuple[str, ...]
@@ -45,7 +59,7 @@ class Need:
     @property
     def fits(self) -> bool:
         """True also if it is not known what a device has."""
-        return self.limit is None or self.bytes <= self.limit
+        return self.limit is None or self.bytes <= ROOM * self.limit
 
 
 @dataclass(frozen=True)
@@ -60,7 +74,7 @@ class MemoryForecast:
         """All layouts, by the number of devices, the one that communicates least first."""
         found = []
         for devices, limit in zip(self.request.devices, self.request.limits, strict=True):
-            for layout in layouts(devices):
+            for layout in layouts(devices, self.request.plan.kind is Kind.PLAIN):
                 found.append(Need(layout, peak(self.record, layout), limit))
         return tuple(found)
 
@@ -72,17 +86,23 @@ class MemoryForecast:
         """Return the layout to take on so many devices: the first that fits; None if none does."""
         return next((need for need in self.of(devices) if need.fits), None)
 
+    @cached_property
+    def alone(self) -> int:
+        """The peak on one device."""
+        return peak(self.record, Layout("single", 1))
+
     def total(self, *scopes: str) -> int:
         """Return the bytes of storages of these scopes that were alive when the recording began."""
         alive = (self.record.storages[number] for number in self.record.alive)
         return sum(storage.size for storage in alive if storage.scope in scopes)
 
 
-def layouts(devices: int) -> list[Layout]:
-    """Return the layouts on so many devices."""
+def layouts(devices: int, is_plain: bool = True) -> list[Layout]:
+    """Return the layouts on so many devices. is_plain: for plain scripts, which alone take all options."""
     if devices == 1:
         return [Layout("single", 1)]
-    return [Layout("ddp", devices), Layout("fsdp", devices), Layout("fsdp", devices, checkpoints=True)]
+    recomputed = [Layout("fsdp", devices, checkpoints=True)] * is_plain
+    return [Layout("ddp", devices), Layout("fsdp", devices), *recomputed]
 
 
 def forecast_memory(request: MemoryRequest, say: Callable[[str], None]) -> MemoryForecast:
@@ -90,7 +110,8 @@ def forecast_memory(request: MemoryRequest, say: Callable[[str], None]) -> Memor
 
     Raises:
         TrialFailed: the script failed.
-        NoSteps: it made no optimizer step, or only one.
+        NoSteps: it made no optimizer step.
+        OneStep: it made only one.
         Stopped: a signal asked for an end; all files are removed.
     """
 
@@ -101,6 +122,8 @@ def forecast_memory(request: MemoryRequest, say: Callable[[str], None]) -> Memor
     say(f"running {STEPS} steps on one CPU worker")
     with trial_runner("forecast", request.log_dir) as trials, trials.run(name, request.plan, recorder) as folder:
         record = read(folder)
-    if record.steps < 2:
-        raise NoSteps(name, "measure in a second step")
+    if record.steps == 0:
+        raise NoSteps(name, "tell")
+    if record.steps == 1:
+        raise OneStep(name)
     return MemoryForecast(request, record)

@@ -23,6 +23,10 @@ class Gathered:
         ahead = 0.0 if self._ahead is None else self._sizes[self._ahead] * (1 + self._part)
         return sum(self._sizes[one] for one in self._here) + ahead
 
+    def has(self, block: int) -> bool:
+        """Return True if a block is whole now."""
+        return block in self._here
+
     def step(self) -> None:
         """Note that the parameters change; what is gathered stays until it is needed again."""
         self._stale = set(self._here)

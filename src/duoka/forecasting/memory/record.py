@@ -20,7 +20,8 @@ class Storage(NamedTuple):
 
     scope: parameter, gradient, state of an optimizer; "optimizer": needed only during its step; "rows": grows with
     the batch; "constant": does not; "kept": made before the first step, and not part of a model. group: of parameters
-    that fsdp gathers together; -1 for what it does not shard. largest: the largest size of a dimension. call: the
+    that fsdp gathers together, of a copy of one, too; -1 for what it does not shard. largest: the size of the
+    parameter's largest dimension. call: the
     call of a block in which it was made; -1: in none.
     """
 
@@ -34,8 +35,8 @@ class Storage(NamedTuple):
 class Event(NamedTuple):
     """A moment.
 
-    what: "made" or "freed", "used" (a parameter, in a computation), "enter" or "leave" (the forward pass of a block),
-    "step" or "stepped" (the begin and the end of an optimizer's step). number: of the storage, or of the block's call.
+    what: "made" or "freed", "used" (a parameter, in a computation), "enter" or "leave" (a block's forward pass),
+    "step" or "stepped" (the begin and end of an optimizer's step). number: of the storage, or of the block's call.
     """
 
     what: What

@@ -40,6 +40,7 @@ class _Made:
     shape: tuple[int, ...]
     scope: Scope
     call: int
+    group: int  # of the only input, a parameter
 
 
 class _Storages(LiveStorages):
@@ -60,7 +61,9 @@ class _Storages(LiveStorages):
 
     def made(self, number: int, size: int, tensor: Tensor, inputs: list[int | None]) -> None:
         shape = tuple(tensor.shape)
-        self.infos[number] = _Made(size, shape, self._scope(shape, inputs), self.call)
+        copied = [at for at in inputs if at in self.parameters]
+        group = self.parameters[copied[0]] if len(inputs) == len(copied) == 1 else -1
+        self.infos[number] = _Made(size, shape, self._scope(shape, inputs), self.call, group)
         self.note("made", number)
 
     def freed(self, number: int, size: int) -> None:
@@ -86,7 +89,9 @@ class _Storages(LiveStorages):
         if "rows" in made:
             is_gradient = shape in self.shapes and in_backward()
             return "constant" if is_gradient else "rows"
-        if inputs and all(at in self.parameters or scope == "constant" for at, scope in zip(inputs, made, strict=True)):
+        if inputs and all(
+            at in self.parameters or scope == "constant" for at, scope in zip(inputs, made, strict=True)
+        ):
             return "constant"
         is_batch = batch in shape or (bool(shape) and batch > 1 and shape[0] % batch == 0)
         return "rows" if is_batch and shape[0] else "constant"
@@ -122,7 +127,8 @@ class _Recording(StepWatcher):
         record = self._storages.record
         record.steps = self.steps
         for number, made in self._storages.infos.items():
-            scope, group, largest = self._kinds.get(number, (made.scope, -1, 0))
+            unmarked = made.scope, made.group, max(made.shape, default=0)
+            scope, group, largest = self._kinds.get(number, unmarked)
             record.storages[number] = Storage(made.size, scope, group, largest, made.call)
         write(self._folder, record)
 

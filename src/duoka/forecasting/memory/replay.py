@@ -41,12 +41,14 @@ class _Replay:
         self._now = self._peak = 0.0
         self._gathered = Gathered(_group_sizes(record, devices), devices)
         self._sent = _Sent(record)
+        self._casts: dict[int, float] = {}  # group -> bytes of copies of its parameters in another dtype
         self._recomputed = _recomputed(record) if layout.checkpoints else {}
         self._hidden: dict[int, tuple[int, set[int]]] = {}  # storage -> call, and all that it left out
 
     def run(self) -> float:
         for number in self._record.alive:
             self._add(number, self._size(number))
+        self._see()
         for place, event in enumerate(self._record.events):
             self._follow(place, event)
             self._see()
@@ -54,15 +56,18 @@ class _Replay:
 
     def _see(self, extra: float = 0.0) -> None:
         gathered = self._gathered.size if self._is_sharded else 0.0
-        self._peak = max(self._peak, self._now + gathered + self._sent.size + extra)
+        self._peak = max(self._peak, self._now + gathered + self._cast_size() + self._sent.size + extra)
+
+    def _cast_size(self) -> float:
+        """Return the bytes of copies in another dtype of the blocks that are whole now."""
+        return sum(size for group, size in self._casts.items() if self._gathered.has(group))
 
     def _follow(self, place: int, event: Event) -> None:
         what, number = event
         if what == "made":
             self._make(place, number)
         elif what == "freed":
-            self._restore(number)
-            self._now -= self._held.pop(number, 0.0)
+            self._free(number)
         elif what == "used" and self._is_sharded:
             self._use(number)
         elif what == "leave" and number in self._recomputed:
@@ -73,10 +78,20 @@ class _Replay:
 
     def _make(self, place: int, number: int) -> None:
         storage = self._record.storages[number]
-        if storage.scope == "gradient" and self._layout.strategy != "single":
+        if storage.scope == "constant" and self._goes_apart(storage):
+            self._casts[storage.group] = self._casts.get(storage.group, 0.0) + storage.size
+        elif storage.scope == "gradient" and self._layout.strategy != "single":
             self._make_gradient(place, number, storage)
         else:
             self._add(number, self._size(number))
+
+    def _free(self, number: int) -> None:
+        storage = self._record.storages[number]
+        if storage.scope == "rows":
+            self._restore(number)
+        if number not in self._held and storage.group in self._casts:
+            self._casts[storage.group] -= storage.size
+        self._now -= self._held.pop(number, 0.0)
 
     def _make_gradient(self, place: int, number: int, storage: Storage) -> None:
         """Add a gradient; with fsdp, a whole one until the next group's come."""
@@ -109,7 +124,8 @@ class _Replay:
     def _use(self, number: int) -> None:
         storage = self._record.storages[number]
         if self._goes_apart(storage):
-            self._peak = max(self._peak, self._now + self._sent.size + self._gathered.use(storage.group))
+            whole = self._gathered.use(storage.group)
+            self._peak = max(self._peak, self._now + self._cast_size() + self._sent.size + whole)
 
     def _add(self, number: int, size: float) -> None:
         self._now += size - self._held.get(number, 0.0)
@@ -214,5 +230,5 @@ def _recomputed(record: MemoryRecord) -> dict[int, list[int]]:
             alive[call].discard(number)
         elif what == "leave":
             left = alive.pop(number, set()).difference(record.returned.get(number, ()))
-            found[number] = [one for one in left if record.storages[one].scope in ("rows", "constant")]
+            found[number] = [one for one in left if record.storages[one].scope == "rows"]
     return found

@@ -1,0 +1,80 @@
+"""`duoka forecast --memory`: the peak memory of a device under each strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import click
+
+from duoka import environment
+from duoka.cli.trial import named, sayer, to_the_end
+from duoka.devices import inventory
+from duoka.devices.memory import memory_of_each
+from duoka.errors import AskedError, OptionError
+from duoka.options import Options, memory_size
+from duoka.plan import Kind, Plan, decide
+
+EVERY = "every strategy is compared with --memory"  # a reason to leave out an option
+
+
+def forecast_memory(opts: Options, device_memory: str | None, shown: str) -> Callable[[], int]:
+    """Check the options, and return the function that runs the forecast. device_memory: of each device, as text."""
+    for option, value, is_given in (
+        ("--strategy", opts.strategy, opts.strategy != "auto"),
+        ("--checkpoint-activations", True, opts.checkpoint_activations),
+        ("--shares", opts.shares, opts.shares is not None),
+        ("--report", opts.report, opts.report is not None),
+    ):
+        if is_given:
+            raise OptionError(option, str(value), "left out", EVERY if option != "--report" else "--json gives data")
+    limit = None if device_memory is None else memory_size(device_memory, "--device-memory")
+    return lambda: to_the_end(lambda: _run(opts, limit, shown))
+
+
+def _run(opts: Options, limit: int | None, shown: str) -> int:
+    from duoka.forecasting.memory.forecast import MemoryRequest  # imports torch; a plan is made without it
+    from duoka.forecasting.memory.forecast import forecast_memory as start
+    from duoka.forecasting.memory.showing import as_data, as_text
+
+    request = MemoryRequest(opts.target.name, *_decided(opts, limit), opts.blocks, opts.log_dir)
+    found = start(request, sayer(shown))
+    click.echo(as_data(found) if shown == "json" else as_text(found, shown))
+    return 0
+
+
+def _decided(opts: Options, limit: int | None) -> tuple[Plan, list[str], list[int], list[int | None]]:
+    """Return the plan for one CPU worker; names, numbers and memory of the devices to tell about.
+
+    Raises:
+        AskedError: the script calls torch.distributed itself.
+    """
+    seen, visible, threads = inventory.read(), environment.visible_gpus(), environment.threads()
+    opts = replace(opts, blocks=())  # given with fsdp alone
+
+    def decided(devices: str) -> Plan:
+        return decide(replace(opts, devices=devices), seen, visible, threads)
+
+    most = decided(opts.devices)
+    if most.kind is Kind.DISTRIBUTED:
+        raise AskedError(_why_not(most))
+    counts = [*powers_below(len(most.devices)), len(most.devices)]
+    devices = [most.devices[:count] for count in counts]
+    limits = [memory_of_each(some, seen) if limit is None else limit for some in devices]
+    return decided("cpu:1"), [named(replace(most, devices=some)) for some in devices], counts, limits
+
+
+def powers_below(number: int) -> Iterator[int]:
+    """Yield the powers of two below a number."""
+    power = 1
+    while power < number:
+        yield power
+        power *= 2
+
+
+def _why_not(plan: Plan) -> str:
+    other = "; --kind plain forecasts it as a plain script" if plan.kind_can_be_either else ""
+    return (
+        f"{plan.target.name} makes its ranks, and how each computes, itself ({plan.kind_reason}), so its memory on "
+        f"several devices is not told by a run on one{other}"
+    )
