@@ -86,6 +86,7 @@ def test_activations_are_computed_again() -> None:
         out = story.make(2, "rows", call=call)
         story.record.returned[call] = [out]
         story.now("leave", call)
+    story.now("backward")
     for number in (4, 2, 0):
         story.now("freed", number)
     assert megabytes(story, ONE) == 36

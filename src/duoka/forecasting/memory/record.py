@@ -12,7 +12,7 @@ from duoka.trials.observer import opened
 FILE = "memory.json"
 
 Scope = Literal["parameter", "gradient", "state", "optimizer", "rows", "constant", "kept"]
-What = Literal["made", "freed", "used", "enter", "leave", "step", "stepped"]
+What = Literal["made", "freed", "used", "enter", "leave", "step", "stepped", "backward", "forward"]
 
 
 class Storage(NamedTuple):
@@ -36,7 +36,8 @@ class Event(NamedTuple):
     """A moment.
 
     what: "made" or "freed", "used" (a parameter, in a computation), "enter" or "leave" (a block's forward pass),
-    "step" or "stepped" (the begin and end of an optimizer's step). number: of the storage, or of the block's call.
+    "step" or "stepped" (the begin and end of an optimizer's step), "backward" or "forward" (the pass, from here on).
+    number: of the storage, or of the block's call.
     """
 
     what: What

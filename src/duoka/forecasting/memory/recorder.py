@@ -53,13 +53,16 @@ class _Storages(LiveStorages):
         self.infos: dict[int, _Made] = {}
         self.parameters: dict[int, int] = {}  # number of the storage -> group
         self.shapes: set[tuple[int, ...]] = set()  # of parameters, and the same transposed
-        self.call, self.in_step = -1, False
+        self.call, self.in_step, self.is_backward = -1, False, False
 
     def note(self, what: What, number: int) -> None:
         if self.records:
             self.record.events.append(Event(what, number))
 
     def made(self, number: int, size: int, tensor: Tensor, inputs: list[int | None]) -> None:
+        if in_backward() != self.is_backward:
+            self.is_backward = not self.is_backward
+            self.note("backward" if self.is_backward else "forward", 0)
         shape = tuple(tensor.shape)
         copied = [at for at in inputs if at in self.parameters]
         group = self.parameters[copied[0]] if len(inputs) == len(copied) == 1 else -1
@@ -87,7 +90,7 @@ class _Storages(LiveStorages):
             return "kept"
         made = [None if at is None or at in self.parameters else self.infos[at].scope for at in inputs]
         if "rows" in made:
-            is_gradient = shape in self.shapes and in_backward()
+            is_gradient = shape in self.shapes and self.is_backward
             return "constant" if is_gradient else "rows"
         if inputs and all(
             at in self.parameters or scope == "constant" for at, scope in zip(inputs, made, strict=True)
@@ -110,7 +113,7 @@ class _Recording(StepWatcher):
         self._groups = self._next_call = 0
         self._groups_of: dict[int, int] = {}  # id of the parameter -> group
         self._kinds: dict[int, tuple[Scope, int, int]] = {}  # number of the storage -> scope, group, largest size
-        self._from_loader = False
+        self._from_loader = self._seeks = False
 
     def install(self) -> None:
         """Observe operators, modules, batches and optimizers until the script ends."""
@@ -145,7 +148,10 @@ class _Recording(StepWatcher):
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if not self._calls:
-            self._root(module, args)
+            self._seeks = not self._from_loader
+            self._root(module)
+        if self._seeks:
+            self._seek(args)
         call = -1
         if module in self._blocks and self._storages.call < 0:
             call, self._next_call = self._next_call, self._next_call + 1
@@ -164,14 +170,18 @@ class _Recording(StepWatcher):
             if left is module:
                 return
 
-    def _root(self, module: nn.Module, args: Any) -> None:
-        """Learn the size of the batch, and the blocks of a model at its first call."""
+    def _seek(self, args: Any) -> None:
+        """Learn the size of the batch from the first tensor that a module is given."""
         first = next((leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor) and leaf.dim()), None)
-        if first is not None and not self._from_loader:
+        if first is not None:
+            self._seeks = False
             self._storages.record.batch = int(first.shape[0])
             number = self._storages.number(first)
             if number is not None and number not in self._kinds:
                 self._storages.infos[number].scope = "rows"
+
+    def _root(self, module: nn.Module) -> None:
+        """Find the blocks of a model at its first call."""
         if module in self._models or next(module.parameters(), None) is None:
             return
         self._models.add(module)

@@ -43,6 +43,7 @@ class _Replay:
         self._sent = _Sent(record)
         self._casts: dict[int, float] = {}  # group -> bytes of copies of its parameters in another dtype
         self._recomputed = _recomputed(record) if layout.checkpoints else {}
+        self._is_backward = False
         self._hidden: dict[int, tuple[int, set[int]]] = {}  # storage -> call, and all that it left out
 
     def run(self) -> float:
@@ -72,6 +73,8 @@ class _Replay:
             self._use(number)
         elif what == "leave" and number in self._recomputed:
             self._hide(number)
+        elif what in ("backward", "forward"):
+            self._is_backward = what == "backward"
         elif what == "step":
             self._finish_gradients()
             self._gathered.step()
@@ -87,9 +90,13 @@ class _Replay:
 
     def _free(self, number: int) -> None:
         storage = self._record.storages[number]
-        if storage.scope == "rows":
+        if number in self._hidden and self._is_backward:
             self._restore(number)
-        if number not in self._held and storage.group in self._casts:
+        elif number in self._hidden:  # the script's own variable, not needed for the backward pass
+            _, inner = self._hidden.pop(number)
+            inner.discard(number)
+            self._held.pop(number)
+        if storage.scope == "constant" and number not in self._held and storage.group in self._casts:
             self._casts[storage.group] -= storage.size
         self._now -= self._held.pop(number, 0.0)
 
@@ -156,12 +163,11 @@ class _Replay:
 
     def _restore(self, number: int) -> None:
         """Compute a block's activations again as soon as the backward pass frees one of them."""
-        if number in self._hidden:
-            _, inner = self._hidden[number]
-            for one in inner:
-                self._hidden.pop(one, None)
-                self._now += self._held[one]
-            self._see()
+        _, inner = self._hidden[number]
+        for one in inner:
+            self._hidden.pop(one)
+            self._now += self._held[one]
+        self._see()
 
 
 class _Sent:
