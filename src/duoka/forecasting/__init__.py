@@ -5,4 +5,5 @@ timing     the files of one run, written and read; a step's time
 forecast   all runs, one after the other
 reasons    why a step on more devices is slower than the ideal
 showing    the table and the verdict, and the same as JSON
+memory     `duoka forecast --memory`: the peak memory under each strategy, instead of times
 """
