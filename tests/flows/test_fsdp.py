@@ -99,6 +99,18 @@ def test_a_model_on_the_meta_device_never_is_whole(flow: Flow) -> None:
     assert "each rank holds 1/3 of 1,124 parameters of Net" in ran.stderr
 
 
+def test_an_optimizer_that_is_made_before_the_model_has_values_is_named(flow: Flow) -> None:
+    made = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    early = META.replace('model.to_empty(device="cpu")\n', f'{made}model.to_empty(device="cpu")\n')
+    step = "model(torch.ones(4, 8)).sum().backward()\noptimizer.step()\n"
+    source = "import torch\nfrom torch import nn\n" + early.replace("Net()", "nn.Sequential(nn.Linear(8, 4))") + step
+    ran = flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", flow.write("early.py", source)]).ok()
+    assert ran.stderr.count("SGD was made before its parameters had values") == 1
+    late = source.replace(made, "").replace(step, made + step)
+    ran = flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", flow.write("late.py", late)]).ok()
+    assert "before its parameters had values" not in ran.stderr
+
+
 def test_a_model_that_stays_whole_is_named(flow: Flow) -> None:
     shared = MODEL + "vector = torch.nn.utils.parameters_to_vector(model.parameters()).detach()\n"
     shared += "torch.nn.utils.vector_to_parameters(vector, model.parameters())\n"  # views of one memory

@@ -55,7 +55,7 @@ def install(session: Session) -> None:
             original(self, param_group)
             for parameter in registered.in_order(self.param_groups[-1]["params"]):
                 if not isinstance(parameter, BatchTensor):  # a batch's gradient belongs to its own rows
-                    session.strategy.adopt(parameter)
+                    session.strategy.optimize(parameter)
 
         return add_param_group
 

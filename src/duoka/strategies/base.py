@@ -26,6 +26,10 @@ class Strategy(ABC):
     def adopt(self, parameter: Tensor) -> None:
         """Keep `parameter` in step: equal values and gradients on every rank. Further calls do nothing."""
 
+    def optimize(self, parameter: Tensor) -> None:
+        """Adopt a parameter that the script has given to an optimizer."""
+        self.adopt(parameter)
+
     def take_in(self, module: nn.Module) -> None:  # noqa: B027
         """Prepare the parameters of a model that a script is about to move to a device."""
 

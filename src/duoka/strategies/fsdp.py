@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import Refused
 from duoka.private.torch import count_references, count_users
@@ -58,6 +59,7 @@ class ModelSharding:
         view.of_parameters = True
         self._blocks = Blocks(view, reach)
         self._cut = 0  # parameters so far
+        self._early = WeakIdKeyDictionary()  # parameters on the meta device that an optimizer was given
         self._hook: Any = register_optimizer_step_pre_hook(self._before_step) if every else None
 
     def shard(self, module: nn.Module) -> None:
@@ -105,6 +107,11 @@ class ModelSharding:
         self._leave(parameter)
         return True
 
+    def given_to_optimizer(self, parameter: Tensor) -> None:
+        """Note a parameter that an optimizer was given, if it has no values yet."""
+        if parameter.is_meta:
+            self._early[parameter] = None
+
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
         """Shard optimizer state that was made before its parameter was sharded; refuse LBFGS."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -114,6 +121,12 @@ class ModelSharding:
             raise Refused(
                 f"LBFGS at {user_line()} makes one vector of all parameters, which no rank holds with strategy fsdp; "
                 "use another optimizer, or another strategy"
+            )
+        if any(parameter in self._early for parameter in sharded):
+            self._early.clear()
+            self._say(
+                f"strategy fsdp: {type(optimizer).__name__} was made before its parameters had values, and trains "
+                "them; under python it would not, as to_empty makes new ones there: make it after to_empty"
             )
         for parameter in sharded:
             state: dict[str, Any] = optimizer.state.get(parameter) or {}
@@ -183,6 +196,10 @@ class Fsdp(Ddp):
             view.recomputed = self._sharding.blocks
         view.take_in, view.in_parts = self.take_in, self._every
         return view
+
+    def optimize(self, parameter: Tensor) -> None:
+        self._sharding.given_to_optimizer(parameter)
+        self.adopt(parameter)
 
     def take_in(self, module: nn.Module) -> None:
         if self._every:
