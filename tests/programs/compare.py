@@ -15,7 +15,11 @@ from torch import Tensor
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 # What a clock gave: `time: 1.23s`, `ms/batch 1.2`, `iter_dt 3.4ms`, `mfu 0.1%`, `SPS: 12`, `Time  0.1 ( 0.2)`.
-CLOCK = re.compile(r"(?i)\b(time:?|ms/batch|iter_dt|mfu|data|sps:)\s+-?\d+(\.\d+)?(\s*\(\s*\d+\.\d+\))?")
+# Of Hugging Face's Trainer: `'eval_runtime': '0.1'`, `'eval_samples_per_second': '9'`.
+CLOCK = re.compile(
+    r"(?i)\b(time:?|ms/batch|iter_dt|mfu|data|sps:)\s+-?\d+(\.\d+)?(\s*\(\s*\d+\.\d+\))?"
+    r"|'\w+(_runtime|_per_second)': '?[\d.e+-]+'?"
+)
 ZERO = 1e-6  # smaller numbers are what rounding leaves of zero, such as sums of biases that have no gradient
 KNOWN = ("torch", "collections", "builtins", "numpy", "functools", "_operator")
 
@@ -69,12 +73,13 @@ def _loaded(path: Path) -> Any:
 
 
 def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):  # tied ones too: in one file they are one object, in another two of the same memory
+        yield value
+        return
     if id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (dict, list, tuple)):
+    if isinstance(value, (dict, list, tuple)):
         for entry in value.values() if isinstance(value, dict) else value:
             yield from _tensors(entry, seen)
     elif hasattr(value, "__dict__"):

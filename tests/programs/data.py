@@ -160,18 +160,6 @@ def ratings(folder: Path) -> None:
     (raw / "soc-sign-bitcoinotc.csv").write_text("\n".join(lines))
 
 
-def visits(folder: Path) -> None:
-    """What torch_geometric reads for JODIE's wikipedia: who changed which page when, and features of the change."""
-    raw = folder.parent / "data" / "JODIE" / "wikipedia" / "raw"
-    raw.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    lines = ["user_id,item_id,timestamp,state_label,features"]
-    for time in np.sort(rng.integers(0, 10**6, 2000)):
-        features = ",".join(map(str, rng.normal(size=8).round(3)))
-        lines.append(f"{rng.integers(60)},{rng.integers(40)},{time},0,{features}")
-    (raw / "wikipedia.csv").write_text("\n".join(lines) + "\n")
-
-
 def molecules(folder: Path) -> None:
     """What torch_geometric reads for ZINC: small graphs with kinds of atoms and bonds, a number for each."""
     import torch
@@ -274,7 +262,7 @@ def _llama(folder: Path, name: str) -> None:
 
 
 def chats(folder: Path) -> None:
-    """Conversations, preferences and questions with answers, and a small Llama, all in folders of the program's."""
+    """Conversations, preferences, and a small Llama, all in folders of the program's."""
 
     def message(role: str, rng: random.Random) -> list[dict[str, str]]:
         return [{"role": role, "content": _sentence(rng)}]
@@ -292,17 +280,6 @@ def chats(folder: Path) -> None:
             "rejected": message("assistant", rng),
         },
     )
-    _rows(
-        folder,
-        "judged",
-        sizes,
-        lambda rng: {
-            "prompt": message("user", rng),
-            "completion": message("assistant", rng),
-            "label": rng.random() < 0.5,
-        },
-    )
-    _rows(folder, "asked", sizes, lambda rng: {"query": _sentence(rng), "response": _sentence(rng)})
 
 
 def wiki(folder: Path) -> None:
