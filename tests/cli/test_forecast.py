@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from duoka.cli.forecast import _growing
+from duoka.cli.forecast import _growing, forecast
 from duoka.devices import Device, choose
 from duoka.devices.gpu import Gpu
 from duoka.devices.inventory import Inventory
@@ -52,3 +52,8 @@ def test_ranks_of_its_own(either: bool, hint: bool) -> None:
     with pytest.raises(AskedError, match="makes its ranks") as caught:
         _growing("cpu:2", lambda words: own)
     assert ("--kind plain" in str(caught.value)) == hint
+
+
+def test_steps_are_of_times_alone() -> None:
+    with pytest.raises(OptionError, match="--steps must be left out with --memory, but is 20"):
+        forecast(("train.py",), is_module=False, steps=20, memory=True, device_memory=None, as_json=False)

@@ -47,7 +47,7 @@ FORECAST_GROUPS: Groups = (
         (
             OF_RUN["is_module"],
             click.Option(["--devices"], default="auto", metavar="DEVICES", help=DEVICES),
-            click.Option(["--steps"], type=int, default=30, metavar="N", help=STEPS),
+            click.Option(["--steps"], type=int, metavar="N", help=STEPS),
             click.Option(["--memory"], is_flag=True, help=MEMORY),
             click.Option(["--device-memory"], metavar="SIZE", help=DEVICE_MEMORY),
             OF_RUN["kind"],
@@ -63,7 +63,7 @@ FORECAST_GROUPS: Groups = (
 def forecast(
     words: tuple[str, ...],
     is_module: bool,
-    steps: int,
+    steps: int | None,
     memory: bool,
     device_memory: str | None,
     as_json: bool,
@@ -73,6 +73,9 @@ def forecast(
     if not words:
         example = "a script is missing; for example: duoka forecast train.py"
         raise click.UsageError(example, click.get_current_context())
+    if memory and steps is not None:
+        raise OptionError("--steps", steps, "left out with --memory", "three steps tell the peak memory")
+    steps = 30 if steps is None else steps
     if not FEWEST <= steps <= MOST:
         raise OptionError("--steps", steps, f"a whole number from {FEWEST} to {MOST:,}")
     opts = asked_for(Target(words[0], words[1:], is_module), step_timeout="auto", restarts="0", **given)
