@@ -334,12 +334,12 @@ def test_nobody_waits_for_ever_for_a_machine(flow: Flow) -> None:
     alone = flow.run(words, env=SAME)
     assert alone.returncode == 1
     assert alone.stderr == (
-        f"duoka: error: machine 0 waited in vain for machine 1: no connection at {place} in 1 s\n"
+        f"duoka: error: machine 0 gave up waiting for machine 1: no connection at {place} in 1 s\n"
     )
     words[words.index("0")] = "1"
     alone = flow.run(words, env=SAME)
     assert alone.returncode == 1
-    assert f"machine 1 waited in vain for machine 0: it did not answer at {place} in 1 s" in alone.stderr
+    assert f"machine 1 gave up waiting for machine 0: it did not answer at {place} in 1 s" in alone.stderr
 
 
 def test_without_a_key_it_is_said_what_that_means(flow: Flow) -> None:

@@ -151,7 +151,7 @@ def test_strangers_and_those_who_go_again_do_not_matter(place: Machines, closing
         for said in (b"GET / HTTP/1.1\r\n\r\n", b'["hello", 2, {}]\n', b'["hello", "x", 1]\n', b""):
             with socket.create_connection((place.host, place.port)) as stranger:
                 stranger.sendall(said)
-        with pytest.raises(TimedOut, match="machine 1 waited in vain for machine 0: it did not answer"):
+        with pytest.raises(TimedOut, match="machine 1 gave up waiting for machine 0: it did not answer"):
             early.connect(hello(1), 0.5, nobody)
         first.connect(hello(1), 20.0, nobody)
 
@@ -200,12 +200,12 @@ def test_nobody_comes(place: Machines, closing: ExitStack) -> None:
     told: list[str] = []
     host = open_channel(place)
     closing.callback(host.close)
-    with pytest.raises(TimedOut, match=r"machine 0 waited in vain for machine 1 and machine 2: no connection at "):
+    with pytest.raises(TimedOut, match=r"machine 0 gave up waiting for machine 1 and machine 2: no connection at "):
         host.connect(hello(0), 0.1, told.append)
     assert told[0] == f"waiting for machine 1 and machine 2 at {place.place}"
     guest = open_channel(replace(place, number=2))
     closing.callback(guest.close)
-    with pytest.raises(TimedOut, match=r"machine 2 waited in vain for machine 0: .* in 0\.7 s; Connection refused"):
+    with pytest.raises(TimedOut, match=r"machine 2 gave up waiting for machine 0: .* in 0\.7 s; Connection refused"):
         guest.connect(hello(2), 0.7, told.append)
     assert told[-1] == f"waiting for machine 0 at {place.place}: Connection refused"
 

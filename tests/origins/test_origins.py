@@ -110,7 +110,7 @@ def test_a_port_that_is_taken() -> None:
 def test_nobody_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(TimedOut, match=f"rank 1 waited in vain for rank 0 at 127.0.0.1:{port}"):
+    with pytest.raises(TimedOut, match=f"rank 1 gave up waiting for rank 0 at 127.0.0.1:{port}"):
         reach_tcp_store(1, "127.0.0.1", port, 1.0, is_master=False)
 
 

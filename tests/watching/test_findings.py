@@ -17,7 +17,7 @@ def found(first: dict[str, Any], second: dict[str, Any], **given: Any) -> list[s
     return findings(watcher.state({}))
 
 
-SLOW = "waiting for others 30%: rank 1 is the slowest in 100% of the looks"
+SLOW = "waiting for others 30%: rank 1 is the slowest in 100% of readings"
 
 
 @pytest.mark.parametrize(

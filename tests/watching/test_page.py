@@ -53,7 +53,7 @@ def test_the_report_of_a_run() -> None:
     text = page(record(name="train.py"), seen, RunEnd(0, 10.0))
     assert "<h1>train.py: ended well</h1>" in text
     assert "took 0:10 · 2 workers on CPU · 11 steps, 1 s each" in text
-    assert "waiting for others 25%: rank 1 is the slowest in 100% of the looks: it computes more" in text
+    assert "waiting for others 25%: rank 1 is the slowest in 100% of readings: it computes more" in text
     assert re.findall("<h2>(.*?)</h2>", text) == [
         "What stands out",
         "The time of each rank",

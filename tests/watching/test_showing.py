@@ -27,7 +27,7 @@ def drawn(*states: RunState, width: int = 120) -> list[str]:
 def test_a_table() -> None:
     title, head, first, second, note, *_ = drawn(state())
     assert title.startswith("train.py (pid 100)")
-    assert "step 20  2 steps/s (500 ms each)  64 samples/s  slowest: rank 1, in 100% of the looks" in title
+    assert "step 20  2 steps/s (500 ms each)  64 samples/s  slowest: rank 1, in 100% of readings" in title
     assert head.split() == ["rank", "device", "computes", "waits", "loads", "queues", "sleeps", "cores", "memory"]  # fmt: skip  # noqa: E501
     assert first.split() == ["0", "CPU", "█" * 12, "50%", "50%", "0%", "0%", "0%", "0.0", "1.50", "GiB"]
     assert second.split() == ["1", "CPU", "█" * 12, "100%", "0%", "0%", "0%", "0%", "0.0", "1.50", "GiB"]

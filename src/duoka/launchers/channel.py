@@ -165,7 +165,7 @@ class HostChannel(Channel):
                     report_wait(f"waiting for {names} at {self.machines.place}{self._last_refusal}")
                     if left <= 0:
                         me, where = self.machines.called(0), f"at {self.machines.place} in {seconds:g} s"
-                        raise TimedOut(f"{me} waited in vain for {names}: no connection {where}{self._last_refusal}")
+                        raise TimedOut(f"{me} gave up waiting for {names}: no connection {where}{self._last_refusal}")
                     for key, _ in self._selector.select(min(left, PAUSE)):
                         if key.fileobj is listener:
                             self._accept(listener)
@@ -322,7 +322,7 @@ class MemberChannel(Channel):
                 why = printable(_words(error))
                 time.sleep(min(left, PAUSE))
         me, place = self.machines.called(self.number), self.machines.place
-        raise TimedOut(f"{me} waited in vain for {host}: it did not answer at {place} in {seconds:g} s; {why}")
+        raise TimedOut(f"{me} gave up waiting for {host}: it did not answer at {place} in {seconds:g} s; {why}")
 
     def _met(self, hello: Hello, deadline: float, seconds: float, report_wait: ReportWait) -> list[Hello]:
         connection = Connection(socket.create_connection(find(self.machines, seconds), seconds))

@@ -108,7 +108,7 @@ class SeveralMachines(SingleMachine):
             group.go(ports[0].value)
         elif not self._ready() and not group.signals.stops and not group.failed():
             limit = f"{self._plan.timeout:g} s"
-            raise TimedOut(f"{self._called(self._channel.number)} waited in vain for {self._called(0)}: {limit}")
+            raise TimedOut(f"{self._called(self._channel.number)} gave up waiting for {self._called(0)}: {limit}")
 
     def _ready(self) -> bool:
         return bool(self._received("port")) or self.announced_end() is not None

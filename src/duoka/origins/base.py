@@ -65,4 +65,4 @@ def reach_tcp_store(rank: int, address: str, port: int, timeout: float, is_maste
         text = str(error).splitlines()[0]
         if is_master:
             raise OptionError("MASTER_PORT", port, "a free port", text) from None
-        raise TimedOut(f"rank {rank} waited in vain for rank 0 at {address}:{port}, {timeout:g} s: {text}") from None
+        raise TimedOut(f"rank {rank} gave up waiting for rank 0 at {address}:{port}, {timeout:g} s: {text}") from None

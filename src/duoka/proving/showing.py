@@ -48,7 +48,7 @@ def title(proof: Proof) -> str:
 
 def columns() -> tuple[str, ...]:
     """Return the names of the table's columns."""
-    return "", "verdict", "steps", "largest", "relative", "at step: in", "bits part at step: in", "data"
+    return "", "verdict", "steps", "largest", "relative", "at step: in", "bits differ at step: in", "data"
 
 
 def cells(outcome: Outcome) -> list[str]:

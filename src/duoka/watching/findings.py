@@ -8,7 +8,7 @@ from duoka.supervision.status_board import name_ranks
 from duoka.watching.watcher import RunState
 
 WORTH_A_WORD = 0.2  # of the time; smaller parts are not mentioned
-OFTEN = 0.6  # of the looks: a rank that was the slowest in as many is the cause
+OFTEN = 0.6  # of readings: a rank that was the slowest in as many is the cause
 LONG = 5.0  # seconds in one collective
 NEARLY_FULL = 0.95  # of a GPU's memory
 
@@ -49,7 +49,7 @@ def _why_waiting(state: RunState) -> str:
         return UNEVEN
     rank, often = state.slowest
     one = next((one for one in state.ranks if one.sample.rank == rank), None)
-    text = f"rank {rank} is the slowest in {often:.0%} of the looks"
+    text = f"rank {rank} is the slowest in {often:.0%} of readings"
     if one is None or one.parts is None:
         return text
     if one.parts.queued >= WORTH_A_WORD:

@@ -46,7 +46,7 @@ def _headline(state: RunState) -> Text:
     if record.attempt:
         words.append(f"restarted {record.attempt} time{'s' * (record.attempt > 1)}")
     if state.slowest is not None:
-        words.append(f"slowest: rank {state.slowest[0]}, in {state.slowest[1]:.0%} of the looks")
+        words.append(f"slowest: rank {state.slowest[0]}, in {state.slowest[1]:.0%} of readings")
     return Text("  ".join(words), style="bold")
 
 

@@ -36,7 +36,7 @@ class RankState:
 class RunState:
     """A run now. Rates are averages of the last seconds; None if they cannot be known yet, or at all.
 
-    seconds: since its begin. slowest: the rank for which others waited most often, and the fraction of the looks in
+    seconds: since its begin. slowest: the rank for which others waited most often, and the fraction of readings in
     which they did; None if there are no waits to see. place: in epochs and batches. values: the latest of each name.
     lines: the last ones that the script printed.
     """

@@ -62,4 +62,4 @@ def test_a_script_that_makes_no_second_step(flow: Flow) -> None:
     flow.write("train.py", SCRIPT.replace("randn(64", "randn(8"))
     result = flow.run(["forecast", "--memory", "--devices", "cpu:2", "train.py"], timeout=100)
     assert result.returncode == 1
-    assert "the script ended after one step, and memory is told from the second on" in result.stderr
+    assert "the script ended after one step, and memory is calculated from the second step on" in result.stderr

@@ -25,8 +25,8 @@ class OneStep(DuokaError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"{name}: the script ended after one step, and memory is told from the second on, when the optimizer has "
-            "its state; give it more data or epochs"
+            f"{name}: the script ended after one step, and memory is calculated from the second step on, when the "
+            "optimizer has its state; give it more data or epochs"
         )
 
 

@@ -25,7 +25,7 @@ def as_text(forecast: MemoryForecast, verbosity: str) -> str:
 
 
 def _table(forecast: MemoryForecast) -> Table:
-    title = f"told from {forecast.record.steps} steps of {forecast.request.target} on one CPU worker"
+    title = f"calculated from {forecast.record.steps} steps of {forecast.request.target} on one CPU worker"
     table = Table(title=title, title_justify="left")
     for name in ("devices", "strategy", "peak of each", "it has", "fits"):
         table.add_column(name, justify="right" if name in ("peak of each", "it has") else "left")
