@@ -25,6 +25,8 @@ MOST_RESTARTS = 1000
 MOST_SHARES = 4096
 SHARES = 8  # of each batch, with the strategy exact
 LONGEST = 30 * 24 * 3600.0
+SIZES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # bytes
+SIZES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 _NUMBERS = {
     "--threads": f"a whole number from 1 to {MOST_THREADS}",
@@ -331,8 +333,8 @@ def memory_size(text: str, option: str) -> int:
     Raises:
         OptionError: it is not a size.
     """
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([MGT])(i?)B", text.strip())
-    value = float(match[1]) * (1024 if match[3] else 1000) ** " MGT".index(match[2]) if match else 0.0
-    if not match or value < 1:
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([MGT]i?B)", text.strip())
+    value = float(match[1]) * SIZES[match[2].upper()] if match else 0.0
+    if value < 1000:
         raise OptionError(option, text, "a size such as 80GB, 16GiB or 512MB")
-    return int(value * (1024 if match[3] else 1000))
+    return int(value)

@@ -63,3 +63,23 @@ def test_a_script_s_lock_is_taken_once(flow: Flow) -> None:
             print(open("data").read())
         """
     as_python(flow, source, workers=3)
+
+
+def test_a_lock_that_the_garbage_collector_frees_waits_for_nobody(flow: Flow) -> None:
+    source = """
+        from filelock import FileLock
+        from torch import manual_seed, rand
+
+        manual_seed(0)
+
+        class Holder:
+            pass
+
+        for _ in range(3000):  # ranks collect them at other times
+            holder = Holder()
+            holder.holder, holder.lock = holder, FileLock("data.lock")
+            rand(1)
+        with holder.lock, holder.lock:
+            print("held", rand(2).sum().item())
+        """
+    as_python(flow, source)

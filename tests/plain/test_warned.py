@@ -25,7 +25,9 @@ def epoch(net):
     for (x,) in DataLoader(TensorDataset(torch.randn(12, 4)), batch_size=6):
         nn.MSELoss()(net(x), x.sum(1))
         F.l1_loss(net(x), x.sum(1))
+        F.huber_loss(x, net(x))
         F.softmax(x)
+        F.kl_div(net(x), x[:, :1])
         torch.tensor(x)
         torch.tensor(x.mean())
         net(x).grad

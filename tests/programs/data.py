@@ -16,6 +16,7 @@ import numpy as np
 
 TEXT = 40_000  # characters
 WORDS = [f"w{number}" for number in range(40)]
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}  # transformers
 
 
 def words(folder: Path) -> None:
@@ -94,21 +95,14 @@ def results(folder: Path) -> None:
 
 def graphs(folder: Path) -> None:
     """What torch_geometric reads for some of the TU data sets: small graphs, a class for each."""
-    names = {
-        "TU/MUTAG": 2,
-        "PROTEINS/PROTEINS": 2,
-        "PROTEINS_dense/PROTEINS": 2,
-        "TUD/PROTEINS_full": 2,
-    }
-    for place, classes in names.items():
-        name = place.rpartition("/")[2]
+    for place in ("TU/MUTAG", "PROTEINS/PROTEINS", "PROTEINS_dense/PROTEINS", "TUD/PROTEINS_full"):
         raw = folder.parent / "data" / place / "raw"
         if not raw.exists():
             raw.mkdir(parents=True)
-            _graphs(raw / name, classes)
+            _graphs(raw / place.rpartition("/")[2])
 
 
-def _graphs(file: Path, classes: int) -> None:
+def _graphs(file: Path) -> None:
     rng = np.random.default_rng(0)
     sizes = rng.integers(6, 16, 120)
     starts = np.cumsum(sizes) - sizes
@@ -120,7 +114,7 @@ def _graphs(file: Path, classes: int) -> None:
     lines = {
         "A": sorted(pairs),
         "graph_indicator": [[number + 1] for number, size in enumerate(sizes) for _ in range(size)],
-        "graph_labels": [[label] for label in np.resize(np.arange(classes), len(sizes))],
+        "graph_labels": [[label] for label in np.resize([0, 1], len(sizes))],
         "node_labels": rng.integers(0, 3, (nodes, 1)).tolist(),
         "node_attributes": rng.normal(size=(nodes, 4)).round(3).tolist(),
     }
@@ -209,11 +203,8 @@ def glue(folder: Path) -> None:
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     config = BertConfig(
         vocab_size=len(vocabulary),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
         max_position_embeddings=64,
+        **SMALL,
     )
     _save(BertForSequenceClassification, config, model)
     (model / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
@@ -248,15 +239,12 @@ def _llama(folder: Path, name: str) -> None:
     tokenizer.save_pretrained(folder / name)
     config = LlamaConfig(
         vocab_size=len(vocabulary),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
         num_key_value_heads=2,
-        intermediate_size=64,
         max_position_embeddings=128,
         pad_token_id=0,
         bos_token_id=2,
         eos_token_id=3,
+        **SMALL,
     )
     _save(LlamaForCausalLM, config, folder / name)
 

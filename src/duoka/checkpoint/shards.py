@@ -22,9 +22,9 @@ from torch import Tensor
 from duoka.checkpoint import disk
 from duoka.checkpoint.manifest import INDEX
 from duoka.errors import OptionError
+from duoka.options import SIZES
 
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_UNITS = {"": 1, **SIZES}
 
 
 def parse_size(given: int | str) -> int:

@@ -10,9 +10,19 @@ import click
 
 from duoka.cli.memory import forecast_memory, powers_below
 from duoka.cli.run import GROUPS, Groups, ScriptCommand, asked_for
-from duoka.cli.trial import OF_RUN, decide_and_take, named, say_plan, sayer, shown_options, to_the_end, write_report
+from duoka.cli.trial import (
+    OF_RUN,
+    decide_and_take,
+    named,
+    own_ranks_error,
+    say_plan,
+    sayer,
+    shown_options,
+    to_the_end,
+    write_report,
+)
 from duoka.devices import Device, inventory
-from duoka.errors import AskedError, OptionError
+from duoka.errors import OptionError
 from duoka.options import Options, Target
 from duoka.plan import Kind, Plan
 
@@ -101,7 +111,11 @@ def _growing(devices: str, decided: Callable[[str], Plan]) -> list[Plan]:
     """
     most = decided(devices)
     if most.kind is Kind.DISTRIBUTED:
-        raise AskedError(_why_not(most))
+        raise own_ranks_error(
+            most,
+            "and the batch of each",
+            "a step on two devices need not be the step of one, and their times say nothing",
+        )
     if len(most.devices) == 1:
         raise OptionError(
             "--devices", devices, "several devices", f"here it is one ({most.devices[0]}); cpu:2 is two CPU workers"
@@ -114,15 +128,6 @@ def _words(devices: Sequence[Device]) -> str:
     if devices[0].type == "cpu":
         return f"cpu:{len(devices)}"
     return f"cuda:{','.join(str(device.index) for device in devices)}"
-
-
-def _why_not(plan: Plan) -> str:
-    """Explain why a script that makes the batches of its ranks cannot be compared over numbers of devices."""
-    other = "; --kind plain forecasts it as a plain script" if plan.kind_can_be_either else ""
-    return (
-        f"{plan.target.name} makes its ranks, and the batch of each, itself ({plan.kind_reason}), so a step on two "
-        f"devices need not be the step of one, and their times say nothing{other}"
-    )
 
 
 def _run(opts: Options, plans: Sequence[Plan], steps: int, shown: str) -> int:

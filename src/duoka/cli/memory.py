@@ -8,10 +8,10 @@ from dataclasses import replace
 import click
 
 from duoka import environment
-from duoka.cli.trial import named, sayer, to_the_end
+from duoka.cli.trial import named, own_ranks_error, sayer, to_the_end
 from duoka.devices import inventory
 from duoka.devices.memory import memory_of_each
-from duoka.errors import AskedError, OptionError
+from duoka.errors import OptionError
 from duoka.options import Options, memory_size
 from duoka.plan import Kind, Plan, decide
 
@@ -57,7 +57,9 @@ def _decided(opts: Options, limit: int | None) -> tuple[Plan, list[str], list[in
 
     most = decided(opts.devices)
     if most.kind is Kind.DISTRIBUTED:
-        raise AskedError(_why_not(most))
+        raise own_ranks_error(
+            most, "and how each computes", "its memory on several devices is not told by a run on one"
+        )
     counts = [*powers_below(len(most.devices)), len(most.devices)]
     devices = [most.devices[:count] for count in counts]
     limits = [memory_of_each(some, seen) if limit is None else limit for some in devices]
@@ -70,11 +72,3 @@ def powers_below(number: int) -> Iterator[int]:
     while power < number:
         yield power
         power *= 2
-
-
-def _why_not(plan: Plan) -> str:
-    other = "; --kind plain forecasts it as a plain script" if plan.kind_can_be_either else ""
-    return (
-        f"{plan.target.name} makes its ranks, and how each computes, itself ({plan.kind_reason}), so its memory on "
-        f"several devices is not told by a run on one{other}"
-    )

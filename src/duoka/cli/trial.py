@@ -17,6 +17,7 @@ from duoka.cli.run import GROUPS, Groups
 from duoka.devices import inventory
 from duoka.devices.allocation import with_holders
 from duoka.devices.locks import HeldLocks, Locks
+from duoka.errors import AskedError
 from duoka.options import Options
 from duoka.plan import Plan, decide, header
 from duoka.system.messages import say
@@ -91,6 +92,15 @@ def write_report(path: Path | None, page: Callable[[], str]) -> None:
         say(f"the report cannot be written to {path}: {error.strerror}")
 
 
+def own_ranks_error(plan: Plan, makes: str, so: str) -> AskedError:
+    """Return the error for a script that calls torch.distributed, which cannot be forecast.
+
+    makes: what else the script makes by itself. so: what follows.
+    """
+    other = "; --kind plain forecasts it as a plain script" if plan.kind_can_be_either else ""
+    return AskedError(f"{plan.target.name} makes its ranks, {makes}, itself ({plan.kind_reason}), so {so}{other}")
+
+
 def to_the_end(trials: Callable[[], int]) -> int:
     """Run trials, and exit with the code that they return, or that of the signal which stopped them.
 
@@ -106,8 +116,9 @@ def to_the_end(trials: Callable[[], int]) -> int:
         code = stopped.code
     except TrialFailed as failed:
         print(failed.report, end="", file=sys.stderr, flush=True)
-        gc.unfreeze()  # `import_once` has frozen modules; triton reports what is left of its own at the end
         raise
+    finally:
+        gc.unfreeze()  # `import_once` has frozen modules, and triton reports those that are not freed at the end
     with suppress(OSError):  # the script ran in workers; unloading torch here only takes time
         sys.stdout.flush()
         sys.stderr.flush()

@@ -35,7 +35,7 @@ from duoka.private.torch import (
     tree_map_only,
 )
 from duoka.supervision import tracebacks
-from duoka.view.random.generators import random_states, same_states, set_random_states
+from duoka.view.random.generators import random_marks, random_states, set_random_states
 from duoka.view.shares.partition import Partition
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
@@ -138,7 +138,7 @@ class Reader:
 
     def _read_first(self, request: BatchRequest) -> Any:
         """Read a whole batch, and decide whether the next ones may be cut."""
-        before, memory = random_states(), self._dataset_state()
+        before, memory = random_marks(), self._dataset_state()
         if self._reseeds:
             self.seeded = True
         batch = self._read(request)
@@ -148,7 +148,7 @@ class Reader:
         changed = memory and now and memory.changed(now)
         if not is_stacked(batch, len(request.indices)):
             self.why = "its batches are not stacked tensors"
-        elif not same_states(before, random_states()):
+        elif before != random_marks():
             self.why = "reading its samples draws random numbers (--loading shared lets each rank draw its own)"
         elif changed:
             self._changes += 1
@@ -171,10 +171,10 @@ class Reader:
         if self.seeded:
             with self._by_itself():
                 return self._read(request)
-        before, own = random_states(), [state_of(generator) for generator in self._generators]
+        before, own = random_marks(), [state_of(generator) for generator in self._generators]
         with self._by_itself():
             batch = self._read(request)
-        if not same_states(before, random_states()) or own != [state_of(generator) for generator in self._generators]:
+        if before != random_marks() or own != [state_of(generator) for generator in self._generators]:
             raise Refused(
                 f"reading samples of {type(self.dataset).__name__} has begun to draw random numbers, which a rank "
                 "that reads only its own rows cannot draw as one device would; use --loading whole"
@@ -195,11 +195,11 @@ class Reader:
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
-        seeded = random_states() if self._reseeds else None
+        seeded = random_marks() if self._reseeds else None
         try:
             return self.dataset[index]
         finally:
-            self._draws = self._draws or (seeded is not None and not same_states(seeded, random_states()))
+            self._draws = self._draws or (seeded is not None and seeded != random_marks())
             set_random_states(states)
 
 

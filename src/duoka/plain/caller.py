@@ -54,7 +54,7 @@ class Caller:
 
     def may_communicate(self) -> bool:
         """Return whether ranks may communicate here: main thread, all ranks present, no intercepted call around."""
-        if not self._patches.active or self._nested or self._ranks.alone or self.locks:
+        if not self._patches.active or self._nested or self._ranks.alone or self.is_apart():
             return False
         return threading.get_ident() == self._thread
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from filelock import AcquireReturnProxy, BaseFileLock  # which torch depends on
 
@@ -17,12 +18,14 @@ from duoka.plain.session import Session
 def install(session: Session) -> None:
     """Intercept `acquire` and `release` of `filelock`'s locks."""
     caller = session.caller
+    taken: WeakKeyDictionary[BaseFileLock, int] = WeakKeyDictionary()  # the script's locks -> times, on every rank
 
     def make_acquire(original: Callable[..., Any]) -> Callable[..., Any]:
         def acquire(self: BaseFileLock, *args: Any, **kwargs: Any) -> Any:
             if caller.is_script_call():
                 with caller.nested():
                     session.first(lambda: original(self, *args, **kwargs) and None)
+                taken[self] = taken.get(self, 0) + 1
                 return AcquireReturnProxy(self)
             proxy = original(self, *args, **kwargs)
             if caller.may_communicate():
@@ -33,8 +36,12 @@ def install(session: Session) -> None:
 
     def make_release(original: Callable[..., Any]) -> Callable[..., Any]:
         def release(self: BaseFileLock, *args: Any, **kwargs: Any) -> None:
-            if caller.is_script_call() and self not in caller.locks:
+            # `taken`: the garbage collector releases others, on each rank at another time
+            if self in taken and caller.is_script_call():
                 session.ranks.barrier()  # others may still change what it protects
+                taken[self] -= 1
+                if not taken[self]:
+                    del taken[self]
             original(self, *args, **kwargs)
             if not self.is_locked:
                 caller.locks.discard(self)

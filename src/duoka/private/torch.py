@@ -38,11 +38,9 @@ with requiring("torch", torch.__version__):
     keystr = _pytree.keystr
     tree_flatten = _pytree.tree_flatten
     tree_flatten_with_path = _pytree.tree_flatten_with_path
-    tree_leaves = _pytree.tree_leaves
+    _tree_leaves = _pytree.tree_leaves
     tree_map_only = _pytree.tree_map_only
     tree_unflatten = _pytree.tree_unflatten
-    # Intercepts operators. Public: torch's notes name it by this private path.
-    TorchDispatchMode = _python_dispatch.TorchDispatchMode
     # An exception that a loader worker sends in place of a batch. Public: none.
     ExceptionWrapper = _utils.ExceptionWrapper
     # Copies batches of all types to pinned memory. Public: Tensor.pin_memory, for tensors.
@@ -82,6 +80,7 @@ with requiring("torch", torch.__version__):
     # The engine with which scripts queue callbacks as `Variable._execution_engine`. Public: none.
     backward_engine: Any = torch.autograd.Variable._execution_engine
 
+    _LEAVES = frozenset({Tensor, nn.Parameter, int, float, bool, str, type(None)})
     _GLOO_TELLS = numbers(torch.__version__) < (2, 11)
 
     # (owner, name): functions that duoka replaces.
@@ -109,7 +108,36 @@ with requiring("torch", torch.__version__):
     TAKE_DOWN = (torch.library, "_del_library")
 
 
+class TorchDispatchMode(_python_dispatch.TorchDispatchMode):
+    """Intercepts operators. Public: torch's notes name the base class by its private path."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # else torch wraps each call, which takes longer than most operators
+        return False
+
+
 # --- tensors
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """Return the values in nested containers, in order, in less time than torch's function. Public: none."""
+    leaves: list[Any] = []
+    _add_leaves(tree, leaves)
+    return leaves
+
+
+def _add_leaves(tree: Any, leaves: list[Any]) -> None:
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        for one in tree:
+            _add_leaves(one, leaves)
+    elif kind is dict:
+        for one in tree.values():
+            _add_leaves(one, leaves)
+    elif kind in _LEAVES or issubclass(kind, Tensor):
+        leaves.append(tree)
+    else:
+        leaves += _tree_leaves(tree)
 
 
 def in_backward() -> bool:

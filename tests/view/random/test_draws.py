@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from duoka.view.random.draws import draw_lines, memory_order
-from duoka.view.random.generators import RankStream, random_states, same_states, set_random_states
+from duoka.view.random.generators import RankStream, random_marks, random_states, set_random_states
 from duoka.view.view import View
 from tests.view.nets import Net, check, normal, plainly, watched
 from tests.view.ranks import in_turns, shared, whole_of
@@ -191,13 +191,25 @@ def test_the_common_stream_comes_back_after_an_error() -> None:
     "draw", [lambda: torch.rand(1), random.random, np.random.rand], ids=["torch", "random", "numpy"]
 )
 def test_what_was_drawn_is_seen_and_taken_back(draw: Callable[[], Any]) -> None:
-    before = random_states()
-    assert same_states(before, random_states())
+    before, mark = random_states(), random_marks()
+    assert mark == random_marks()
     first = draw()
-    assert not same_states(before, random_states())
+    assert mark != random_marks()
     set_random_states(before)
-    assert same_states(before, random_states())
+    assert mark == random_marks()
     assert draw() == first
+
+
+def test_a_draw_from_another_kind_of_numpy_s_generator_is_seen() -> None:
+    usual = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64())
+    try:
+        mark = random_marks()
+        assert mark == random_marks()
+        np.random.rand()
+        assert mark != random_marks()
+    finally:
+        np.random.set_bit_generator(usual)
 
 
 def test_an_own_stream_within_itself_changes_nothing() -> None:

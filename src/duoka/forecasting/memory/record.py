@@ -21,8 +21,7 @@ class Storage(NamedTuple):
     scope: parameter, gradient, state of an optimizer; "optimizer": needed only during its step; "rows": grows with
     the batch; "constant": does not; "kept": made before the first step, and not part of a model. group: of parameters
     that fsdp gathers together, of a copy of one, too; -1 for what it does not shard. largest: the size of the
-    parameter's largest dimension. call: the
-    call of a block in which it was made; -1: in none.
+    parameter's largest dimension. call: the call of a block in which it was made; -1: in none.
     """
 
     size: int
@@ -49,7 +48,7 @@ class MemoryRecord:
     """What was seen.
 
     batch: samples in a step's batch; None if they could not be counted. alive: storages at the first event. returned:
-    by each call of a block. models: names of the classes of models, with the number of their blocks.
+    by each call of a block.
     """
 
     steps: int = 0
@@ -58,7 +57,6 @@ class MemoryRecord:
     alive: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     returned: dict[int, list[int]] = field(default_factory=dict)
-    models: dict[str, int] = field(default_factory=dict)
 
 
 def write(folder: Path, record: MemoryRecord) -> None:
@@ -77,5 +75,4 @@ def read(folder: Path) -> MemoryRecord:
         alive=found["alive"],
         events=[Event(*event) for event in found["events"]],
         returned={int(call): numbers for call, numbers in found["returned"].items()},
-        models=found["models"],
     )

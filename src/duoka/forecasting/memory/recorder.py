@@ -187,7 +187,6 @@ class _Recording(StepWatcher):
         self._models.add(module)
         found = blocks(module, self._names)
         self._blocks.update(found)
-        self._storages.record.models[type(module).__name__] = len(found)
         for group in groups(module, found):
             for parameter in group:
                 self._groups_of.setdefault(id(parameter), self._groups)

@@ -103,6 +103,8 @@ def row_loss(operands: str, mean_by_weight: bool = False) -> Rule:
         spec, right = common
         if any(tensor.dim() != right for tensor in tensors.values() if tensor.dim()):  # the batch leads everywhere
             return NotImplemented
+        if len({tensors[name].shape for name in together[:2] if name in tensors}) > 1:  # torch warns, of whole sizes
+            return NotImplemented
         try:
             own = {name: localise(tensor, spec, right) for name, tensor in tensors.items()}
         except LookupError:
@@ -117,6 +119,18 @@ def row_loss(operands: str, mean_by_weight: bool = False) -> Rule:
         return _reduced(each, reduction)
 
     return loss
+
+
+_elementwise_kl_div = row_loss("input target")
+
+
+def kl_div(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """kl_div, with torch's warning that the mean over elements is not the divergence's."""
+    result = _elementwise_kl_div(func, args, kwargs)
+    given = _bound(func, args, kwargs)
+    if result is not NotImplemented and given and given["reduction"] == "mean":
+        func(torch.zeros(1), torch.zeros(1), reduction="mean")  # the rule itself asks torch for no reduction
+    return result
 
 
 def sample_loss(operands: str) -> Rule:
@@ -188,7 +202,8 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys((F.mse_loss, F.l1_loss), row_loss("input target weight", mean_by_weight=True)),
     **dict.fromkeys((F.smooth_l1_loss, F.huber_loss), row_loss("input target weight")),
     **dict.fromkeys((F.binary_cross_entropy, F.binary_cross_entropy_with_logits), row_loss("input target weight")),
-    **dict.fromkeys((F.kl_div, F.poisson_nll_loss, F.soft_margin_loss), row_loss("input target")),
+    F.kl_div: kl_div,
+    **dict.fromkeys((F.poisson_nll_loss, F.soft_margin_loss), row_loss("input target")),
     F.gaussian_nll_loss: row_loss("input target var"),
     F.margin_ranking_loss: row_loss("input1 input2 target"),
     F.hinge_embedding_loss: row_loss("input target"),

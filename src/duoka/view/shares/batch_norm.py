@@ -138,14 +138,14 @@ class _WholeBatchNorm(torch.autograd.Function):
         shape, dims = channels(rows[0]), all_but_channels(rows[0])
         inverse = (var + ctx.eps).rsqrt()
         dense = [grad if grad.dtype == torch.float64 else grad.float() for grad in grads[: shares.count]]
-        centred = [(part - mean.view(shape)) * inverse.view(shape) for part in rows]
+        centred = [(part - mean.view(shape)).mul_(inverse.view(shape)) for part in rows]
         sums = [
             torch.stack([grad.sum(dims), (grad * part).sum(dims)]) for grad, part in zip(dense, centred, strict=True)
         ]
         means = shares.total(sums) / ctx.total
         scales = [inverse if weight is None else inverse * weight for weight in weights]
         by_rows = [
-            ((grad - means[0].view(shape) - part * means[1].view(shape)) * scale.view(shape)).to(of.dtype)
+            (grad - means[0].view(shape)).sub_(part.mul_(means[1].view(shape))).mul_(scale.view(shape)).to(of.dtype)
             for grad, part, scale, of in zip(dense, centred, scales, rows, strict=True)
         ]
         by_weight = [

@@ -21,7 +21,7 @@ from duoka.private.torch import count_dispatch_modes
 from duoka.view.collectives.base import Collectives
 from duoka.view.collectives.tree_sum import add_up, start_sum
 from duoka.view.random.draws import DrawCache
-from duoka.view.random.generators import random_states, same_states, set_random_states
+from duoka.view.random.generators import random_marks, random_states, set_random_states
 
 T = TypeVar("T")
 Combine = Callable[[list[Any]], Sequence[Any]]  # the parts of all local shares -> the result of each
@@ -173,9 +173,9 @@ def _run_all(tasks: list[_ShareTask], draws: bool) -> None:
     """Run all tasks in turn until they end. draws: give each the generator states that the first one had."""
     given: list[tuple[Any, ...]] = [()] * len(tasks)
     while True:
-        state = random_states() if draws else None
+        state, mark = (random_states(), random_marks()) if draws else (None, None)
         for task, one in zip(tasks, given, strict=True):
-            if state is not None and task is not tasks[0] and not same_states(state, random_states()):
+            if state is not None and task is not tasks[0] and mark != random_marks():
                 set_random_states(state)
             task.resume(*one)
         if tasks[0].waiting is None:
