@@ -48,6 +48,8 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (PLAIN, {"devices": "2", "strategy": "ddp"}, Kind.PLAIN, "ddp", 2),
         (PLAIN, {"devices": "1", "strategy": "single"}, Kind.PLAIN, "single", 1),
         (PLAIN, {"devices": "1", "strategy": "ddp"}, Kind.PLAIN, "single", 1),
+        (PLAIN, {"devices": "2", "strategy": "auto"}, Kind.PLAIN, "auto", 2),
+        (PLAIN, {"devices": "1", "strategy": "auto"}, Kind.PLAIN, "single", 1),
         (PLAIN, {"devices": "2", "kind": "distributed"}, Kind.DISTRIBUTED, "", 2),
         (LAUNCHED, {"devices": "2"}, Kind.DISTRIBUTED, "", 2),
         (LAUNCHED, {}, Kind.DISTRIBUTED, "", 1),
@@ -125,7 +127,22 @@ def test_a_script_with_ranks_of_its_own_keeps_all_threads(plan: Any) -> None:
             "--strategy must be one of auto, ddp, dp, exact, fsdp, single, but is 'dpd'; did you mean dp?",
         ),
         ({"strategy": "dp", "devices": "2"}, OptionError, "run.model(net, strategy='dp', devices=2)"),
-        ({"blocks": ("Block",)}, OptionError, "--blocks must be given with --strategy fsdp, but is 'Block'"),
+        ({"blocks": ("Block",)}, OptionError, "--blocks must be given with --strategy fsdp or auto, but is 'Block'"),
+        (
+            {"strategy": "auto", "devices": "2", "checkpoint_activations": True},
+            OptionError,
+            "--checkpoint-activations must be given with --strategy fsdp, but is True; auto adds it if nothing else",
+        ),
+        (
+            {"strategy": "auto", "devices": "2", "kind": "api"},
+            OptionError,
+            "`duoka forecast --memory` says whether a model needs run.model(net, strategy='fsdp')",
+        ),
+        (
+            {"strategy": "auto", "machines": Machines(2, 0, "a", 1)},
+            OptionError,
+            "--strategy must be ddp or fsdp on several machines, but is 'auto'",
+        ),
         (
             {"checkpoint_activations": True},
             OptionError,
@@ -136,7 +153,7 @@ def test_a_script_with_ranks_of_its_own_keeps_all_threads(plan: Any) -> None:
             OptionError,
             "run.model(net, strategy='fsdp') shards a model",
         ),
-        ({"strategy": "single", "devices": "2"}, OptionError, "--strategy must be auto, ddp or exact for 2 devices"),
+        ({"strategy": "single", "devices": "2"}, OptionError, "must be ddp, fsdp, exact or auto for 2 devices"),
         (
             {"strategy": "exact", "devices": "cpu:3"},
             OptionError,

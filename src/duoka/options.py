@@ -130,7 +130,8 @@ ONE_MACHINE = Machines()
 class Options:
     """Requested settings as typed: `plan.decide` turns them into a `Plan`.
 
-    `devices` and `strategy` have a grammar and a table of their own, and are checked there.
+    `devices` and `strategy` have a grammar and a table of their own, and are checked there. strategy: "": single for
+    one device, ddp for several.
 
     shares: of each batch, with the strategy exact; None: the plan decides.
     threads: per worker; None: the plan decides. timeout: seconds that a collective may wait.
@@ -148,7 +149,7 @@ class Options:
 
     target: Target
     devices: str = "auto"
-    strategy: str = "auto"
+    strategy: str = ""
     shares: int | None = None
     kind: KindWord = "auto"
     batch_norm: BatchNorm = "whole"

@@ -33,7 +33,7 @@ from duoka.script import Kind, Script
 __all__ = ["STRATEGIES", "Device", "Kind", "Machines", "Plan", "decide", "details", "header", "joined"]
 
 STRATEGIES = {
-    "auto": "single for one device, ddp for several",
+    "auto": "ddp if it fits on each device, else fsdp, as a forecast of memory says before the run",
     "ddp": "every device holds the whole model, and gradients are averaged",
     "dp": "one process computes on several devices; a script asks for it: run.model(net, strategy='dp')",
     "exact": "the same bits on 1, 2, 4, ... devices: batches in a fixed number of shares, sums in a fixed order",
@@ -42,6 +42,7 @@ STRATEGIES = {
 }
 
 _ASKED_IN_SCRIPTS = {
+    "auto": "`duoka forecast --memory` says whether a model needs run.model(net, strategy='fsdp')",
     "fsdp": "in a script, run.model(net, strategy='fsdp') shards a model",
     "dp": "in a script, run.model(net, strategy='dp', devices=2) computes on several devices in one process",
 }
@@ -59,7 +60,7 @@ class Plan:
     kind_reason: str  # for example "train.py:12 reads RANK"; "" for a plain script
     kind_can_be_either: bool  # and --kind did not choose
     devices: tuple[Device, ...]
-    strategy: str  # "" for a script with its own torch.distributed
+    strategy: str  # "" for a script with its own torch.distributed; "auto": to be chosen before the run
     batch_norm: BatchNorm
     randomness: Randomness
     loading: Loading
@@ -116,7 +117,8 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
         OptionError: an option has a value that is not allowed, alone or together with the others.
         ScriptError: the script does not exist or cannot be read.
     """
-    one_of("--strategy", options.strategy, STRATEGIES)
+    if options.strategy:
+        one_of("--strategy", options.strategy, STRATEGIES)
     request = spec.parse(options.devices)
     script_info = script.read(options.target)
     chosen = choose(request, inventory, visible)
@@ -242,14 +244,17 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
         names = ("strategy", "shares", "batch_norm", "randomness", "loading", "row_independent", "blocks")
         unused = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)]
         return "", (f"{', '.join(unused)}: without effect, as the script is left alone",) if unused else ()
-    if options.strategy == "dp" or (options.strategy == "fsdp" and kind is Kind.API):
+    if options.strategy == "dp" or (options.strategy in ("auto", "fsdp") and kind is Kind.API):
         hint = _ASKED_IN_SCRIPTS[options.strategy]
-        raise OptionError("--strategy", options.strategy, "auto or ddp, which starts a worker for each device", hint)
-    if options.strategy != "fsdp":
-        if options.blocks:
-            raise OptionError("--blocks", ",".join(options.blocks), "given with --strategy fsdp")
-        if options.checkpoint_activations:
-            raise OptionError("--checkpoint-activations", True, "given with --strategy fsdp")
+        raise OptionError("--strategy", options.strategy, "left out or ddp, which starts a worker per device", hint)
+    if options.blocks and options.strategy not in ("auto", "fsdp"):
+        raise OptionError("--blocks", ",".join(options.blocks), "given with --strategy fsdp or auto")
+    if options.checkpoint_activations and options.strategy != "fsdp":
+        hint = "auto adds it if nothing else fits" if options.strategy == "auto" else ""
+        raise OptionError("--checkpoint-activations", True, "given with --strategy fsdp", hint)
+    if options.strategy == "auto" and options.machines.count > 1:
+        hint = "`duoka forecast --memory` on one machine says which fits"
+        raise OptionError("--strategy", "auto", "ddp or fsdp on several machines", hint)
     if options.strategy == "exact":
         for name, words in (("batch_norm", "local"), ("randomness", "worker")):
             if getattr(options, name) == words:
@@ -259,13 +264,13 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
     if options.shares is not None:
         raise OptionError("--shares", options.shares, "given with --strategy exact")
     if workers == 1:
-        named = options.strategy in ("ddp", "fsdp")
+        named = options.strategy in ("auto", "ddp", "fsdp")
         return "single", (f"--strategy {options.strategy}: one device has nothing to keep in step",) * named
     if options.strategy == "single":
         raise OptionError(
-            "--strategy", "single", f"auto, ddp or exact for {workers} devices", "or ask for one device"
+            "--strategy", "single", f"ddp, fsdp, exact or auto for {workers} devices", "or ask for one device"
         )
-    return "fsdp" if options.strategy == "fsdp" else "ddp", ()
+    return options.strategy or "ddp", ()
 
 
 def _shares(strategy: str, ranks: int, asked: int | None, machines: Machines = ONE_MACHINE) -> int:

@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from duoka.cli.forecast import _growing, forecast
+from duoka.cli.trial import decide_and_take
 from duoka.devices import Device, choose
 from duoka.devices.gpu import Gpu
 from duoka.devices.inventory import Inventory
 from duoka.devices.spec import parse
 from duoka.errors import AskedError, OptionError
+from duoka.options import Options, Target
 from duoka.plan import Kind, Plan
 from tests.forecasting.made import plan
 
@@ -52,6 +54,11 @@ def test_ranks_of_its_own(either: bool, hint: bool) -> None:
     with pytest.raises(AskedError, match="makes its ranks") as caught:
         _growing("cpu:2", lambda words: own)
     assert ("--kind plain" in str(caught.value)) == hint
+
+
+def test_no_strategy_is_chosen() -> None:
+    with pytest.raises(OptionError, match="--strategy must be named for duoka forecast, but is 'auto'"):
+        decide_and_take("forecast", Options(Target("train.py"), strategy="auto"), lambda decided: [])
 
 
 def test_steps_are_of_times_alone() -> None:

@@ -17,6 +17,7 @@ def test_powers_of_two() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        ({"strategy": "auto"}, "--strategy must be left out, but is 'auto'"),
         ({"strategy": "fsdp"}, r"--strategy must be left out, but is 'fsdp'; every strategy is compared"),
         ({"checkpoint_activations": True}, "--checkpoint-activations must be left out"),
         ({"shares": 4}, "--shares must be left out"),

@@ -18,7 +18,7 @@ from tests.flows.flow import surroundings
 
 # A new option is a decision: it is worth a line here, and a note in docs/decisions/.
 OPTIONS = """
-    --blocks --checkpoint-activations
+    --blocks --checkpoint-activations --device-memory
     -h/--help -m -q/--quiet -v/--verbose --batch-norm --devices --dry-run --kind --loading --row-independent --log-dir
     --key-file --report --machine --machines --meet
     --randomness --restarts --step-timeout --strategy --shares --threads --timeout --wait
@@ -150,8 +150,8 @@ def test_a_part_of_a_card(
         ("", "a script is missing; for example: duoka run train.py"),
         ("-m", "a script is missing"),
         ("--devices 2", "a script is missing"),
-        ("--devics 2 train.py", "no such option '--devics'. Did you mean '--devices'?"),
-        ("train.py --devics 2 -- x", "no such option '--devics'. Did you mean '--devices'?"),
+        ("--devics 2 train.py", "no such option '--devics'. Did you mean '--device-memory' or '--devices'?"),
+        ("train.py --devics 2 -- x", "no such option '--devics'. Did you mean '--device-memory' or '--devices'?"),
         ("train.py a -- b", "'a' stands between train.py and --"),
         ("--devices 0,0 train.py", "--devices must be auto, cpu, "),
         ("--devices cuda:99 train.py", "--devices cuda:99: "),

@@ -147,7 +147,7 @@ def test_an_error_is_shown_as_it_is(flow: Flow) -> None:
         ),
         (scripts.QUICK, ["--devices", "cpu:1"], "--devices must be several devices, but is 'cpu:1'; here it is one"),
         (scripts.QUICK, ["--steps", "6"], "--steps must be a whole number from 7 to 100,000, but is 6"),
-        (scripts.QUICK, ["--devices", "cpu:2", "--strategy", "single"], "--strategy must be auto, ddp or exact"),
+        (scripts.QUICK, ["--devices", "cpu:2", "--strategy", "single"], "--strategy must be ddp, fsdp, exact"),
         (scripts.QUICK, ["--devices", "cpu:2", "-q", "-v"], "--quiet and --verbose exclude each other"),
     ],
     ids=["own ranks", "one device", "steps", "strategy", "quiet and verbose"],

@@ -21,7 +21,7 @@ EVERY = "every strategy is compared with --memory"  # a reason to leave out an o
 def forecast_memory(opts: Options, device_memory: str | None, shown: str) -> Callable[[], int]:
     """Check the options, and return the function that runs the forecast. device_memory: of each device, as text."""
     for option, value, is_given in (
-        ("--strategy", opts.strategy, opts.strategy != "auto"),
+        ("--strategy", opts.strategy, opts.strategy != ""),
         ("--checkpoint-activations", True, opts.checkpoint_activations),
         ("--shares", opts.shares, opts.shares is not None),
         ("--report", opts.report, opts.report is not None),

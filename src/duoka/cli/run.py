@@ -20,6 +20,7 @@ from duoka.devices.allocation import Allocation, AllocationRequest, allocate, wi
 from duoka.devices.locks import Locks
 from duoka.devices.spec import parse
 from duoka.engines import slurm, torchrun
+from duoka.errors import OptionError
 from duoka.options import ONE_MACHINE, Machines, Options, Target
 from duoka.plan import Plan, decide, details, header
 from duoka.script.files import STANDARD_INPUT
@@ -61,6 +62,10 @@ RESTARTS = (
     "goes on from where it last saved, if it restores that by itself, as duoka.Checkpoint does. [default: 0]"
 )
 
+DEVICE_MEMORY = (
+    "With --strategy auto: what each device has, such as 24GB. [default: as the GPU says; what is free, for CPUs]"
+)
+
 MACHINES = "How many machines compute together: this command is started on each. [default: as srun tells, or 1]"
 
 VALUE_OPTIONAL = {"--wait": "720h"}  # option -> its value if it is given without `=value`
@@ -78,6 +83,7 @@ GROUPS: Groups = (
                 metavar="[=TIME]",
                 help="Queue until devices are free, for at most TIME: --wait=30m. Without TIME, up to 30 days.",
             ),
+            click.Option(["--device-memory"], metavar="SIZE", help=DEVICE_MEMORY),
             click.Option(
                 ["--kind"],
                 default="auto",
@@ -127,10 +133,11 @@ GROUPS: Groups = (
         (
             click.Option(
                 ["--strategy"],
-                default="auto",
-                metavar="auto|single|ddp|fsdp|exact",
-                help="How parameters are synchronized. auto: single for one device, ddp for several. fsdp: each "
-                "device holds a part of the model. exact: the same bits on 1, 2, 4, ... devices.",
+                default="",
+                metavar="single|ddp|fsdp|exact|auto",
+                help="How parameters are synchronized. fsdp: each device holds a part of the model. exact: the same "
+                "bits on 1, 2, 4, ... devices. auto: ddp if it fits on each device, else fsdp, as the first steps on "
+                "one CPU worker tell before the run. [default: single for one device, ddp for several]",
             ),
             click.Option(
                 ["--blocks"],
@@ -244,6 +251,7 @@ def run(
     machines: str | None,
     machine: str | None,
     meet: str | None,
+    device_memory: str | None,
     **asked: Any,
 ) -> Callable[[], int] | int:
     """Decide, show the decision, and return the function that launches it."""
@@ -252,15 +260,21 @@ def run(
     target = Target(words[0], words[1:], is_module)
     several = options.which_machines(machines, machine, meet, engines.machines)
     opts = asked_for(target, machines=several, **asked)
+    if device_memory is not None and opts.strategy != "auto":
+        raise OptionError("--device-memory", device_memory, "given with --strategy auto")
+    memory = None if device_memory is None else options.memory_size(device_memory, "--device-memory")
     limit = 0.0 if wait is None else options.seconds(wait, "--wait")
     if dry_run:
         click.echo(details(_decide(opts)))
         return 0
-    return partial(_run, opts, limit)
+    return partial(_run, opts, limit, memory)
 
 
-def _run(opts: Options, limit: float) -> int:
-    """Allocate devices, wait for them `limit` seconds at most, run the script, and return the exit code."""
+def _run(opts: Options, limit: float, memory: int | None) -> int:
+    """Allocate devices, wait for them `limit` seconds at most, run the script, and return the exit code.
+
+    memory: bytes of each device, for `--strategy auto`; None: as the devices say.
+    """
     starter = environment.starter()
     if torchrun.find() is not None or starter is not None:  # both leave their processes running if they are killed
         libc.die_with(starter or os.getppid())
@@ -276,8 +290,16 @@ def _run(opts: Options, limit: float) -> int:
         return 130
     plan = replace(allocation.decided, notes=(*allocation.decided.notes, *allocation.notes, *_idle(opts.machines)))
     with allocation.locks:
-        _show(plan)
-        return _launch(plan)
+        if plan.strategy == "auto":
+            from duoka.cli.choosing import run_chosen  # imports this module
+
+            return run_chosen(plan, opts, memory, _start)
+        return _start(plan)
+
+
+def _start(plan: Plan) -> int:
+    _show(plan)
+    return _launch(plan)
 
 
 def _idle(machines: Machines) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from duoka.cli.run import GROUPS, Groups
 from duoka.devices import inventory
 from duoka.devices.allocation import with_holders
 from duoka.devices.locks import HeldLocks, Locks
-from duoka.errors import AskedError
+from duoka.errors import AskedError, OptionError
 from duoka.options import Options
 from duoka.plan import Plan, decide, header
 from duoka.system.messages import say
@@ -52,6 +52,8 @@ def decide_and_take(
     choose: called with a function that makes a plan for a `--devices` text; returns all plans.
     """
     engines.refuse_copies(f"duoka {command}")
+    if opts.strategy == "auto":
+        raise OptionError("--strategy", "auto", f"named for duoka {command}", "`duoka run` chooses one by its memory")
     opts = replace(opts, report=None)  # of the trials together, not of one of them
     visible, threads = environment.visible_gpus(), environment.threads()
     seen = inventory.read()  # outside the lock: a slow driver blocks no other process

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from duoka.forecasting.memory.showing import as_data, as_text, doubts, in_bytes, verdict
+from duoka.forecasting.memory.showing import as_data, as_text, choice, doubts, in_bytes, verdict
 from tests.forecasting.memory.made import MB, Story, forecast
 
 
@@ -36,6 +36,29 @@ def test_fsdp_where_ddp_does_not_fit() -> None:
     said = verdict(found)
     assert said.startswith("fsdp on cpu:4, ")
     assert "(ddp needs 50 MB, more than 90% of its 55 MB)" in said
+
+
+def test_more_devices_where_nothing_fits() -> None:
+    assert "; 8 devices of this size are enough, with fsdp" in verdict(forecast(story(), [52 * MB] * 3))
+    assert "; more devices are not enough: use a smaller batch" in verdict(forecast(story(), [10 * MB] * 3))
+
+
+def test_the_choice_of_a_run() -> None:
+    found = forecast(story(), [54 * MB], devices=(4,))
+    need = found.advice(4)
+    assert need is not None
+    said = choice(found, need)
+    assert said.startswith("--strategy auto: fsdp needs "), said
+    assert said.endswith("of each device's 54 MB (ddp needs 50 MB, more than 90% of its 54 MB)")
+
+
+def test_one_step_is_enough_to_choose_ddp() -> None:
+    made = story()
+    made.record.steps, made.record.bound = 1, 70 * MB
+    found = forecast(made, [100 * MB], devices=(2,))
+    need = found.advice(2)
+    assert need is not None
+    assert choice(found, need) == "--strategy auto: ddp needs at most 70 MB of each device's 100 MB"
 
 
 def test_the_table_and_the_data_say_the_same() -> None:

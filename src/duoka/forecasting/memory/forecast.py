@@ -17,6 +17,7 @@ from duoka.trials.observer import TrialFolders
 from duoka.trials.runner import NoSteps, trial_runner
 
 STEPS = 3  # the first is not recorded: the optimizer makes its state in it
+MOST_DEVICES = 1024  # for which a layout is calculated
 ROOM = 0.9  # of a device's memory may be needed: the rest is for libraries, fragments, and what is not told
 
 
@@ -36,7 +37,7 @@ class MemoryRequest:
 
     names: of the devices, in the syntax of `--devices`. devices: their numbers. limits: bytes that a device has, for
     each of these; None if not known. blocks: as `duoka run --blocks`. log_dir: where to keep the script's output, or
-    None.
+    None. choosing: end after the first step if the script needs less than the devices have in any case.
     """
 
     target: str
@@ -46,6 +47,13 @@ class MemoryRequest:
     limits: Sequence[int | None]
     blocks: tuple[str, ...]
     log_dir: Path | None
+    choosing: bool = False
+
+    @property
+    def plenty(self) -> int:
+        """Bytes with which one step is enough to know that the script fits."""
+        known = [limit for limit in self.limits if limit is not None]
+        return int(ROOM * min(known)) if self.choosing and len(known) == len(self.limits) else 0
 
 
 @dataclass(frozen=True)
@@ -71,8 +79,14 @@ class MemoryForecast:
 
     @cached_property
     def needs(self) -> tuple[Need, ...]:
-        """All layouts, by the number of devices, the one that communicates least first."""
+        """All layouts, by the number of devices, the one that communicates least first.
+
+        After one step that shows that the script fits: ddp alone, with the most that it may need.
+        """
         found = []
+        if self.record.steps == 1:
+            known = zip(self.request.devices, self.request.limits, strict=True)
+            return tuple(Need(layouts(devices)[0], self.record.bound, limit) for devices, limit in known)
         for devices, limit in zip(self.request.devices, self.request.limits, strict=True):
             for layout in layouts(devices, self.request.plan.kind is Kind.PLAIN):
                 found.append(Need(layout, peak(self.record, layout), limit))
@@ -85,6 +99,16 @@ class MemoryForecast:
     def advice(self, devices: int) -> Need | None:
         """Return the layout to take on so many devices: the first that fits; None if none does."""
         return next((need for need in self.of(devices) if need.fits), None)
+
+    def enough(self, limit: int) -> Layout | None:
+        """Return the first layout that fits on more devices of this size, the fewest in powers of two; None: none."""
+        devices = self.request.devices[-1]
+        while devices < MOST_DEVICES:
+            devices *= 2
+            for layout in layouts(devices, self.request.plan.kind is Kind.PLAIN):
+                if Need(layout, peak(self.record, layout), limit).fits:
+                    return layout
+        return None
 
     @cached_property
     def alone(self) -> int:
@@ -116,14 +140,15 @@ def forecast_memory(request: MemoryRequest, say: Callable[[str], None]) -> Memor
     """
 
     def recorder(folders: TrialFolders) -> MemoryRecorder:
-        return MemoryRecorder(folders, STEPS, SEED, False, request.blocks)
+        return MemoryRecorder(folders, STEPS, SEED, False, request.blocks, request.plenty)
 
     name = "cpu:1"
-    say(f"running {STEPS} steps on one CPU worker")
+    most, why = ("at most ", ", to choose a strategy") if request.choosing else ("", "")
+    say(f"running {most}{STEPS} steps on one CPU worker{why}")
     with trial_runner("forecast", request.log_dir) as trials, trials.run(name, request.plan, recorder) as folder:
         record = read(folder)
     if record.steps == 0:
         raise NoSteps(name, "tell")
-    if record.steps == 1:
+    if record.steps == 1 and record.bound > request.plenty:
         raise OneStep(name)
     return MemoryForecast(request, record)

@@ -47,12 +47,13 @@ class Event(NamedTuple):
 class MemoryRecord:
     """What was seen.
 
-    batch: samples in a step's batch; None if they could not be counted. alive: storages at the first event. returned:
-    by each call of a block.
+    batch: samples in a step's batch; None if they could not be counted. bound: bytes that one device needs at most,
+    as the first step tells. alive: storages at the first event. returned: by each call of a block.
     """
 
     steps: int = 0
     batch: int | None = None
+    bound: int = 0
     storages: dict[int, Storage] = field(default_factory=dict)
     alive: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -71,6 +72,7 @@ def read(folder: Path) -> MemoryRecord:
     return MemoryRecord(
         steps=found["steps"],
         batch=found["batch"],
+        bound=found["bound"],
         storages={int(number): Storage(*storage) for number, storage in found["storages"].items()},
         alive=found["alive"],
         events=[Event(*event) for event in found["events"]],

@@ -24,9 +24,13 @@ from duoka.trials.observer import StepWatcher, TrialObserver
 
 @dataclass(frozen=True)
 class MemoryRecorder(TrialObserver):
-    """A trial observer that records memory from the end of the first step on. blocks: as `duoka run --blocks`."""
+    """A trial observer that records memory from the end of the first step on.
+
+    blocks: as `duoka run --blocks`. plenty: bytes; a script that needs less for sure is ended after its first step.
+    """
 
     blocks: tuple[str, ...] = ()
+    plenty: int = 0
 
     def watch(self, slot: StatusSlot) -> StepWatcher:
         return _Recording(self, slot)
@@ -51,6 +55,7 @@ class _Storages(LiveStorages):
         self.record = MemoryRecord()
         self.records = False
         self.infos: dict[int, _Made] = {}
+        self.peak = 0
         self.parameters: dict[int, int] = {}  # number of the storage -> group
         self.shapes: set[tuple[int, ...]] = set()  # of parameters, and the same transposed
         self.call, self.in_step, self.is_backward = -1, False, False
@@ -63,6 +68,7 @@ class _Storages(LiveStorages):
         if in_backward() != self.is_backward:
             self.is_backward = not self.is_backward
             self.note("backward" if self.is_backward else "forward", 0)
+        self.peak = max(self.peak, self.total)
         shape = tuple(tensor.shape)
         copied = [at for at in inputs if at in self.parameters]
         group = self.parameters[copied[0]] if len(inputs) == len(copied) == 1 else -1
@@ -105,7 +111,7 @@ class _Recording(StepWatcher):
 
     def __init__(self, recorder: MemoryRecorder, slot: StatusSlot) -> None:
         super().__init__(recorder.folders.seen, slot.rank)
-        self._wanted, self._names, self._slot = recorder.steps, recorder.blocks, slot
+        self._wanted, self._plenty, self._names, self._slot = recorder.steps, recorder.plenty, recorder.blocks, slot
         self._storages = _Storages()
         self._models: WeakSet[nn.Module] = WeakSet()
         self._calls: list[tuple[nn.Module, int]] = []  # modules that are being called; the call of a block or -1
@@ -212,10 +218,21 @@ class _Recording(StepWatcher):
             return
         self.steps = self._slot.steps
         if not self._storages.records:
-            self._storages.record.alive = list(self._storages.infos)
+            record = self._storages.record
+            record.bound = self._storages.peak + self._later()
+            if record.bound <= self._plenty:
+                self.enough()
+            record.alive = list(self._storages.infos)
             self._storages.records = True
         if self.steps >= self._wanted:
             self.enough()
+
+    def _later(self) -> int:
+        """Return bytes that later steps need beside the peak of the first: the state, and buckets of gradients."""
+        infos = self._storages.infos
+        scopes = {number: scope for number, (scope, _, _) in self._kinds.items() if number in infos}
+        state = sum(infos[number].size for number, scope in scopes.items() if scope == "state")
+        return state + sum(infos[number].size for number, scope in scopes.items() if scope == "parameter")
 
     def _held(self, optimizer: Optimizer) -> list[Tensor]:
         return [parameter for group in optimizer.param_groups for parameter in group["params"]]

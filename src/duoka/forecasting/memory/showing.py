@@ -63,11 +63,28 @@ def verdict(forecast: MemoryForecast) -> str:
         least = min(forecast.of(most), key=lambda one: one.bytes)
         return (
             f"nothing fits on {name}: the least is {in_bytes(least.bytes)} of each device's "
-            f"{in_bytes(least.limit or 0)}, with {words(least.layout)}; use more devices, or a smaller batch"
+            f"{in_bytes(least.limit or 0)}, with {words(least.layout)}; {_what_would_fit(forecast, least.limit or 0)}"
         )
     enough = next(devices for devices in forecast.request.devices if forecast.advice(devices) is not None)
     fewest = f"; {forecast.request.names[forecast.request.devices.index(enough)]} is enough" * (enough < most)
     return f"{words(need.layout)} on {name}, {in_bytes(need.bytes)} of each device{_why(forecast, need)}{fewest}"
+
+
+def _what_would_fit(forecast: MemoryForecast, limit: int) -> str:
+    layout = forecast.enough(limit)
+    if layout is None:
+        return "more devices are not enough: use a smaller batch, or a smaller model"
+    return f"{layout.devices} devices of this size are enough, with {words(layout)}; or use a smaller batch"
+
+
+def choice(forecast: MemoryForecast, need: Need) -> str:
+    """Say in a line why a run takes a layout."""
+    layout = words(need.layout)
+    if need.limit is None:
+        return f"--strategy auto: {layout}, as it is not known how much memory the devices have"
+    size = "at most " * (forecast.record.steps == 1) + in_bytes(need.bytes)
+    why = _why(forecast, need)
+    return f"--strategy auto: {layout} needs {size} of each device's {in_bytes(need.limit)}{why}"
 
 
 def _why(forecast: MemoryForecast, need: Need) -> str:

@@ -1,0 +1,68 @@
+"""`duoka run --strategy auto`: a forecast of memory chooses the strategy, then the run begins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from duoka import environment
+from duoka.cli.trial import named, sayer, to_the_end
+from duoka.devices import inventory
+from duoka.devices.memory import memory_of_each
+from duoka.errors import AskedError, DuokaError
+from duoka.options import Options
+from duoka.plan import Plan, decide
+
+
+def run_chosen(plan: Plan, opts: Options, memory: int | None, start: Callable[[Plan], int]) -> int:
+    """Choose the strategy of a plan, and start it; returns the exit code.
+
+    memory: bytes of each device; None: as the devices say.
+
+    Raises:
+        AskedError: no strategy fits.
+        DuokaError: nothing can be told of the script.
+    """
+    return to_the_end(lambda: start(_chosen(plan, opts, memory)))
+
+
+def _chosen(plan: Plan, opts: Options, memory: int | None) -> Plan:
+    from duoka.forecasting.memory.forecast import MemoryRequest, forecast_memory  # imports torch
+    from duoka.forecasting.memory.showing import choice, verdict
+
+    seen = inventory.read()
+    limit = memory_of_each(plan.devices, seen) if memory is None else memory
+    alone = replace(opts, strategy="", devices="cpu:1", blocks=(), restarts=0, report=None)
+    on_cpu = decide(alone, seen, environment.visible_gpus(), environment.threads())
+    request = MemoryRequest(
+        opts.target.name, on_cpu, [named(plan)], [len(plan.devices)], [limit], opts.blocks, None, choosing=True
+    )
+    say = sayer(plan.verbosity)
+    try:
+        with _no_input():
+            found = forecast_memory(request, lambda text: say(f"--strategy auto: {text}"))
+    except DuokaError:
+        say("--strategy auto: the strategy cannot be chosen; --strategy ddp or fsdp starts the script at once")
+        raise
+    need = found.advice(len(plan.devices))
+    if need is None:
+        raise AskedError(f"--strategy auto: {verdict(found)}; --strategy fsdp starts the script all the same")
+    layout = need.layout
+    notes = (*plan.notes, choice(found, need))
+    return replace(plan, strategy=layout.strategy, checkpoint_activations=layout.checkpoints, notes=notes)
+
+
+@contextmanager
+def _no_input() -> Iterator[None]:
+    """Let the script find its standard input empty, which it reads when it is run."""
+    kept = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 0)
+        os.close(nothing)
+        os.close(kept)
