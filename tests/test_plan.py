@@ -177,6 +177,15 @@ def test_a_missing_script(tmp_path: Path) -> None:
         decide(Options(Target(str(tmp_path / "train.py"))), CPUS, None, None)
 
 
+@pytest.mark.parametrize(
+    ("devices", "words"), [("cpu:2", "cpu:2"), ("cpu", "cpu:1"), ("0,3", "0,3"), ("3,", "cuda:3")]
+)
+def test_devices_in_the_syntax_of_the_option(plan: Any, devices: str, words: str) -> None:
+    made = plan(PLAIN, inventory=GPUS, devices=devices)
+    assert made.device_words == words
+    assert plan(PLAIN, inventory=GPUS, devices=words).devices == made.devices
+
+
 def test_a_plan_is_frozen(plan: Any) -> None:
     with pytest.raises(FrozenInstanceError):
         plan(PLAIN).strategy = "ddp"

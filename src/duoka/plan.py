@@ -98,6 +98,16 @@ class Plan:
         return range(first, first + self.workers)
 
     @property
+    def device_words(self) -> str:
+        """The devices in the syntax of `--devices`: `cpu:2`, `0,3`, `cuda:3`."""
+        first, numbers = self.devices[0], ",".join(str(device.index) for device in self.devices)
+        if first.type == "cpu":
+            return f"cpu:{len(self.devices)}"
+        if first.type != "cuda":
+            return first.type
+        return numbers if len(self.devices) > 1 else f"cuda:{numbers}"  # one number would be a count
+
+    @property
     def is_for_one(self) -> bool:
         """Return whether the run has one worker."""
         return self.workers == 1 and self.machines.count == 1

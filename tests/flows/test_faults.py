@@ -55,6 +55,16 @@ def test_memory_that_runs_out_says_what_helps(flow: Flow) -> None:
     assert "a smaller batch_size" in outcome.result.stderr
 
 
+def test_memory_that_runs_out_on_one_device(flow: Flow) -> None:
+    script = flow.write("train.py", "import torch\nraise torch.OutOfMemoryError('CUDA out of memory.')\n")
+    result = flow.run(["run", "--devices", "cpu:1", script])
+    assert result.returncode == 1
+    *_, error, hint = result.stderr.splitlines()
+    assert error == "torch.OutOfMemoryError: CUDA out of memory."
+    assert hint.startswith("  memory ran out on this device; what helps: a smaller batch_size")
+    assert f"`duoka forecast --memory {script}` says what fits" in hint
+
+
 DEBUGGED = """
 import pdb
 reading, writing = os.pipe()

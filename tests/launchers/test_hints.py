@@ -1,8 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from duoka.devices import Device
 from duoka.launchers.hints import hints
+from duoka.options import Target
+from duoka.plan import Kind, Plan
+from tests.forecasting.made import plan as planned
+
+GPUS = (Device("cuda", 0), Device("cuda", 3))
+TWO = replace(planned(GPUS), target=Target("pack.train", ("--name=a b",), is_module=True))
 
 
 @pytest.mark.parametrize(
@@ -21,9 +30,27 @@ from duoka.launchers.hints import hints
     ],
 )
 def test_what_to_do_is_told(error: str, words: str) -> None:
-    (line,) = hints(error)
+    (line,) = hints(error, TWO)
     assert words in line
 
 
 def test_nothing_is_told_of_other_errors() -> None:
-    assert hints("ValueError: boom") == []
+    assert hints("ValueError: boom", TWO) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (TWO, "`duoka forecast --memory --devices 0,3 -m pack.train '--name=a b'` says what fits"),
+        (
+            replace(TWO, devices=TWO.devices[:1]),
+            "`duoka forecast --memory -m pack.train '--name=a b'` says what fits",
+        ),
+        (replace(TWO, kind=Kind.DISTRIBUTED), "what helps: a smaller batch_size, more devices"),
+        (replace(TWO, kind_reason="duoka.launch"), "a smaller batch_size (it counts all ranks), more devices"),
+        (replace(TWO, target=Target("-")), "a smaller batch_size (it counts all ranks), more devices"),
+    ],
+)
+def test_the_command_that_tells_what_fits(plan: Plan, words: str) -> None:
+    (line,) = hints("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", plan)
+    assert line.endswith(words)

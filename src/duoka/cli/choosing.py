@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from duoka import environment
-from duoka.cli.trial import named, sayer, to_the_end
+from duoka.cli.trial import sayer, to_the_end
 from duoka.devices import inventory
 from duoka.devices.memory import memory_of_each
 from duoka.errors import AskedError, DuokaError
@@ -37,7 +37,7 @@ def _chosen(plan: Plan, opts: Options, memory: int | None) -> Plan:
     alone = replace(opts, strategy="", devices="cpu:1", blocks=(), restarts=0, report=None)
     on_cpu = decide(alone, seen, environment.visible_gpus(), environment.threads())
     request = MemoryRequest(
-        opts.target.name, on_cpu, [named(plan)], [len(plan.devices)], [limit], opts.blocks, None, choosing=True
+        opts.target.name, on_cpu, [plan.device_words], [len(plan.devices)], [limit], opts.blocks, None, choosing=True
     )
     say = sayer(plan.verbosity)
     try:

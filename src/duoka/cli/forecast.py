@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,6 @@ from duoka.cli.run import GROUPS, Groups, ScriptCommand, asked_for
 from duoka.cli.trial import (
     OF_RUN,
     decide_and_take,
-    named,
     own_ranks_error,
     say_plan,
     sayer,
@@ -21,7 +21,7 @@ from duoka.cli.trial import (
     to_the_end,
     write_report,
 )
-from duoka.devices import Device, inventory
+from duoka.devices import inventory
 from duoka.errors import OptionError
 from duoka.options import Options, Target
 from duoka.plan import Kind, Plan
@@ -120,14 +120,8 @@ def _growing(devices: str, decided: Callable[[str], Plan]) -> list[Plan]:
         raise OptionError(
             "--devices", devices, "several devices", f"here it is one ({most.devices[0]}); cpu:2 is two CPU workers"
         )
-    return [*(decided(_words(most.devices[:count])) for count in powers_below(len(most.devices))), most]
-
-
-def _words(devices: Sequence[Device]) -> str:
-    """Format devices in the syntax of `--devices`."""
-    if devices[0].type == "cpu":
-        return f"cpu:{len(devices)}"
-    return f"cuda:{','.join(str(device.index) for device in devices)}"
+    fewer = [replace(most, devices=most.devices[:count]) for count in powers_below(len(most.devices))]
+    return [*(decided(plan.device_words) for plan in fewer), most]
 
 
 def _run(opts: Options, plans: Sequence[Plan], steps: int, shown: str) -> int:
@@ -137,9 +131,9 @@ def _run(opts: Options, plans: Sequence[Plan], steps: int, shown: str) -> int:
     from duoka.forecasting.showing import as_data, as_text
 
     say = sayer(shown)
-    say_plan(named(plans[-1]), plans[-1], say)
+    say_plan(plans[-1].device_words, plans[-1], say)
     request = ForecastRequest(
-        opts.target.name, [(named(plan), plan) for plan in plans], steps, inventory.cores(), opts.log_dir
+        opts.target.name, [(plan.device_words, plan) for plan in plans], steps, inventory.cores(), opts.log_dir
     )
     found = start(request, say)
     write_report(opts.report, lambda: page(found))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import click
 
 from duoka import environment
-from duoka.cli.trial import named, own_ranks_error, sayer, to_the_end
+from duoka.cli.trial import own_ranks_error, sayer, to_the_end
 from duoka.devices import inventory
 from duoka.devices.memory import memory_of_each
 from duoka.errors import OptionError
@@ -63,7 +63,7 @@ def _decided(opts: Options, limit: int | None) -> tuple[Plan, list[str], list[in
     counts = [*powers_below(len(most.devices)), len(most.devices)]
     devices = [most.devices[:count] for count in counts]
     limits = [memory_of_each(some, seen) if limit is None else limit for some in devices]
-    return decided("cpu:1"), [named(replace(most, devices=some)) for some in devices], counts, limits
+    return decided("cpu:1"), [replace(most, devices=some).device_words for some in devices], counts, limits
 
 
 def powers_below(number: int) -> Iterator[int]:

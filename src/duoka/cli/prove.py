@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from duoka.cli.run import GROUPS, Groups, ScriptCommand, asked_for
-from duoka.cli.trial import OF_RUN, decide_and_take, named, say_plan, sayer, shown_options, to_the_end, write_report
+from duoka.cli.trial import OF_RUN, decide_and_take, say_plan, sayer, shown_options, to_the_end, write_report
 from duoka.errors import OptionError
 from duoka.options import Options, Target, one_of
 from duoka.plan import Plan
@@ -112,7 +112,7 @@ def _request(
     from duoka.proving.proof import ProofRequest  # imports torch; a plan is made without it
     from duoka.proving.runs import ScriptRun, as_python
 
-    names = [words if words != "auto" else named(plan) for words, plan in zip(devices, plans, strict=True)]
+    names = [words if words != "auto" else plan.device_words for words, plan in zip(devices, plans, strict=True)]
     runs = [ScriptRun(name, plan) for name, plan in zip(names, plans, strict=True)]
     if len(runs) == 1:
         runs = [as_python(plans[0], opts.threads), *runs]

@@ -65,14 +65,6 @@ def decide_and_take(
     return plans, held
 
 
-def named(plan: Plan) -> str:
-    """Format the devices of a plan in the syntax of `--devices`: `cpu:2`, `0,3`."""
-    first = plan.devices[0]
-    if first.type == "cpu":
-        return f"cpu:{len(plan.devices)}"
-    return ",".join(str(device.index) for device in plan.devices) if first.type == "cuda" else str(first)
-
-
 def sayer(shown: str) -> Callable[[str], None]:
     """Return a function that prints progress on standard error, if shown."""
     return say if shown in ("normal", "verbose") else lambda text: None

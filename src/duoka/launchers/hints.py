@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 
+from duoka.plan import Kind, Plan
+from duoka.script.files import STANDARD_INPUT
+
+MEMORY = r"MemoryError|OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory"
 # Pattern of an error's last line -> advice.
 HINTS = {
-    r"MemoryError|OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory": (
-        "memory ran out on this rank; what helps: a smaller batch_size (it counts all ranks), more devices"
-    ),
     r"Too many open files": (
         "this process may open no more files; `ulimit -n` shows how many it may, `ulimit -n 65536` raises it"
     ),
@@ -30,6 +32,26 @@ HINTS = {
 }
 
 
-def hints(error: str) -> list[str]:
+def hints(error: str, plan: Plan) -> list[str]:
     """Return a line of advice for the last line of a traceback, or an empty list."""
-    return [f"  {hint}" for pattern, hint in HINTS.items() if re.search(pattern, error)][:1]
+    others = (f"  {hint}" for pattern, hint in HINTS.items() if re.search(pattern, error))
+    return memory_hints(error, plan) or [*others][:1]
+
+
+def memory_hints(error: str, plan: Plan) -> list[str]:
+    """Return a line of advice if memory ran out, or an empty list."""
+    if not re.search(MEMORY, error):
+        return []
+    where = "this device" if plan.is_for_one else "this rank"
+    return [f"  memory ran out on {where}; what helps: {_less_memory(plan)}"]
+
+
+def _less_memory(plan: Plan) -> str:
+    batch = "a smaller batch_size" + " (it counts all ranks)" * (plan.kind is not Kind.DISTRIBUTED)
+    target = plan.target
+    is_script = plan.kind_reason != "duoka.launch" and target.name != STANDARD_INPUT
+    if plan.kind is Kind.DISTRIBUTED or not is_script:
+        return f"{batch}, more devices"
+    devices = "" if plan.is_for_one or plan.machines.count > 1 else f"--devices {plan.device_words} "
+    words = shlex.join([*["-m"] * target.is_module, target.name, *target.args])
+    return f"{batch}, more devices, or less on each: `duoka forecast --memory {devices}{words}` says what fits"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TypeVar
@@ -16,6 +16,7 @@ from typing import TypeVar
 from duoka import environment
 from duoka.environment import RankInfo
 from duoka.errors import AskedError, DuokaError, ScriptError
+from duoka.launchers.hints import memory_hints
 from duoka.network.keys import Key
 from duoka.plan import Kind, Plan
 from duoka.process import this_process
@@ -66,8 +67,9 @@ def run_inline(plan: Plan) -> int:
         code = 2 if isinstance(error, AskedError) else 1
         return code
     except BaseException as error:
-        record.failed(f"the script raised {tracebacks.headline(error).splitlines()[-1]}")
-        _show_as_python_would()
+        headline = tracebacks.headline(error).splitlines()[-1]
+        record.failed(f"the script raised {headline}")
+        _show_as_python_would(memory_hints(headline, plan))
         raise
     finally:
         record.ended(code)
@@ -91,12 +93,14 @@ def run_alone(plan: Plan, function: Callable[[], T], publisher: Publisher | None
         return function()
 
 
-def _show_as_python_would() -> None:
-    """Remove duoka's frames from the traceback that the interpreter is about to print."""
+def _show_as_python_would(hints: Sequence[str] = ()) -> None:
+    """Remove duoka's frames from the traceback that the interpreter is about to print; print lines below it."""
     show = sys.excepthook
 
     def show_trimmed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         tracebacks.trim(error)
         show(kind, error, error.__traceback__)
+        for line in hints:
+            print(line, file=sys.stderr)
 
     sys.excepthook = show_trimmed

@@ -65,14 +65,14 @@ def _well(verdict: Verdict, scene: ReportContext) -> list[str]:
 def _agreed(verdict: Verdict, scene: ReportContext) -> list[str]:
     """Report the error as Python would: it is the script's, and the same on all ranks."""
     first = verdict.culprits[0]
-    return [*_last_words(first, scene), *hints(first.ending.error if first.ending else "")]
+    return [*_last_words(first, scene), *hints(first.ending.error if first.ending else "", scene.plan)]
 
 
 def _raised(verdict: Verdict, scene: ReportContext) -> list[str]:
     first, ending = verdict.culprits[0], verdict.culprits[0].ending
     assert ending is not None
     what = f"raised on {_of_all(verdict, scene)} ({ending.host}){_place(first, scene)}"
-    return [*_last_words(first, scene), _headline(what, verdict, scene), *hints(ending.error)]
+    return [*_last_words(first, scene), _headline(what, verdict, scene), *hints(ending.error, scene.plan)]
 
 
 def _exited(verdict: Verdict, scene: ReportContext) -> list[str]:
