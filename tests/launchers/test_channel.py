@@ -14,7 +14,7 @@ import pytest
 
 from duoka.errors import AskedError, OptionError, TimedOut
 from duoka.launchers import channel as module
-from duoka.launchers.channel import Channel
+from duoka.launchers.channel import FOR_FIRST, Channel
 from duoka.launchers.hello import Hello
 from duoka.launchers.listening import open_to_all
 from duoka.network.connection import SILENT
@@ -100,6 +100,13 @@ def test_all_hear_everything_in_the_same_order(talks: list[Channel]) -> None:
     assert len({tuple(one.messages("end")) for one in talks}) == 1
     assert [one.messages("nothing") for one in talks] == [{}, {}, {}]
     assert {one.address for one in talks} == {"127.0.0.1"}
+
+
+def test_messages_for_machine_0_go_to_no_other(talks: list[Channel]) -> None:
+    talks[1].send(f"{FOR_FIRST}samples", [1])
+    talks[1].send("progress", 2)
+    until(talks, lambda: all(one.messages("progress") for one in talks))
+    assert [1 in one.messages(f"{FOR_FIRST}samples") for one in talks] == [True, False, False]
 
 
 def test_a_machine_that_goes_is_lost_to_all(talks: list[Channel]) -> None:

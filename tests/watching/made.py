@@ -26,4 +26,5 @@ def record(ranks: int = 2, **given: Any) -> RunRecord:
 
 def sample(time: float, *ranks: dict[str, Any]) -> RunSample:
     """A sample of ranks with these counters."""
-    return RunSample(time, tuple(RankSample(rank, 101 + rank, **given) for rank, given in enumerate(ranks)))
+    found = ({"pid": 101 + rank, "time": time, "device": "CPU"} | given for rank, given in enumerate(ranks))
+    return RunSample(time, tuple(RankSample(rank, **given) for rank, given in enumerate(found)))

@@ -13,7 +13,8 @@ from tests.watching.made import record, sample
 def found(first: dict[str, Any], second: dict[str, Any], **given: Any) -> list[str]:
     watcher = RunWatcher(record(**given))
     watcher.add(sample(0.0, {}, {}))
-    watcher.add(sample(10.0, {"steps": 5, "ran": 10.0, **first}, {"steps": 5, "ran": 10.0, **second}))
+    usual = {"steps": 5, "ran": 10.0}
+    watcher.add(sample(10.0, usual | first, usual | second))
     return findings(watcher.state({}))
 
 
@@ -50,9 +51,21 @@ def test_what_stands_out(first: dict[str, Any], second: dict[str, Any], expected
     assert found(first, second) == expected
 
 
+def test_ranks_of_other_machines() -> None:
+    places: dict[str, Any] = {"workers": (1, 1), "machines": ("machine 0 (a)", "machine 1 (b)"), "pids": (101,)}
+    heard = {"heard": 9.0}
+    text = "waiting for others 30%: rank 1 on machine 1 (b) is the slowest in 100% of readings, with 40% of its time "
+    assert f"{text}in its loader" in found({"waited": 6.0}, {"ran": 6.0, "loaded": 4.0, **heard}, **places)
+    inside = {"inside": "all_reduce", "since": 12.0}
+    stuck = "rank 0 on machine 0 (a) has been in all_reduce for 12 s"
+    assert found(inside, heard, **places) == [f"{stuck}; rank 1 on machine 1 (b) did not call it yet"]
+    silent = "rank 1 on machine 1 (b): nothing heard for 6 s"
+    assert found(inside, {"heard": 4.0}, **places) == [silent, stuck]
+
+
 def test_a_sleeping_script() -> None:
     assert found({"ran": 4.0}, {"ran": 4.0})[0].startswith("asleep 60%: ")
-    assert found({"ran": 4.0}, {"ran": 4.0}, devices=("GPU 0", "GPU 1")) == []
+    assert found({"ran": 4.0, "device": "GPU 0"}, {"ran": 4.0, "device": "GPU 1"}) == []
 
 
 def test_waits_that_are_not_seen_are_not_explained() -> None:
@@ -60,8 +73,8 @@ def test_waits_that_are_not_seen_are_not_explained() -> None:
 
 
 def test_a_full_gpu() -> None:
-    watcher = RunWatcher(record(1, devices=("GPU 3",)))
-    watcher.add(sample(0.0, {}))
+    watcher = RunWatcher(record(1))
+    watcher.add(sample(0.0, {"device": "GPU 3"}))
     full, free = (Gpu(3, "GPU-1", "H200", 100, used=used) for used in (96, 50))
     assert findings(watcher.state({"GPU 3": free})) == []
     assert findings(watcher.state({"GPU 3": full})) == [

@@ -23,11 +23,11 @@ BEFORE: dict[str, Any] = {"waited": 5.0, "loaded": 3.0, "ran": 40.0, "queued": 1
 )
 def test_the_parts_of_ten_seconds(more: dict[str, float], expected: tuple[float, ...]) -> None:
     after = {name: value + more.get(name, 0) for name, value in BEFORE.items()}
-    found = parts(RankSample(0, 1, **BEFORE), RankSample(0, 1, **after), 10.0)
+    found = parts(RankSample(0, 1, 100.0, **BEFORE), RankSample(0, 1, 110.0, **after))
     assert astuple(found) == pytest.approx(expected)
     assert sum(astuple(found)) == pytest.approx(1)
 
 
 def test_no_time_has_no_parts() -> None:
     with pytest.raises(ValueError, match="0 s apart"):
-        parts(RankSample(0, 1), RankSample(0, 1), 0.0)
+        parts(RankSample(0, 1), RankSample(0, 1))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from duoka.watching.watcher import WINDOW, RunState, RunWatcher
@@ -45,6 +47,27 @@ def test_the_slowest_rank_is_the_one_that_waits_least() -> None:
     ]
     assert watched(*looks).slowest == (1, 0.5)
     assert watched(*looks, sees_waits=False).slowest is None
+
+
+MACHINES: dict[str, Any] = {"workers": (1, 1), "machines": ("machine 0 (a)", "machine 1 (b)")}
+
+
+def test_a_rank_of_another_machine_is_compared_when_a_new_sample_has_come() -> None:
+    watcher = RunWatcher(record(1, **MACHINES))
+    unknown: dict[str, Any] = {"pid": 0, "time": 0.0}
+    late: dict[str, Any] = {"time": 50.5, "heard": 1.1, "waited": 1.0, "ran": 3.0}  # by the clock of its machine
+    later = late | {"time": 52.5, "heard": 3.1, "steps": 3, "ran": 5.0}
+    for time, waited, elsewhere in ((0.0, 0.0, unknown), (1.0, 0.5, unknown), (2.0, 1.0, late), (3.0, 1.5, late)):
+        watcher.add(sample(time, {"steps": int(time), "waited": waited}, elsewhere))
+    state = watcher.state({})
+    assert (state.slowest, state.ranks[1].parts) == (None, None)
+    watcher.add(sample(4.0, {"steps": 4, "waited": 2.0}, later))
+    state = watcher.state({})
+    assert state.slowest == (1, 1.0)  # one reading
+    one = state.ranks[1]
+    assert (one.machine, one.silent) == ("machine 1 (b)", pytest.approx(0.9))
+    assert one.parts is not None
+    assert (one.parts.waiting, one.parts.computing) == (0.0, 1.0)
 
 
 def test_old_looks_are_forgotten() -> None:

@@ -83,7 +83,14 @@ def _serve(pid: int | None) -> int:
 
 
 def _runs(pid: int | None) -> list[RunRecord]:
-    return [record for record in published_runs() if pid in (None, record.pid)]
+    """Return the run of this command process; without one all runs, each once.
+
+    An engine may start several commands for a run on one machine; the first of all shows the ranks of the others.
+    """
+    runs = list(published_runs())
+    first = {record.run for record in runs if record.machine == 0}
+    shown = (record for record in runs if record.machine == 0 or record.run not in first)
+    return [record for record in runs if record.pid == pid] if pid is not None else list(shown)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Messages between the commands of a run on several machines.
 
-Machine 0 listens, and each of the others connects to it. Each message goes through machine 0 to all machines, the
-sender included, so that all receive all messages in the same order. `duoka.network.connection` authenticates them.
+Machine 0 listens, and each of the others connects to it. Each message, unless it is for machine 0 alone, goes through
+machine 0 to all machines, the sender included, so that all receive all messages in the same order.
+`duoka.network.connection` authenticates them.
 
 A machine is lost when its command ends, which closes its connection, or when its power or network fails: TCP
 keepalive finds that after `SILENT` seconds, however busy the commands are.
@@ -30,6 +31,7 @@ PAUSE = 0.5  # seconds between two attempts to reach machine 0
 MOST_PENDING = 64  # connections that have not authenticated yet
 HELLO_TIMEOUT = 5.0  # seconds that each of them has to authenticate
 LOST = "lost"
+FOR_FIRST = "for machine 0: "  # in front of the names of messages that machine 0 does not pass on
 
 ReportWait = Callable[[str], None]  # called with a text that names whom this machine waits for
 
@@ -68,7 +70,7 @@ class Channel(ABC):
 
     @abstractmethod
     def send(self, what: str, value: Any) -> None:
-        """Send a value under a name to all machines."""
+        """Send a value under a name to all machines; if the name begins with `FOR_FIRST`, to machine 0 only."""
 
     @abstractmethod
     def read(self) -> None:
@@ -275,7 +277,7 @@ class HostChannel(Channel):
                 continue
             try:
                 for what, _, value in key.data.receive():
-                    self._broadcast(what, number, value)
+                    (self._store if what.startswith(FOR_FIRST) else self._broadcast)(what, number, value)
             except (OSError, ValueError) as error:
                 self._lose(number, _words(error))
 

@@ -30,7 +30,7 @@ from duoka.launchers.machines import SingleMachine
 from duoka.launchers.output import Outputs
 from duoka.launchers.reaper import orphan_reaper
 from duoka.launchers.report import ReportContext, other_stacks, report
-from duoka.launchers.restarts import cause, is_fault, with_restarts
+from duoka.launchers.restarts import cause, with_restarts
 from duoka.launchers.signals import Signals
 from duoka.launchers.stuck import (
     IdleClock,
@@ -105,7 +105,7 @@ def run_local(plan: Plan) -> int:
                 is_or_are = "is" if plan.workers == 1 else "are"
                 say(f"{name_ranks(list(plan.ranks))} of {plan.world_size} {is_or_are} here")
             import_once(plan)
-            with Signals() as signals, closing(_record(plan)) as record:
+            with Signals() as signals, closing(_record(plan, run_id)) as record:
                 run = RunContext(plan, run_id, outputs, signals, others=others, record=record)
                 reports = plan.machines.each == "machine" or plan.machines.number == 0
 
@@ -121,12 +121,13 @@ def run_local(plan: Plan) -> int:
         return 128 + signal.SIGINT
 
 
-def _record(plan: Plan) -> UnpublishedRun:
-    if plan.report is None:
-        return PublishedRun(plan)
+def _record(plan: Plan, run_id: str) -> UnpublishedRun:
+    """Return what publishes the run. Commands that an engine starts have the same options: only one reports."""
+    if plan.report is None or (plan.machines.engine and plan.machines.number > 0):
+        return PublishedRun(plan, run=run_id)
     from duoka.watching.reported import ReportedRun
 
-    return ReportedRun(plan, plan.report, say)
+    return ReportedRun(plan, plan.report, say, run=run_id)
 
 
 @contextmanager
@@ -196,7 +197,7 @@ def attempt(run: RunContext, number: int) -> Verdict:
         if _reports_end(plan.machines, verdict):
             text = report(verdict, ReportContext(plan, board, group.workers, run.outputs))
             run.write(text)
-        if is_fault(verdict):
+        if verdict.code and verdict.why != "stopped":
             run.record.failed(cause(verdict), text + other_stacks(verdict))
         return verdict
     finally:
@@ -231,6 +232,7 @@ def _watch(run: RunContext, group: WorkerGroup, board: StatusBoard) -> tuple[Stu
 
     while not group.gone():
         group.listen(TICK)
+        others.share_samples(run.record, board)
         run.record.look()
         others.show(board, TO_SHOW, debugged=time.monotonic() < debugged_until)
         if group.signals.stops:

@@ -1,7 +1,8 @@
 """The other machines of a run: what their commands exchange.
 
 Each command watches its own workers and judges how they ended. From the others it receives the progress of their
-ranks, the notice that they end them, and how those ended.
+ranks, the notice that they end them, and how those ended. Machine 0 also asks them for samples of their ranks, for
+those who watch the run there.
 """
 
 from __future__ import annotations
@@ -10,20 +11,26 @@ import secrets
 import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from duoka.errors import TimedOut
-from duoka.launchers.channel import Channel, Message
+from duoka.launchers.channel import FOR_FIRST, Channel, Message
 from duoka.launchers.restarts import cause, is_fault, was_meant
 from duoka.launchers.verdict import Doubt, Elsewhere, Verdict, agreement_key, doubt_of, without_agreement
 from duoka.launchers.worker_group import Peers, WorkerGroup
 from duoka.network.keys import Key
 from duoka.plan import Plan
+from duoka.supervision.elsewhere import MachineSamples
 from duoka.supervision.status_board import Progress, StatusBoard
 from duoka.system.printable import printable
+from duoka.watching.messages import as_message, checked
+from duoka.watching.record import UnpublishedRun
 
 TICK = 0.5  # seconds between two polls
+TO_ASK = 0.5  # seconds between two requests for samples
+MOST_ASKED = 32  # machines that are asked so often; more are asked less often
 TO_CONCLUDE = 60.0  # seconds for the others to end their ranks: longer than scripts have to answer a signal
 
 
@@ -59,6 +66,12 @@ class SingleMachine(Peers):
     def all_sent_last_progress(self) -> bool:
         """Return whether all other machines have sent the last progress of their ranks."""
         return True
+
+    def share_samples(self, run: UnpublishedRun, board: StatusBoard) -> None:
+        """Write samples of the other machines' ranks on machine 0's board, for those who watch the run there.
+
+        Machine 0 asks for them again and again; on the others this answers.
+        """
 
     def progress(self) -> dict[int, Progress]:
         """Return the progress of the other machines' ranks, by rank."""
@@ -97,7 +110,8 @@ class SeveralMachines(SingleMachine):
 
     def begin(self, number: int) -> None:
         self._attempt = number
-        self._shown_at = 0.0
+        self._shown_at = self._asked_at = 0.0
+        self._heard_at: dict[int, float] = {}
         self._has_announced_end = False
 
     def start(self, group: WorkerGroup, port: int) -> None:
@@ -142,6 +156,23 @@ class SeveralMachines(SingleMachine):
             if machine != self._channel.number
             for rank, slot in message.value["seats"].items()
         }
+
+    def share_samples(self, run: UnpublishedRun, board: StatusBoard) -> None:
+        if self._channel.number == 0:
+            now = time.monotonic()
+            if now - self._asked_at >= TO_ASK * max(1.0, self._plan.machines.count / MOST_ASKED):
+                self._asked_at = now
+                self._send("ask", None)
+            for machine, message in self._channel.messages(f"{FOR_FIRST}samples {self._attempt}").items():
+                if message.at != self._heard_at.get(machine):
+                    self._heard_at[machine] = message.at
+                    with suppress(ValueError):  # without samples it is shown as silent
+                        ranks = checked(message.value, self._plan.machines.workers[machine])
+                        board.elsewhere.write(machine, MachineSamples(message.at, ranks))
+        elif 0 in (asked := self._received("ask")) and asked[0].at != self._asked_at:
+            self._asked_at = asked[0].at
+            if (sample := run.sample()) is not None:
+                self._channel.send(f"{FOR_FIRST}samples {self._attempt}", as_message(sample.ranks))
 
     def is_debugging(self) -> bool:
         return any(message.value["debugged"] for message in self._received("progress").values())

@@ -85,6 +85,8 @@ def cause(verdict: Verdict) -> str:
         return verdict.elsewhere.cause
     if verdict.stuck is not None and verdict.stuck.mismatch is not None:
         return "the ranks called different collectives"
+    if verdict.stuck is not None and verdict.stuck.at_exit:
+        return f"the processes of {name_ranks(list(verdict.stuck.missing))} did not exit"
     if verdict.stuck is not None:
         missing = verdict.stuck.missing or verdict.stuck.waiting
         return f"{name_ranks(list(missing))} {'did not come' if verdict.stuck.missing else 'hung'}"

@@ -16,6 +16,8 @@ from time import monotonic_ns  # a script's `time.monotonic_ns` may be rank 0's
 from typing import NamedTuple
 
 from duoka.errors import RanksApart
+from duoka.supervision import elsewhere
+from duoka.supervision.elsewhere import Elsewhere
 from duoka.supervision.told import SIZE as TOLD_SIZE
 from duoka.supervision.told import Told
 
@@ -43,8 +45,7 @@ class Progress:
     text, since: name of that one, and CLOCK_MONOTONIC at its begin, in seconds.
     seen: CLOCK_MONOTONIC at which this was true: now, except for slots that are updated by polling.
     steps, slowest: number of finished steps, and seconds of the slowest; the first, which includes the start, does
-    not
-        count.
+    not count.
     """
 
     begun: int
@@ -121,39 +122,47 @@ class Collective(NamedTuple):
 
 
 class StatusBoard:
-    """The slots of a machine's ranks, in memory shared with processes forked later."""
+    """The slots of a machine's ranks, in memory shared with processes forked later.
 
-    def __init__(self, memory: mmap.mmap, ranks: range) -> None:
-        self.ranks = ranks
+    others: numbers of workers of machines 1, 2, ..., whose samples machine 0's board has too.
+    """
+
+    def __init__(self, memory: mmap.mmap, ranks: range, others: Sequence[int] = ()) -> None:
+        self.ranks, self._others = ranks, others
         view = memoryview(memory)
         self._bytes = {rank: view[at * SLOT_SIZE : (at + 1) * SLOT_SIZE] for at, rank in enumerate(ranks)}
         self._words = {rank: slot.cast("Q") for rank, slot in self._bytes.items()}
         self._rest = view[len(ranks) * SLOT_SIZE :]
 
     @classmethod
-    def create(cls, count: int, first: int = 0, file: int = -1) -> StatusBoard:
+    def create(cls, count: int, first: int = 0, file: int = -1, others: Sequence[int] = ()) -> StatusBoard:
         """Create an empty board for `count` ranks, numbered from `first`.
 
         file: descriptor of an empty file that holds it, for other processes to open; -1: memory without a file.
         """
-        size = count * SLOT_SIZE + TOLD_SIZE
+        size = _size(count, others)
         if file != -1:
             os.ftruncate(file, size)
-        return cls(mmap.mmap(file, size), range(first, first + count))
+        return cls(mmap.mmap(file, size), range(first, first + count), others)
 
     @classmethod
-    def open(cls, file: int, ranks: range) -> StatusBoard:
+    def open(cls, file: int, ranks: range, others: Sequence[int] = ()) -> StatusBoard:
         """Map the board of another process, only to read it.
 
         Raises:
             ValueError: the file is too short for these ranks.
         """
-        return cls(mmap.mmap(file, len(ranks) * SLOT_SIZE + TOLD_SIZE, access=mmap.ACCESS_READ), ranks)
+        return cls(mmap.mmap(file, _size(len(ranks), others), access=mmap.ACCESS_READ), ranks, others)
 
     @cached_property
     def told(self) -> Told:
         """What rank 0's script tells those who watch; only on a board that was made or mapped by the two above."""
-        return Told(self._rest)
+        return Told(self._rest[:TOLD_SIZE])
+
+    @cached_property
+    def elsewhere(self) -> Elsewhere:
+        """The samples of other machines' ranks; only on a board as above."""
+        return Elsewhere(self._rest[TOLD_SIZE:], self._others)
 
     def slot(self, rank: int) -> StatusSlot:
         """Return the slot of `rank`, for its worker to write."""
@@ -337,6 +346,11 @@ def name_ranks(ranks: list[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def _size(count: int, others: Sequence[int]) -> int:
+    """Return the bytes of a board."""
+    return count * SLOT_SIZE + TOLD_SIZE + elsewhere.size(others)
 
 
 def _entry(count: int) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 
 from duoka.supervision.status_board import name_ranks
+from duoka.watching.record import RunRecord
 from duoka.watching.watcher import RunState
 
 WORTH_A_WORD = 0.2  # of the time; smaller parts are not mentioned
 OFTEN = 0.6  # of readings: a rank that was the slowest in as many is the cause
 LONG = 5.0  # seconds in one collective
+SILENT = 3.0  # seconds without a sample of another machine's ranks
 NEARLY_FULL = 0.95  # of a GPU's memory
 
 UNEVEN = "the step is too short for the exchange, or they do not come at the same time"
@@ -17,7 +20,7 @@ UNEVEN = "the step is too short for the exchange, or they do not come at the sam
 
 def findings(state: RunState) -> list[str]:
     """Return what stands out in a run, the largest part of the time first."""
-    found = [*_missing(state)]
+    found = [*_silent(state), *_missing(state)]
     found += [text for part, text in sorted(_parts(state), reverse=True) if part >= WORTH_A_WORD]
     return [*found, *_memory(state), *_faults(state)]
 
@@ -49,7 +52,7 @@ def _why_waiting(state: RunState) -> str:
         return UNEVEN
     rank, often = state.slowest
     one = next((one for one in state.ranks if one.sample.rank == rank), None)
-    text = f"rank {rank} is the slowest in {often:.0%} of readings"
+    text = f"{name_places(state.record, [rank])} is the slowest in {often:.0%} of readings"
     if one is None or one.parts is None:
         return text
     if one.parts.queued >= WORTH_A_WORD:
@@ -61,15 +64,31 @@ def _why_waiting(state: RunState) -> str:
     return f"{text}: it computes more than the others, or its cores or device are slower"
 
 
+def name_places(record: RunRecord, ranks: list[int]) -> str:
+    """Return `ranks 0 and 2`; in a run on several machines `ranks 0 and 1 on machine 0 (node1), rank 3 on ...`."""
+    by_machine = groupby(ranks, record.machine_of)
+    return ", ".join(name_ranks(list(some)) + (f" on {machine}" if machine else "") for machine, some in by_machine)
+
+
+def _silent(state: RunState) -> Iterator[str]:
+    """Yield from which ranks of other machines no sample has come lately."""
+    silent = [one for one in state.ranks if one.silent > SILENT]
+    if silent:
+        names = name_places(state.record, [one.sample.rank for one in silent])
+        longest = max(one.silent for one in silent)
+        yield f"{names}: nothing heard for {longest:.0f} s"
+
+
 def _missing(state: RunState) -> Iterator[str]:
     """Yield which ranks have waited long in a collective, and for whom."""
-    waiting = [one.sample for one in state.ranks if one.sample.inside and one.sample.since > LONG]
-    others = [one.sample.rank for one in state.ranks if not one.sample.inside]
+    heard = [one.sample for one in state.ranks if one.silent <= SILENT]
+    waiting = [one for one in heard if one.inside and one.since > LONG]
+    others = [one.rank for one in heard if not one.inside]
     if waiting:
         longest = max(waiting, key=lambda one: one.since)
-        names = name_ranks([one.rank for one in waiting])
+        names = name_places(state.record, [one.rank for one in waiting])
         verb = "has" if len(waiting) == 1 else "have"
-        whom = f"; {name_ranks(others)} did not call it yet" if others else ""
+        whom = f"; {name_places(state.record, others)} did not call it yet" if others else ""
         yield f"{names} {verb} been in {longest.inside} for {longest.since:.0f} s{whom}"
 
 

@@ -11,7 +11,7 @@ from duoka.devices.gpu import Gpu
 from duoka.supervision.told import LoggedValue, Told
 from duoka.watching.hearing import Hearer
 from duoka.watching.parts import Parts, parts
-from duoka.watching.sample import RunSample
+from duoka.watching.sample import RankSample, RunSample
 
 SHORTEST = 0.5  # seconds between two samples, at first
 MOST = 1_000  # samples of a run, and values of a name, at most twice as many
@@ -149,8 +149,8 @@ class History:
 
     def busy_time(self, rank: int) -> float:
         """Return the seconds of a step of one rank without waits for others, over all attempts."""
-        ends = [(samples[0].of(rank), samples[-1].of(rank)) for samples in self.attempts if samples]
-        seconds = sum(samples[-1].time - samples[0].time for samples in self.attempts if samples)
+        ends = [ends for samples in self.attempts if (ends := _ends(samples, rank)) is not None]
+        seconds = sum(last.time - first.time for first, last in ends)
         waited = sum(last.waited - first.waited for first, last in ends)
         return (seconds - waited) / max(1, sum(last.steps - first.steps for first, last in ends))
 
@@ -161,13 +161,21 @@ class History:
     def memory(self, rank: int) -> list[list[Point]]:
         """Return the bytes that a rank has in memory over time, for each attempt."""
         return [
-            [Point(sample.time, float(sample.of(rank).memory)) for sample in samples] for samples in self.attempts
+            [Point(sample.time, float(sample.of(rank).memory)) for sample in samples if sample.of(rank).is_known]
+            for samples in self.attempts
         ]
+
+
+def _ends(samples: Sequence[RunSample], rank: int) -> tuple[RankSample, RankSample] | None:
+    """Return the first and the last sample of a rank; None if nothing was heard of it."""
+    first = next((one for sample in samples if (one := sample.of(rank)).is_known), None)
+    return None if first is None else (first, samples[-1].of(rank))
 
 
 def _mean_parts(before: RunSample, after: RunSample) -> PartsPoint:
     seconds = after.time - before.time
-    found = [parts(old, new, seconds) for old, new in zip(before.ranks, after.ranks, strict=True)]
+    pairs = zip(before.ranks, after.ranks, strict=True)
+    found = [parts(old, new) for old, new in pairs if old.is_known and old.time < new.time]
     means = (fmean(getattr(one, name) for one in found) for name in _FIELDS)
     return PartsPoint(after.time, Parts(*means), seconds)
 
@@ -175,14 +183,13 @@ def _mean_parts(before: RunSample, after: RunSample) -> PartsPoint:
 def _step_times(samples: Sequence[RunSample], rank: int, own: bool) -> list[Point]:
     """Average over intervals in which the rank made at least one step."""
     points: list[Point] = []
-    before: tuple[float, int, float] | None = None
+    before: RankSample | None = None
     for sample in samples:
-        one = sample.of(rank)
-        now = sample.time, one.steps, one.waited
+        now = sample.of(rank)
         if before is None:
-            before = now if one.steps else None
-        elif now[1] > before[1]:
-            busy = now[0] - before[0] - (now[2] - before[2] if own else 0.0)
-            points.append(Point(now[0], max(0.0, busy) / (now[1] - before[1])))
+            before = now if now.steps else None
+        elif now.steps > before.steps:
+            busy = now.time - before.time - (now.waited - before.waited if own else 0.0)
+            points.append(Point(sample.time, max(0.0, busy) / (now.steps - before.steps)))
             before = now
     return points

@@ -15,7 +15,7 @@ from duoka.system.printable import printable
 from duoka.system.seconds import duration, in_words, per_second
 from duoka.watching.charts import Axis, Line, Mark, Segments, area_chart, line_chart
 from duoka.watching.document import document, head, table
-from duoka.watching.findings import findings
+from duoka.watching.findings import findings, name_places
 from duoka.watching.history import Event, History, Point
 from duoka.watching.parts import parts_shown
 from duoka.watching.record import RunRecord
@@ -52,7 +52,7 @@ def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0, pla
     charts = [
         *_step_charts(record, history, span, marks),
         *_value_charts(history, span, marks),
-        *_memory_chart(history, span, marks),
+        *_memory_chart(record, history, span, marks),
         *_gpu_charts(history, span, marks),
     ]
     body = [
@@ -99,11 +99,13 @@ def _how(end: RunEnd) -> str:
 def _head(record: RunRecord, history: History, end: RunEnd, state: RunState | None, place: str) -> Iterator[str]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.begun))
     devices = ", ".join(dict.fromkeys(record.devices))
-    words = [
-        f"began {when}",
-        f"took {duration(end.time - history.begun)}",
-        f"{len(record.devices)} worker{'s' * (len(record.devices) > 1)} on {devices}",
-    ]
+    workers = len(record.devices)
+    where = f"{workers} worker{'s' * (workers > 1)} on {devices}"
+    if record.others:
+        where = f"{sum(record.workers)} workers on {', '.join(dict.fromkeys(record.machines))}"
+    elif record.machine:
+        where = f"{where}: only {name_places(record, list(record.ranks))}; {record.machines[0]} shows all"
+    words = [f"began {when}", f"took {duration(end.time - history.begun)}", where]
     if place:
         words.append(place)
     if record.attempt:
@@ -149,15 +151,15 @@ def _table(state: RunState | None) -> str:
     shown = parts_shown(state.record.sees_waits)
     rows = []
     for one in _worst_first(state):
-        cells = [str(one.sample.rank), one.device]
+        cells = [str(one.sample.rank), *([one.machine] if state.record.others else []), one.device]
         cells += ["" if one.parts is None else f"{getattr(one.parts, part.field):.0%}" for part in shown]
-        cells += ["" if one.cores is None else f"{one.cores:.1f}", f"{one.sample.memory / MIB:,.0f}"]
+        cells.append("" if one.cores is None else f"{one.cores:.1f}")
+        cells.append(f"{one.sample.memory / MIB:,.0f}" if one.sample.is_known else "")
         rows.append(cells)
     note = "" if not state.record.attempt else " of the last attempt"
     note += f": the {MOST_ROWS} that wait least" if len(state.ranks) > MOST_ROWS else ""
-    return table(
-        f"The time of each rank{note}", ("rank", "device", *(part.name for part in shown), "cores", "MiB"), rows
-    )
+    places = ("rank", "machine", "device") if state.record.others else ("rank", "device")
+    return table(f"The time of each rank{note}", (*places, *(part.name for part in shown), "cores", "MiB"), rows)
 
 
 def _worst_first(state: RunState) -> list[RankState]:
@@ -179,7 +181,7 @@ def _step_charts(
     lines = [Line("a step", "c0", whole)]
     for place, rank in enumerate(drawn):
         own = history.step_times(rank, own=True)
-        lines.append(Line(f"rank {rank} without waits", f"c{place % 8 + 1}", own))
+        lines.append(Line(f"{name_places(record, [rank])} without waits", f"c{place % 8 + 1}", own))
     top = _top(line.segments for line in lines)
     note = f"The {MOST_LINES} slowest of {len(ranks)} ranks." if len(ranks) > MOST_LINES else ""
     yield line_chart("Seconds of a step", Axis(*span, top, in_words(top) if top else "0"), lines, marks, note)
@@ -190,12 +192,17 @@ def _ranks(history: History) -> list[int]:
     return sorted({one.rank for samples in history.attempts for sample in samples[-1:] for one in sample.ranks})
 
 
-def _memory_chart(history: History, span: tuple[float, float], marks: Sequence[Mark]) -> Iterator[str]:
+def _memory_chart(
+    record: RunRecord, history: History, span: tuple[float, float], marks: Sequence[Mark]
+) -> Iterator[str]:
     ranks = _ranks(history)
     if not ranks:
         return
     most = sorted(nlargest(MOST_LINES, ranks, history.most_memory))
-    lines = [Line(f"rank {rank}", f"c{place % 8 + 1}", history.memory(rank)) for place, rank in enumerate(most)]
+    lines = [
+        Line(name_places(record, [rank]), f"c{place % 8 + 1}", history.memory(rank))
+        for place, rank in enumerate(most)
+    ]
     top = _top(line.segments for line in lines)
     yield line_chart("Memory of each process", Axis(*span, top, f"{top / MIB:,.0f} MiB"), lines, marks)
 

@@ -22,12 +22,13 @@ class Parts:
     rest: float
 
 
-def parts(before: RankSample, after: RankSample, seconds: float) -> Parts:
+def parts(before: RankSample, after: RankSample) -> Parts:
     """Return the parts of the time between two samples of one rank.
 
     The main thread also runs while it waits (it polls at first) and loads (without loader workers). What the kernel
     counted of running is therefore at most what is left beside these two.
     """
+    seconds = after.time - before.time  # by the clock of its machine
     if seconds <= 0:
         raise ValueError(f"the samples are {seconds:g} s apart, not more than 0")
     waiting = after.waited - before.waited

@@ -15,11 +15,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from duoka.supervision.status_board import StatusBoard
 from duoka.system.runtime_folder import runtime_folder
+from duoka.watching.sample import RunSample, take
 
 if TYPE_CHECKING:
     from duoka.plan import Plan
@@ -38,6 +40,9 @@ class RunRecord:
     more after each restart. faults: what ended the attempts so far. reports: what was printed about each of them.
     pids: of the workers. board: descriptor of the status board in the command process; -1: there is none. code: the
     exit code; None: the run goes on.
+
+    For a run on several machines: machine: the number of this one. machines: each as named in messages. workers: of
+    each. run: a name of the run, equal on all. Machine 0's status board also has the samples of the others.
     """
 
     pid: int
@@ -53,6 +58,20 @@ class RunRecord:
     pids: tuple[int, ...] = ()
     board: int = -1
     code: int | None = None
+    machine: int = 0
+    machines: tuple[str, ...] = ()
+    workers: tuple[int, ...] = ()
+    run: str = ""
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """Numbers of workers of the machines whose samples the status board has."""
+        return self.workers[1:] if self.machine == 0 else ()
+
+    def machine_of(self, rank: int) -> str:
+        """Return the machine of a rank as named in messages; empty if there is only one."""
+        ends = accumulate(self.workers)
+        return next((name for name, end in zip(self.machines, ends, strict=False) if rank < end), "")
 
     @property
     def has_begun(self) -> bool:
@@ -65,11 +84,11 @@ class RunRecord:
         return range(self.first, self.first + len(self.pids))
 
 
-def record_of(plan: Plan) -> RunRecord:
-    """Return the record of a run of this process that begins now."""
+def record_of(plan: Plan, run: str = "") -> RunRecord:
+    """Return the record of a run of this process that begins now. run: its name, equal on all machines."""
     from duoka.plan import Kind  # `duoka gpus`, which only reads records, imports no more than it needs
 
-    own = plan.kind is Kind.DISTRIBUTED
+    own, machines = plan.kind is Kind.DISTRIBUTED, plan.machines
     return RunRecord(
         pid=os.getpid(),
         name=plan.target.name,
@@ -78,6 +97,10 @@ def record_of(plan: Plan) -> RunRecord:
         begun=time.time(),
         sees_waits=plan.devices[0].type == "cpu" and not own and plan.world_size > 1,
         samples_differ=own,
+        machine=machines.number,
+        machines=tuple(map(machines.where, range(machines.count))) if machines.workers else (),
+        workers=machines.workers,
+        run=run,
     )
 
 
@@ -90,6 +113,10 @@ class UnpublishedRun:
 
     def started(self, pids: Sequence[int]) -> None:
         """Publish that the workers of the attempt have these pids."""
+
+    def sample(self) -> RunSample | None:
+        """Return a sample of the attempt; None before its workers have started, and when one of them has ended."""
+        return None
 
     def look(self) -> None:
         """Take a sample, for a report of the run."""
@@ -107,9 +134,10 @@ class UnpublishedRun:
 class PublishedRun(UnpublishedRun):
     """The record of a run of this process, until `close`. Where the file cannot be written, nobody sees the run."""
 
-    def __init__(self, plan: Plan, folder: Path | None = None) -> None:
-        self.record = record_of(plan)
+    def __init__(self, plan: Plan, folder: Path | None = None, run: str = "") -> None:
+        self.record = record_of(plan, run)
         self._board = -1
+        self._status: StatusBoard | None = None
         self._path = (folder or runtime_folder()) / f"{os.getpid()}-{secrets.token_hex(4)}.run"
         self._file = -1
         with suppress(OSError):
@@ -120,11 +148,18 @@ class PublishedRun(UnpublishedRun):
         self._close_board()
         self._board = os.memfd_create(BOARD)
         self.record = replace(self.record, attempt=attempt, first=ranks.start, board=self._board, pids=())
-        return StatusBoard.create(len(ranks), ranks.start, self._board)
+        self._status = StatusBoard.create(len(ranks), ranks.start, self._board, self.record.others)
+        return self._status
 
     def started(self, pids: Sequence[int]) -> None:
         self.record = replace(self.record, pids=tuple(pids))
         self._write()
+
+    def sample(self) -> RunSample | None:
+        pids = self.record.pids
+        if self._status is None or not pids or not all(os.path.exists(f"/proc/{pid}/exe") for pid in pids):
+            return None  # the ended have no counters
+        return take(self.record, self._status)
 
     def failed(self, cause: str, report: str = "") -> None:
         reports = *self.record.reports, report[-LONGEST:]
@@ -210,7 +245,7 @@ def open_board(record: RunRecord) -> StatusBoard | None:
             return None
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return StatusBoard.open(file, record.ranks)
+            return StatusBoard.open(file, record.ranks, record.others)
         finally:
             os.close(file)
     return None

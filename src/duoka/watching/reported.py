@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,22 +12,21 @@ from duoka.watching.document import write_page
 from duoka.watching.history import Event, History
 from duoka.watching.page import RunEnd, page
 from duoka.watching.record import PublishedRun
-from duoka.watching.sample import take
 
 
 class ReportedRun(PublishedRun):
     """Takes samples while the run goes on, and writes the page when it is closed. say: prints a line."""
 
-    def __init__(self, plan: Plan, path: Path, say: Callable[[str], None], folder: Path | None = None) -> None:
-        super().__init__(plan, folder)
+    def __init__(
+        self, plan: Plan, path: Path, say: Callable[[str], None], folder: Path | None = None, run: str = ""
+    ) -> None:
+        super().__init__(plan, folder, run)
         self._report, self._say = path, say
         self._history = History(time.monotonic())
-        self._seen: StatusBoard | None = None
 
     def begin(self, attempt: int, ranks: range) -> StatusBoard:
-        self._seen = super().begin(attempt, ranks)
         self._history.begin()
-        return self._seen
+        return super().begin(attempt, ranks)
 
     def started(self, pids: Sequence[int]) -> None:
         super().started(pids)
@@ -37,10 +35,10 @@ class ReportedRun(PublishedRun):
 
     def look(self) -> None:
         now = time.monotonic()
-        if self._seen is not None and self._history.is_due(now):
-            self._history.hear(self._seen.told)
-            if all(os.path.exists(f"/proc/{pid}/exe") for pid in self.record.pids):  # the ended have no counters
-                self._history.add(take(self.record, self._seen))
+        if self._status is not None and self._history.is_due(now):
+            self._history.hear(self._status.told)
+            if (sample := self.sample()) is not None:
+                self._history.add(sample)
 
     def failed(self, cause: str, report: str = "") -> None:
         super().failed(cause, report)
@@ -49,9 +47,9 @@ class ReportedRun(PublishedRun):
     def close(self) -> None:
         now = time.monotonic()
         steps = None
-        if self._seen is not None:
-            self._history.hear(self._seen.told)
-            steps = min(self._seen.counters(rank).steps for rank in self._seen.ranks)
+        if self._status is not None:
+            self._history.hear(self._status.told)
+            steps = min(self._status.counters(rank).steps for rank in self._status.ranks)
         self._history.finish()
         super().close()
         try:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from duoka.supervision.status_board import StatusBoard
-from duoka.watching.record import RunRecord
+
+if TYPE_CHECKING:
+    from duoka.watching.record import RunRecord
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -18,13 +22,17 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 class RankSample:
     """Counters of one rank since its start; times are seconds.
 
-    waited: in collectives. loaded: taking batches from loaders. samples: in these batches. ran: its main thread on a
-    core. queued: its main thread ready to run, without a core. cpu: all its threads on cores. memory: bytes that it
-    has in memory. inside: the collective in which it is; empty if in none. since: how long.
+    pid: 0: nothing was heard of it yet. time: CLOCK_MONOTONIC of its machine. device: as planned. waited: in
+    collectives. loaded: taking batches from loaders. samples: in these batches. ran: its main thread on a core.
+    queued: its main thread ready to run, without a core. cpu: all its threads on cores. memory: bytes that it has in
+    memory. inside: the collective in which it is; empty if in none. since: how long. heard: for ranks of other
+    machines, CLOCK_MONOTONIC of this machine when the sample came.
     """
 
     rank: int
     pid: int
+    time: float = 0.0
+    device: str = ""
     steps: int = 0
     waited: float = 0.0
     loaded: float = 0.0
@@ -35,11 +43,17 @@ class RankSample:
     memory: int = 0
     inside: str = ""
     since: float = 0.0
+    heard: float | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether there are counters."""
+        return self.pid != 0
 
 
 @dataclass(frozen=True, slots=True)
 class RunSample:
-    """The samples of all ranks of this machine at one moment. time: CLOCK_MONOTONIC."""
+    """The samples of all ranks of this machine; on machine 0 also the newest of the others. time: CLOCK_MONOTONIC."""
 
     time: float
     ranks: tuple[RankSample, ...]
@@ -50,23 +64,36 @@ class RunSample:
 
     @property
     def steps(self) -> int:
-        """Number of steps that all ranks have finished."""
-        return min((one.steps for one in self.ranks), default=0)
+        """Number of steps that all known ranks have finished."""
+        return min((one.steps for one in self.ranks if one.is_known), default=0)
 
 
 def take(record: RunRecord, board: StatusBoard) -> RunSample:
     """Return a sample of a run."""
-    ranks = tuple(_rank(board, rank, pid) for rank, pid in zip(record.ranks, record.pids, strict=True))
-    return RunSample(time.monotonic(), ranks)
+    here = zip(record.ranks, record.pids, record.devices, strict=False)
+    ranks = tuple(_rank(board, rank, pid, device) for rank, pid, device in here)
+    return RunSample(time.monotonic(), (*ranks, *_elsewhere(record, board)))
 
 
-def _rank(board: StatusBoard, rank: int, pid: int) -> RankSample:
+def _elsewhere(record: RunRecord, board: StatusBoard) -> Iterator[RankSample]:
+    rank = len(record.pids)
+    for machine, count in enumerate(record.others, 1):
+        found = board.elsewhere.read(machine)
+        for place in range(count):
+            values = (0,) if found is None else (*found.ranks[place], found.heard)
+            yield RankSample(rank, *values)
+            rank += 1
+
+
+def _rank(board: StatusBoard, rank: int, pid: int, device: str) -> RankSample:
     ran, queued = _main_thread(pid)
     cpu, memory = _process(pid)
     counters, progress = board.counters(rank), board.read(rank)
     return RankSample(
         rank,
         pid,
+        time.monotonic(),
+        device,
         *counters,
         ran=ran,
         queued=queued,

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from duoka.system.printable import printable
 from duoka.system.seconds import duration, in_words, per_second
-from duoka.watching.findings import findings
+from duoka.watching.findings import findings, name_places
 from duoka.watching.parts import PARTS, parts_shown
 from duoka.watching.place import Place
 from duoka.watching.watcher import RankState, RunState, slowest
@@ -43,10 +43,13 @@ def _headline(state: RunState) -> Text:
         words.append(f"{per_second(state.steps_per_second)} steps/s ({in_words(1 / state.steps_per_second)} each)")
     if state.samples_per_second is not None:
         words.append(f"{per_second(state.samples_per_second)} samples/s")
+    if record.machine:
+        words.append(f"only {name_places(record, list(record.ranks))}; {record.machines[0]} shows all")
     if record.attempt:
         words.append(f"restarted {record.attempt} time{'s' * (record.attempt > 1)}")
     if state.slowest is not None:
-        words.append(f"slowest: rank {state.slowest[0]}, in {state.slowest[1]:.0%} of readings")
+        rank, often = state.slowest
+        words.append(f"slowest: {name_places(record, [rank])}, in {often:.0%} of readings")
     return Text("  ".join(words), style="bold")
 
 
@@ -92,15 +95,19 @@ def _columns(state: RunState) -> list[_Column]:
     ranks = slowest(state, MOST)
     found = [
         _Column("rank", [Text(str(one.sample.rank)) for one in ranks]),
-        _Column("device", [Text(one.device) for one in ranks], 5, justify="left"),
+        _Column("device", [Text(printable(one.device)) for one in ranks], 5, justify="left"),
         _Column("", [_bar(one) for one in ranks], 6, justify="left"),
     ]
+    if state.record.others:
+        machines = [Text(printable(one.machine.removeprefix("machine "))) for one in ranks]
+        found.insert(1, _Column("machine", machines, 5, justify="left"))
     for place, part in enumerate(parts_shown(state.record.sees_waits)):
         figures = ["" if one.parts is None else f"{getattr(one.parts, part.field):.0%}" for one in ranks]
         found.append(_Column(part.column, list(map(Text, figures)), max(0, place - 2), part.style))
     cores = ["" if one.cores is None else f"{one.cores:.1f}" for one in ranks]
     found.append(_Column("cores", list(map(Text, cores)), 4))
-    found.append(_Column("memory", [Text(f"{one.sample.memory / GIB:.2f} GiB") for one in ranks], 3))
+    memory = ["" if not one.sample.is_known else f"{one.sample.memory / GIB:.2f} GiB" for one in ranks]
+    found.append(_Column("memory", list(map(Text, memory)), 3))
     uses = [Text(_device_use(one)) for one in ranks]
     return [*found, _Column("device use", uses, 7)] if any(uses) else found
 
@@ -152,6 +159,8 @@ def as_data(state: RunState) -> dict[str, Any]:
         "devices": list(record.devices),
         "begun": record.begun,
         "seconds": state.seconds,
+        "machine": record.machine,
+        "machines": list(record.machines),
         "attempt": record.attempt,
         "faults": list(record.faults),
         "steps": state.steps,
@@ -178,7 +187,9 @@ def _rank_data(one: RankState, sees_waits: bool) -> dict[str, Any]:
     gpu = one.gpu and {"memory": one.gpu.memory, "used": one.gpu.used, "utilisation": one.gpu.utilisation}
     return {
         "rank": one.sample.rank,
-        "pid": one.sample.pid,
+        "pid": one.sample.pid or None,
+        "machine": one.machine or None,
+        "silent": one.silent,
         "device": one.device,
         "steps": one.sample.steps,
         "parts": found,

@@ -22,7 +22,9 @@ APART = 0.05  # of the time: ranks that wait as long as each other within this a
 class RankState:
     """One rank now. parts: of its time lately; None until two samples are known. cores: that it keeps busy.
 
-    device: as planned. gpu: the state of its GPU, if it has one and the driver tells.
+    device: as planned. gpu: the state of its GPU, if it has one and the driver of this machine tells. machine: as
+    named in messages; empty if the run has only one. silent: seconds since a sample of another machine's rank came,
+    or since the first look; 0.0 for ranks of this machine.
     """
 
     sample: RankSample
@@ -30,6 +32,8 @@ class RankState:
     parts: Parts | None = None
     cores: float | None = None
     gpu: Gpu | None = None
+    machine: str = ""
+    silent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ class RunWatcher:
         self._record, self._window = record, window
         self._board = open_board(record)
         self._samples: deque[RunSample] = deque()
+        self._compared: RunSample | None = None
+        self._since = 0.0  # time of the first sample of this attempt
         self._slowest: Counter[int] = Counter()
         self._hearer = Hearer()
 
@@ -91,6 +97,7 @@ class RunWatcher:
         """Return the state of the run. record: as it is now. gpus: by the name of their device."""
         if (record.attempt, record.pids) != (self._record.attempt, self._record.pids) or self._board is None:
             self._samples.clear()
+            self._compared = None
             self._slowest.clear()
             self._hearer.restart()
             self._board = open_board(record)
@@ -108,20 +115,32 @@ class RunWatcher:
 
     def add(self, sample: RunSample) -> None:
         """Add a sample."""
-        if self._samples:
-            self._compare(self._samples[-1], sample)
+        self._compare(sample)
         self._samples.append(sample)
+        if not all(one.is_known for one in self._samples[0].ranks):  # others came later: they are seen from then on
+            pairs = zip(self._samples[0].ranks, sample.ranks, strict=True)
+            first = tuple(old if old.is_known else new for old, new in pairs)
+            self._samples[0] = RunSample(self._samples[0].time, first)
         while len(self._samples) > 2 and sample.time - self._samples[1].time >= self._window:
             self._samples.popleft()
 
-    def _compare(self, before: RunSample, after: RunSample) -> None:
-        """Count which rank the others waited for between two samples: the one that waited least."""
-        seconds = after.time - before.time
-        waits = {new.rank: new.waited - old.waited for old, new in zip(before.ranks, after.ranks, strict=True)}
-        if len(waits) > 1 and after.steps > before.steps:
-            least = min(waits, key=waits.__getitem__)
-            is_clear = max(waits.values()) - waits[least] > APART * seconds
-            self._slowest[least if is_clear else -1] += 1
+    def _compare(self, sample: RunSample) -> None:
+        """Count which rank the others waited for since the last comparison: the one that waited least.
+
+        None is counted until a new sample of each rank has come.
+        """
+        if self._compared is None:
+            self._compared, self._since = sample, sample.time
+            return
+        pairs = list(zip(self._compared.ranks, sample.ranks, strict=True))
+        if all(old.time < new.time for old, new in pairs):
+            waits = {
+                new.rank: (new.waited - old.waited) / (new.time - old.time) for old, new in pairs if old.is_known
+            }
+            if len(waits) > 1 and sample.steps > self._compared.steps:
+                least = min(waits, key=waits.__getitem__)
+                self._slowest[least if max(waits.values()) - waits[least] > APART else -1] += 1
+            self._compared = sample
 
     def state(self, gpus: Mapping[str, Gpu]) -> RunState:
         """Return the state at the last sample."""
@@ -131,18 +150,31 @@ class RunWatcher:
             return RunState(record, seconds, 0, None, None, ())
         first, last = self._samples[0], self._samples[-1]
         span = last.time - first.time
-        devices = dict(zip(record.ranks, record.devices, strict=False))
         ranks = tuple(
-            _rank_state(old, new, span, devices.get(new.rank, ""), gpus)
-            for old, new in zip(first.ranks, last.ranks, strict=True)
+            self._rank_state(old, new, last.time, gpus) for old, new in zip(first.ranks, last.ranks, strict=True)
         )
         rate = (last.steps - first.steps) / span if span > 0 and last.steps > first.steps else None
         return RunState(record, seconds, last.steps, rate, self._samples_rate(), ranks, self._most_often())
 
+    def _rank_state(self, old: RankSample, new: RankSample, now: float, gpus: Mapping[str, Gpu]) -> RankState:
+        is_elsewhere = new.heard is not None or not new.is_known
+        state = RankState(
+            new,
+            new.device,
+            gpu=None if is_elsewhere else gpus.get(new.device),
+            machine=self._record.machine_of(new.rank),
+            silent=now - (self._since if new.heard is None else new.heard) if is_elsewhere else 0.0,
+        )
+        seconds = new.time - old.time
+        if seconds <= 0 or not old.is_known:
+            return state
+        return replace(state, parts=parts(old, new), cores=max(0.0, new.cpu - old.cpu) / seconds)
+
     def _samples_rate(self) -> float | None:
         first, last = self._samples[0], self._samples[-1]
+        pairs = list(zip(first.ranks, last.ranks, strict=True))
         counting = slice(None) if self._record.samples_differ else slice(1)
-        taken = sum(one.samples for one in last.ranks[counting]) - sum(one.samples for one in first.ranks[counting])
+        taken = sum(new.samples - old.samples for old, new in pairs[counting] if old.is_known)
         return taken / (last.time - first.time) if taken > 0 and last.time > first.time else None
 
     def _most_often(self) -> tuple[int, float] | None:
@@ -152,15 +184,6 @@ class RunWatcher:
             return None
         count, rank = max(found)
         return rank, count / looks
-
-
-def _rank_state(
-    before: RankSample, after: RankSample, seconds: float, device: str, gpus: Mapping[str, Gpu]
-) -> RankState:
-    if seconds <= 0:
-        return RankState(after, device, gpu=gpus.get(device))
-    cores = max(0.0, after.cpu - before.cpu) / seconds
-    return RankState(after, device, parts(before, after, seconds), cores, gpus.get(device))
 
 
 def slowest(state: RunState, most: int) -> list[RankState]:
