@@ -53,6 +53,7 @@ from duoka.watching.record import PublishedRun, UnpublishedRun
 from duoka.worker import Attempt, NullObserver, Observer
 
 TICK = 0.5  # seconds between two reads of the status board
+TO_END = 2.0  # seconds for ranks to end by themselves after they called different collectives
 GRACE = 0.5  # seconds for the other ranks to end by themselves after the first bad end
 REMOTE_GRACE = 2.0  # the same after one on another machine, as the scripts may end in the same way
 TO_SHOW = 1.0  # seconds between two progress messages to other machines
@@ -251,6 +252,9 @@ def _watch(run: RunContext, group: WorkerGroup, board: StatusBoard) -> tuple[Stu
             if announce_end is not None or not agreed(group.workers):
                 return _missed(plan, group, board, others), None
         elif stuck := found():
+            if stuck.mismatch is not None:  # let the ranks end by themselves: their endings have their values
+                group.abort_exchange()
+                group.wait(group.done, TO_END)
             stuck = refine_with_stacks(collect_stacks(stuck, group), board)
             if not is_debugged(stuck, stuck.missing):
                 return stuck, None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from duoka.launchers import signals, stacks
 from duoka.launchers.hints import hints
 from duoka.launchers.output import Outputs
+from duoka.launchers.parting import parting
 from duoka.launchers.stuck import Stuck, read_stacks
 from duoka.launchers.verdict import Verdict
 from duoka.launchers.worker_group import Worker
@@ -113,7 +114,7 @@ def _left(verdict: Verdict, scene: ReportContext) -> list[str]:
         number = board.read(waited[0]).number
         went_on = f"{name_ranks(waited)} waited in {_collective(board, waited[0], number)}"
     what = f"{_ranks_of(ranks, scene)} ({_host()}) left{step}{after}: the script ended there, while {went_on}"
-    return [_headline(what, verdict, scene)]
+    return [_headline(what, verdict, scene), *_parting(verdict, scene)]
 
 
 def _stuck(verdict: Verdict, scene: ReportContext) -> list[str]:
@@ -127,7 +128,7 @@ def _stuck(verdict: Verdict, scene: ReportContext) -> list[str]:
     ended = [worker.rank for worker in scene.workers if worker.ending is not None and not stuck.at_exit]
     here = [rank for rank in ranks if rank in scene.board.ranks and rank not in ended]
     stack_lines = (line for rank in here for line in _stack_lines(rank, stuck, scene))
-    return [_headline(what, verdict, scene), *stack_lines]
+    return [_headline(what, verdict, scene), *_parting(verdict, scene), *stack_lines]
 
 
 def _to_show(stuck: Stuck) -> Sequence[int]:
@@ -210,6 +211,13 @@ def _mismatch(mismatch: CollectiveMismatch, scene: ReportContext) -> str:
     step = _step(ranks[0], scene)
     who = f"{_ranks_of(list(ranks), scene)} ({_host()}){step}"
     return f"the ranks called different collectives (number {mismatch.number:,}): {who} called {text}, {theirs}"
+
+
+def _parting(verdict: Verdict, scene: ReportContext) -> list[str]:
+    """Return by which line and values ranks came to call different collectives."""
+    mismatch = verdict.stuck and verdict.stuck.mismatch
+    frames = {worker.rank: worker.ending.frames for worker in scene.workers if worker.ending is not None}
+    return parting(frames, [ranks for ranks, _ in mismatch.sides]) if mismatch else []
 
 
 def _elsewhere(verdict: Verdict, scene: ReportContext) -> list[str]:

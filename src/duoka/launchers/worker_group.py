@@ -165,7 +165,7 @@ class WorkerGroup:
             if worker.alive:
                 self._poll(worker)
         if self.failed():
-            self._abort_exchange()
+            self.abort_exchange()
 
     def _forward_signals(self) -> None:
         """Forward signals meant for scripts (SIGUSR1, SIGUSR2); a script without a handler is ended by them."""
@@ -195,7 +195,7 @@ class WorkerGroup:
         """Return whether a worker ended badly."""
         return any(worker.failed for worker in self.workers)
 
-    def _abort_exchange(self) -> None:
+    def abort_exchange(self) -> None:
         """Wake ranks that wait in shared memory, where they cannot notice that another rank is lost."""
         if self._exchange is not None:
             from duoka.view.collectives.shared_memory import give_up
@@ -252,7 +252,7 @@ class WorkerGroup:
         Workers whose script has ended get that time to exit. A second Ctrl-C shortens it.
         """
         hurried = self.signals.interrupts
-        self._abort_exchange()
+        self.abort_exchange()
         if not self._nothing_left():
             for worker in self.workers:
                 if not (worker.alive and worker.done):

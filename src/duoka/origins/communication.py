@@ -55,6 +55,9 @@ class NullSlot:
     def begin_collective(self, digest: int, text: str) -> None:
         """Do nothing."""
 
+    def check_begun(self) -> None:
+        """Do nothing."""
+
     def end_collective(self, waited: int) -> None:
         """Do nothing."""
 

@@ -7,12 +7,13 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from duoka.errors import AskedError, PeerLost, RanksApart, ScriptError, TimedOut
 from duoka.private.texts import NETWORK_NOISE, says
 from duoka.supervision import tracebacks
+from duoka.supervision.values import FrameValues, values_of
 
 How = Literal["returned", "exited", "raised"]
 
@@ -28,6 +29,7 @@ class Ending:
     error: the last line of the traceback. trace: all of it without duoka's frames; whole: with them.
     consequence: it only says that another rank went away, did not join, or called another collective.
     shown: the script's own sys.excepthook has shown the error already.
+    frames: of the script, with their variables, if the error is such a consequence.
     """
 
     rank: int
@@ -42,6 +44,7 @@ class Ending:
     whole: str = ""
     consequence: bool = False
     shown: bool = False
+    frames: list[FrameValues] = field(default_factory=list)
 
     def line(self) -> bytes:
         """Serialise it as a line of JSON, which executes no code when read."""
@@ -50,7 +53,8 @@ class Ending:
     @classmethod
     def of(cls, line: bytes) -> Ending:
         """Read what `line()` returned."""
-        return cls(**json.loads(line))
+        read = json.loads(line)
+        return cls(**{**read, "frames": [FrameValues(**one) for one in read["frames"]]})
 
 
 def returned(rank: int) -> Ending:
@@ -74,6 +78,8 @@ def raised(rank: int, error: BaseException) -> Ending:
     now, host, whole = time.monotonic(), socket.gethostname(), tracebacks.shown(error)
     if isinstance(error, ScriptError):  # no script has run
         return Ending(rank, host, "exited", 2, now, said=f"duoka: error: {error}")
+    consequence = is_consequence(error)
+    frames = values_of(error) if consequence else []
     tracebacks.trim(error)
     return Ending(
         rank=rank,
@@ -85,7 +91,8 @@ def raised(rank: int, error: BaseException) -> Ending:
         error=tracebacks.headline(error),
         trace=tracebacks.shown(error),
         whole=whole,
-        consequence=is_consequence(error),
+        consequence=consequence,
+        frames=frames,
     )
 
 

@@ -268,11 +268,24 @@ class StatusSlot:
         finished = self._finished = self._finished + 1
         self._words[FINISHED] = finished
         self._words[WAITED] += waited
-        entry = 16 + (finished & 63) * 32
+        self._compare(finished)
+
+    def check_begun(self) -> None:
+        """Compare the collective that this rank has begun with those of ranks that have begun it before.
+
+        For collectives in which ranks that do not call the same would wait for each other, or be aborted.
+
+        Raises:
+            RanksApart: another rank called another collective at that number.
+        """
+        self._compare(self._begun)
+
+    def _compare(self, number: int) -> None:
+        entry = 16 + (number & 63) * 32
         digest = self._words[entry]
         for words in self._others:
-            if words[entry] != digest and finished <= words[BEGUN] < finished + RING:
-                self._check(finished)
+            if words[entry] != digest and number <= words[BEGUN] < number + RING:
+                self._check(number)
 
     def step(self, steps: int) -> None:
         """Record that step number `steps` is done."""

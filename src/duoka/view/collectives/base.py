@@ -24,6 +24,13 @@ class CollectiveSlot(Protocol):
     def begin_collective(self, digest: int, text: str) -> None:
         """Write the collective that this rank calls. digest: equal on all ranks; text: shown to the user."""
 
+    def check_begun(self) -> None:
+        """Compare the collective just begun with that of ranks that have begun theirs before.
+
+        Raises:
+            RanksApart: other ranks have called another collective.
+        """
+
     def end_collective(self, waited: int) -> None:
         """Write that the collective has ended. waited: for other ranks, in nanoseconds.
 

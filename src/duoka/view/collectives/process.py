@@ -96,6 +96,7 @@ class ProcessCollectives(Collectives):
         self.count()
         self._threads.begin()
         self._begin(what)
+        self._slot.check_begun()
         work = self._call_torch(lambda: begin(self._group(tensor.device.type)))
         return lambda: self._finish(lambda: self._call_torch(work.wait))
 

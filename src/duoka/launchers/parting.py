@@ -1,0 +1,240 @@
+"""Find where the ranks of a script went apart, and by which value, from their frames at the error."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+
+from duoka.supervision.status_board import name_ranks
+from duoka.supervision.values import AT_END_LINE, FrameValues
+
+MOST = 6  # values that are shown
+MOST_BRANCHES = 3  # statements that are shown
+_BRANCHES = (ast.If, ast.While, ast.For, ast.Try, ast.Match)
+_LOOPS = (ast.For, ast.While)
+_LEAVES = (ast.Break, ast.Continue, ast.Return, ast.Raise)
+_ADVICE = (
+    "what differs between processes (their ids, addresses, random numbers of a library in C) must not decide what "
+    "a script computes"
+)
+
+Frames = Sequence[FrameValues]
+
+
+def parting(frames: Mapping[int, Frames], sides: Sequence[Sequence[int]]) -> list[str]:
+    """Return the line at which ranks went apart, and the values there that differ; empty if neither is known.
+
+    Args:
+        frames: of each rank at its error, outermost first.
+        sides: the ranks that did the same.
+    """
+    known = [rank for side in sides for rank in side if frames.get(rank)]
+    first = next((rank for rank in known if rank in sides[0]), None)
+    other = next((rank for rank in known if rank not in sides[0]), None)
+    if first is None or other is None:
+        return []
+    common = _common(frames[first], frames[other])
+    if not common:
+        return []
+    differing = [_differing({rank: frames[rank] for rank in known}, place) for place in range(len(common))]
+    everything = {name: text for those in differing for name, text in those.items()}
+    branches = _between(common, frames[first], frames[other])
+    told: list[str] = []
+    for file, branch in branches:
+        traced = _traced(_Source(file), branch.lineno, _names(_condition(branch)), everything)
+        if traced:
+            return [f"  they went apart at {_shown(file, branch)}", *traced[:MOST], f"  {_ADVICE}"]
+    if branches:
+        told.append(f"  they went apart at {' or '.join(_shown(*branch) for branch in branches[:MOST_BRANCHES])}")
+    for frame, those in zip(reversed(common), reversed(differing), strict=True):
+        told += _traced(_Source(frame.file), frame.line, list(those), those)
+    return [*told[: 1 + MOST], f"  {_ADVICE}"] if told else []
+
+
+def _common(one: Frames, other: Frames) -> list[FrameValues]:
+    """Return the other's frames that both are in, to the first in which they are at different lines."""
+    both = takewhile(lambda pair: _code(pair[0]) == _code(pair[1]), zip(one, other, strict=False))
+    found = []
+    for mine, theirs in both:
+        found.append(theirs)
+        if mine.line != theirs.line:
+            break
+    return found
+
+
+def _code(frame: FrameValues) -> tuple[str, str]:
+    return frame.file, frame.function
+
+
+def _differing(frames: Mapping[int, Frames], place: int) -> dict[str, str]:
+    """Return the variables of the frame at this place whose values differ, with their values in words."""
+    here = {rank: those[place].values for rank, those in frames.items() if place < len(those)}
+    names = dict.fromkeys(name for values in here.values() for name in values)
+    found = {}
+    for name in names:
+        ranks: dict[str, list[int]] = {}
+        for rank in sorted(here):
+            ranks.setdefault(here[rank].get(name, ""), []).append(rank)
+        if len(ranks) > 1 and "" not in ranks:
+            found[name] = ", ".join(f"{text} on {name_ranks(those)}" for text, those in ranks.items())
+    return found
+
+
+def _between(common: Frames, one: Frames, other: Frames) -> list[tuple[str, ast.stmt]]:
+    """Return the statements by which ranks may have come to their lines, the likeliest first, with their files."""
+    place = len(common) - 1
+    file, mine, theirs = common[-1].file, one[place].line, other[place].line
+    found = [(file, node) for node in _branches(_Source(file), mine, theirs)]
+    for frames, line in ((one, theirs), (other, mine)):
+        if line == AT_END_LINE:  # that rank may have left a function in which the other is
+            for frame in frames[place + 1 :]:
+                found += [(frame.file, node) for node in _branches(_Source(frame.file), frame.line, line)]
+    return found
+
+
+# The source.
+
+
+class _Source:
+    """A file's statements; none if it cannot be read."""
+
+    def __init__(self, file: str) -> None:
+        self.name = os.path.basename(file)
+        self._lines = linecache.getlines(file)
+        try:
+            self.tree = ast.parse("".join(self._lines))
+        except (SyntaxError, ValueError):
+            self.tree = ast.Module([], [])
+
+    def shown(self, node: ast.stmt) -> str:
+        """Return `train.py:12: if turn:`."""
+        return f"{self.name}:{node.lineno}: {self._lines[node.lineno - 1].strip()}"
+
+
+def _shown(file: str, node: ast.stmt) -> str:
+    return _Source(file).shown(node)
+
+
+def _branches(source: _Source, one: int, other: int) -> list[ast.stmt]:
+    """Return the statements by which two runs of a function may have come to these lines, the likeliest first."""
+    if one == other:
+        return []
+    block: Sequence[ast.stmt] = source.tree.body
+    mine, theirs = list(_path(block, one)), list(_path(block, other))
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine, theirs, strict=False)))
+    rest: list[ast.stmt] = [
+        node for path in (mine, theirs) for node, _ in path[shared:] if isinstance(node, _BRANCHES)
+    ]
+    found = sorted(dict.fromkeys(rest), key=lambda node: node.lineno)
+    if found and not isinstance(found[0], _LOOPS):
+        return found
+    if found:
+        block = dict(_blocks(found[0]))["body"]
+    elif shared:
+        node, name = mine[shared - 1]
+        block = dict(_blocks(node)).get(name, [])
+    skipping = [node for node in block if isinstance(node, ast.If) and _leaves(node) and node not in found]
+    return [*found[:1], *skipping, *found[1:]]
+
+
+def _path(block: Sequence[ast.stmt], line: int) -> Iterator[tuple[ast.stmt, str]]:
+    """Yield the statements around a line, outermost first, each with the block of it that contains the line."""
+    for node in block:
+        if line == AT_END_LINE or not _covers([node], line):
+            continue
+        for name, inner in _blocks(node):
+            if _covers(inner, line):
+                yield node, name
+                yield from _path(inner, line)
+                return
+        if isinstance(node, _BRANCHES):
+            yield node, "condition"
+
+
+def _blocks(node: ast.stmt) -> Iterator[tuple[str, Sequence[ast.stmt]]]:
+    """Yield the blocks of a statement by name."""
+    for name in ("body", "orelse", "finalbody"):
+        if block := getattr(node, name, None):
+            yield name, block
+    for name in ("handlers", "cases"):
+        for number, part in enumerate(getattr(node, name, ())):
+            yield f"{name} {number}", part.body
+
+
+def _covers(block: Sequence[ast.stmt], line: int) -> bool:
+    return block[0].lineno <= line <= (block[-1].end_lineno or 0)
+
+
+def _leaves(node: ast.If) -> bool:
+    return any(isinstance(inner, _LEAVES) for inner in ast.walk(node))
+
+
+def _condition(node: ast.stmt) -> ast.AST | None:
+    return next((found for name in ("test", "iter", "subject") if (found := getattr(node, name, None))), None)
+
+
+def _names(node: ast.AST | None) -> list[str]:
+    """Return the variables that an expression reads, `self.step` among them."""
+    if node is None:
+        return []
+    read = (_name(inner) for inner in ast.walk(node))
+    return list(dict.fromkeys(name for name in read if name))
+
+
+def _name(node: ast.AST) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return f"{node.value.id}.{node.attr}"
+    return ""
+
+
+def _traced(source: _Source, line: int, names: Sequence[str], differing: Mapping[str, str]) -> list[str]:
+    """Return the values of these variables that differ, and of those they were computed from, with their lines."""
+    seen: set[str] = set()
+
+    def trace(name: str, depth: int) -> list[str]:
+        if name in seen or depth > MOST:
+            return []
+        seen.add(name)
+        assignment = _assignment(source.tree, name, line) or _assignment(source.tree, name.partition(".")[0], line)
+        inner: list[str] = []
+        if assignment is not None:
+            read = _names(_condition(assignment) or getattr(assignment, "value", None))
+            inner = [text for one in read for text in trace(one, depth + 1)]
+        if not inner and name not in differing:
+            return []
+        value = f"{name} is {differing[name]}" if name in differing else f"{name} is computed"
+        return [f"  {value}{'' if assignment is None else f': {source.shown(assignment)}'}", *inner]
+
+    return [text for name in names for text in trace(name, 0)]
+
+
+def _assignment(tree: ast.Module, name: str, line: int) -> ast.stmt | None:
+    """Return the last statement before a line that assigns a variable, or the last one at all."""
+    function: ast.AST = tree
+    for node in ast.walk(tree):  # outer ones first
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _covers([node], line):
+            function = node
+    for scope in (function, tree):
+        found = [node for node in ast.walk(scope) if isinstance(node, ast.stmt) and _assigns(node, name)]
+        found.sort(key=lambda node: node.lineno)
+        if found:
+            before = [node for node in found if line == AT_END_LINE or node.lineno <= line]
+            return (before or found)[-1]
+    return None
+
+
+def _assigns(node: ast.stmt, name: str) -> bool:
+    if isinstance(node, ast.Assign):
+        targets: list[ast.AST] = list(node.targets)
+    elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.For)):
+        targets = [node.target]
+    elif isinstance(node, ast.With):
+        targets = [item.optional_vars for item in node.items if item.optional_vars is not None]
+    else:
+        return False
+    return any(_name(inner) == name for target in targets for inner in ast.walk(target))
