@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import sysconfig
 
 from duoka.supervision.tracebacks import OURS, RUNS_SCRIPTS
+from duoka.system.code_files import is_installed, is_users
 
-LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
 
 
@@ -19,7 +18,7 @@ def excerpt(text: str, most: int = 8) -> list[str]:
     """
     threads = [_inside(_frames(block)) for block in re.split(r"\n(?=Thread |Current thread )", text)]
     scripts = [frames for frames, in_script in threads if in_script]
-    others = [frames for frames, _ in threads if any(_is_users(file) for file, _ in frames)]
+    others = [frames for frames, _ in threads if any(is_users(file) for file, _ in frames)]
     for frames in scripts or others or [frames for frames, _ in threads[-1:]]:
         return [line for file, line in frames if not file.startswith(OURS)][:most]
     return []
@@ -34,14 +33,10 @@ def _inside(frames: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], bool]
     return frames[:first], False
 
 
-def _is_users(file: str) -> bool:
-    return not file.startswith((*LIBRARIES, OURS, "<"))
-
-
 def users_line(text: str) -> str | None:
     """Return the innermost line of the user's code as `data.py:17`; None if there is none."""
     for frame in map(FRAME.match, excerpt(text)):
-        if frame is not None and _is_users(frame["file"]):
+        if frame is not None and is_users(frame["file"]):
             return f"{os.path.basename(frame['file'])}:{frame['line']}"
     return None
 
@@ -49,7 +44,7 @@ def users_line(text: str) -> str | None:
 def in_torch(text: str) -> bool:
     """Return whether the script's thread is inside a function of torch that it called."""
     frame = next(map(FRAME.match, excerpt(text, most=1)), None)
-    return frame is not None and "torch" in frame["file"].split(os.sep)[:-1] and frame["file"].startswith(LIBRARIES)
+    return frame is not None and "torch" in frame["file"].split(os.sep)[:-1] and is_installed(frame["file"])
 
 
 def in_debugger(text: str) -> bool:

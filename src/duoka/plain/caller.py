@@ -15,8 +15,9 @@ from weakref import WeakSet
 from filelock import BaseFileLock  # which torch depends on
 
 from duoka.plain.patching import Patches
+from duoka.system.code_files import is_for_scripts, is_standard
 from duoka.view.collectives.base import Collectives
-from duoka.view.support.user_code import is_for_scripts, is_standard, is_users_frame
+from duoka.view.support.user_code import is_users_frame
 
 _OURS = os.path.join(os.path.dirname(__file__), "")
 

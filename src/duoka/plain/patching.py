@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
-from duoka.view.support.user_code import is_users
+from duoka.system.code_files import is_users
 from duoka.view.tensor.batch import BatchTensor
 
 

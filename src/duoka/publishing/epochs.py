@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,13 +21,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from duoka.system.code_files import is_users
+
 if TYPE_CHECKING:
     from duoka.publishing.publisher import Publisher
 
 MOST_FRAMES = 60
-_PATHS = sysconfig.get_paths()
-_LIBRARIES = tuple({_PATHS["stdlib"], _PATHS["platstdlib"], _PATHS["purelib"], _PATHS["platlib"]})
-_OWN = str(Path(__file__).parents[1])
 _AROUND = {"tqdm", "trange", "track", "range"}  # calls around the numbers of a loop
 
 
@@ -72,7 +70,7 @@ def epoch_loop(frame: FrameType | None) -> EpochLoop | None:
     for _ in range(MOST_FRAMES):
         if frame is None:
             return None
-        if _is_scripts(frame.f_code.co_filename):
+        if is_users(frame.f_code.co_filename):
             loops = _loops(frame.f_code.co_filename)
             line = frame.f_lineno
             if inner is None:
@@ -85,10 +83,6 @@ def epoch_loop(frame: FrameType | None) -> EpochLoop | None:
                     return _known(around[-1], frame)
         frame = frame.f_back
     return None
-
-
-def _is_scripts(filename: str) -> bool:
-    return not filename.startswith((_OWN, "<frozen", *_LIBRARIES))
 
 
 @cache

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from typing import Any
 
 from duoka.supervision.status_board import RING, Collective, StatusSlot
-from duoka.supervision.tracebacks import OURS
+from duoka.system.code_files import is_users
 
 PERIOD = 0.5  # seconds between two reads
 DEFAULT_GROUP = "0"
@@ -131,6 +131,6 @@ def _line(frames: Any) -> str:
     """Return the innermost line that is neither a library's nor duoka's; `?` if there is none."""
     for frame in frames:
         file = frame["filename"]
-        if "site-packages" not in file and "torch/" not in file and not file.startswith((OURS, "<", "??")):
+        if is_users(file) and "torch/" not in file and not file.startswith("??"):  # "torch/csrc/…", of C++
             return f"{PurePath(file).name}:{frame['line']}"
     return "?"

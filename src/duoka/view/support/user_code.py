@@ -3,49 +3,14 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 
-import torch
 from greenlet import getcurrent
 
-_PATHS = sysconfig.get_paths()
-_TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parents[2])
-_INSTALLED = ("/site-packages/", "/dist-packages/")  # of this environment, of the user, or of the system below it
-# Libraries that run a script's loop or open files for it: their file operations count as the script's.
-_RUN_LOOPS = """
-accelerate filelock fsspec ignite imageio lightning lightning_fabric lightning_utilities numpy pandas PIL
-pytorch_lightning scipy transformers trl
-"""
-_FOR_SCRIPTS = tuple(f"{site}{name}/" for site in _INSTALLED for name in _RUN_LOOPS.split())
-_STANDARD = (_PATHS["stdlib"], "<")  # "<": code generated at run time, for example by dataclasses
-_TYPED = ("<stdin>", "<ipython")
-
-
-@lru_cache(maxsize=4096)
-def is_standard(filename: str) -> bool:
-    """Return True for a file of Python's standard library, whose folder may contain site-packages."""
-    return filename.startswith(_STANDARD) and not filename.startswith(_TYPED) and not _is_installed(filename)
-
-
-@lru_cache(maxsize=4096)
-def is_users(filename: str) -> bool:
-    """Return True for a file that belongs neither to Python, nor to a library, nor to duoka."""
-    return not _is_installed(filename) and not is_standard(filename)
-
-
-@lru_cache(maxsize=4096)
-def is_for_scripts(filename: str) -> bool:
-    """Return True for a file of a library that acts for the script that calls it."""
-    return any(folder in filename for folder in _FOR_SCRIPTS)
-
-
-def _is_installed(filename: str) -> bool:
-    return filename.startswith((_TORCH, _OURS)) or any(site in filename for site in _INSTALLED)
+from duoka.system.code_files import is_installed, is_users
 
 
 def is_users_frame(frame: FrameType) -> bool:
@@ -57,7 +22,7 @@ def is_users_frame(frame: FrameType) -> bool:
 def _is_librarys_module(name: str) -> bool:
     package, _, rest = name.partition(".")
     file = getattr(sys.modules.get(package), "__file__", None) if rest else None
-    return isinstance(file, str) and _is_installed(file)
+    return isinstance(file, str) and is_installed(file)
 
 
 def outer_frames(innermost: FrameType) -> Iterator[FrameType]:

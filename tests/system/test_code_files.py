@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import json
+
+import numpy
+import pytest
+import torch
+
+import duoka
+from duoka.system.code_files import is_for_scripts, is_standard, is_users
+
+
+@pytest.mark.parametrize(
+    ("file", "standard", "users"),
+    [
+        (json.__file__, True, False),
+        ("<frozen importlib._bootstrap>", True, False),
+        ("<string>", True, False),
+        (torch.__file__, False, False),
+        (numpy.__file__, False, False),
+        (duoka.__file__, False, False),
+        (__file__, False, True),
+        ("/home/someone/train.py", False, True),
+        ("/home/someone/.local/lib/python3.11/site-packages/datasets/builder.py", False, False),
+        ("/usr/lib/python3/dist-packages/datasets/builder.py", False, False),
+        ("train.py", False, True),
+    ],
+)
+def test_whose_a_file_is(file: str, standard: bool, users: bool) -> None:
+    assert (is_standard(file), is_users(file)) == (standard, users)
+
+
+@pytest.mark.parametrize("site", ["/home/x/.local/lib/python3.11/site-packages", "/usr/lib/python3/dist-packages"])
+def test_libraries_that_act_for_scripts_are_known_wherever_they_are_installed(site: str) -> None:
+    assert is_for_scripts(f"{site}/fsspec/implementations/local.py")
+    assert not is_for_scripts(f"{site}/datasets/builder.py")
