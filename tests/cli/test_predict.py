@@ -79,6 +79,102 @@ def test_a_folder_to_lines(flow: Flow) -> None:
     assert lines == [{"index": place, "output": 2.0 * ord(name)} for place, name in enumerate("abc")]
 
 
+DEEP = """
+import torch
+from torch import nn
+
+def make():
+    net = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh()) for _ in range(3)])
+    print(sum(p.numel() for p in net.parameters()), "parameters")
+    return net
+
+class Broken(nn.Linear):
+    def forward(self, x):
+        if (x == 6).any():
+            raise ValueError("no sixes")
+        return super().forward(x)
+
+def broken():
+    return Broken(8, 8)
+
+def empty():
+    with torch.device("meta"):
+        return make()
+"""
+
+
+def deep(folder: Path) -> nn.Sequential:
+    """A model of `deep:make` with weights in deep.safetensors, and its data in data.npy."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh()) for _ in range(3)])
+    net(torch.randn(50, 8))  # changes the statistics
+    duoka.save_weights(net, folder / "deep.safetensors")
+    numpy.save(folder / "data.npy", torch.randn(23, 8).numpy())
+    return net.eval()
+
+
+@pytest.mark.parametrize("made", ["make", "empty"])
+def test_a_model_in_parts_gives_the_outputs_of_a_whole_one(flow: Flow, made: str) -> None:
+    flow.write("deep.py", DEEP)
+    net = deep(flow.folder)
+    words = f"predict deep:{made} --weights deep.safetensors --data data.npy --out out.npy --batch-size 4"
+    result = flow.run([*words.split(), "--devices", "cpu:3", "--strategy", "fsdp"]).ok()
+    with torch.no_grad():
+        expected = net(torch.from_numpy(numpy.load(flow.folder / "data.npy")))
+    assert numpy.load(flow.folder / "out.npy") == pytest.approx(expected.numpy(), abs=1e-6)
+    assert "strategy fsdp: each rank holds 1/3 of 264 parameters of Sequential" in result.stderr
+    assert result.stdout == "264 parameters\n"
+    assert result.stderr.count("loaded 21 tensors") == 1
+    if made == "empty":
+        result = flow.run(
+            [
+                "predict",
+                "deep:empty",
+                "--data",
+                "data.npy",
+                "--out",
+                "2.npy",
+                "--devices",
+                "cpu:2",
+                "--strategy",
+                "fsdp",
+            ]
+        )
+        assert "error: --weights must be given for a model on the meta device" in result.stderr
+
+
+def test_a_model_in_parts_that_fails_is_gone_on_with(flow: Flow) -> None:
+    flow.write("deep.py", DEEP)
+    deep(flow.folder)
+    numpy.save(flow.folder / "data.npy", numpy.arange(20, dtype=numpy.float32)[:, None].repeat(8, 1))
+    words = [
+        "predict",
+        "deep:broken",
+        "--data",
+        "data.npy",
+        "--out",
+        "out.jsonl",
+        "--batch-size",
+        "2",
+        "--devices",
+        "cpu:2",
+        "--strategy",
+        "fsdp",
+    ]
+    for args in (words, [*words, "--resume"]):
+        result = flow.run(args)
+        assert result.returncode == 1
+        assert "duoka: error: items 6 to 7 on cpu: ValueError: no sixes" in result.stderr
+        assert "6 of 20 outputs are in out.jsonl.part; --resume goes on" in result.stderr
+    assert json.loads((flow.folder / "out.jsonl.part").read_text().splitlines()[5])["index"] == 5
+
+
+def test_another_strategy(flow: Flow) -> None:
+    result = flow.run(["predict", "nets:make", "--data", "data.npy", "--out", "out.npy", "--strategy", "ddp"])
+    assert result.returncode == 2
+    assert "--strategy must be fsdp, or left out, but is 'ddp'" in result.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("ending", ["npy", "jsonl"])
 @pytest.mark.usefixtures("folder")

@@ -6,6 +6,7 @@ import hashlib
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from duoka.engines import refuse_copies
-from duoka.errors import BatchFailed, OptionError
+from duoka.errors import MISSING, BatchFailed, OptionError
 from duoka.supervision import tracebacks
 from duoka.system.messages import say
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from duoka.inference.predict import Predictions
     from duoka.inference.writing import Writer
 
@@ -30,8 +33,29 @@ MODEL is module:name: a torch.nn.Module, or a function that returns one.
 The output gets its name when it is complete. --resume continues an interrupted run.
 """
 EXAMPLE = "Example:  duoka predict nets:make --weights net.pt --data images.npy --out predictions.npy --devices 0,3"
+STRATEGY = (
+    "fsdp: each device holds a part of the model, for models larger than one. [default: each holds a copy of it]"
+)
 FILE = click.Path(path_type=Path)
 LONGEST_WAIT = "720h"
+
+
+@dataclass(frozen=True)
+class PredictRequest:
+    """What to compute: the options of the command, as typed."""
+
+    model: str
+    weights: Path | None
+    data: Path
+    batch_size: int
+    precision: str
+    read: str | None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Values that must be unchanged to resume."""
+        made_of = {"weights": _stamp(self.weights), "data": _stamp(self.data)}
+        return {"model": self.model, "read": self.read, "precision": self.precision, **made_of}
 
 
 def predict(**asked: Any) -> Callable[[], int]:
@@ -40,41 +64,88 @@ def predict(**asked: Any) -> Callable[[], int]:
 
 
 def _predict(
-    model: str,
-    weights: Path | None,
-    data: Path,
-    out: Path,
-    devices: str,
-    batch_size: int,
-    precision: str,
-    read: str | None,
-    resume: bool,
-    wait: str | None,
+    out: Path, devices: str, resume: bool, wait: str | None, strategy: str | None, batch_size: int, **asked: Any
 ) -> int:
-    from duoka.checkpoint.loading import load_weights
-    from duoka.inference.loading import check_kind, import_name, model_named, open_data
-    from duoka.inference.predict import predict as start
+    from duoka.inference.loading import open_data  # imports torch
     from duoka.inference.writing import writer
-    from duoka.picking import devices as pick_devices
 
     refuse_copies("duoka predict")
+    request = PredictRequest(batch_size=batch_size, **asked)
     if batch_size < 1:
         raise OptionError("--batch-size", batch_size, "a whole number from 1")
-    if weights is not None and not weights.exists():
-        raise OptionError("--weights", str(weights), "an existing file")
-    items = open_data(data, None if read is None else import_name("--read", read))
-    made_of = {"weights": _stamp(weights), "data": _stamp(data)}
-    output = writer(out, len(items), {"model": model, "read": read, "precision": precision, **made_of}, resume)
-    net = model_named(model)
-    check_kind(items, data, net)
-    if weights is not None:
-        say(str(load_weights(net, weights)))
-    with closing(output), pick_devices(devices, wait=wait or 0) as picked:
+    if request.weights is not None and not request.weights.exists():
+        raise OptionError("--weights", str(request.weights), "an existing file")
+    if strategy not in (None, "fsdp"):
+        hint = "without it, each device computes with a copy of the model"
+        raise OptionError("--strategy", strategy, "fsdp, or left out", hint)
+    count = len(open_data(request.data, None if request.read is None else Path))  # read later
+    compute = _compute_together if strategy == "fsdp" else _compute
+    with closing(writer(out, count, request.facts, resume)) as output:
+        return compute(request, output, devices, wait or 0)
+
+
+def _compute(request: PredictRequest, output: Writer, devices: str, wait: str | float) -> int:
+    """Compute with a copy of the model on each device."""
+    from duoka.inference.predict import predict as start
+    from duoka.picking import devices as pick_devices
+
+    net, items = _model_and_items(request)
+    _load(net, request.weights, say)
+    with pick_devices(devices, wait=wait) as picked:
         for why in picked.why:
             say(why)
-        rest = items[output.done :]
-        predictions = start(net, rest, devices=picked, batch_size=batch_size, precision=precision)
-        return _fill(output, predictions, batch_size)
+        rest, size = items[output.done :], request.batch_size
+        predictions = start(net, rest, devices=picked, batch_size=size, precision=request.precision)
+        return _fill(output, predictions, size)
+
+
+def _compute_together(request: PredictRequest, output: Writer, devices: str, wait: str | float) -> int:
+    """Compute each batch on all devices, each of which holds a part of the model, in a worker for each."""
+    from duoka.launchers.function import launch
+
+    try:
+        codes = launch(partial(_compute_on_rank, request, output), devices=devices, wait=wait)
+    except KeyboardInterrupt:
+        return 130
+    return int(codes[0])
+
+
+def _compute_on_rank(request: PredictRequest, output: Writer) -> int:
+    from duoka.inference.predict import predict as start
+    from duoka.run import start as begin
+
+    run = begin()
+    net, items = _model_and_items(request)
+    if request.weights is None and any(tensor.is_meta for tensor in net.state_dict().values()):
+        raise OptionError("--weights", MISSING, "given for a model on the meta device, which has no values")
+    net = run.model(net, strategy="fsdp")
+    _load(net, request.weights, say if run.is_first else lambda text: None)
+    begun, size = output.done, request.batch_size
+    predictions = start(net, items[begun:], batch_size=size, precision=request.precision)
+    if run.is_first:
+        return _fill(output, predictions, size)
+    try:
+        for _ in predictions:
+            pass
+    except BatchFailed as error:
+        raise _placed(error, begun) from error
+    return 0
+
+
+def _model_and_items(request: PredictRequest) -> tuple[nn.Module, Any]:
+    from duoka.inference.loading import check_kind, import_name, model_named, open_data
+
+    items = open_data(request.data, None if request.read is None else import_name("--read", request.read))
+    net = model_named(request.model)
+    check_kind(items, request.data, net)
+    return net, items
+
+
+def _load(net: nn.Module, weights: Path | None, tell: Callable[[str], None]) -> None:
+    from duoka.checkpoint.loading import load_weights
+
+    if weights is not None:
+        tell(str(load_weights(net, weights)))
 
 
 def _fill(output: Writer, predictions: Predictions, batch_size: int) -> int:
@@ -89,10 +160,15 @@ def _fill(output: Writer, predictions: Predictions, batch_size: int) -> int:
         print(tracebacks.shown(error.__cause__ or error), end="", file=sys.stderr)
         if output.done:
             say(_left(output))
-        indices = range(begin + error.indices.start, begin + error.indices.stop)
-        raise BatchFailed(indices, error.device, error.reason) from error
+        raise _placed(error, begin) from error
     output.finish()
     return 0
+
+
+def _placed(error: BatchFailed, begin: int) -> BatchFailed:
+    """Return the error of a batch, by its place in all data. begin: number of items that were left out."""
+    indices = range(begin + error.indices.start, begin + error.indices.stop)
+    return BatchFailed(indices, error.device, error.reason)
 
 
 def _left(output: Writer) -> str:
@@ -146,6 +222,7 @@ command = PredictCommand(
         click.Option(
             ["--wait"], metavar="[=TIME]", help="Queue until the devices are free, for at most TIME: --wait=30m."
         ),
+        click.Option(["--strategy"], metavar="fsdp", help=STRATEGY),
         click.Option(["--batch-size"], type=int, default=32, metavar="N", help="[default: 32]"),
         click.Option(["--precision"], default="fp32", metavar="fp32|bf16|fp16", help="[default: fp32]"),
         click.Option(

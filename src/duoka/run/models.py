@@ -73,16 +73,39 @@ def move(module: nn.Module, device: torch.device) -> None:
 def shard(module: nn.Module, session: ApiSession, device: torch.device) -> None:
     """Shard the parameters of `module` over all ranks, then move it to `device`.
 
+    Of a module on the meta device, only the parts get memory; `load_weights` then gives them values.
+
     Raises:
-        OptionError: gradients of the run are compressed.
+        OptionError: gradients of the run are compressed; or buffers on the meta device are not in the state dict.
     """
     if session.plan.compress != "none":
         hint = f"duoka.start was given compress={session.plan.compress!r}"
         raise OptionError("strategy", "fsdp", "used where gradients are not compressed", hint)
+    is_empty = any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+    if is_empty:
+        _check_empty(module)
     session.strategy.shard(module)
     if any(map(is_compiled, module.modules())):
         run_uncompiled(session)
-    move(module, device)
+    if is_empty:
+        module.to_empty(device=device)
+    else:
+        move(module, device)
+
+
+def _check_empty(module: nn.Module) -> None:
+    """Raise an error if a model on the meta device has tensors that a file of weights does not give values to.
+
+    Raises:
+        OptionError: some of its tensors have values, which would be lost; or buffers are not in its state dict.
+    """
+    saved = module.state_dict(keep_vars=True)
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    for name, tensor in tensors:
+        if not tensor.is_meta or name not in saved:
+            why = "it has values" if not tensor.is_meta else "no file of weights has it"
+            hint = "make the model on the CPU, or have the script itself give values to all tensors"
+            raise OptionError("run.model", f"a model on the meta device with {name}", f"without that, as {why}", hint)
 
 
 def _check(module: Any) -> None:
