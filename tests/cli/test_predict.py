@@ -118,7 +118,8 @@ def test_a_model_in_parts_gives_the_outputs_of_a_whole_one(flow: Flow, made: str
     flow.write("deep.py", DEEP)
     net = deep(flow.folder)
     words = f"predict deep:{made} --weights deep.safetensors --data data.npy --out out.npy --batch-size 4"
-    result = flow.run([*words.split(), "--devices", "cpu:3", "--strategy", "fsdp"]).ok()
+    parts = ["--devices", "cpu:3", "--strategy", "fsdp"]
+    result = flow.run([*words.split(), *parts]).ok()
     with torch.no_grad():
         expected = net(torch.from_numpy(numpy.load(flow.folder / "data.npy")))
     assert numpy.load(flow.folder / "out.npy") == pytest.approx(expected.numpy(), abs=1e-6)
@@ -126,20 +127,8 @@ def test_a_model_in_parts_gives_the_outputs_of_a_whole_one(flow: Flow, made: str
     assert result.stdout == "264 parameters\n"
     assert result.stderr.count("loaded 21 tensors") == 1
     if made == "empty":
-        result = flow.run(
-            [
-                "predict",
-                "deep:empty",
-                "--data",
-                "data.npy",
-                "--out",
-                "2.npy",
-                "--devices",
-                "cpu:2",
-                "--strategy",
-                "fsdp",
-            ]
-        )
+        words = "predict deep:empty --data data.npy --out 2.npy"
+        result = flow.run([*words.split(), *parts])
         assert "error: --weights must be given for a model on the meta device" in result.stderr
 
 

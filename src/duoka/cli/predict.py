@@ -19,8 +19,6 @@ from duoka.supervision import tracebacks
 from duoka.system.messages import say
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from duoka.inference.predict import Predictions
     from duoka.inference.writing import Writer
 
@@ -132,7 +130,8 @@ def _compute_on_rank(request: PredictRequest, output: Writer) -> int:
     return 0
 
 
-def _model_and_items(request: PredictRequest) -> tuple[nn.Module, Any]:
+def _model_and_items(request: PredictRequest) -> tuple[Any, Any]:
+    """Import the model, and open the data."""
     from duoka.inference.loading import check_kind, import_name, model_named, open_data
 
     items = open_data(request.data, None if request.read is None else import_name("--read", request.read))
@@ -141,7 +140,7 @@ def _model_and_items(request: PredictRequest) -> tuple[nn.Module, Any]:
     return net, items
 
 
-def _load(net: nn.Module, weights: Path | None, tell: Callable[[str], None]) -> None:
+def _load(net: Any, weights: Path | None, tell: Callable[[str], None]) -> None:
     from duoka.checkpoint.loading import load_weights
 
     if weights is not None:
