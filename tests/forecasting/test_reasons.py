@@ -11,7 +11,7 @@ def test_the_exchange_takes_most_of_the_step() -> None:
     found = forecast(run(1), two)
     assert reasons(found, two) == [
         "14 ms of its 20 ms are waiting for other ranks: the step is too short for the exchange, or they do not come "
-        "at the same time"
+        "at the same time; take a larger batch, or fewer devices"
     ]
 
 
@@ -20,7 +20,7 @@ def test_what_weighs_most_comes_first() -> None:
     assert reasons(forecast(run(1), two), two) == [
         "15 ms of its 30 ms go into what every rank computes whole, most of it sort at train.py:7",
         "8 ms of its 30 ms are waiting for other ranks: the step is too short for the exchange, or they do not come "
-        "at the same time",
+        "at the same time; take a larger batch, or fewer devices",
     ]
 
 

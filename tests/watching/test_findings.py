@@ -29,7 +29,7 @@ SLOW = "waiting for others 30%: rank 1 is the slowest in 100% of readings"
         (
             {"waited": 6.0},
             {"waited": 0.0},
-            [f"{SLOW}: it computes more than the others, or its cores or device are slower"],
+            [f"{SLOW}: it computes more than the others, or its cores or device are slower; see what else runs there"],
         ),
         (
             {"waited": 6.0},
@@ -59,12 +59,15 @@ def test_ranks_of_other_machines() -> None:
     inside = {"inside": "all_reduce", "since": 12.0}
     stuck = "rank 0 on machine 0 (a) has been in all_reduce for 12 s"
     assert found(inside, heard, **places) == [f"{stuck}; rank 1 on machine 1 (b) did not call it yet"]
-    silent = "rank 1 on machine 1 (b): nothing heard for 6 s"
+    silent = "rank 1 on machine 1 (b): nothing heard for 6 s; see whether its machine and its network work"
     assert found(inside, {"heard": 4.0}, **places) == [silent, stuck]
 
 
 def test_a_sleeping_script() -> None:
-    assert found({"ran": 4.0}, {"ran": 4.0})[0].startswith("asleep 60%: ")
+    asleep, where = {"ran": 4.0}, {"ran": 3.0}
+    assert found(asleep, where)[0].startswith("asleep 65%: ")
+    assert found(asleep, where)[0].endswith("; `py-spy dump --pid 102` shows where")
+    assert found(asleep, where, code=0)[0].endswith("; py-spy shows where")
     assert found({"ran": 4.0, "device": "GPU 0"}, {"ran": 4.0, "device": "GPU 1"}) == []
 
 

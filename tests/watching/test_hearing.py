@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from duoka.supervision.status_board import StatusBoard
-from duoka.watching.hearing import KEPT, Hearer
+from duoka.watching.hearing import KEPT, MOST_LOGGED, Hearer
 
 
 def test_values_that_are_logged_and_printed() -> None:
@@ -16,6 +16,16 @@ def test_values_that_are_logged_and_printed() -> None:
     assert hearer.latest == {"loss": 0.51234, "acc": 0.95}
     assert list(hearer.lines) == ["Epoch 1, loss 0.51, acc 0.9, found 3 files"]  # without progress bars
     assert hearer.hear(told) == []
+
+
+def test_of_too_many_names_the_first_are_kept() -> None:
+    told, hearer = StatusBoard.create(1).told, Hearer()
+    for step in range(MOST_LOGGED + 9):
+        told.log(step, {f"loss of step {step}": 1.0, "loss": 0.5})
+        hearer.hear(told)
+    assert len(hearer.latest) == MOST_LOGGED
+    assert hearer.leaves_out
+    assert "loss" in hearer.latest
 
 
 def test_after_a_restart() -> None:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from duoka.supervision.told import LoggedValue
-from duoka.watching.history import MOST, SHORTEST, History, Point
-from tests.watching.made import sample
+from duoka.watching.hearing import MOST_LOGGED
+from duoka.watching.history import MOST, MOST_VALUES, SHORTEST, History, Point
+from duoka.watching.page import RunEnd, page
+from duoka.watching.watcher import RunWatcher
+from tests.watching.made import record, sample
 
 
 def history(*attempts: list[tuple[float, dict[str, Any], dict[str, Any]]]) -> History:
@@ -59,6 +64,47 @@ def test_a_long_run_stays_small_and_keeps_its_ends() -> None:
     assert MOST / 2 <= len(values) <= 2 * MOST + 1
     assert (values[0].value, values[-1].value) == (0.0, count - 1)
     assert all(point.value == pytest.approx(SHORTEST) for point in found.step_times(0, own=False)[0])
+
+
+def test_many_names_share_the_room() -> None:
+    found = History(0.0)
+    rounds, names = 600, [f"grad/{number}" for number in range(MOST_LOGGED)]
+    for number in range(rounds):
+        found.log(LoggedValue(number * SHORTEST, name, number, float(number)) for name in names)
+    kept = [values.all() for values in found.values.values()]
+    assert sum(map(len, kept)) < 2 * MOST_VALUES + len(names)
+    assert all(values[-1].value == rounds - 1 for values in kept)
+    assert min(map(len, kept)) > MOST_VALUES / len(names) / 2
+    assert len(page(record(), found, RunEnd(0, rounds * SHORTEST)).encode()) < 5_000_000
+
+
+@pytest.mark.long
+def test_a_day_of_ten_million_steps() -> None:
+    """Memory after an hour and after a day; the size of the report. A value is logged every 50 steps."""
+    found, watcher = History(0.0), RunWatcher(record())
+    found.begin()
+    day, steps, logged, traced = 2 * 86_400, 10_000_000, 0, {}
+    tracemalloc.start()
+    for number in range(day):
+        now, done = number * SHORTEST, steps * (number + 1) // day
+        found.log(LoggedValue(now, "loss", step, 1 / (step + 1)) for step in range(logged, done, 50))
+        logged += len(range(logged, done, 50)) * 50
+        one = {"steps": done, "waited": now * 0.3, "ran": now * 0.6, "cpu": now, "memory": 1 << 30}
+        taken = sample(now, one, one)
+        found.add(taken)
+        watcher.add(taken)
+        if number + 1 in (2 * 3_600, day):
+            gc.collect()
+            traced[number + 1] = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    hour, end = traced.values()
+    found.finish()
+    text = page(record(), found, RunEnd(0, day * SHORTEST))
+    sizes = [hour, end, len(text.encode())]
+    print("after an hour, after a day, report: " + ", ".join(f"{size / 1e6:.2f} MB" for size in sizes))
+    assert end < 1.5 * hour
+    assert len(text.encode()) < 5_000_000
+    assert watcher.state({}).steps == steps
 
 
 def test_samples_that_are_too_near_are_left_out() -> None:

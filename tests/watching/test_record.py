@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from duoka.watching.record import PublishedRun, open_board, published_runs
+from duoka.watching.record import LONGEST, MOST_REPORTS, PublishedRun, open_board, published_runs
 from tests.launchers.made import plan
 
 
@@ -59,6 +59,16 @@ def test_a_process_that_the_script_forked_keeps_the_record(tmp_path: Path) -> No
         os._exit(0)
     os.waitpid(pid, 0)
     assert len(list(published_runs(tmp_path))) == 1
+    run.close()
+
+
+def test_however_often_a_run_fails_its_file_can_be_read(tmp_path: Path) -> None:
+    run = PublishedRun(plan(), tmp_path)
+    for number in range(200):
+        run.failed(f"fault {number}", f"report {number}" + "x" * LONGEST)
+    (found,) = published_runs(tmp_path)
+    assert (len(found.faults), len(found.reports)) == (200, 200)
+    assert [bool(one) for one in found.reports] == [False] * (200 - MOST_REPORTS) + [True] * MOST_REPORTS
     run.close()
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -47,16 +48,28 @@ def test_in_a_narrow_terminal_columns_are_left_out_whole() -> None:
     assert names[40] == ["rank", "computes", "waits", "loads", "queues"]
 
 
-def test_of_many_ranks_the_slowest_are_shown() -> None:
+def test_of_many_ranks_the_worst_are_shown() -> None:
     watcher = RunWatcher(record(100))
     watcher.add(sample(0.0, *[{}] * 100))
     waits = [{"waited": 5.0, "steps": 1, "ran": 5.0}] * 100
     waits[70] = {"waited": 0.0, "steps": 1, "ran": 10.0}
+    waits[80] = {"waited": 9.0, "heard": 2.0}  # of another machine, of which nothing is heard
     watcher.add(sample(10.0, *waits))
     lines = drawn(watcher.state({}))
     rows = [line.split()[0] for line in lines[2:18]]
-    assert rows == [*map(str, range(15)), "70"]
-    assert "  the 16 of 100 ranks that wait least; --json has all" in lines
+    assert rows == ["80", "70", *map(str, range(14))]
+    assert "  the 16 of 100 ranks that are worst off, the worst first; --json has all" in lines
+    waits[90] = waits[90] | {"waited": 9.0}
+    stuck = [one | {"inside": "all_reduce", "since": 9.0} if rank != 90 else one for rank, one in enumerate(waits)]
+    watcher.add(sample(11.0, *stuck))
+    rows = [line.split()[0] for line in drawn(watcher.state({}))[2:18]]
+    assert rows[:4] == ["80", "90", "70", "0"]  # rank 90 did not come
+
+
+def test_of_many_values_the_first_are_shown() -> None:
+    seen = replace(state(), values={f"v{number}": 1.0 for number in range(20)})
+    assert any("v15 1  and 4 more values; --json has them" in line for line in drawn(seen, width=300))
+    assert len(as_data(seen)["values"]) == 20
 
 
 def test_waits_that_are_not_seen_have_no_column() -> None:

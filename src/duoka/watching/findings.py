@@ -7,15 +7,16 @@ from itertools import groupby
 
 from duoka.supervision.status_board import name_ranks
 from duoka.watching.record import RunRecord
-from duoka.watching.watcher import RunState
+from duoka.watching.watcher import LONG, SILENT, RankState, RunState
 
 WORTH_A_WORD = 0.2  # of the time; smaller parts are not mentioned
 OFTEN = 0.6  # of readings: a rank that was the slowest in as many is the cause
-LONG = 5.0  # seconds in one collective
-SILENT = 3.0  # seconds without a sample of another machine's ranks
 NEARLY_FULL = 0.95  # of a GPU's memory
 
-UNEVEN = "the step is too short for the exchange, or they do not come at the same time"
+UNEVEN = (
+    "the step is too short for the exchange, or they do not come at the same time; "
+    "take a larger batch, or fewer devices"
+)
 
 
 def findings(state: RunState) -> list[str]:
@@ -43,7 +44,8 @@ def _parts(state: RunState) -> Iterator[tuple[float, str]]:
     if state.rest is not None and not any(one.device.startswith("GPU ") for one in state.ranks):
         yield (
             state.rest,
-            f"asleep {state.rest:.0%}: the script waits for something else, as a disk, a lock or another program",
+            f"asleep {state.rest:.0%}: the script waits for something else, as a disk, a lock or another program; "
+            + _look(state, max(state.ranks, key=lambda one: one.parts.rest if one.parts else 0.0)),
         )
 
 
@@ -60,8 +62,9 @@ def _why_waiting(state: RunState) -> str:
     if one.parts.loading >= WORTH_A_WORD:
         return f"{text}, with {one.parts.loading:.0%} of its time in its loader"
     if one.parts.rest >= WORTH_A_WORD:
-        return f"{text}, asleep for {one.parts.rest:.0%} of its time, as for a disk or in a sleep of the script"
-    return f"{text}: it computes more than the others, or its cores or device are slower"
+        asleep = f"asleep for {one.parts.rest:.0%} of its time, as for a disk or in a sleep of the script"
+        return f"{text}, {asleep}; {_look(state, one)}"
+    return f"{text}: it computes more than the others, or its cores or device are slower; see what else runs there"
 
 
 def name_places(record: RunRecord, ranks: list[int]) -> str:
@@ -76,7 +79,13 @@ def _silent(state: RunState) -> Iterator[str]:
     if silent:
         names = name_places(state.record, [one.sample.rank for one in silent])
         longest = max(one.silent for one in silent)
-        yield f"{names}: nothing heard for {longest:.0f} s"
+        yield f"{names}: nothing heard for {longest:.0f} s; see whether its machine and its network work"
+
+
+def _look(state: RunState, one: RankState) -> str:
+    if state.record.code is not None:  # the process has ended
+        return "py-spy shows where"
+    return f"`py-spy dump --pid {one.sample.pid}` shows where" + (f" (on {one.machine})" if one.machine else "")
 
 
 def _missing(state: RunState) -> Iterator[str]:

@@ -9,14 +9,19 @@ from duoka.supervision.told import LoggedValue, PrintedLine, Told
 from duoka.watching.numbers import numbers_in
 
 KEPT = 20  # lines
+MOST_LOGGED = 256  # names that the script gives to a log; further ones are left out
 MOST_NAMES = 64  # of numbers in lines
 COUNTERS = {"epoch", "epochs", "step", "steps", "iter", "iters", "iteration", "batch"}  # places, not values
 
 
 class Hearer:
-    """Reads what is new. lines: the last ones printed, but for progress bars. latest: of each value."""
+    """Reads what is new. lines: the last ones printed, but for progress bars. latest: of each value.
+
+    leaves_out: the script logs more names than are kept.
+    """
 
     def __init__(self) -> None:
+        self.leaves_out = False
         self.lines: deque[str] = deque(maxlen=KEPT)
         self.latest: dict[str, float] = {}
         self._values = self._lines = 0  # numbers of the last ones read
@@ -33,6 +38,9 @@ class Hearer:
         found = []
         for number, value in told.logged(self._values):
             self._values = number
+            if value.name not in self._logged and len(self._logged) == MOST_LOGGED:
+                self.leaves_out = True
+                continue
             self._logged.add(value.name)
             found.append(value)
         for number, line in told.printed(self._lines):

@@ -16,6 +16,7 @@ from duoka.watching.sample import RankSample, RunSample
 SHORTEST = 0.5  # seconds between two samples, at first
 MOST = 1_000  # samples of a run, and values of a name, at most twice as many
 MOST_RANK_SAMPLES = 40_000  # of all ranks together
+MOST_VALUES = 50_000  # of all names together, at most twice as many
 _FIELDS = tuple(one.name for one in fields(Parts))
 
 
@@ -58,12 +59,12 @@ class Thinned:
     count: int = 0
     last: Point | None = None
 
-    def add(self, point: Point) -> None:
-        """Add a value."""
+    def add(self, point: Point, most: int = MOST) -> None:
+        """Add a value. most: half the number that may be kept."""
         if self.count % self.stride == 0:
             self.points.append(point)
         self.count, self.last = self.count + 1, point
-        if len(self.points) >= 2 * MOST:
+        if len(self.points) >= 2 * most:
             del self.points[1::2]
             self.stride *= 2
 
@@ -134,7 +135,8 @@ class History:
     def log(self, values: Iterable[LoggedValue]) -> None:
         """Add values that the script has logged."""
         for value in values:
-            self.values.setdefault(value.name, Thinned()).add(Point(value.time, value.value))
+            kept = self.values.setdefault(value.name, Thinned())
+            kept.add(Point(value.time, value.value), min(MOST, MOST_VALUES // len(self.values)))
 
     def look_at(self, time: float, gpus: Mapping[str, Gpu]) -> None:
         """Add the memory and use of GPUs, as far as the driver tells them."""

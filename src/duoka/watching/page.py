@@ -16,11 +16,12 @@ from duoka.system.seconds import duration, in_words, per_second
 from duoka.watching.charts import Axis, Line, Mark, Segments, area_chart, line_chart
 from duoka.watching.document import document, head, table
 from duoka.watching.findings import findings, name_places
+from duoka.watching.hearing import MOST_LOGGED
 from duoka.watching.history import Event, History, Point
 from duoka.watching.parts import parts_shown
 from duoka.watching.record import RunRecord
 from duoka.watching.sample import RunSample
-from duoka.watching.watcher import RankState, RunState, RunWatcher
+from duoka.watching.watcher import RunState, RunWatcher, worst
 
 MOST_LINES = 8  # ranks in a chart
 MOST_ROWS = 64  # ranks in the table
@@ -150,23 +151,16 @@ def _table(state: RunState | None) -> str:
         return ""
     shown = parts_shown(state.record.sees_waits)
     rows = []
-    for one in _worst_first(state):
+    for one in worst(state, MOST_ROWS):
         cells = [str(one.sample.rank), *([one.machine] if state.record.others else []), one.device]
         cells += ["" if one.parts is None else f"{getattr(one.parts, part.field):.0%}" for part in shown]
         cells.append("" if one.cores is None else f"{one.cores:.1f}")
         cells.append(f"{one.sample.memory / MIB:,.0f}" if one.sample.is_known else "")
         rows.append(cells)
     note = "" if not state.record.attempt else " of the last attempt"
-    note += f": the {MOST_ROWS} that wait least" if len(state.ranks) > MOST_ROWS else ""
+    note += f": the {MOST_ROWS} that are worst off, the worst first" if len(state.ranks) > MOST_ROWS else ""
     places = ("rank", "machine", "device") if state.record.others else ("rank", "device")
     return table(f"The time of each rank{note}", (*places, *(part.name for part in shown), "cores", "MiB"), rows)
-
-
-def _worst_first(state: RunState) -> list[RankState]:
-    """Return the ranks in their order; of too many for the table, those that wait least, the worst first."""
-    if len(state.ranks) <= MOST_ROWS:
-        return list(state.ranks)
-    return nsmallest(MOST_ROWS, state.ranks, lambda one: one.parts.waiting if one.parts else 0.0)
 
 
 def _step_charts(
@@ -247,6 +241,8 @@ def _value_charts(history: History, span: tuple[float, float], marks: Sequence[M
             axis = Axis(*span, high, f"{high:.4g}", f"{low:.4g}", low)
             segments = _between(points, [event.time for event in history.events])
             yield line_chart(name, axis, [Line(f"last: {points[-1].value:.6g}", "c5", segments)], marks)
+    if history.hearer.leaves_out:
+        yield f'<p class="faint">The script logs more than {MOST_LOGGED} values: further names are left out.</p>'
 
 
 def _between(points: Sequence[Point], times: Sequence[float]) -> Segments:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 BOARD = "duoka-board"  # name of the unnamed file
 LONGEST = 20_000  # characters of a report
+MOST_REPORTS = 8  # the last ones, so that the file stays small however often the run is restarted
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,9 @@ class PublishedRun(UnpublishedRun):
         return take(self.record, self._status)
 
     def failed(self, cause: str, report: str = "") -> None:
-        reports = *self.record.reports, report[-LONGEST:]
+        last = len(self.record.reports) - MOST_REPORTS + 1
+        before = (one if place >= last else "" for place, one in enumerate(self.record.reports))
+        reports = *before, report[-LONGEST:]
         self.record = replace(self.record, faults=(*self.record.faults, cause), reports=reports)
         self._write()
 

@@ -40,6 +40,7 @@ class WatchedRun:
             before, self._record = self._record, record
             if record.attempt != before.attempt:
                 self._history.begin()
+                self._history.events.append(Event(time.monotonic(), f"restart {record.attempt}"))
                 self._board = None
             if self._board is None and record.has_begun:
                 self._board = open_board(record)

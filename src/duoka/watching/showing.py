@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -17,11 +18,12 @@ from duoka.system.seconds import duration, in_words, per_second
 from duoka.watching.findings import findings, name_places
 from duoka.watching.parts import PARTS, parts_shown
 from duoka.watching.place import Place
-from duoka.watching.watcher import RankState, RunState, slowest
+from duoka.watching.watcher import RankState, RunState, worst
 
 GIB = 1 << 30
 MOST = 16  # ranks in a table
 SHOWN_LINES = 3  # of those that the script printed last
+SHOWN_VALUES = 16  # the first ones
 BAR = 12  # characters for the parts of a step
 
 
@@ -92,7 +94,7 @@ def _table(state: RunState, width: int) -> Table:
 
 
 def _columns(state: RunState) -> list[_Column]:
-    ranks = slowest(state, MOST)
+    ranks = worst(state, MOST)
     found = [
         _Column("rank", [Text(str(one.sample.rank)) for one in ranks]),
         _Column("device", [Text(printable(one.device)) for one in ranks], 5, justify="left"),
@@ -140,10 +142,13 @@ def _device_use(one: RankState) -> str:
 def _notes(state: RunState) -> Text:
     lines = [f"  {printable(finding)}" for finding in findings(state)]
     if state.values:
-        lines.append("  " + "  ".join(f"{printable(name)} {value:.6g}" for name, value in state.values.items()))
+        shown = [f"{printable(name)} {value:.6g}" for name, value in islice(state.values.items(), SHOWN_VALUES)]
+        if len(state.values) > SHOWN_VALUES:
+            shown.append(f"and {len(state.values) - SHOWN_VALUES} more values; --json has them")
+        lines.append("  " + "  ".join(shown))
     lines += [f"  | {printable(line)}" for line in state.lines[-SHOWN_LINES:]]
     if len(state.ranks) > MOST:
-        lines.append(f"  the {MOST} of {len(state.ranks)} ranks that wait least; --json has all")
+        lines.append(f"  the {MOST} of {len(state.ranks)} ranks that are worst off, the worst first; --json has all")
     if not state.ranks:
         lines.append("  its workers have not started yet")
     return Text("\n".join([*lines, ""]))

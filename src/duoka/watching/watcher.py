@@ -6,6 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from heapq import nsmallest
 
 from duoka.devices.gpu import Gpu
 from duoka.watching.hearing import Hearer
@@ -15,6 +16,8 @@ from duoka.watching.record import RunRecord, open_board
 from duoka.watching.sample import RankSample, RunSample, take
 
 WINDOW = 10.0  # seconds over which speeds and parts are averaged
+SILENT = 3.0  # seconds without a sample of another machine's ranks
+LONG = 5.0  # seconds in one collective
 APART = 0.05  # of the time: ranks that wait as long as each other within this are equally fast
 
 
@@ -186,9 +189,22 @@ class RunWatcher:
         return rank, count / looks
 
 
-def slowest(state: RunState, most: int) -> list[RankState]:
-    """Return at most so many ranks: of more, those that wait least, so that others wait for them."""
+def worst(state: RunState, most: int) -> list[RankState]:
+    """Return the ranks in their order; of more than so many the worst ones, the worst first.
+
+    First come those of which nothing is heard; then those that have not come to a collective in which others have
+    waited long; then those that wait least, so that others wait for them, or, where waits are not seen, those that
+    load and queue most.
+    """
     if len(state.ranks) <= most:
         return list(state.ranks)
-    found = sorted(state.ranks, key=lambda one: one.parts.waiting if one.parts else 0.0)[:most]
-    return sorted(found, key=lambda one: one.sample.rank)
+    some_wait = any(one.sample.since > LONG for one in state.ranks if one.sample.inside)
+
+    def order(one: RankState) -> tuple[bool, bool, float]:
+        is_missing = some_wait and not one.sample.inside
+        if one.parts is None:
+            return one.silent <= SILENT, not is_missing, 0.0
+        small = one.parts.waiting if state.record.sees_waits else -one.parts.loading - one.parts.queued
+        return one.silent <= SILENT, not is_missing, small
+
+    return nsmallest(most, state.ranks, order)
