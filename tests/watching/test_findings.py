@@ -18,6 +18,7 @@ def found(first: dict[str, Any], second: dict[str, Any], **given: Any) -> list[s
     return findings(watcher.state({}))
 
 
+ALONE = "it computes more than the others, or its cores or device are slower; see what else runs there"
 SLOW = "waiting for others 30%: rank 1 is the slowest in 100% of readings"
 
 
@@ -29,7 +30,7 @@ SLOW = "waiting for others 30%: rank 1 is the slowest in 100% of readings"
         (
             {"waited": 6.0},
             {"waited": 0.0},
-            [f"{SLOW}: it computes more than the others, or its cores or device are slower; see what else runs there"],
+            [f"{SLOW}: {ALONE}"],
         ),
         (
             {"waited": 6.0},
