@@ -123,7 +123,7 @@ def test_a_run_without_two_looks() -> None:
 
 
 def test_the_report_of_many_steps_and_ranks_is_small() -> None:
-    seen = history(seconds=int(4 * MOST * SHORTEST), ranks=100)
+    seen = history(seconds=int(2 * MOST * SHORTEST), ranks=100)
     text = page(record(100), seen, RunEnd(0, 1e4))
     assert len(text) < 1_000_000
     assert "The 8 slowest of 100 ranks." in text

@@ -66,6 +66,19 @@ def test_of_many_ranks_the_worst_are_shown() -> None:
     assert rows[:4] == ["80", "90", "70", "0"]  # rank 90 did not come
 
 
+def test_the_ranks_of_several_machines() -> None:
+    places = {"machines": ("machine 0 (a)", "machine 1 (b)"), "workers": (1, 1)}
+    title, head, first, second, *_ = drawn(state(pids=(101,), **places), width=160)
+    assert "slowest: rank 1 on machine 1 (b), in 100% of readings" in title
+    assert head.split()[:3] == ["rank", "machine", "device"]
+    assert (first.split()[:4], second.split()[:4]) == (["0", "0", "(a)", "CPU"], ["1", "1", "(b)", "CPU"])
+    (title, *_) = drawn(state(first=1, machine=1, pids=(101,), **places), width=300)
+    assert "only rank 1 on machine 1 (b); the command of rank 0 on machine 0 (a) shows all" in title
+    title, head, *_ = drawn(state(pids=(101,), workers=(1, 1)), width=160)  # an engine's commands on one machine
+    assert "slowest: rank 1, in 100%" in title
+    assert head.split()[:2] == ["rank", "device"]
+
+
 def test_of_many_values_the_first_are_shown() -> None:
     seen = replace(state(), values={f"v{number}": 1.0 for number in range(20)})
     assert any("v15 1  and 4 more values; --json has them" in line for line in drawn(seen, width=300))

@@ -1,8 +1,8 @@
 """The other machines of a run: what their commands exchange.
 
 Each command watches its own workers and judges how they ended. From the others it receives the progress of their
-ranks, the notice that they end them, and how those ended. Machine 0 also asks them for samples of their ranks, for
-those who watch the run there.
+ranks, the notice that they end them, and how those ended; machine 0 also samples of their ranks, for those who watch
+the run there.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from duoka.watching.messages import as_message, checked
 from duoka.watching.record import UnpublishedRun
 
 TICK = 0.5  # seconds between two polls
-TO_ASK = 0.5  # seconds between two requests for samples
-MOST_ASKED = 32  # machines that are asked so often; more are asked less often
 TO_CONCLUDE = 60.0  # seconds for the others to end their ranks: longer than scripts have to answer a signal
 
 
@@ -70,7 +68,7 @@ class SingleMachine(Peers):
     def share_samples(self, run: UnpublishedRun, board: StatusBoard) -> None:
         """Write samples of the other machines' ranks on machine 0's board, for those who watch the run there.
 
-        Machine 0 asks for them again and again; on the others this answers.
+        The others answer each progress message of machine 0. So none are sent to a command that does not read.
         """
 
     def progress(self) -> dict[int, Progress]:
@@ -110,7 +108,7 @@ class SeveralMachines(SingleMachine):
 
     def begin(self, number: int) -> None:
         self._attempt = number
-        self._shown_at = self._asked_at = 0.0
+        self._shown_at = self._answered_at = 0.0
         self._heard_at: dict[int, float] = {}
         self._has_announced_end = False
 
@@ -159,18 +157,14 @@ class SeveralMachines(SingleMachine):
 
     def share_samples(self, run: UnpublishedRun, board: StatusBoard) -> None:
         if self._channel.number == 0:
-            now = time.monotonic()
-            if now - self._asked_at >= TO_ASK * max(1.0, self._plan.machines.count / MOST_ASKED):
-                self._asked_at = now
-                self._send("ask", None)
             for machine, message in self._channel.messages(f"{FOR_FIRST}samples {self._attempt}").items():
                 if message.at != self._heard_at.get(machine):
                     self._heard_at[machine] = message.at
                     with suppress(ValueError):  # without samples it is shown as silent
                         ranks = checked(message.value, self._plan.machines.workers[machine])
                         board.elsewhere.write(machine, MachineSamples(message.at, ranks))
-        elif 0 in (asked := self._received("ask")) and asked[0].at != self._asked_at:
-            self._asked_at = asked[0].at
+        elif 0 in (shown := self._received("progress")) and shown[0].at != self._answered_at:
+            self._answered_at = shown[0].at
             if (sample := run.sample()) is not None:
                 self._channel.send(f"{FOR_FIRST}samples {self._attempt}", as_message(sample.ranks))
 

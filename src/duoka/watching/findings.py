@@ -73,6 +73,11 @@ def name_places(record: RunRecord, ranks: list[int]) -> str:
     return ", ".join(name_ranks(list(some)) + (f" on {machine}" if machine else "") for machine, some in by_machine)
 
 
+def only_these(record: RunRecord) -> str:
+    """Describe which ranks another command than that of machine 0 shows."""
+    return f"only {name_places(record, list(record.ranks))}; the command of {name_places(record, [0])} shows all"
+
+
 def _silent(state: RunState) -> Iterator[str]:
     """Yield from which ranks of other machines no sample has come lately."""
     silent = [one for one in state.ranks if one.silent > SILENT]

@@ -15,7 +15,7 @@ from duoka.system.printable import printable
 from duoka.system.seconds import duration, in_words, per_second
 from duoka.watching.charts import Axis, Line, Mark, Segments, area_chart, line_chart
 from duoka.watching.document import document, head, table
-from duoka.watching.findings import findings, name_places
+from duoka.watching.findings import findings, name_places, only_these
 from duoka.watching.hearing import MOST_LOGGED
 from duoka.watching.history import Event, History, Point
 from duoka.watching.parts import parts_shown
@@ -103,9 +103,9 @@ def _head(record: RunRecord, history: History, end: RunEnd, state: RunState | No
     workers = len(record.devices)
     where = f"{workers} worker{'s' * (workers > 1)} on {devices}"
     if record.others:
-        where = f"{sum(record.workers)} workers on {', '.join(dict.fromkeys(record.machines))}"
+        where = f"{sum(record.workers)} workers on {', '.join(dict.fromkeys(record.machines)) or devices}"
     elif record.machine:
-        where = f"{where}: only {name_places(record, list(record.ranks))}; {record.machines[0]} shows all"
+        where = f"{where}: {only_these(record)}"
     words = [f"began {when}", f"took {duration(end.time - history.begun)}", where]
     if place:
         words.append(place)
@@ -150,16 +150,17 @@ def _table(state: RunState | None) -> str:
     if state is None:
         return ""
     shown = parts_shown(state.record.sees_waits)
+    has_machines = bool(state.record.others and state.record.machines)
     rows = []
     for one in worst(state, MOST_ROWS):
-        cells = [str(one.sample.rank), *([one.machine] if state.record.others else []), one.device]
+        cells = [str(one.sample.rank), *([one.machine] if has_machines else []), one.device]
         cells += ["" if one.parts is None else f"{getattr(one.parts, part.field):.0%}" for part in shown]
         cells.append("" if one.cores is None else f"{one.cores:.1f}")
         cells.append(f"{one.sample.memory / MIB:,.0f}" if one.sample.is_known else "")
         rows.append(cells)
     note = "" if not state.record.attempt else " of the last attempt"
     note += f": the {MOST_ROWS} that are worst off, the worst first" if len(state.ranks) > MOST_ROWS else ""
-    places = ("rank", "machine", "device") if state.record.others else ("rank", "device")
+    places = ("rank", "machine", "device") if has_machines else ("rank", "device")
     return table(f"The time of each rank{note}", (*places, *(part.name for part in shown), "cores", "MiB"), rows)
 
 

@@ -42,8 +42,9 @@ class RunRecord:
     pids: of the workers. board: descriptor of the status board in the command process; -1: there is none. code: the
     exit code; None: the run goes on.
 
-    For a run on several machines: machine: the number of this one. machines: each as named in messages. workers: of
-    each. run: a name of the run, equal on all. Machine 0's status board also has the samples of the others.
+    For a run on several machines: machine: the number of this one. machines: each as named in messages; empty if an
+    engine started a command for each rank on one machine. workers: of each. run: a name of the run, equal on all.
+    Machine 0's status board also has the samples of the others.
     """
 
     pid: int
@@ -90,6 +91,7 @@ def record_of(plan: Plan, run: str = "") -> RunRecord:
     from duoka.plan import Kind  # `duoka gpus`, which only reads records, imports no more than it needs
 
     own, machines = plan.kind is Kind.DISTRIBUTED, plan.machines
+    places = tuple(map(machines.where, range(machines.count)))
     return RunRecord(
         pid=os.getpid(),
         name=plan.target.name,
@@ -99,7 +101,7 @@ def record_of(plan: Plan, run: str = "") -> RunRecord:
         sees_waits=plan.devices[0].type == "cpu" and not own and plan.world_size > 1,
         samples_differ=own,
         machine=machines.number,
-        machines=tuple(map(machines.where, range(machines.count))) if machines.workers else (),
+        machines=places if len(set(places)) > 1 else (),
         workers=machines.workers,
         run=run,
     )

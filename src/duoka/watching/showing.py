@@ -15,7 +15,7 @@ from rich.text import Text
 
 from duoka.system.printable import printable
 from duoka.system.seconds import duration, in_words, per_second
-from duoka.watching.findings import findings, name_places
+from duoka.watching.findings import findings, name_places, only_these
 from duoka.watching.parts import PARTS, parts_shown
 from duoka.watching.place import Place
 from duoka.watching.watcher import RankState, RunState, worst
@@ -46,7 +46,7 @@ def _headline(state: RunState) -> Text:
     if state.samples_per_second is not None:
         words.append(f"{per_second(state.samples_per_second)} samples/s")
     if record.machine:
-        words.append(f"only {name_places(record, list(record.ranks))}; {record.machines[0]} shows all")
+        words.append(only_these(record))
     if record.attempt:
         words.append(f"restarted {record.attempt} time{'s' * (record.attempt > 1)}")
     if state.slowest is not None:
@@ -100,7 +100,7 @@ def _columns(state: RunState) -> list[_Column]:
         _Column("device", [Text(printable(one.device)) for one in ranks], 5, justify="left"),
         _Column("", [_bar(one) for one in ranks], 6, justify="left"),
     ]
-    if state.record.others:
+    if state.record.others and state.record.machines:
         machines = [Text(printable(one.machine.removeprefix("machine "))) for one in ranks]
         found.insert(1, _Column("machine", machines, 5, justify="left"))
     for place, part in enumerate(parts_shown(state.record.sees_waits)):
