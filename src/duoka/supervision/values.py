@@ -7,7 +7,6 @@ values of Python's own types, small arrays, and attributes of these types are re
 from __future__ import annotations
 
 import sys
-import sysconfig
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from duoka.supervision.tracebacks import OURS, RUNS_SCRIPTS
+from duoka.system.code_files import is_installed, is_standard, is_users
 
 AT_END_LINE = 0  # in place of a line: the script has ended
 MOST_NAMES, MOST_ATTRIBUTES, MOST_ENTRIES, MOST_NUMBERS = 300, 60, 200, 1 << 16
@@ -23,8 +23,6 @@ DEEPEST = 3  # containers within containers
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), range)
 _CONTAINERS = ("list", "tuple", "set", "frozenset", "deque")
-_PATHS = sysconfig.get_paths()
-_STANDARD, _LIBRARIES = _PATHS["stdlib"], (_PATHS["purelib"], _PATHS["platlib"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +57,9 @@ def values_of(error: BaseException) -> list[FrameValues]:
 
 
 def _is_told(file: str) -> bool:
-    if file.startswith(_LIBRARIES):
-        return "torch" not in file.split("/")
-    return not file.startswith((OURS, _STANDARD, "<frozen"))
+    if is_installed(file):
+        return not file.startswith(OURS) and "torch" not in file.split("/")
+    return not is_standard(file)
 
 
 def _frame_values(frame: FrameType, line: int) -> FrameValues:
@@ -98,7 +96,7 @@ def _is_users(kind: type) -> bool:
     if kind.__module__ == "__main__":
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return isinstance(file, str) and not file.startswith((OURS, _STANDARD, *_LIBRARIES))
+    return isinstance(file, str) and is_users(file)
 
 
 def _text(value: Any) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from duoka.view.rules.gradients import whole_gradients
+from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 from tests.view.ranks import shared, whole_of
 
@@ -66,7 +69,7 @@ class Case:
         out = [leaf for leaf in tree_leaves(self.function(first, *args, **kwargs)) if not callable(leaf)]
         found = {"result": out, "operands": [leaf for leaf in used if isinstance(leaf, Tensor)]}
         if wanted:
-            found.update(_gradients(out, wanted, second=self.name.partition(" ")[0] not in STEEP))
+            found.update(_gradients(out, wanted, view, second=self.name.partition(" ")[0] not in STEEP))
         return {name: [_value(entry) for entry in values] for name, values in found.items()}
 
 
@@ -78,17 +81,20 @@ def _value(entry: Any) -> Any:
     return whole_of(entry).detach().clone() if isinstance(entry, Tensor) else entry
 
 
-def _gradients(out: list[Any], wanted: list[Tensor], second: bool) -> dict[str, list[Any]]:
+def _gradients(out: list[Any], wanted: list[Tensor], view: View | None, second: bool) -> dict[str, list[Any]]:
+    grad: Callable[..., Any] = torch.autograd.grad
+    if view is not None and not any(isinstance(leaf, BatchTensor) for leaf in wanted):
+        grad = partial(whole_gradients, view=view)  # by which a plain script's `torch.autograd.grad` is replaced
     of = [entry for entry in out if isinstance(entry, Tensor) and entry.is_floating_point() and entry.requires_grad]
     weighted = [(entry * torch.arange(1.0, entry.numel() + 1).view(entry.shape)).sin().sum() for entry in of]
     if not weighted:
         return {}
-    first = torch.autograd.grad(sum(weighted), wanted, allow_unused=True, create_graph=True)  # type: ignore[arg-type]
-    squares = [(grad**2).sum() for grad in first if grad is not None and grad.requires_grad]
+    first = grad(sum(weighted), wanted, allow_unused=True, create_graph=True)
+    squares = [(part**2).sum() for part in first if part is not None and part.requires_grad]
     if not squares or not second:
         return {"gradients": list(first)}
     try:
-        found = torch.autograd.grad(sum(squares), wanted, allow_unused=True)  # type: ignore[arg-type]
+        found = grad(sum(squares), wanted, allow_unused=True)
     except RuntimeError as error:
         if "not implemented" not in str(error) and "not differentiable twice" not in str(error):
             raise
