@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (PLAIN, {"devices": "1", "strategy": "single"}, Kind.PLAIN, "single", 1),
         (PLAIN, {"devices": "1", "strategy": "ddp"}, Kind.PLAIN, "single", 1),
         (PLAIN, {"devices": "2", "strategy": "auto"}, Kind.PLAIN, "auto", 2),
+        (PLAIN, {"devices": "2", "strategy": "hsdp"}, Kind.PLAIN, "fsdp", 2),
+        (PLAIN, {"devices": "2", "strategy": "hsdp", "machines": Machines(2, 0, "a", 1)}, Kind.PLAIN, "hsdp", 2),
         (PLAIN, {"devices": "1", "strategy": "auto"}, Kind.PLAIN, "single", 1),
         (PLAIN, {"devices": "2", "kind": "distributed"}, Kind.DISTRIBUTED, "", 2),
         (LAUNCHED, {"devices": "2"}, Kind.DISTRIBUTED, "", 2),
@@ -124,14 +126,18 @@ def test_a_script_with_ranks_of_its_own_keeps_all_threads(plan: Any) -> None:
         (
             {"strategy": "dpd"},
             OptionError,
-            "--strategy must be one of auto, ddp, dp, exact, fsdp, single, but is 'dpd'; did you mean dp?",
+            "--strategy must be one of auto, ddp, dp, exact, fsdp, hsdp, single, but is 'dpd'; did you mean dp?",
         ),
         ({"strategy": "dp", "devices": "2"}, OptionError, "run.model(net, strategy='dp', devices=2)"),
-        ({"blocks": ("Block",)}, OptionError, "--blocks must be given with --strategy fsdp or auto, but is 'Block'"),
+        (
+            {"blocks": ("Block",)},
+            OptionError,
+            "--blocks must be given with --strategy fsdp, hsdp or auto",
+        ),
         (
             {"strategy": "auto", "devices": "2", "checkpoint_activations": True},
             OptionError,
-            "--checkpoint-activations must be given with --strategy fsdp, but is True; auto adds it if nothing else",
+            "--strategy fsdp or hsdp, but is True; auto adds it if nothing else",
         ),
         (
             {"strategy": "auto", "devices": "2", "kind": "api"},
@@ -184,6 +190,17 @@ def test_devices_in_the_syntax_of_the_option(plan: Any, devices: str, words: str
     made = plan(PLAIN, inventory=GPUS, devices=devices)
     assert made.device_words == words
     assert plan(PLAIN, inventory=GPUS, devices=words).devices == made.devices
+
+
+@pytest.mark.parametrize(("workers", "strategy"), [((2, 2), "hsdp"), ((1, 1), "ddp")])
+def test_machines_that_hold_copies(plan: Any, workers: tuple[int, ...], strategy: str) -> None:
+    made = plan(PLAIN, devices=str(workers[0]), strategy="hsdp", machines=Machines(2, 0, "a", 1))
+    assert joined(made, workers, ("a", "b")).strategy == strategy
+    ranks = replace(made, machines=Machines(4, 0, "a", 1, each="rank"), strategy="hsdp")
+    assert joined(ranks, (1, 1, 1, 1), ("a", "b", "a", "b"), ("x", "y", "x", "y")).strategy == "hsdp"
+    assert joined(ranks, (1, 1, 1, 1), ("a", "b", "a", "b"), ("x", "x", "x", "x")).strategy == "fsdp"
+    with pytest.raises(OptionError, match="different numbers of workers, but is 'hsdp'; they have 2, 1"):
+        joined(made, (2, 1), ("a", "b"))
 
 
 def test_a_plan_is_frozen(plan: Any) -> None:

@@ -109,6 +109,13 @@ class Machines:
         local = self.hosts[: self.number].count(mine)
         return local, self.hosts.count(mine), order.index(mine), len(order)
 
+    def ranks(self) -> list[list[int]]:
+        """Return the ranks of each real machine, once the machines have connected."""
+        if self.each == "machine":
+            ends = [sum(self.workers[: number + 1]) for number in range(len(self.workers))]
+            return [[*range(end - count, end)] for end, count in zip(ends, self.workers, strict=True)]
+        return [[rank for rank, host in enumerate(self.hosts) if host == one] for one in dict.fromkeys(self.hosts)]
+
     def of(self, rank: int) -> int:
         """Return the number of the machine that has a rank."""
         ends = (sum(self.workers[: number + 1]) for number in range(len(self.workers)))

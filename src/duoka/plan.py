@@ -38,12 +38,14 @@ STRATEGIES = {
     "dp": "one process computes on several devices; a script asks for it: run.model(net, strategy='dp')",
     "exact": "the same bits on 1, 2, 4, ... devices: batches in a fixed number of shares, sums in a fixed order",
     "fsdp": "each device holds a part of the model: of its parameters, gradients and optimizer's state",
+    "hsdp": "as fsdp on each machine, which holds the whole model; gradients are averaged between machines",
     "single": "one device computes everything",
 }
 
 _ASKED_IN_SCRIPTS = {
     "auto": "`duoka forecast --memory` says whether a model needs run.model(net, strategy='fsdp')",
     "fsdp": "in a script, run.model(net, strategy='fsdp') shards a model",
+    "hsdp": "in a script, run.model(net, strategy='fsdp') shards a model over all machines",
     "dp": "in a script, run.model(net, strategy='dp', devices=2) computes on several devices in one process",
 }
 
@@ -198,10 +200,26 @@ def joined(plan: Plan, workers: tuple[int, ...], names: tuple[str, ...], hosts: 
     """Return the plan completed with the workers, host names and real machines of each machine.
 
     Raises:
-        OptionError: the strategy exact does not allow so many ranks.
+        OptionError: the strategy exact or hsdp does not allow these numbers of ranks.
     """
     machines = replace(plan.machines, workers=workers, names=names, hosts=hosts)
-    return replace(plan, machines=machines, shares=_shares(plan.strategy, sum(workers), plan.shares or None))
+    plan = replace(plan, machines=machines, shares=_shares(plan.strategy, sum(workers), plan.shares or None))
+    return _hybrid(plan) if plan.strategy == "hsdp" else plan
+
+
+def _hybrid(plan: Plan) -> Plan:
+    """Return the plan of strategy hsdp: fsdp for one machine, ddp for machines of one rank each.
+
+    Raises:
+        OptionError: they have different numbers of ranks.
+    """
+    counts = [len(members) for members in plan.machines.ranks()]
+    if len(set(counts)) > 1:
+        hint = f"they have {', '.join(map(str, counts))}"
+        raise OptionError("--strategy", "hsdp", "fsdp on machines with different numbers of workers", hint)
+    if len(counts) == 1:
+        return replace(plan, strategy="fsdp")
+    return plan if counts[0] > 1 else replace(plan, strategy="ddp")
 
 
 def decide_function(
@@ -254,14 +272,14 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
         names = ("strategy", "shares", "batch_norm", "randomness", "loading", "row_independent", "blocks")
         unused = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)]
         return "", (f"{', '.join(unused)}: without effect, as the script is left alone",) if unused else ()
-    if options.strategy == "dp" or (options.strategy in ("auto", "fsdp") and kind is Kind.API):
+    if options.strategy == "dp" or (options.strategy in ("auto", "fsdp", "hsdp") and kind is Kind.API):
         hint = _ASKED_IN_SCRIPTS[options.strategy]
         raise OptionError("--strategy", options.strategy, "left out or ddp, which starts a worker per device", hint)
-    if options.blocks and options.strategy not in ("auto", "fsdp"):
-        raise OptionError("--blocks", ",".join(options.blocks), "given with --strategy fsdp or auto")
-    if options.checkpoint_activations and options.strategy != "fsdp":
+    if options.blocks and options.strategy not in ("auto", "fsdp", "hsdp"):
+        raise OptionError("--blocks", ",".join(options.blocks), "given with --strategy fsdp, hsdp or auto")
+    if options.checkpoint_activations and options.strategy not in ("fsdp", "hsdp"):
         hint = "auto adds it if nothing else fits" if options.strategy == "auto" else ""
-        raise OptionError("--checkpoint-activations", True, "given with --strategy fsdp", hint)
+        raise OptionError("--checkpoint-activations", True, "given with --strategy fsdp or hsdp", hint)
     if options.strategy == "auto" and options.machines.count > 1:
         hint = "`duoka forecast --memory` on one machine says which fits"
         raise OptionError("--strategy", "auto", "ddp or fsdp on several machines", hint)
@@ -274,12 +292,14 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
     if options.shares is not None:
         raise OptionError("--shares", options.shares, "given with --strategy exact")
     if workers == 1:
-        named = options.strategy in ("auto", "ddp", "fsdp")
+        named = options.strategy in ("auto", "ddp", "fsdp", "hsdp")
         return "single", (f"--strategy {options.strategy}: one device has nothing to keep in step",) * named
     if options.strategy == "single":
         raise OptionError(
             "--strategy", "single", f"ddp, fsdp, exact or auto for {workers} devices", "or ask for one device"
         )
+    if options.strategy == "hsdp" and options.machines.count == 1:
+        return "fsdp", ("--strategy hsdp: fsdp on one machine",)
     return options.strategy or "ddp", ()
 
 
@@ -382,7 +402,7 @@ def details(plan: Plan) -> str:
         rows.append(("strategy", f"{plan.strategy}: {STRATEGIES[plan.strategy]}"))
         if plan.shares:
             rows.append(("shares", f"{plan.shares} of each batch"))
-        if plan.strategy == "fsdp":
+        if plan.strategy in ("fsdp", "hsdp"):
             rows.append(("blocks", ", ".join(plan.blocks) or "entries of the model's lists"))
             if plan.checkpoint_activations:
                 rows.append(("activations", "of blocks, computed again in the backward pass"))

@@ -157,7 +157,7 @@ def test_a_part_of_a_card(
         ("--devices cuda:99 train.py", "--devices cuda:99: "),
         (
             "--strategy dpd train.py",
-            "--strategy must be one of auto, ddp, dp, exact, fsdp, single, but is 'dpd'; did you mean dp?",
+            "--strategy must be one of auto, ddp, dp, exact, fsdp, hsdp, single, but is 'dpd'; did you mean dp?",
         ),
         (
             "--kind plan train.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import socket
 import time
@@ -94,6 +95,49 @@ def test_a_plain_script_prints_and_saves_what_one_device_does(flow: Flow, worker
     assert [one.ok().stdout for one in others] == [""] * len(others)
     found = torch.load(flow.folder / "net.pt")
     assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
+
+
+PARTS = (
+    PLAIN
+    + """
+import duoka
+held = [*net.parameters(), *(p.grad for p in net.parameters())]
+print("bytes", sum(tensor.untyped_storage().nbytes() for tensor in held))
+with duoka.Checkpoint("kept", {"model": net, "optimizer": optimizer}) as kept:
+    kept.save()
+"""
+)
+
+
+def test_each_machine_holds_a_copy_of_a_sharded_model(flow: Flow) -> None:
+    import torch
+
+    import duoka
+
+    script = flow.write("train.py", PARTS)
+    *alone, whole = flow.python([script], env=SAME_HASHES).ok().stdout.splitlines()
+    expected = torch.load(flow.folder / "net.pt")
+    for name in ("losses.txt", "net.pt"):
+        (flow.folder / name).unlink()
+    shutil.rmtree(flow.folder / "kept")
+    first, other = run(flow, script, workers=(2, 2), options=("--strategy", "hsdp"))
+    assert other.ok().stdout == ""
+    *lines, part = first.ok().stdout.splitlines()
+    assert lines == alone
+    assert int(whole.split()[1]) == 2 * int(part.split()[1])
+    found = torch.load(flow.folder / "net.pt")
+    assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), *[torch.nn.ReLU()] * 2)
+    net.append(torch.nn.Linear(16, 2))
+    duoka.load_weights(net, flow.folder / "kept")
+    assert all(torch.equal(found[name], value) for name, value in net.state_dict().items())
+
+
+def test_machines_of_different_sizes_hold_no_copies(flow: Flow) -> None:
+    script = flow.write("train.py", PLAIN)
+    for result in run(flow, script, workers=(2, 1), options=("--strategy", "hsdp")):
+        assert result.returncode == 2
+        assert "--strategy must be fsdp on machines with different numbers of workers" in result.stderr
 
 
 def test_exact_has_the_same_bits_on_two_machines(flow: Flow) -> None:

@@ -33,11 +33,11 @@ _ALIGNED = 16  # bytes: rows of a tensor may be viewed as its dtype
 
 
 def is_sharded(value: Any) -> bool:
-    """Return True for a tensor of which each rank holds consecutive rows."""
+    """Return True for a tensor of which each rank holds consecutive rows, and no two the same."""
     if not isinstance(value, BatchTensor):
         return False
     spec = value._spec
-    return spec.view.of_parameters and spec.outer == 1 == spec.inner
+    return spec.view.of_parameters and not spec.view.is_copied and spec.outer == 1 == spec.inner
 
 
 def assign(tensors: Mapping[str, Tensor], count: int) -> list[list[str]]:

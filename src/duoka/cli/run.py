@@ -62,6 +62,13 @@ RESTARTS = (
     "goes on from where it last saved, if it restores that by itself, as duoka.Checkpoint does. [default: 0]"
 )
 
+STRATEGY = (
+    "How parameters are synchronized. fsdp: each device holds a part of the model. hsdp: the same on each of several "
+    "machines, each of which holds the whole model. exact: the same bits on 1, 2, 4, ... devices. auto: ddp if it "
+    "fits on each device, else fsdp, as the first steps on one CPU worker tell before the run. [default: single for "
+    "one device, ddp for several]"
+)
+
 DEVICE_MEMORY = (
     "With --strategy auto: what each device has, such as 24GB. [default: as the GPU says; what is free, for CPUs]"
 )
@@ -134,10 +141,8 @@ GROUPS: Groups = (
             click.Option(
                 ["--strategy"],
                 default="",
-                metavar="single|ddp|fsdp|exact|auto",
-                help="How parameters are synchronized. fsdp: each device holds a part of the model. exact: the same "
-                "bits on 1, 2, 4, ... devices. auto: ddp if it fits on each device, else fsdp, as the first steps on "
-                "one CPU worker tell before the run. [default: single for one device, ddp for several]",
+                metavar="single|ddp|fsdp|hsdp|exact|auto",
+                help=STRATEGY,
             ),
             click.Option(
                 ["--blocks"],

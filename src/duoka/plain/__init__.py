@@ -109,6 +109,7 @@ def run_plain(
         shares=plan.shares,
         blocks=plan.blocks,
         checkpoint_activations=plan.checkpoint_activations,
+        machines=plan.machines.ranks(),
     )
     view = strategy.view(ranks, say)
     view.vouch(plan.row_independent)

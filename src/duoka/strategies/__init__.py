@@ -25,12 +25,13 @@ def create(
     blocks: Sequence[str] = (),
     checkpoint_activations: bool = False,
     every: bool = True,
+    machines: Sequence[Sequence[int]] = (),
 ) -> Strategy:
     """Create the strategy `name` for this rank.
 
     compress: of gradients between ranks (compress.py). shares: of each batch, with `exact`. With `fsdp`: blocks:
     classes of modules; empty: found in lists. checkpoint_activations: of blocks. every: shard every model, or only
-    those given to `Strategy.shard`.
+    those given to `Strategy.shard`. machines: with `hsdp`, the ranks of each machine.
     """
 
     def stream() -> int:
@@ -40,6 +41,7 @@ def create(
         "single": Single,
         "ddp": lambda: Ddp(ranks, stream=stream, compression=compression(compress)),
         "fsdp": lambda: Fsdp(ranks, stream, blocks, checkpoint_activations, every, compression(compress)),
+        "hsdp": lambda: Fsdp(ranks, stream, blocks, checkpoint_activations, every, None, machines),
         "exact": lambda: Exact(ranks, shares, stream=stream),
     }
     return makers[name]()

@@ -27,6 +27,8 @@ from duoka.strategies.ddp import Ddp
 from duoka.view.block import Block
 from duoka.view.blocks import Blocks
 from duoka.view.collectives.base import Collectives
+from duoka.view.collectives.part import PartCollectives
+from duoka.view.collectives.process import ProcessCollectives
 from duoka.view.sharded import Sharded, cut_dimension, shard, shard_like
 from duoka.view.support.user_code import user_line
 from duoka.view.view import View
@@ -41,7 +43,8 @@ class ModelSharding:
 
     leave: called with each parameter that becomes sharded. reach: called with each one that a backward pass reaches.
     say: prints a line. names: classes of the modules that are blocks; empty: found in lists. every: whether every
-    model of the run is sharded.
+    model of the run is sharded. machines: the ranks of each machine, all of which hold a copy of the model; empty:
+    all ranks together hold one.
     """
 
     def __init__(
@@ -52,12 +55,15 @@ class ModelSharding:
         say: Callable[[str], None] = lambda _: None,
         names: Sequence[str] = (),
         every: bool = False,
+        machines: Sequence[Sequence[int]] = (),
     ) -> None:
         self._ranks, self._leave, self._say, self._names, self._every = ranks, leave, say, names, every
+        among, copies = _parts(ranks, machines)
+        self._count = among.world_size
         self.blocks: WeakSet[nn.Module] = WeakSet()  # found in the models so far
-        view = View(ranks, lambda leaf: None)
-        view.of_parameters = True
-        self._blocks = Blocks(view, reach)
+        view = View(among, lambda leaf: None)
+        view.of_parameters, view.is_copied = True, copies is not None
+        self._blocks = Blocks(view, reach, copies)
         self._cut = 0  # parameters so far
         self._early = WeakIdKeyDictionary()  # parameters on the meta device that an optimizer was given
         self._hook: Any = register_optimizer_step_pre_hook(self._before_step) if every else None
@@ -76,7 +82,7 @@ class ModelSharding:
                 if len(members) > 1:
                     Block(self._blocks, members)
         if self._cut > before:
-            self._say(_description(module, self._ranks.world_size))
+            self._say(_description(module, self._count))
             self._name_missing(module)
             return
         parameters = list(module.parameters())
@@ -98,7 +104,7 @@ class ModelSharding:
         """Shard a parameter, if possible. Returns False if it is in a block already, or stays whole."""
         if isinstance(parameter, Sharded):
             return parameter._block.is_single
-        if not _can_be_cut(parameter, self._ranks.world_size):
+        if not _can_be_cut(parameter, self._count):
             return False
         if not parameter.is_meta:  # has no values yet: its memory will be that of the parts
             self._ranks.broadcast_into(parameter, 0)
@@ -145,6 +151,17 @@ class ModelSharding:
         self._blocks.stop_ahead()
 
 
+def _parts(ranks: Collectives, machines: Sequence[Sequence[int]]) -> tuple[Collectives, Collectives | None]:
+    """Return the ranks that hold a model together with this one, and those that hold the same part, if any."""
+    if not machines:
+        return ranks, None
+    assert isinstance(ranks, ProcessCollectives)
+    own = next(members for members in machines if ranks.rank in members)
+    place = own.index(ranks.rank)
+    copies = [members[place] for members in machines]
+    return PartCollectives(ranks, own, "machine"), PartCollectives(ranks, copies, "copies")
+
+
 def _description(module: nn.Module, ranks: int) -> str:
     """Describe the parts of a model that each rank holds."""
     parameters = list(module.parameters())
@@ -175,6 +192,7 @@ class Fsdp(Ddp):
 
     names: classes of the modules that are blocks; empty: found in lists. recomputes: whether blocks compute their
     activations again in the backward pass. every: whether every model is sharded, or those given to `shard`.
+    machines: the ranks of each machine, each of which holds a copy of the model; empty: there is one copy.
     """
 
     def __init__(
@@ -185,13 +203,15 @@ class Fsdp(Ddp):
         recomputes: bool = False,
         every: bool = True,
         compression: Compression | None = None,
+        machines: Sequence[Sequence[int]] = (),
     ) -> None:
         super().__init__(ranks, stream=stream, compression=compression)
+        self._machines = machines
         self._names, self._recomputes, self._every = names, recomputes, every
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
         view = self._view = super().view(ranks, say)
-        self._sharding = ModelSharding(ranks, self.leave, self.reach, say, self._names, self._every)
+        self._sharding = ModelSharding(ranks, self.leave, self.reach, say, self._names, self._every, self._machines)
         if self._recomputes:
             view.recomputed = self._sharding.blocks
         view.take_in, view.in_parts = self.take_in, self._every

@@ -218,8 +218,11 @@ class Block:
 
     def _total(self, at: int, grad: Tensor) -> Tensor:
         """All-reduce (sum) a gradient, with gradients of its own, and return this rank's rows."""
-        view, spec = self.blocks.view, self.parts[at]._meta.spec
-        total: Tensor = view.replicate(view.all_sum(grad))
+        view, spec, copies = self.blocks.view, self.parts[at]._meta.spec, self.blocks.copies
+        total = view.all_sum(grad)
+        if copies is not None:
+            total = copies.all_sum(total) / copies.ranks.world_size
+        total = view.replicate(total)
         return total.narrow(spec.dim, *_span(spec.partition.bounds(view.ranks.rank)))
 
     def _start_sum(self, grads: dict[int, Tensor]) -> Callable[[], dict[int, Tensor]]:
@@ -248,7 +251,11 @@ class Block:
         shapes = {at: _shape_on(ranks.rank, self.parts[at]) for at in grads}
 
         def finish() -> dict[int, Tensor]:
-            parts = wait().sum(0)[:own].split([shape.numel() for shape in shapes.values()])
+            total = wait().sum(0)
+            if self.blocks.copies is not None:  # the convention: a sum over the ranks that hold parts of one model
+                copies = self.blocks.copies.ranks
+                total = copies.all_reduce(total) / copies.world_size
+            parts = total[:own].split([shape.numel() for shape in shapes.values()])
             return {at: part.view(shape) for (at, shape), part in zip(shapes.items(), parts, strict=True)}
 
         return finish

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.view.block import Block, Kind, Outlived
-from duoka.view.collectives.base import IsolatedRank
+from duoka.view.collectives.base import Collectives, IsolatedRank
 from duoka.view.support.user_code import user_line
 from duoka.view.view import View
 
@@ -57,11 +57,18 @@ class Blocks:
 
     view: of the sharded parameters. memory: memory of a whole parameter -> its block and index. process: in which
     collectives can be called. reach: called with each parameter that a backward pass reaches. defers: True in a
-    backward pass at whose end deferred gradients are added. factor: of gradients of what is computed now.
+    backward pass at whose end deferred gradients are added. factor: of gradients of what is computed now. copies: the
+    ranks that hold the same parts as this one, each on its machine; None: no others do.
     """
 
-    def __init__(self, view: View, reach: Callable[[Tensor], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        view: View,
+        reach: Callable[[Tensor], None] = lambda _: None,
+        copies: Collectives | None = None,
+    ) -> None:
         self.view, self.reach = view, reach
+        self.copies = None if copies is None else View(copies, lambda _: None)
         self.memory: dict[int, tuple[Block, int]] = {}
         self.process = os.getpid()
         self.defers, self.factor = False, 1.0

@@ -1,0 +1,45 @@
+"""Collectives of some of the ranks, such as those of one machine.
+
+All ranks are in one part of a kind, and all parts call the same collectives at the same time. So these are counted
+and compared as if they were of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from duoka.view.collectives.process import ProcessCollectives
+
+
+class PartCollectives(ProcessCollectives):
+    """Collectives of the ranks `members` of `whole`, in this order. name: of the parts, equal on all ranks."""
+
+    def __init__(self, whole: ProcessCollectives, members: Sequence[int], name: str) -> None:
+        self.rank, self.world_size = members.index(whole.rank), len(members)
+        self.key = whole.key
+        self._whole = whole
+        self._store = PrefixStore(f"{name}/{members[0]}", whole._store)
+        self._timeout, self._slot, self._threads = whole._timeout, whole._slot, whole._threads
+        self._exchange = None
+        self._groups = {}
+
+    @property
+    def alone(self) -> bool:
+        """True while this rank tries something out by itself."""
+        return self._whole.alone
+
+    @alone.setter
+    def alone(self, value: bool) -> None:
+        self._whole.alone = value
+
+    def count(self) -> None:
+        super().count()
+        self._whole.count()
+
+    def _begin(self, what: str) -> bytes:
+        return self._whole._begin(what)
+
+    def raised(self, error: str, line: str) -> None:
+        self._whole.raised(error, line)
