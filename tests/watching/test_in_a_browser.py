@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from duoka.supervision.told import LoggedValue
-from duoka.watching.history import Event
+from duoka.watching.history import Event, History
 from duoka.watching.page import RunEnd, page
 from duoka.watching.record import published_runs
 from tests.flows.flow import Flow, Running
 from tests.watching.browser import Browser
-from tests.watching.made import record
+from tests.watching.made import record, sample
 from tests.watching.test_page import history
 
 pytestmark = pytest.mark.long
@@ -146,3 +146,30 @@ def test_two_runs_at_once_of_which_one_loses_a_rank(flow: Flow, tmp_path: Path) 
         for one in (runs[1], *(watching for watching, _ in pages)):
             one.send(signal.SIGTERM)
             one.wait()
+
+
+def test_a_thousand_ranks_the_worst_first(tmp_path: Path) -> None:
+    """Rank 617 waits for nobody, rank 41 did not come to a collective, and nothing is heard of rank 999."""
+    seen = History(0.0)
+    seen.begin()
+    for second in range(40):
+        usual = {"steps": second, "waited": second * 0.5, "ran": second * 0.5, "memory": 1 << 30}
+        ranks = [usual | {"inside": "all_reduce", "since": 9.0} for _ in range(1_000)]
+        ranks[617] |= {"waited": 0.0}
+        ranks[41] |= {"inside": ""}
+        ranks[999] |= {"heard": 1.0}
+        seen.add(sample(float(second), *ranks))
+    begun = time.monotonic()
+    text = page(record(1_000), seen, RunEnd(None, 40.0, "runs"))
+    made = time.monotonic()
+    (tmp_path / "report.html").write_text(text)
+    browser = Browser(tmp_path)
+    try:
+        browser.open((tmp_path / "report.html").as_uri())
+        browser.until("document.readyState", "complete")
+        rows = "[...document.querySelectorAll('tr')].slice(1, 5).map((row) => row.cells[0].innerText).join(' ')"
+        assert browser.value(rows) == "999 41 617 0"
+        drawn = browser.value("performance.getEntriesByType('navigation')[0].loadEventEnd")
+        print(f"written in {made - begun:.3f} s, {len(text) // 1000} kB; loaded in {drawn / 1000:.3f} s")
+    finally:
+        browser.close()
