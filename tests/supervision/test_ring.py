@@ -17,8 +17,9 @@ def test_entries_of_several_threads_are_whole() -> None:
             ring.append(letter * (length % 48))
 
     def read() -> None:
-        reader, last = Ring(memory, 8, 64), 0
-        while not done.is_set():
+        reader, last, is_last = Ring(memory, 8, 64), 0, False
+        while not is_last:
+            is_last = done.is_set()  # it reads once more then
             new = list(reader.since(last))
             last = new[-1][0] if new else last
             seen.extend(content for _, content in new)
