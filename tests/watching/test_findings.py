@@ -42,7 +42,7 @@ SLOW = "waiting for others 30%: rank 1 is the slowest in 100% of readings"
             f"{SLOW}, with 40% of its time in its loader",
         ]),
         (
-            {"inside": "all_reduce (3,) float32 at train.py:41", "since": 12.0},
+            {"inside": "all_reduce (3,) float32 at train.py:41", "since": 12.0, "waited": 9.0},
             {},
             ["rank 0 has been in all_reduce (3,) float32 at train.py:41 for 12 s; rank 1 did not call it yet"],
         ),

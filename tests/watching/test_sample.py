@@ -3,7 +3,10 @@ from __future__ import annotations
 import os
 import time
 
+import pytest
+
 from duoka.supervision.status_board import StatusBoard
+from duoka.watching import sample as module
 from duoka.watching.sample import take
 from tests.watching.made import record
 
@@ -28,6 +31,18 @@ def test_the_counters_of_this_process() -> None:
     assert first.cpu >= 0.04  # in ticks of 0.01 s
     assert first.memory > 1 << 20
     assert taken.of(1) is second
+
+
+@pytest.mark.parametrize("sees_waits", [True, False])
+def test_a_long_wait_counts_before_its_end(monkeypatch: pytest.MonkeyPatch, sees_waits: bool) -> None:
+    board = StatusBoard.create(1)
+    board.slot(0).begin_collective(1, "all_reduce")
+    seen = record(ranks=1, pids=(os.getpid(),), sees_waits=sees_waits)
+    assert take(seen, board).ranks[0].waited == 0.0
+    monkeypatch.setattr(module, "LONG", 0.0)
+    (one,) = take(seen, board).ranks
+    assert one.since > 0
+    assert one.waited == (one.since if sees_waits else 0.0)
 
 
 def test_a_process_that_has_ended() -> None:

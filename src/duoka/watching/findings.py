@@ -7,7 +7,8 @@ from itertools import groupby
 
 from duoka.supervision.status_board import name_ranks
 from duoka.watching.record import RunRecord
-from duoka.watching.watcher import LONG, SILENT, RankState, RunState
+from duoka.watching.sample import LONG
+from duoka.watching.watcher import SILENT, RankState, RunState
 
 WORTH_A_WORD = 0.2  # of the time; smaller parts are not mentioned
 OFTEN = 0.6  # of readings: a rank that was the slowest in as many is the cause
@@ -21,14 +22,14 @@ UNEVEN = (
 
 def findings(state: RunState) -> list[str]:
     """Return what stands out in a run, the largest part of the time first."""
-    found = [*_silent(state), *_missing(state)]
-    found += [text for part, text in sorted(_parts(state), reverse=True) if part >= WORTH_A_WORD]
-    return [*found, *_memory(state), *_faults(state)]
+    missing = list(_missing(state))
+    parts = [text for part, text in sorted(_parts(state, bool(missing)), reverse=True) if part >= WORTH_A_WORD]
+    return [*_silent(state), *missing, *parts, *_memory(state), *_faults(state)]
 
 
-def _parts(state: RunState) -> Iterator[tuple[float, str]]:
-    """Yield parts of the time beside computing, each with its cause."""
-    if state.waiting is not None:
+def _parts(state: RunState, explains_wait: bool) -> Iterator[tuple[float, str]]:
+    """Yield parts of the time beside computing, each with its cause. explains_wait: another finding does."""
+    if state.waiting is not None and not explains_wait:
         yield state.waiting, f"waiting for others {state.waiting:.0%}: {_why_waiting(state)}"
     if state.loading is not None:
         yield (

@@ -31,9 +31,9 @@ def parts(before: RankSample, after: RankSample) -> Parts:
     seconds = after.time - before.time  # by the clock of its machine
     if seconds <= 0:
         raise ValueError(f"the samples are {seconds:g} s apart, not more than 0")
-    waiting = after.waited - before.waited
+    waiting = max(0.0, after.waited - before.waited)  # what a long wait took is corrected at its end
     loading = after.loaded - before.loaded
-    known = max(seconds, waiting + loading)  # a wait is counted at its end, and may have begun before the time
+    known = max(seconds, waiting + loading)  # a wait that is counted now may have begun before
     left = known - waiting - loading
     computing = min(left, max(0.0, after.ran - before.ran))
     queued = min(left - computing, max(0.0, after.queued - before.queued))

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from duoka.watching.record import RunRecord
 
 TICKS = os.sysconf("SC_CLK_TCK")
+LONG = 5.0  # seconds in one collective
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
 class RankSample:
-    """Counters of one rank since its start; times are seconds.
+    """Counters of one rank since its start; times are seconds. A wait counts at its end, or when it becomes long.
 
     pid: 0: nothing was heard of it yet. time: CLOCK_MONOTONIC of its machine. device: as planned. waited: in
     collectives. loaded: taking batches from loaders. samples: in these batches. ran: its main thread on a core.
@@ -71,7 +72,7 @@ class RunSample:
 def take(record: RunRecord, board: StatusBoard) -> RunSample:
     """Return a sample of a run."""
     here = zip(record.ranks, record.pids, record.devices, strict=False)
-    ranks = tuple(_rank(board, rank, pid, device) for rank, pid, device in here)
+    ranks = tuple(_rank(board, rank, pid, device, record.sees_waits) for rank, pid, device in here)
     return RunSample(time.monotonic(), (*ranks, *_elsewhere(record, board)))
 
 
@@ -85,10 +86,13 @@ def _elsewhere(record: RunRecord, board: StatusBoard) -> Iterator[RankSample]:
             rank += 1
 
 
-def _rank(board: StatusBoard, rank: int, pid: int, device: str) -> RankSample:
+def _rank(board: StatusBoard, rank: int, pid: int, device: str, sees_waits: bool) -> RankSample:
     ran, queued = _main_thread(pid)
     cpu, memory = _process(pid)
     counters, progress = board.counters(rank), board.read(rank)
+    since = max(0.0, time.monotonic() - progress.since) if progress.waiting else 0.0
+    if sees_waits and since > LONG:  # the worker counts a wait at its end, which may never come
+        counters = counters._replace(waited=counters.waited + since)
     return RankSample(
         rank,
         pid,
@@ -100,7 +104,7 @@ def _rank(board: StatusBoard, rank: int, pid: int, device: str) -> RankSample:
         cpu=cpu,
         memory=memory,
         inside=progress.text if progress.waiting else "",
-        since=max(0.0, time.monotonic() - progress.since) if progress.waiting else 0.0,
+        since=since,
     )
 
 
