@@ -46,6 +46,18 @@ def test_mean_parts_and_memory() -> None:
     assert found.memory(1) == [[Point(0.0, 0.0), Point(1.0, 20.0)]]
 
 
+def test_parts_are_averaged_over_times_in_which_all_ranks_have_a_new_sample() -> None:
+    found, second = History(0.0), {"heard": 0.0, "ran": 0.0, "time": 70.0}
+    found.begin()
+    found.add(sample(0.0, {}, {"pid": 0, "time": 0.0}))  # nothing was heard of rank 1 yet
+    for time, news in ((1.0, {}), (2.0, {}), (3.0, {"ran": 2.0, "time": 72.0}), (4.0, {}), (5.0, {}), (6.5, {})):
+        second |= news
+        found.add(sample(time, {"ran": 0.0}, second))
+    (points,) = found.parts
+    computing = [(point.time, point.seconds, point.parts.computing) for point in points]
+    assert computing == [(1.0, 1.0, 0.0), (3.0, 2.0, 0.5), (6.5, 3.5, 0.0)]  # at last it was silent
+
+
 def test_a_long_run_stays_small_and_keeps_its_ends() -> None:
     found = History(0.0)
     found.begin()

@@ -7,8 +7,8 @@ from itertools import groupby
 
 from duoka.supervision.status_board import name_ranks
 from duoka.watching.record import RunRecord
-from duoka.watching.sample import LONG
-from duoka.watching.watcher import SILENT, RankState, RunState
+from duoka.watching.sample import LONG, SILENT
+from duoka.watching.watcher import RankState, RunState
 
 WORTH_A_WORD = 0.2  # of the time; smaller parts are not mentioned
 OFTEN = 0.6  # of readings: a rank that was the slowest in as many is the cause

@@ -11,7 +11,7 @@ from duoka.devices.gpu import Gpu
 from duoka.supervision.told import LoggedValue, Told
 from duoka.watching.hearing import Hearer
 from duoka.watching.parts import Parts, parts
-from duoka.watching.sample import RankSample, RunSample
+from duoka.watching.sample import SILENT, RankSample, RunSample
 
 SHORTEST = 0.5  # seconds between two samples, at first
 MOST = 1_000  # samples of a run, and values of a name, at most twice as many
@@ -80,7 +80,7 @@ class History:
     def __init__(self, begun: float) -> None:
         self.begun = begun
         self.attempts: list[list[RunSample]] = []
-        self.parts: list[list[PartsPoint]] = []  # of the intervals between the samples of each attempt
+        self.parts: list[list[PartsPoint]] = []  # of intervals in which each rank has a new sample
         self.events: list[Event] = []
         self.values: dict[str, Thinned] = {}
         self.memory_used: dict[str, Thinned] = {}  # bytes, by the name of a GPU
@@ -88,10 +88,12 @@ class History:
         self._every = SHORTEST
         self.hearer = Hearer()
         self._last: RunSample | None = None
+        self._averaged: RunSample | None = None  # the last sample of this attempt up to which parts are averaged
 
     def begin(self) -> None:
         """Begin an attempt."""
         self.finish()
+        self._averaged = None
         self.attempts.append([])
         self.parts.append([])
         self.hearer.restart()
@@ -112,10 +114,13 @@ class History:
             self._every *= 2
 
     def _keep(self, sample: RunSample) -> None:
-        kept, found = self.attempts[-1], self.parts[-1]
-        if kept and sample.time > kept[-1].time:
-            found.append(_mean_parts(kept[-1], sample))
-        kept.append(sample)
+        before = self._averaged
+        self.attempts[-1].append(sample)
+        if before is not None and sample.time > before.time and _are_new(before, sample):
+            self.parts[-1].append(_mean_parts(before, sample))
+        elif before is not None:
+            return
+        self._averaged = sample
 
     def finish(self) -> None:
         """Keep the last sample of an attempt that has ended."""
@@ -172,6 +177,12 @@ def _ends(samples: Sequence[RunSample], rank: int) -> tuple[RankSample, RankSamp
     """Return the first and the last sample of a rank; None if nothing was heard of it."""
     first = next((one for sample in samples if (one := sample.of(rank)).is_known), None)
     return None if first is None else (first, samples[-1].of(rank))
+
+
+def _are_new(before: RunSample, after: RunSample) -> bool:
+    """Return whether each rank has a newer sample, or those that have none are silent."""
+    pairs = zip(before.ranks, after.ranks, strict=True)
+    return after.time - before.time > SILENT or all(old.time < new.time for old, new in pairs if new.is_known)
 
 
 def _mean_parts(before: RunSample, after: RunSample) -> PartsPoint:

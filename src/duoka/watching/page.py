@@ -153,7 +153,7 @@ def _table(state: RunState | None) -> str:
     has_machines = bool(state.record.others and state.record.machines)
     rows = []
     for one in worst(state, MOST_ROWS):
-        cells = [str(one.sample.rank), *([one.machine] if has_machines else []), one.device]
+        cells = [str(one.sample.rank), *([one.machine.removeprefix("machine ")] if has_machines else []), one.device]
         cells += ["" if one.parts is None else f"{getattr(one.parts, part.field):.0%}" for part in shown]
         cells.append("" if one.cores is None else f"{one.cores:.1f}")
         cells.append(f"{one.sample.memory / MIB:,.0f}" if one.sample.is_known else "")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 TICKS = os.sysconf("SC_CLK_TCK")
 LONG = 5.0  # seconds in one collective
+SILENT = 3.0  # seconds without a sample of another machine's ranks
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 

@@ -13,10 +13,9 @@ from duoka.watching.hearing import Hearer
 from duoka.watching.parts import Parts, parts
 from duoka.watching.place import Place, read_place
 from duoka.watching.record import RunRecord, open_board
-from duoka.watching.sample import LONG, RankSample, RunSample, take
+from duoka.watching.sample import LONG, SILENT, RankSample, RunSample, take
 
 WINDOW = 10.0  # seconds over which speeds and parts are averaged
-SILENT = 3.0  # seconds without a sample of another machine's ranks
 APART = 0.05  # of the time: ranks that wait as long as each other within this are equally fast
 
 
