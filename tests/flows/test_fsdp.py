@@ -121,6 +121,35 @@ def test_a_model_that_stays_whole_is_named(flow: Flow) -> None:
     assert "strategy fsdp: Net stays whole on every rank" in ran.stderr
 
 
+PADDED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3)
+optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
+x, padding = torch.randn(12, 5, 8), torch.arange(5) >= torch.randint(2, 6, (12, 1))
+encoder(x, src_key_padding_mask=padding).square().mean().backward()
+optimizer.step()
+encoder.eval()
+with torch.no_grad():
+    for rows, left_out in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, padding), batch_size=6):
+        out = encoder(rows, src_key_padding_mask=left_out)
+        print(f"{out.sum().item():.4f} {out.abs().sum().item():.3f} {(out == 0).sum().item()}")
+    print(f"{encoder(x[:3], src_key_padding_mask=padding[:3]).abs().sum().item():.3f}")
+print([type(p).__name__ for p in encoder.parameters()][:2])
+"""
+
+
+def test_padding_is_left_out_as_by_torchs_fast_path(flow: Flow) -> None:
+    script = flow.write("padded.py", PADDED)
+    one = flow.python([script]).ok()
+    assert int(one.stdout.split()[2]) > 0
+    ran = flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", script]).ok()
+    assert ran.stdout == one.stdout
+    assert "each rank holds 1/2" in ran.stderr
+
+
 REFUSED = {
     "lbfgs": (
         "optimizer = torch.optim.LBFGS(model.parameters())\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from duoka.private.torch import has_node_hooks
 from duoka.view.aliased import version
 from duoka.view.dispatch.own_rows import on_own_rows
 from duoka.view.modules.compiled import Compiled
+from duoka.view.modules.padding import leaves_out_padding, with_whole_parameters
 from duoka.view.modules.recomputing import computed_again
 from duoka.view.shares.partition import Partition
 from duoka.view.support.kinds import is_compiled
@@ -60,10 +61,10 @@ class _ThreadState(threading.local):
     """The module call in which a thread is.
 
     whole: True in a call that is computed whole. around: the partition of the outermost module's batch. outermost:
-    True outside of calls with a batch.
+    True outside of calls with a batch. leaves_out_padding: True in a call of an encoder's fast path.
     """
 
-    whole = False
+    whole = leaves_out_padding = False
     around: Partition | None = None
     outermost = True
 
@@ -88,12 +89,17 @@ class ModuleCalls:
         """Make the call `module(*args, **kwargs)` of the script; `original` is torch's `nn.Module.__call__`."""
         here = self._here
         self._compiled.ran_eagerly(module)
-        if here.whole or threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread:
             return original(module, *args, **kwargs)
+        if here.whole:
+            with with_whole_parameters(module) if here.leaves_out_padding else nullcontext():
+                return original(module, *args, **kwargs)
         if looks_below() and not is_compiled(module):
             return original(module, *args, **kwargs)
-        if looks_below() or _is_opaque(module) or _leaves_out_padding(module):
+        if looks_below() or _is_opaque(module):
             return self._whole(original, module, args, kwargs)
+        if leaves_out_padding(module):
+            return self._whole(partial(self._without_padding, original), module, args, kwargs)
         if module in self.view.recomputed and torch.is_grad_enabled():
             original = partial(computed_again, original)
         if not here.outermost:
@@ -182,6 +188,16 @@ class ModuleCalls:
             with self.view.gathered.timed(names_of_module(module)[0]):
                 args, kwargs = gather_all((args, kwargs))
                 return original(module, *args, **kwargs)
+
+    def _without_padding(self, original: Original, encoder: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Call an encoder, which decides by its first layer's parameters whether padding is left out."""
+        here = self._here
+        with with_whole_parameters(encoder.layers[0]):  # type: ignore[index,arg-type]
+            here.leaves_out_padding = True
+            try:
+                return original(encoder, *args, **kwargs)
+            finally:
+                here.leaves_out_padding = False
 
     def _converted(
         self,
@@ -282,12 +298,6 @@ def _decide(trials: _Trials, leaf: Tensor, view: View, out: Any) -> None:
 def _is_opaque(module: nn.Module) -> bool:
     """Return True if the torch functions of a call cannot be seen: TorchScript, `register_backward_hook`."""
     return isinstance(module, torch.jit.ScriptModule) or has_node_hooks(module)
-
-
-def _leaves_out_padding(module: nn.Module) -> bool:
-    """Return True if torch takes its fast path with plain tensors, which sets padded positions to 0."""
-    fast = isinstance(module, nn.TransformerEncoder) and not module.training and not torch.is_grad_enabled()
-    return fast and bool(module.use_nested_tensor)
 
 
 def holds(leaf: Any, n: int, dim: int = 0) -> bool:
