@@ -81,6 +81,16 @@ def test_blocks_by_name_compute_their_activations_again(flow: Flow) -> None:
     assert "--blocks: Net has no Blok; its classes are Net, Linear, ModuleList, Block, BatchNorm1d" in none.stderr
 
 
+def test_vectors_of_spectral_norm_move_once(flow: Flow) -> None:
+    source = TRAINED.replace(
+        "nn.Linear(16, 16), nn.Batch", "nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16)), nn.Batch"
+    )
+    script = flow.write("spectral.py", source)
+    one = flow.python([script]).ok().stdout
+    words = ["run", "--devices", "cpu:2", "--strategy", "fsdp", "--checkpoint-activations", script]
+    assert flow.run(words).ok().stdout == one
+
+
 META = """
 with torch.device("meta"):
     model = Net()

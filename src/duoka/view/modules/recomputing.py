@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from torch import nn
+from torch import Tensor, nn
 
 from duoka.private.torch import TreeSpec, tree_flatten, tree_unflatten, version_of
 from duoka.view.tensor.batch import BatchTensor, Meta, batches_in, join
@@ -65,17 +65,24 @@ def _together(rows: Sequence[Any], kinds: _Kinds) -> list[Any]:
 def computed_again(original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call `original(module, *args, **kwargs)` so that its activations are computed again in the backward pass.
 
-    That leaves buffers (statistics of BatchNorm) as the first pass has left them.
+    That begins with the buffers as the first pass did (vectors of spectral_norm), and leaves them as that has left
+    them (statistics of BatchNorm).
     """
     passes = 0
+    begin: list[tuple[Tensor, Tensor]] = []  # buffers that the first pass changes, and their values before it
 
     def compute(*args: Any, **kwargs: Any) -> Any:
         nonlocal passes
         passes += 1
+        before = [(buffer, version_of(buffer), buffer.detach().clone()) for buffer in module.buffers()]
         if passes == 1:
-            return original(module, *args, **kwargs)
-        before = [(buffer, version_of(buffer), buffer.clone()) for buffer in module.buffers()]
+            out = original(module, *args, **kwargs)
+            begin.extend((buffer, values) for buffer, version, values in before if version_of(buffer) != version)
+            return out
         try:
+            with torch.no_grad():
+                for buffer, values in begin:
+                    buffer.copy_(values)
             return original(module, *args, **kwargs)
         finally:
             with torch.no_grad():
