@@ -124,22 +124,22 @@ def test_two_runs_at_once_of_which_one_loses_a_rank(flow: Flow, tmp_path: Path) 
             assert "train.py: runs" in text
             assert "waits for other ranks" in text
             assert "of 1000000" in text.replace(",", "")
-            assert browser.value("document.querySelectorAll('svg path.line').length") >= 3
+            browser.until("String(document.querySelectorAll('svg path.line').length >= 3)", "true")
         (record,) = (record for record in published_runs() if record.pid == runs[0].pid)
         begun = time.monotonic()
         os.kill(record.pids[1], signal.SIGKILL)
         text = browsers[0].until(TEXT, "rank 1 was killed by SIGKILL")
         print(f"the page showed it after {time.monotonic() - begun:.2f} s")
         browsers[0].until(TEXT, "train.py: ended with exit code 137")
-        assert "duoka: rank 1 of 2 ended by SIGKILL" in browsers[0].value(TEXT)
+        browsers[0].until(TEXT, "duoka: rank 1 of 2 ended by SIGKILL")
         assert runs[0].wait().returncode == 137
-        assert "train.py: runs" in browsers[1].value(TEXT)
+        browsers[1].until(TEXT, "train.py: runs")
         for browser, (_, address) in zip(browsers, pages, strict=True):
             here = address.partition("?")[0]
             assert browser.requests
             assert all(request.startswith((here, "data:")) for request in browser.requests)
             assert browser.said == []
-            assert browser.value("document.documentElement.scrollWidth <= window.innerWidth")
+            browser.until("String(document.documentElement.scrollWidth <= window.innerWidth)", "true")
     finally:
         for browser in browsers:
             browser.close()

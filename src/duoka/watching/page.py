@@ -161,7 +161,7 @@ def _table(state: RunState | None) -> str:
     note = "" if not state.record.attempt else " of the last attempt"
     note += f": the {MOST_ROWS} that are worst off, the worst first" if len(state.ranks) > MOST_ROWS else ""
     places = ("rank", "machine", "device") if has_machines else ("rank", "device")
-    return table(f"The time of each rank{note}", (*places, *(part.name for part in shown), "cores", "MiB"), rows)
+    return table(f"The time of each rank{note}", (*places, *(part.column for part in shown), "cores", "MiB"), rows)
 
 
 def _step_charts(
