@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tests.flows.flow import Flow
-from tests.plain.said import said
+from tests.plain.said import as_python, said
 
 
 def test_folders_are_read_in_one_order(flow: Flow) -> None:
@@ -39,3 +39,17 @@ def test_temporary_files_that_have_a_name(flow: Flow) -> None:
     first, other = said(flow, source)
     assert first == other
     assert [line.split()[-1] for line in first.splitlines()] == ["3", "False", "text", "more"]
+
+
+def test_a_temporary_file_in_a_folder_of_the_script_is_there_once(flow: Flow) -> None:
+    source = """
+        import os, tempfile
+        os.mkdir("saved")
+        for name in ("first", "last"):
+            file = tempfile.NamedTemporaryFile("w", delete=False, dir="saved")
+            file.write(name)
+            file.close()
+            os.replace(file.name, f"saved/{name}")
+        print(sorted(os.listdir("saved")), open("saved/last").read())
+        """
+    assert as_python(flow, source) == "['first', 'last'] last\n"

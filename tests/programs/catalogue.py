@@ -112,6 +112,16 @@ def _taught(name: str, rows: str) -> Program:
     return _program("libraries", f"trl_{name}", f"trl/trl/scripts/{name}.py", chosen, **how)
 
 
+def _tuned(name: str, args: str = "") -> Program:
+    chosen = (
+        "--base_model_name_or_path llama --data_path spoken --dataset_split train --dataset_field query response "
+        "--output_dir out --report_to none --use_cpu --max_steps 8 --logging_steps 1 --disable_tqdm true "
+        f"--per_device_train_batch_size 8 --learning_rate 1e-3 {args}"
+    )
+    how = {"needs": "peft", "prepare": data.answers, "saved": "*.nothing", "steps": 0, "env": OFFLINE}
+    return _program("libraries", f"peft_{name}", f"peft/examples/{name}/{name}.py", chosen, **how)
+
+
 def _lightning(name: str, args: str = "", steps: int = 12, **how: object) -> Program:
     given = {"needs": "lightning", "stood_in": ("torchvision",), "saved": "*.nothing", **how}
     folder, _, last = name.rpartition("/")
@@ -150,6 +160,7 @@ REPOSITORIES = {
     "pytorch-lightning": "Lightning-AI/pytorch-lightning",
     "accelerate": "huggingface/accelerate",
     "trl": "huggingface/trl",
+    "peft": "huggingface/peft",
 }
 SMALL_MORE = "--n-layer 2 --n-embd 32 --n-embd2 32 --max-steps 12 --num-workers 0"
 L = "pytorch-lightning/examples"
@@ -291,6 +302,9 @@ PROGRAMS = [
     _taught("sft", "said"),
     _taught("dpo", "preferred"),
     _taught("reward", "preferred"),
+    _taught("kto", "preferred"),
+    _tuned("miss_finetuning", "--bits bf16 --bf16 true --miss_r 4"),
+    _tuned("pissa_finetuning", "--bits fp32 --bf16 false --init_lora_weights pissa --lora_r 4"),
 ]
 PROGRAMS += [
     dataclasses.replace(program, name=f"{program.name}_fsdp", options=(*program.options, "--strategy", "fsdp"))

@@ -15,10 +15,12 @@ from torch import Tensor
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 # What a clock gave: `time: 1.23s`, `ms/batch 1.2`, `iter_dt 3.4ms`, `mfu 0.1%`, `SPS: 12`, `Time  0.1 ( 0.2)`.
+# Of Lightning's bar: `0:00:08 • 0:00:42 1.55it/s`.
 # Of Hugging Face's Trainer: `'eval_runtime': '0.1'`, `'eval_samples_per_second': '9'`.
 CLOCK = re.compile(
     r"(?i)\b(time:?|ms/batch|iter_dt|mfu|data|sps:)\s+-?\d+(\.\d+)?(\s*\(\s*\d+\.\d+\))?"
     r"|'\w+(_runtime|_per_second)': '?[\d.e+-]+'?"
+    r"|-?\d+:\d\d:\d\d|[\d.]+it/s"
 )
 ZERO = 1e-6  # smaller numbers are what rounding leaves of zero, such as sums of biases that have no gradient
 KNOWN = ("torch", "collections", "builtins", "numpy", "functools", "_operator")

@@ -270,6 +270,12 @@ def chats(folder: Path) -> None:
     )
 
 
+def answers(folder: Path) -> None:
+    """Questions with answers, and a small Llama."""
+    _llama(folder, "llama")
+    _rows(folder, "spoken", {"train": 60}, lambda rng: {"query": _sentence(rng), "response": _sentence(rng)})
+
+
 def wiki(folder: Path) -> None:
     """The text that Lightning's language models read, where its demo module looks for it."""
     rng = random.Random(0)

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from duoka.plain.session import Session
@@ -74,7 +75,7 @@ def _named(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
         with caller.nested():
             name = session.first(make)
             caller.written.add(name)
-            file = made[0] if made else original(mode, *args, **kwargs)
+            file = made[0] if made else _own_copy(original, mode, *args, **kwargs)
         file.name, close = name, file.close
 
         def close_together() -> None:
@@ -86,6 +87,13 @@ def _named(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
         return file
 
     return named_temporary_file
+
+
+def _own_copy(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Open a temporary file elsewhere, removed when it is closed: in the script's folder it would be one too many."""
+    given = signature(original).bind(*args, **kwargs)
+    given.arguments.update(dir=None, delete=True)
+    return original(*given.args, **given.kwargs)
 
 
 class Entries:
