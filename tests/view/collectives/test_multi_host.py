@@ -16,7 +16,7 @@ def over_the_network(ranks: ProcessCollectives) -> MultiHostCollectives:
     from duoka.origins.communication import NullSlot
 
     store = torch.distributed.PrefixStore("far", ranks._store)
-    return MultiHostCollectives(store, ranks.rank, ranks.world_size, ranks._timeout, NullSlot())
+    return MultiHostCollectives(store, ranks.rank, ranks.world_size, ranks._time_limit, NullSlot())
 
 
 def test_what_belongs_together_is_added_up() -> None:

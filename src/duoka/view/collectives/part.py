@@ -21,7 +21,7 @@ class PartCollectives(ProcessCollectives):
         self.key = whole.key
         self._whole = whole
         self._store = PrefixStore(f"{name}/{members[0]}", whole._store)
-        self._timeout, self._slot, self._threads = whole._timeout, whole._slot, whole._threads
+        self._time_limit, self._slot, self._threads = whole._time_limit, whole._slot, whole._threads
         self._exchange = None
         self._groups = {}
 

@@ -45,7 +45,7 @@ class ProcessCollectives(Collectives):
         exchange: Exchange | None = None,
     ) -> None:
         self.rank, self.world_size = rank, world_size
-        self._store, self._timeout, self._slot, self._exchange = store, timeout, slot, exchange
+        self._store, self._time_limit, self._slot, self._exchange = store, timeout, slot, exchange
         self._groups: dict[str, Any] = {}
         self._line: Callable[[], str] = user_line
         self._raised: tuple[str, str] | None = None  # an error since the last collective, and its line
@@ -59,7 +59,7 @@ class ProcessCollectives(Collectives):
             store = PrefixStore(f"collectives/{device_type}", self._store)
             make = _BACKENDS[device_type]
             self._groups[device_type] = self._call_torch(
-                lambda: make(store, self.rank, self.world_size, self._timeout)
+                lambda: make(store, self.rank, self.world_size, self._time_limit)
             )
         return self._groups[device_type]
 

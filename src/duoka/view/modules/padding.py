@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from duoka.private.torch import parameters_in
+
 
 def leaves_out_padding(module: nn.Module) -> bool:
     """Return True if torch takes its fast path with plain tensors."""
@@ -23,10 +25,10 @@ def with_whole_parameters(module: nn.Module) -> Iterator[None]:
     """Put whole parameters in place of a module's sharded ones while the context is open."""
     replaced = []
     for part in module.modules():
-        for name, parameter in list(part._parameters.items()):
+        for name, parameter in list(parameters_in(part).items()):
             if (gathered := getattr(parameter, "gathered", None)) is not None:
-                replaced.append((part._parameters, name, parameter))
-                part._parameters[name] = gathered()
+                replaced.append((parameters_in(part), name, parameter))
+                parameters_in(part)[name] = gathered()
     try:
         yield
     finally:

@@ -7,8 +7,8 @@ Operators that draw carry the tag `nondeterministic_seeded`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Hashable
+from functools import cache, lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +25,7 @@ _BY_VALUE = frozenset(
 )
 
 
-class Share(Protocol):
+class Share(Hashable, Protocol):
     """The placement of this rank's rows in a tensor (`duoka.view.tensor.batch.Spec` is one)."""
 
     @property
@@ -47,7 +47,10 @@ class Share(Protocol):
         """All-gather."""
 
 
-@cache
+# Operators seen, by their ids, as to hash one calls Python: the operator, and what `_is_seeded` returns.
+_SEEDED: dict[int, tuple[Any, bool, int | None]] = {}
+
+
 def _is_seeded(operator: Any) -> tuple[bool, int | None]:
     """Return whether an operator may draw from a generator, and the index of its argument `dropout_p`, or None."""
     names = [argument.name for argument in schema_of(operator).arguments]
@@ -57,7 +60,10 @@ def _is_seeded(operator: Any) -> tuple[bool, int | None]:
 
 def is_drawing(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return True if an operator draws from a generator; attention without dropout does not."""
-    seeded, place = _is_seeded(operator)
+    known = _SEEDED.get(id(operator))
+    if known is None:
+        known = _SEEDED[id(operator)] = (operator, *_is_seeded(operator))
+    _, seeded, place = known
     if not seeded or place is None:
         return seeded
     return bool(args[place] if place < len(args) else kwargs.get("dropout_p", 0.0))
@@ -181,14 +187,21 @@ def _draw_in_place(
     laid = rows.permute(order)
     if rows.device.type != "cpu" or len(order) != rows.dim() or not laid.is_contiguous() or not _is_known():
         return False
-    places = spec.local_rows(torch.arange(spec.size).view([1] * spec.dim + [-1])).flatten()
-    start, stop = int(places[0]), int(places[-1]) + 1
-    if stop - start != spec.local_size:  # the rows of a sample are not adjacent
+    start = _first_of_adjacent(spec)
+    if start is None:
         return False
     run = laid.shape[order.index(spec.dim) + 1 :].numel()
     lines = laid.view(-1, spec.local_size * run)
     draw_lines(lines, start * run, spec.size * run, likely, kwargs.get("generator"))
     return True
+
+
+@lru_cache(maxsize=64)
+def _first_of_adjacent(spec: Share) -> int | None:
+    """Return the place of this rank's first row; None if its rows are not adjacent."""
+    places = spec.local_rows(torch.arange(spec.size).view([1] * spec.dim + [-1])).flatten()
+    start, stop = int(places[0]), int(places[-1]) + 1
+    return start if stop - start == spec.local_size else None
 
 
 def draw_lines(lines: Tensor, start: int, size: int, likely: float, generator: torch.Generator | None) -> None:
