@@ -56,7 +56,9 @@ def test_a_mistake_with_the_api_is_told_with_its_line(flow: Flow) -> None:
 
 
 def test_ctrl_c_ends_one_worker_as_it_ends_python(flow: Flow) -> None:
-    script = flow.write("script.py", "import time\nopen('ready', 'w').close()\ntime.sleep(60)\n")
+    # The file is written half a second into the sleep, so that Ctrl-C comes at the same line in both.
+    tells = "import threading, time\nthreading.Timer(0.5, lambda: open('ready', 'w').close()).start()\n"
+    script = flow.write("script.py", tells + "time.sleep(60)\n")
     ends = []
     for program in (["-m", "duoka", "run", "-q", "--devices", "cpu:1", script], [script]):
         process = subprocess.Popen([sys.executable, *program], cwd=flow.folder, stderr=subprocess.PIPE, text=True)
