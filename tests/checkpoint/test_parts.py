@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import duoka
 from duoka.checkpoint import disk, parts
 from duoka.checkpoint.manifest import FileEntry
-from duoka.errors import CheckpointError, RunError
+from duoka.errors import CheckpointError, RunError, WeightsError
 from tests.checkpoint.runs import die, fault
 from tests.run.ranks import on_ranks
 
@@ -220,6 +220,95 @@ def test_a_kill_at_every_call_leaves_the_old_or_the_new(
         print(f" [killed at each of {count} calls: {found.count(0)} times the old, {found.count(1)} the new]", end="")
     assert count > 5
     assert found == sorted(found)
+
+
+FILES = {"one": ("net.safetensors", None), "several": ("net.safetensors", 200), "pickled": ("net.pth", 200)}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_weights_are_the_files_that_one_device_writes(name: str, tmp_path: Path) -> None:
+    file, most = FILES[name]
+    for part in ("parts", "whole"):
+        (tmp_path / part).mkdir()
+
+    def work(run: duoka.Run) -> Any:
+        model, _ = trained(run)
+        beside, names = disk.partial, []
+
+        def partial(path: Path) -> Path:
+            names.append(path.name)
+            return beside(path)
+
+        disk.partial = partial
+        duoka.save_weights(model, tmp_path / "parts" / file, max_shard_size=most, metadata={"by": "a test"})
+        whole = {name: value.full_tensor() if parts.is_sharded(value) else value for name, value in state(model)}
+        return names, whole
+
+    found = on_ranks(WORLD, work)
+    duoka.save_weights(found[0][1], tmp_path / "whole" / file, max_shard_size=most, metadata={"by": "a test"})
+    left, right = ({path.name: path for path in (tmp_path / part).iterdir()} for part in ("parts", "whole"))
+    assert set(left) == set(right)
+    if file.endswith(".safetensors"):
+        assert all(left[name].read_bytes() == right[name].read_bytes() for name in left)
+    other = net()
+    duoka.load_weights(other, tmp_path / "parts" / file)
+    assert all(torch.equal(found[0][1][name], value) for name, value in other.state_dict().items())
+    written = [set(names) - {f"{file}.index.json"} for names, _ in found]
+    assert set.union(*written) == set(left) - {f"{file}.index.json"}
+    assert sum(map(len, written)) == len(set.union(*written))  # no file by two ranks
+    assert all(written) == (most is not None)
+
+
+def state(model: nn.Module) -> list[tuple[str, Any]]:
+    return list(model.state_dict().items())
+
+
+@pytest.mark.parametrize("most", [None, 200])
+def test_weights_that_one_rank_cannot_write_leave_the_old_files(most: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+
+    def work(run: duoka.Run) -> str:
+        model, _ = trained(run)
+        duoka.save_weights(model, path, max_shard_size=most)
+        run.barrier()
+        before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+        write = disk.write
+        if run.rank == (0 if most is None else 1):
+            disk.write = full
+        with pytest.raises(WeightsError) as raised:
+            duoka.save_weights(model, path, max_shard_size=most)
+        disk.write = write
+        run.barrier()
+        assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+        run.barrier()
+        model[3].weight.data.zero_()
+        duoka.save_weights(model, path, max_shard_size=most)  # and the ranks are in step
+        return str(raised.value)
+
+    for message in on_ranks(2, work):
+        assert "No space left on device" in message
+    other = net()
+    duoka.load_weights(other, path)
+    assert not other[3].weight.any()
+
+
+def test_a_tensor_arrives_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PIECE", 16)
+    shapes = ((7, 5), (2, 9), (1, 2, 11), (4,))
+
+    def work(run: duoka.Run) -> list[Any]:
+        model = nn.Module()
+        model.all = nn.ParameterList(torch.randn(shape) for shape in shapes)
+        whole = [parameter.detach().clone() for parameter in model.all]
+        tensors = dict(run.model(model, strategy="fsdp").state_dict())
+        assert sum(map(parts.is_sharded, tensors.values())) == len(shapes)
+        assigned = parts.assign(tensors, run.world_size)
+        taken = dict(parts.gathered(tensors, assigned, run.rank))
+        return [torch.equal(taken[name], value) for name, value in zip(tensors, whole, strict=True) if name in taken]
+
+    found = on_ranks(2, work)
+    assert [len(one) for one in found] == [2, 2]
+    assert all(map(all, found))
 
 
 def test_rank_0_waits_for_whoever_still_writes(tmp_path: Path) -> None:

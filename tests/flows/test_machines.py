@@ -105,6 +105,7 @@ held = [*net.parameters(), *(p.grad for p in net.parameters())]
 print("bytes", sum(tensor.untyped_storage().nbytes() for tensor in held))
 with duoka.Checkpoint("kept", {"model": net, "optimizer": optimizer}) as kept:
     kept.save()
+duoka.save_weights(net, "weights.safetensors", max_shard_size=600)
 """
 )
 
@@ -129,8 +130,12 @@ def test_each_machine_holds_a_copy_of_a_sharded_model(flow: Flow) -> None:
     assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
     net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), *[torch.nn.ReLU()] * 2)
     net.append(torch.nn.Linear(16, 2))
-    duoka.load_weights(net, flow.folder / "kept")
-    assert all(torch.equal(found[name], value) for name, value in net.state_dict().items())
+    for saved in ("kept", "weights.safetensors"):
+        duoka.load_weights(net, flow.folder / saved)
+        assert all(torch.equal(found[name], value) for name, value in net.state_dict().items())
+        net.apply(lambda part: part.reset_parameters() if hasattr(part, "reset_parameters") else None)
+    (step,) = (flow.folder / "kept").glob("step-*")
+    assert len(list(step.glob("model-*-of-00002.safetensors"))) == 2  # of the ranks of the first machine
 
 
 def test_machines_of_different_sizes_hold_no_copies(flow: Flow) -> None:

@@ -25,7 +25,7 @@ from duoka.checkpoint.parts import give_up
 from duoka.checkpoint.preemption import Preemption
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
 from duoka.checkpoint.reading import CheckpointReader
-from duoka.checkpoint.states import RandomGenerators, States, kind_of
+from duoka.checkpoint.states import RandomGenerators, SavedState, States, kind_of
 from duoka.checkpoint.writing import BackgroundTask, Snapshot, begin, find_best, prune, write, write_part
 from duoka.errors import CheckpointDamaged, CheckpointError, OptionError
 from duoka.process import this_process
@@ -218,7 +218,7 @@ class Checkpoint:
         on_first(self._ranks, self._prepare)
         self._states.objects |= self.values
         taken = together(self._ranks, self._states.to_saved, "saving", CheckpointError)
-        if any(state.is_in_parts for state in taken.values()):
+        if any(state.holders for state in taken.values()):
             beside = on_first(self._ranks, lambda: begin(self.directory, self.step_number))
             together(self._ranks, lambda: self._start_part(taken, metric, beside), "saving", CheckpointError)
         else:
@@ -235,32 +235,32 @@ class Checkpoint:
                 "restore() or epochs(), or give another directory"
             )
 
-    def _start_write(
-        self, taken: Mapping[str, Any], metric: float | None, beside: Path | None = None, world_size: int = 1
-    ) -> None:
-        """On rank 0: copy to memory, and start the thread that writes. beside, world_size: as `_start_part`."""
-        snapshot = Snapshot(taken, self._images, 0, world_size)
+    def _start_write(self, taken: Mapping[str, SavedState], metric: float | None, beside: Path | None = None) -> None:
+        """On rank 0: copy to memory, and start the thread that writes. beside: as `_start_part`."""
+        snapshot = Snapshot(taken, self._images)
+        others = {rank for state in taken.values() if state.holders for rank in state.holders.members} - {0}
         about = Manifest(self.step_number, self.epoch, {}, {}, _provenance(self._ranks.world_size), metric)
         self._restored = True  # from now on the directory holds checkpoints of this run
 
         def work() -> None:
-            write(self.directory, snapshot, about, beside, range(1, world_size))
+            write(self.directory, snapshot, about, beside, others)
             this_process().saved(about.step)
             prune(self.directory, self._keep, self._best)
 
         self._background.start(work)
 
-    def _start_part(self, taken: Mapping[str, Any], metric: float | None, beside: Path) -> None:
+    def _start_part(self, taken: Mapping[str, SavedState], metric: float | None, beside: Path) -> None:
         """On every rank: copy this rank's tensors to memory, and start the thread that writes them into `beside`."""
-        ranks = self._ranks
+        rank = self._ranks.rank
         try:
-            if ranks.rank == 0:
-                self._start_write(taken, metric, beside, ranks.world_size)
-            else:
-                snapshot = Snapshot(taken, self._images, ranks.rank, ranks.world_size)
-                self._background.start(lambda: write_part(beside, snapshot, ranks.rank))
+            if rank == 0:
+                self._start_write(taken, metric, beside)
+                return
+            snapshot = Snapshot(taken, self._images, rank)
+            if snapshot.files:  # else another machine writes
+                self._background.start(lambda: write_part(beside, snapshot, rank))
         except BaseException as error:
-            give_up(beside, ranks.rank, str(error))
+            give_up(beside, rank, str(error))
             raise
 
     def wait(self) -> None:

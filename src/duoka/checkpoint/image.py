@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,13 +69,14 @@ def _code(name: str, tensor: Tensor) -> tuple[str, int]:
     return known
 
 
-def straight(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[Data]:
-    """Yield the bytes of the file, without a copy if the tensors' memory allows."""
+def straight(layout: Layout, tensors: Iterable[Tensor]) -> Iterator[Data]:
+    """Yield the bytes of the file, without a copy if memory allows. tensors: in the order of `places`."""
     yield layout.header
-    for name in layout.places:
-        tensor = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
+    for tensor in tensors:
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         if tensor.numel():
             yield bytes_of(tensor)
+        del tensor  # before the next one comes
 
 
 class Image:

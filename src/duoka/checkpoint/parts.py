@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -25,19 +25,31 @@ from torch import Tensor
 from duoka.checkpoint import disk
 from duoka.checkpoint.manifest import INDEX, FileEntry
 from duoka.errors import CheckpointError
+from duoka.view.collectives.base import Collectives
 from duoka.view.tensor.batch import BatchTensor
 
 PATIENCE = 600.0  # seconds without a byte written by a rank for which rank 0 waits
 _LOOK = 0.02  # seconds between two looks
 _ALIGNED = 16  # bytes: rows of a tensor may be viewed as its dtype
+PIECE = 8 << 20  # bytes that a rank sends to another at once
 
 
 def is_sharded(value: Any) -> bool:
-    """Return True for a tensor of which each rank holds consecutive rows, and no two the same."""
+    """Return True for a tensor of which each rank, of one machine if each holds a copy, has consecutive rows."""
     if not isinstance(value, BatchTensor):
         return False
     spec = value._spec
-    return spec.view.of_parameters and not spec.view.is_copied and spec.outer == 1 == spec.inner
+    return spec.view.of_parameters and spec.outer == 1 == spec.inner
+
+
+def holders(tensors: Iterable[Tensor]) -> Collectives | None:
+    """Return the ranks that hold the parts of sharded tensors together with this one; None if none is sharded."""
+    return next((tensor._spec.view.ranks for tensor in tensors if is_sharded(tensor)), None)  # type: ignore[attr-defined]
+
+
+def are_first(ranks: Collectives) -> bool:
+    """Return True for the ranks that write: of several machines that each hold a copy, those with rank 0."""
+    return ranks.members[0] == 0
 
 
 def assign(tensors: Mapping[str, Tensor], count: int) -> list[list[str]]:
@@ -66,7 +78,7 @@ def index_text(tensors: Mapping[str, Tensor], assigned: Sequence[Sequence[str]],
 def gathered(
     tensors: Mapping[str, Tensor], assigned: Sequence[Sequence[str]], rank: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield this rank's tensors, whole; a collective for each W of them."""
+    """Yield this rank's tensors, whole, sharded ones on the CPU; a collective for each W of them."""
     for place in range(max(map(len, assigned))):
         names = [names[place] if place < len(names) else None for names in assigned]
         group = [None if name is None else tensors[name] for name in names]
@@ -75,30 +87,58 @@ def gathered(
         name, own = names[rank], group[rank]
         if name is not None and own is not None:
             yield name, own if whole is None else whole
+        del whole  # before the next one comes
 
 
 def _exchange(parts: Sequence[Any], rank: int) -> Tensor | None:
-    """Send tensor r of a group to rank r; return this rank's, or None if it is not sharded."""
+    """Send tensor r of a group to rank r; return this rank's, or None if it is not sharded.
+
+    They are sent in pieces, so that a rank's memory holds its tensor and little more.
+    """
     first = next(part for part in parts if part is not None)
     ranks, device = first._spec.view.ranks, first.device
-    sizes = [0 if part is None else part._spec.partition.largest * _row_bytes(part) for part in parts]
-    most = -(-max(sizes) // _ALIGNED) * _ALIGNED
-    sent = torch.zeros((len(parts), most), dtype=torch.uint8, device=device)
-    for place, part in enumerate(parts):
-        if part is not None:
-            rows = part.to_local().detach().to(device).contiguous().view(-1).view(torch.uint8)
-            sent[place, : rows.numel()] = rows
-    came = ranks.start_all_to_all(sent)()
-    own = parts[rank]
-    if own is None:
-        return None
-    spec, found = own._spec, []
-    for source, row in enumerate(came):
-        start, stop = spec.partition.bounds(source)
-        shape = list(own.shape)
-        shape[spec.dim] = stop - start
-        found.append(row[: (stop - start) * _row_bytes(own)].view(own.dtype).view(shape))
-    return torch.cat(found, spec.dim)
+    rows = [None if part is None else _bytes_of(part.to_local().detach().contiguous()) for part in parts]
+    most = max(0 if part is None else part._spec.partition.largest * _row_bytes(part) for part in parts)
+    own = None if parts[rank] is None else _Arriving(parts[rank])
+    size = min(PIECE, -(-most // _ALIGNED) * _ALIGNED)
+    for at in range(0, most, size):
+        sent = torch.zeros((len(parts), size), dtype=torch.uint8, device=device)
+        for place, row in enumerate(rows):
+            if row is not None:
+                piece = row[at : at + size]
+                sent[place, : piece.numel()] = piece
+        came = ranks.start_all_to_all(sent)()
+        if own is not None:
+            own.take(at, came)
+    return None if own is None else own.whole()
+
+
+class _Arriving:
+    """A tensor, on the CPU, whose rows arrive from all ranks in pieces."""
+
+    def __init__(self, part: BatchTensor) -> None:
+        self._shape, self._dtype, self._dim = part.shape, part.dtype, part._spec.dim
+        self._sizes = part._spec.partition.sizes
+        self._memory = torch.empty(part.numel() * part.dtype.itemsize, dtype=torch.uint8, device="cpu")
+        self._rows = self._memory.split([size * _row_bytes(part) for size in self._sizes])
+
+    def take(self, at: int, came: Tensor) -> None:
+        """Copy a piece of each rank's rows, which begins at byte `at` of them."""
+        for rows, piece in zip(self._rows, came, strict=True):
+            own = rows[at : at + piece.numel()]
+            own.copy_(piece[: own.numel()])
+
+    def whole(self) -> Tensor:
+        """Return the tensor when all has arrived."""
+        if self._dim == 0:
+            return self._memory.view(self._dtype).view(self._shape)
+        shapes = [[*self._shape[: self._dim], size, *self._shape[self._dim + 1 :]] for size in self._sizes]
+        found = [rows.clone().view(self._dtype).view(shape) for rows, shape in zip(self._rows, shapes, strict=True)]
+        return torch.cat(found, self._dim)
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)
 
 
 def _row_bytes(part: BatchTensor) -> int:

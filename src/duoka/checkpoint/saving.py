@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,11 @@ from torch import Tensor, nn
 from duoka.checkpoint import disk
 from duoka.checkpoint.image import lay_out, straight
 from duoka.checkpoint.names import WRAPPERS
-from duoka.checkpoint.ranks import Ranks, on_first, ranks_here
-from duoka.checkpoint.shards import parse_size, remove_shards, split, write_shards
+from duoka.checkpoint.parts import are_first, gathered, holders, is_sharded
+from duoka.checkpoint.ranks import Ranks, SingleRank, on_first, ranks_here, together
+from duoka.checkpoint.shards import free_names, parse_size, remove_shards, remove_unnamed, replace_index, split
 from duoka.errors import OptionError, WeightsError
+from duoka.view.collectives.base import Collectives
 from duoka.view.tensor.batch import BatchTensor
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt")
@@ -32,7 +37,8 @@ def save_weights(
 ) -> None:
     """Save a model's parameters and buffers under its own names, without what wrappers add to them.
 
-    The file is replaced atomically. With several ranks all must call this; rank 0 writes.
+    The file is replaced atomically. With several ranks all must call this; rank 0 writes. Sharded tensors are
+    gathered one at a time; of several files each rank writes some.
 
     Args:
         model: the model, or its state dict.
@@ -51,44 +57,99 @@ def save_weights(
     if path.suffix not in (".safetensors", *PICKLES):
         raise OptionError("path", str(path), f"a name that ends in .safetensors, or in {', '.join(PICKLES)}")
     most = None if max_shard_size is None else parse_size(max_shard_size)
-    ranks = ranks or _ranks_of(model)
-    tensors = plain_state(model)
-    on_first(ranks, partial(write_weights, tensors, path, metadata or {}, most))
-
-
-def _ranks_of(model: nn.Module | Mapping[str, Any]) -> Ranks:
-    """Return the ranks that hold parts of a model, else those of torch.distributed."""
-    tensors = model.values() if isinstance(model, Mapping) else model.parameters()
-    sharded = next((tensor for tensor in tensors if isinstance(tensor, BatchTensor)), None)
-    return ranks_here() if sharded is None else sharded._spec.view.ranks
+    tensors = plain_state(model, part_or_whole)
+    among = holders(tensors.values())
+    ranks = ranks or (ranks_here() if among is None else among.whole)
+    if among is None:
+        on_first(ranks, partial(write_weights, tensors, path, metadata or {}, most))
+    else:
+        _Writing(tensors, path, metadata or {}, most, among).by(ranks)
 
 
 def write_weights(
     tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str], most: int | None = None
 ) -> None:
-    """Write tensors in the format of the suffix; to several files if they are more than `most` bytes.
+    """Write whole tensors in the format of the suffix; to several files if they are more than `most` bytes.
 
     Raises:
         WeightsError: the file cannot be written, or the format cannot hold the tensors.
     """
-    parts = [dict(tensors)] if most is None else split(tensors, most)
-    write = partial(_write_one, metadata=metadata)
-    try:
-        if len(parts) > 1:
-            write_shards(path, parts, write)
+    _Writing(tensors, path, metadata, most).by(SingleRank())
+
+
+class _Writing:
+    """The writing of tensors to one file, or to several, which the ranks `among` share out.
+
+    A rank gathers what it writes tensor by tensor, so that its memory never holds more than one (of a file of
+    `torch.save`: than the tensors of one file).
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        path: Path,
+        metadata: Mapping[str, str],
+        most: int | None,
+        among: Collectives | None = None,
+    ) -> None:
+        self._path, self._metadata = path, metadata
+        self._files = [dict(tensors)] if most is None else split(tensors, most)
+        self._rank, count = (0, 1) if among is None else (among.rank, among.world_size)
+        self._own = slice(self._rank, None, count) if among is None or are_first(among) else slice(0)
+        self._in_order = {number: self._order(file) for number, file in enumerate(self._files)}
+        numbers = [range(rank, len(self._files), count) for rank in range(count)]
+        assigned = [[name for number in own for name in self._in_order[number]] for own in numbers]
+        self._taken = map(itemgetter(1), gathered(tensors, assigned, self._rank))
+
+    def _order(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Return the names of tensors in the order in which a file has them."""
+        return list(tensors if self._path.suffix in PICKLES else lay_out(tensors, {}).places)
+
+    def by(self, ranks: Ranks) -> None:
+        """Write by these ranks, all of the run.
+
+        Raises:
+            WeightsError: writing failed, on any rank; the old files are unchanged.
+        """
+        path, files = self._path, self._files
+        names = on_first(ranks, lambda: [path.name] if len(files) == 1 else free_names(path, len(files)))
+        try:
+            together(ranks, partial(self._write_own, names), f"saving {path}", WeightsError)
+            on_first(ranks, lambda: self._finish(names))
+        except BaseException:
+            if len(files) > 1:
+                remove_unnamed(path, names[self._own])
+            raise
+
+    def _write_own(self, names: Sequence[str]) -> None:
+        """Write this rank's files."""
+        try:
+            for number in range(len(names))[self._own]:
+                self._write_one(number, self._path.with_name(names[number]))
+        except OSError as error:
+            raise self._failed(error) from error
+        finally:
+            deque(self._taken, maxlen=0)  # the other ranks gather all theirs
+
+    def _write_one(self, number: int, path: Path) -> None:
+        taken = islice(self._taken, len(self._files[number]))
+        if path.suffix in PICKLES:
+            disk.replace(path, partial(_pickle, dict(zip(self._in_order[number], taken, strict=True))))
         else:
-            write(parts[0], path)
-            remove_shards(path)
-    except OSError as error:
-        raise WeightsError(f"{path} cannot be written; the old file is unchanged: {error}") from error
+            layout = lay_out(self._files[number], {"format": "pt", **self._metadata})  # transformers requires it
+            disk.replace(path, lambda beside: disk.write(beside, straight(layout, taken)))
 
+    def _finish(self, names: Sequence[str]) -> None:
+        try:
+            if len(names) == 1:
+                remove_shards(self._path)
+            else:
+                replace_index(self._path, dict(zip(names, self._files, strict=True)))
+        except OSError as error:
+            raise self._failed(error) from error
 
-def _write_one(tensors: dict[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
-    if path.suffix in PICKLES:
-        disk.replace(path, partial(_pickle, tensors))
-    else:
-        layout = lay_out(tensors, {"format": "pt", **metadata})  # transformers requires this entry
-        disk.replace(path, lambda beside: disk.write(beside, straight(tensors, layout)))
+    def _failed(self, error: OSError) -> WeightsError:
+        return WeightsError(f"{self._path} cannot be written; the old file is unchanged: {error}")
 
 
 def _pickle(tensors: dict[str, Tensor], path: Path) -> None:
@@ -128,6 +189,11 @@ def plain_names(model: nn.Module) -> dict[str, str]:
     """Map the names in the model's state dict to its own names."""
     wrapped = _wrapped(model)
     return {name: _without(name, wrapped) for name in model.state_dict()}
+
+
+def part_or_whole(tensor: Tensor) -> Tensor:
+    """Return a sharded tensor as it is, and any other whole."""
+    return tensor if is_sharded(tensor) else whole(tensor)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -52,27 +52,31 @@ def split(tensors: Mapping[str, Tensor], most: int) -> list[dict[str, Tensor]]:
     return parts
 
 
-def write_shards(
-    path: Path, parts: list[dict[str, Tensor]], write: Callable[[dict[str, Tensor], Path], None]
-) -> None:
-    """Write the parts next to `path`, each by `write`, and an index of them.
+def free_names(path: Path, number: int) -> list[str]:
+    """Return names of `number` files beside `path` that its index does not name."""
+    named = _named(path)
+    return next(free for free in _names(path, number) if not named & set(free))
+
+
+def replace_index(path: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Let an index name these files, written before, and remove those that `path` was before.
+
+    parts: the tensors of each file.
 
     Raises:
         OSError: writing failed; either the old or the new files are complete.
     """
     named = _named(path)
-    names = next(free for free in _names(path, len(parts)) if not named & set(free))
-    try:
-        for name, part in zip(names, parts, strict=True):
-            write(part, path.with_name(name))
-        size = sum(it.numel() * it.element_size() for part in parts for it in part.values())
-        places = {name: file for file, part in zip(names, parts, strict=True) for name in part}
-        text = json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2) + "\n"
-        disk.replace(_index(path), lambda beside: disk.write(beside, (text.encode(),)))
-    except BaseException:
-        _remove(path.with_name(name) for name in set(names) - _named(path))  # the index may be replaced already
-        raise
+    size = sum(it.numel() * it.element_size() for part in parts.values() for it in part.values())
+    places = {name: file for file, part in parts.items() for name in part}
+    text = json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2) + "\n"
+    disk.replace(_index(path), lambda beside: disk.write(beside, (text.encode(),)))
     _remove([path, *(path.with_name(name) for name in named)])
+
+
+def remove_unnamed(path: Path, names: Iterable[str]) -> None:
+    """Remove files beside `path`, but for those that its index names; it may be replaced already."""
+    _remove(path.with_name(name) for name in set(names) - _named(path))
 
 
 def remove_shards(path: Path) -> None:

@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from duoka.checkpoint.parts import is_sharded
-from duoka.checkpoint.saving import plain_names, plain_state, whole
+from duoka.checkpoint.parts import holders
+from duoka.checkpoint.saving import part_or_whole, plain_names, plain_state, whole
 from duoka.checkpoint.stored import Stored, part_of
 from duoka.checkpoint.values import join, split
 from duoka.errors import CheckpointError, WeightsError
 from duoka.private.torch import set_stepped, tree_map_only
+from duoka.view.collectives.base import Collectives
 
 OWN_FILE = ("model", "optimizer")  # kinds whose tensors have a file of their own
 
@@ -43,9 +44,9 @@ class SavedState:
     has_tree: bool = True
 
     @property
-    def is_in_parts(self) -> bool:
-        """True if a tensor is sharded, so that each rank writes some tensors."""
-        return any(map(is_sharded, self.tensors.values()))
+    def holders(self) -> Collectives | None:
+        """The ranks that hold its parts, each of which writes some tensors; None if no tensor is sharded."""
+        return holders(self.tensors.values())
 
 
 class RandomGenerators:
@@ -96,14 +97,14 @@ class States:
         kind = self.kinds[name]
         try:
             if kind == "model" and all(isinstance(value, Tensor) for value in thing.state_dict().values()):
-                return SavedState(kind, plain_state(thing, _or_part), has_tree=False)
+                return SavedState(kind, plain_state(thing, part_or_whole), has_tree=False)
             state = thing.state_dict() if kind in ("model", "optimizer", "object") else thing
             if kind == "optimizer":
                 state = by_name(state, self._names(thing))
             tree, tensors = split(state, "" if kind in OWN_FILE else name)
         except (CheckpointError, WeightsError) as error:
             raise CheckpointError(f"{name!r} cannot be saved: {error}") from error
-        taken = _or_part if kind in OWN_FILE else whole
+        taken = part_or_whole if kind in OWN_FILE else whole
         return SavedState(kind, {key: taken(tensor) for key, tensor in tensors.items()}, tree)
 
     def restore(self, name: str, tree: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:
@@ -138,11 +139,6 @@ class States:
             [known.get(id(parameter), f"#{next(number)}") for parameter in group["params"]]
             for group in optimizer.param_groups
         ]
-
-
-def _or_part(tensor: Tensor) -> Tensor:
-    """Return a sharded tensor as it is, and any other whole."""
-    return tensor if is_sharded(tensor) else whole(tensor)
 
 
 def by_name(state: Mapping[str, Any], names: list[list[str]]) -> dict[str, Any]:

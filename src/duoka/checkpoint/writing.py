@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +22,7 @@ from duoka.checkpoint.image import Image, Layout, lay_out
 from duoka.checkpoint.manifest import TREES, FileEntry, Manifest, StateEntry
 from duoka.checkpoint.states import OWN_FILE, SavedState
 from duoka.errors import CheckpointError
+from duoka.view.collectives.base import Collectives
 
 TENSORS = "states.safetensors"
 
@@ -30,21 +32,19 @@ class Snapshot:
 
     Models and optimizers have a file each for their tensors; all else is in `states.json` and `states.safetensors`.
     images: of the previous save, by file; their memory is reused, as page faults are most of the cost of a copy.
-    rank, world_size: of those that write; ranks other than 0 only write their files of states in parts (`parts.py`).
+    rank: ranks other than 0 only write their files of states in parts (`parts.py`).
     """
 
-    def __init__(
-        self, taken: Mapping[str, SavedState], images: dict[str, Image], rank: int = 0, world_size: int = 1
-    ) -> None:
-        self._images, self._rank, self._world_size = images, rank, world_size
+    def __init__(self, taken: Mapping[str, SavedState], images: dict[str, Image], rank: int = 0) -> None:
+        self._images = images
         self.states: dict[str, StateEntry] = {}
         self.files: dict[str, Sequence[disk.Data]] = {}
         trees: dict[str, Any] = {}
         small: dict[str, Tensor] = {}
         for name, part in taken.items():
             files: list[str] = []
-            if part.is_in_parts:
-                files += self._copy_part(name, part.tensors)
+            if part.holders is not None:
+                files += self._copy_part(name, part.tensors, part.holders)
             elif rank:
                 continue
             elif part.kind == "model" or (part.kind in OWN_FILE and part.tensors):
@@ -77,18 +77,23 @@ class Snapshot:
         image.layout = layout
         return image
 
-    def _copy_part(self, name: str, tensors: Mapping[str, Tensor]) -> list[str]:
+    def _copy_part(self, name: str, tensors: Mapping[str, Tensor], holders: Collectives) -> list[str]:
         """Copy this rank's tensors of a state in parts; returns the state's files, of all ranks."""
-        assigned = parts.assign(tensors, self._world_size)
-        files, index = parts.file_names(name, self._world_size), parts.index_name(name)
+        count, rank = holders.world_size, holders.rank
+        assigned = parts.assign(tensors, count)
+        files, index = parts.file_names(name, count), parts.index_name(name)
         # transformers requires the entry. All ranks lay out all, so that all find what safetensors cannot hold.
         layouts = [lay_out({key: tensors[key] for key in names}, {"format": "pt"}) for names in assigned]
-        own = files[self._rank]
-        image = self._image(own, layouts[self._rank])
-        for key, tensor in parts.gathered(tensors, assigned, self._rank):
+        stream = parts.gathered(tensors, assigned, rank)
+        if not parts.are_first(holders):
+            deque(stream, maxlen=0)
+            return []
+        image = self._image(files[rank], layouts[rank])
+        for key, tensor in stream:
             image.put(key, tensor)
-        self.files[own] = image.parts()
-        if self._rank == 0:
+            del tensor  # before the next one comes
+        self.files[files[rank]] = image.parts()
+        if rank == 0:
             self.files[index] = (parts.index_text(tensors, assigned, files),)
         return [index, *files]
 

@@ -62,7 +62,7 @@ class ModelSharding:
         self._count = among.world_size
         self.blocks: WeakSet[nn.Module] = WeakSet()  # found in the models so far
         view = View(among, lambda leaf: None)
-        view.of_parameters, view.is_copied = True, copies is not None
+        view.of_parameters = True
         self._blocks = Blocks(view, reach, copies)
         self._cut = 0  # parameters so far
         self._early = WeakIdKeyDictionary()  # parameters on the meta device that an optimizer was given

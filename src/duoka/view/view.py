@@ -87,7 +87,7 @@ class View:
         self.gathered = Tally()
         self.device: torch.device | None = None
         self.watch: SizeWatch | None = None
-        self.of_parameters = self.in_parts = self.is_copied = False
+        self.of_parameters = self.in_parts = False
         self.written = 0
         self.recomputed: Collection[nn.Module] = ()
         self.take_in: Callable[[nn.Module], None] = lambda module: None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
@@ -79,6 +79,16 @@ class Collectives(ABC):
     alone: bool = False
     _agreeing: bool = False  # within `agreed`, before the first collective
     _delayed: list[Tensor] | None = None  # within `broadcasts_together`
+
+    @property
+    def whole(self) -> Collectives:
+        """The collectives of all ranks of the run."""
+        return self
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The ranks of the run that these are collectives of."""
+        return range(self.world_size)
 
     def count(self) -> None:
         """Count a collective; every subclass calls this before it communicates.

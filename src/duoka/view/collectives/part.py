@@ -19,11 +19,19 @@ class PartCollectives(ProcessCollectives):
     def __init__(self, whole: ProcessCollectives, members: Sequence[int], name: str) -> None:
         self.rank, self.world_size = members.index(whole.rank), len(members)
         self.key = whole.key
-        self._whole = whole
+        self._whole, self._members = whole, tuple(members)
         self._store = PrefixStore(f"{name}/{members[0]}", whole._store)
         self._time_limit, self._slot, self._threads = whole._time_limit, whole._slot, whole._threads
         self._exchange = None
         self._groups = {}
+
+    @property
+    def whole(self) -> ProcessCollectives:
+        return self._whole
+
+    @property
+    def members(self) -> Sequence[int]:
+        return self._members
 
     @property
     def alone(self) -> bool:
