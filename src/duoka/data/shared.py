@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
+from duoka.data import in_memory
 from duoka.data.dataset_state import DatasetState, state_of
 from duoka.errors import Refused
 from duoka.options import Loading
@@ -184,6 +185,9 @@ class Reader:
     def _read(self, request: BatchRequest) -> Any:
         if self.seeded:
             return default_collate([self._read_seeded(request.epoch, index) for index in request.indices])
+        rows = in_memory.read(self.dataset, request.indices)
+        if rows is not None:
+            return rows
         getitems = getattr(self.dataset, "__getitems__", None)
         if callable(getitems):
             return default_collate(getitems(request.indices))
