@@ -15,6 +15,9 @@ READY := $(VENV)/ready
 PINNED = -c constraints.txt -e '.[dev,docs,examples]'
 CHOSEN = torch==$(TORCH) $(if $(LOWEST),-c $(VENV)/lowest.txt) -e '.[dev,docs,examples]'
 
+# The tests start hundreds of interpreters, which otherwise compile the sources again, as do pytest's processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-versions test-long bench picture docs lint clean
 
 help:

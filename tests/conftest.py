@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.flows.flow import Flow, Warm, surroundings
+from tests.flows.warm import make_forks_cheap
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, and many compute in several threads
 settings.register_profile("duoka", deadline=None)  # tests measure no time
@@ -35,6 +36,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def loader_workers_are_forked() -> None:
     """Datasets of tests hold functions of the tests, which Python 3.14 cannot pickle for workers."""
     multiprocessing.set_start_method("fork", force=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forks_are_cheap() -> None:
+    """Many tests fork this process (`duoka.launch`), which has imported torch."""
+    if "torch" in sys.modules:
+        make_forks_cheap()
 
 
 @pytest.fixture(scope="session")

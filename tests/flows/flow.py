@@ -99,12 +99,14 @@ class Warm:
                 pass_fds=[theirs.fileno()],
             )
 
-    def start(self, program: str, args: Sequence[str | Path], stdin: IO[Any], **request: Any) -> Running:
-        """Fork one run."""
+    def start(
+        self, program: str, args: Sequence[str | Path], stdin: IO[Any], output: IO[bytes] | None, **request: Any
+    ) -> Running:
+        """Fork one run. output: what its standard output is to be; None: a file, for `Running` to read."""
         stdout, stderr = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         reading, writing = os.pipe()
         data = json.dumps({"program": program, "args": [str(arg) for arg in args], **request}).encode()
-        files = [stdin.fileno(), stdout.fileno(), stderr.fileno(), writing]
+        files = [stdin.fileno(), (output or stdout).fileno(), stderr.fileno(), writing]
         socket.send_fds(self._socket, [data], files)
         os.close(writing)
         report = open(reading)  # noqa: SIM115
@@ -151,6 +153,8 @@ class Flow:
         grace: float = 5,
         stdin: str = "",
         program: str = "duoka",
+        prepare: str = "",
+        stdout: IO[bytes] | None = None,
     ) -> Running:
         """Start a run, and go on.
 
@@ -162,6 +166,8 @@ class Flow:
             grace: seconds after its end in which what it started must be gone, too.
             stdin: what it can read.
             program: duoka or python.
+            prepare: Python that the new process runs before it becomes the program, as to limit its open files.
+            stdout: where it writes, such as a pipe; a file of its own if not given.
         """
         with tempfile.TemporaryFile("w+") as file:
             file.write(stdin)
@@ -169,11 +175,12 @@ class Flow:
             cwd = cwd or self.folder
             limits = {"timeout": timeout, "grace": grace}
             env = surroundings({"TMPDIR": self.warm.temporary} | dict(env or {}))
-            return self.warm.start(program, args, file, cwd=str(cwd), env=env, **limits)
+            return self.warm.start(program, args, file, stdout, cwd=str(cwd), env=env, prepare=prepare, **limits)
 
 
 def surroundings(env: Mapping[str, str]) -> dict[str, str]:
     """The variables of a run: `env`, and this process's but for what could make a difference."""
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FROM_OUTSIDE)}
-    return {name: value for name, value in kept.items() if name not in ranks} | dict(env)
+    kept = {name: value for name, value in kept.items() if name not in ranks}
+    return kept | {"OMP_WAIT_POLICY": "PASSIVE"} | dict(env)  # threads of torch that wait do not poll

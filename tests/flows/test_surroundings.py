@@ -6,12 +6,10 @@ import re
 import signal
 import socket
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.flows.flow import Flow, Result
+from tests.flows.flow import Flow
 from tests.flows.group import group, run, start, until
 
 LOADS = """
@@ -34,20 +32,6 @@ for _ in range(2):
 @pytest.fixture(params=[2, 3])
 def workers(request: pytest.FixtureRequest) -> int:
     return int(request.param)
-
-
-@pytest.fixture(params=[2, pytest.param(3, marks=pytest.mark.long)])
-def prepared_workers(request: pytest.FixtureRequest) -> int:
-    """For runs by a new interpreter, which takes seconds to import torch."""
-    return int(request.param)
-
-
-def prepared(how: str, workers: int, script: Path, shell: tuple[str, ...] = ("sh",)) -> Result:
-    """A run by a new interpreter, in surroundings that a shell prepares."""
-    command = [sys.executable, "-m", "duoka", "run", "-q", "--devices", f"cpu:{workers}", str(script)]
-    words = [*shell, "-c", f'{how}; exec "$@"', "sh", *command]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=90)
-    return Result(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -76,16 +60,6 @@ def test_fewer_samples_than_workers_are_no_fault(flow: Flow, workers: int, sampl
     assert run(flow, script, workers=workers).ok().stdout == flow.python([script]).ok().stdout
 
 
-def test_a_reader_that_has_enough(flow: Flow, prepared_workers: int) -> None:
-    script = flow.write("script.py", "for i in range(100_000): print('a line of output that fills the pipe', i)")
-    command = [sys.executable, "-m", "duoka", "run", "-q", "--devices", f"cpu:{prepared_workers}", str(script)]
-    piped = ["bash", "-c", '"$@" | head -1; exit ${PIPESTATUS[0]}', "bash", *command]
-    done = subprocess.run(piped, capture_output=True, text=True, timeout=90)
-    assert (done.returncode, done.stdout) == (1, "a line of output that fills the pipe 0\n")
-    assert done.stderr.count("BrokenPipeError") == 1
-    assert "rank" not in done.stderr
-
-
 def test_a_full_disk_under_the_logs_does_not_hide_the_error(flow: Flow, workers: int) -> None:
     """/dev/full: what can be opened, and not written."""
     script = group(flow, "if rank == 1:\n    print('x' * 100000)\nwhile True: meet()")
@@ -98,25 +72,35 @@ def test_a_full_disk_under_the_logs_does_not_hide_the_error(flow: Flow, workers:
     assert "a disk is full" in result.stderr
 
 
-def test_too_few_open_files_are_told_before_anything_starts(flow: Flow, prepared_workers: int) -> None:
-    result = prepared("ulimit -n 24", prepared_workers, flow.write("script.py", "print('never')"))
+def test_too_few_open_files_are_told_before_anything_starts(flow: Flow, workers: int) -> None:
+    """Those that are open are as many as in a new interpreter, and two of the warm process's."""
+    words = ["run", "-q", "--devices", f"cpu:{workers}", flow.write("script.py", "print('never')")]
+    result = flow.run(words, prepare="import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (26, 26))")
     assert (result.returncode, result.stdout) == (1, "")
-    assert f"{prepared_workers} workers need {16 + 8 * prepared_workers} more open files" in result.stderr
+    assert f"{workers} workers need {16 + 8 * workers} more open files" in result.stderr
     assert "ulimit -n 1024" in result.stderr
 
 
-def test_no_shared_memory(flow: Flow, prepared_workers: int) -> None:
+WITHOUT = """
+import ctypes, os
+c = ctypes.CDLL(None, use_errno=True)
+CLONE_NEWNS, MS_RDONLY, MS_REC, MS_PRIVATE = 0x20000, 1, 0x4000, 1 << 18
+for code in (
+    c.unshare(CLONE_NEWNS),
+    c.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None),
+    c.mount(b"none", b"/dev/shm", b"tmpfs", MS_RDONLY, None),
+):
+    assert code == 0, os.strerror(ctypes.get_errno())
+"""
+
+
+def test_no_shared_memory(flow: Flow) -> None:
     """Nothing of duoka's own needs it; a loader's workers do, and the error says what helps."""
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
         pytest.skip("needs the right to mount")
-    unshared, without = ("unshare", "-m", "sh"), "mount -t tmpfs -o ro none /dev/shm"
-    result = prepared(
-        without, prepared_workers, flow.write("plain.py", LOADS.format(samples=8, loader_workers=0)), unshared
-    )
-    assert result.returncode == 0, result
-    result = prepared(
-        without, prepared_workers, flow.write("loads.py", LOADS.format(samples=8, loader_workers=1)), unshared
-    )
+    plain, loads = (flow.write(f"{n}.py", LOADS.format(samples=8, loader_workers=n)) for n in (0, 1))
+    flow.run(["run", "-q", "--devices", "cpu:2", plain], prepare=WITHOUT).ok()
+    result = flow.run(["run", "-q", "--devices", "cpu:2", loads], prepare=WITHOUT)
     assert result.returncode == 1
     assert result.stderr.count("OSError: [Errno 30] Read-only file system") == 1
     assert "/dev/shm: num_workers=0 does without it" in result.stderr
