@@ -6,6 +6,7 @@ copied into the rows before the batch is read again, and after a write to the ro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,12 +37,13 @@ class Placement(Protocol):
         """Gather rows, given as a list of (placement, rows) of the local shares."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Copy:
     """A gathered copy `whole` of a rank's `rows`.
 
     holders: references to its memory before the script got one. written_back: called after rows were updated from
-    the copy. versions, grad_fn: of rows and copy when they were last equal.
+    the copy. versions, grad_fn: of rows and copy when they were last equal. memory: of the rows. number:
+    among all copies of this memory, when the script last got it.
     """
 
     rows: Tensor
@@ -51,13 +53,20 @@ class _Copy:
     written_back: Callable[[], None]
     versions: tuple[int, int] = (0, 0)
     grad_fn: Any = None
+    memory: int = 0
+    number: int = 0
 
     def __post_init__(self) -> None:
+        self.memory = memory_of(self.rows)
         self.mark_equal()
 
     def mark_equal(self) -> None:
         """Note that rows and copy are equal now."""
-        self.versions, self.grad_fn = (version(self.rows), version(self.whole)), self.whole.grad_fn
+        self.versions, self.grad_fn = (self.rows_version(), version(self.whole)), self.whole.grad_fn
+
+    def rows_version(self) -> int:
+        """Return the number of writes to the rows."""
+        return self.spec.view.aliased.version(self.rows)  # type: ignore[no-any-return]
 
     def is_held(self) -> bool:
         """Return True if the script still holds a reference to the copy's memory."""
@@ -87,11 +96,15 @@ class _Copy:
 
     def _is_written_by_numpy(self, read: Tensor) -> bool:
         """Return True if something that torch does not count as a write (numpy) has changed the copy."""
-        if not self.whole.is_cpu or version(self.rows) != self.versions[0]:
+        if not self.whole.is_cpu or self.rows_version() != self.versions[0]:
             return False
         if self.is_held() and not same_memory(self.rows, read):
             return False
         return not _equal(self._rows_of_copy(), self.rows)
+
+    def is_recorded(self, value: Tensor) -> bool:
+        """Return True if `value` is of the copy's memory, and autograd recorded a write to that."""
+        return self.whole.grad_fn is not self.grad_fn and same_memory(value, self.whole)
 
     def _refuse_gradients(self) -> None:
         if self.whole.grad_fn is not self.grad_fn:
@@ -107,12 +120,25 @@ class _Copy:
 class AliasedCopies:
     """The gathered copies of all batches of a view that the script can still write to; nearly always none.
 
-    unseen: True once the script has used `x.data` of a batch, as writes through it are not counted.
+    unseen: True once the script has used `x.data` of a batch, as writes through it are not counted. unnumbered:
+    memory of tensors of the inference mode, which do not count their writes -> calls that may have written to it.
+    numbers: memory of rows -> how often the script has got a copy of it, or may have written to one but the last.
     """
 
     def __init__(self) -> None:
         self.copies: list[_Copy] = []
         self.unseen = False
+        self.unnumbered: Counter[int] = Counter()
+        self.numbers: Counter[int] = Counter()
+
+    def version(self, rows: Tensor) -> int:
+        """Return a number that a write to these rows of a batch changes."""
+        return self.unnumbered[memory_of(rows)] if rows.is_inference() else version_of(rows)
+
+    def count_write(self, rows: Tensor) -> None:
+        """Count a call that may have written to rows, if these do not count it themselves."""
+        if rows.is_inference():
+            self.unnumbered[memory_of(rows)] += 1
 
     def add(
         self, rows: Tensor, spec: Placement, whole: Tensor, holders: int, out: Any, written_back: Callable[[], None]
@@ -122,11 +148,15 @@ class AliasedCopies:
         holders: references to its memory before. written_back: called whenever writes to the copy have been copied
         into the rows.
         """
-        if any(copy.whole is whole for copy in self.copies):
-            return
+        for copy in self.copies:
+            if copy.whole is whole:
+                copy.number = self._next(copy.memory)
+                return
         if any(_has_memory_of(whole, leaf) for leaf in ([out] if isinstance(out, Tensor) else tree_leaves(out))):
             with unseen():
-                self.copies.append(_Copy(rows.detach(), spec, whole, holders, written_back))
+                copy = _Copy(rows.detach(), spec, whole, holders, written_back)
+                copy.number = self._next(copy.memory)
+                self.copies.append(copy)
 
     def of(self, rows: Tensor, spec: Placement) -> Tensor | None:
         """Return the existing copy of these rows; None if there is none, or if they need gradients."""
@@ -140,23 +170,35 @@ class AliasedCopies:
         copies, self.copies = self.copies, []
         for copy in copies:
             copy.write_through(rows)
-        self.copies = [copy for copy in copies if copy.is_held() and holders(copy.rows) > 1]
+        self._drop([copy for copy in copies if not (copy.is_held() and holders(copy.rows) > 1)], copies)
+
+    def _drop(self, dropped: list[_Copy], copies: list[_Copy]) -> None:
+        """Set `copies`, without some. What numpy has written to these has come into the rows uncounted."""
+        for copy in dropped:
+            if self.numbers[copy.memory] != copy.number:
+                self._next(copy.memory)
+        self.copies = [copy for copy in copies if copy not in dropped] if dropped else copies
+
+    def _next(self, memory: int) -> int:
+        self.numbers[memory] += 1
+        return self.numbers[memory]
 
     @contextmanager
     def updated(self, rows: Tensor, put_back: Any) -> Iterator[None]:
         """Around an operation that may write to `rows`: gather the copies of written rows again (a collective).
 
-        put_back: the value being assigned; `x[1:3] += 1` takes rows, adds, and assigns the same memory.
+        put_back: the value being assigned; `x[1:3] += 1` takes rows, adds, and assigns the same memory: if autograd
+        has recorded that, the copy is not written through.
         """
         if isinstance(put_back, Tensor):
-            self.copies = [copy for copy in self.copies if not same_memory(put_back, copy.whole)]
+            self._drop([copy for copy in self.copies if copy.is_recorded(put_back)], self.copies)
         self.settle(rows)
-        before = version(rows)
+        before = self.version(rows)
         yield
-        written = version(rows) != before
+        written = self.version(rows) != before
         for copy in self.copies:
             through_data = written and same_memory(copy.rows, rows)  # `x.data` has a version of its own
-            if copy.is_held() and (through_data or version(copy.rows) != copy.versions[0]):
+            if copy.is_held() and (through_data or copy.rows_version() != copy.versions[0]):
                 copy.spec.view.shares.synchronize(_gather_again, copy)
 
 

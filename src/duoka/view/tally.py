@@ -15,10 +15,14 @@ Place = tuple[str, str]  # an operation and a line of the script
 
 
 class Tally(Counter[Place]):
-    """Number of calls by operation and line; `seconds` likewise, without synchronizing a GPU."""
+    """Number of calls by operation and line; `seconds` likewise, without synchronizing a GPU.
+
+    repeated: further calls, of rows that had been gathered before.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.repeated = 0
         self.seconds: Counter[Place] = Counter()
         self._began = perf_counter()
 

@@ -137,7 +137,7 @@ class View:
 
         Collectives, random draws, and operations computed whole (possibly on rows gathered before).
         """
-        return self.shares.ranks.begun + self.drawn + self.gathered.total()
+        return self.shares.ranks.begun + self.drawn + self.gathered.total() + self.gathered.repeated
 
     def splits(self, n: int) -> bool:
         """Return True if a batch of n samples is split over ranks; each rank holds a smaller one whole."""

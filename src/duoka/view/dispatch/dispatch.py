@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.dispatch.failing import MAY_FAIL, may_fail
+from duoka.view.dispatch.kept import index_kept
 from duoka.view.dispatch.own_rows import compute_opaque
 from duoka.view.dispatch.replay import DescribedCall, Outdated, Recorder
 from duoka.view.dispatch.whole import compute_whole, take_row
@@ -42,6 +43,7 @@ from duoka.view.vouched import OPERATORS, names_of_operator
 Function = Callable[..., Any]
 
 _L1_LOSS = F.l1_loss
+_GETITEM, _SETITEM = Tensor.__getitem__, Tensor.__setitem__
 _RECORDED_AT_MOST = 3  # times
 _INPUT_IS_NOT_FIRST = (torch.where, torch.searchsorted)
 
@@ -50,6 +52,10 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     """Return what `func(*args, **kwargs)`, with batch tensors among the arguments, returns on one device."""
     if not args and "input" in kwargs and func not in _INPUT_IS_NOT_FIRST:
         args, kwargs = (kwargs["input"],), {name: kwargs[name] for name in kwargs if name != "input"}
+    if func is _GETITEM or func is _SETITEM:
+        out = index_kept(*args)
+        if out is not NotImplemented:
+            return out
     if looks_below() and BatchTensor.rules.get(func) not in BatchTensor.unrecorded:
         return compute_whole(func, args, kwargs)
     call = DescribedCall(func, args, kwargs)
@@ -89,7 +95,9 @@ def _call(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: D
                 if inputs[place].requires_grad or view.device is not None:
                     inputs[place] = view.replicate(inputs[place])
             try:
-                return program(inputs, call.batches)
+                out = program(inputs, call.batches)
+                _count_write(func, kwargs, call.batches)
+                return out
             except Outdated:
                 pass
             except Exception as error:
@@ -101,9 +109,20 @@ def _call_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], vi
     """Run the rule, and update the gathered copies that the script holds of what it writes to."""
     first = args[0] if args else None
     if not view.aliased.copies or not isinstance(first, BatchTensor):
-        return _by_rule(func, args, kwargs, view, call)
-    with view.aliased.updated(first._rows, args[2] if func is Tensor.__setitem__ else None):
-        return _by_rule(func, args, kwargs, view, call)
+        out = _by_rule(func, args, kwargs, view, call)
+        _count_write(func, kwargs, call.batches)
+        return out
+    with view.aliased.updated(first._rows, args[2] if func is _SETITEM else None):
+        out = _by_rule(func, args, kwargs, view, call)
+        _count_write(func, kwargs, call.batches)
+        return out
+
+
+def _count_write(func: Function, kwargs: dict[str, Any], batches: list[BatchTensor]) -> None:
+    """Count a write in inference mode, whose tensors do not count it."""
+    if torch.is_inference_mode_enabled() and may_write(func, kwargs):
+        for share in (share for batch in batches for share in batch._shares):
+            share._meta.spec.view.aliased.count_write(share._rows)
 
 
 def _by_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, call: DescribedCall) -> Any:
@@ -113,7 +132,7 @@ def _by_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view
     multiplies = view.of_parameters and rule in BatchTensor.computing  # in 16 bits, as some optimizers do
     if rule is None or multiplies or kwargs.get("out") is not None:
         return compute_whole(func, args, kwargs)
-    if func is Tensor.__getitem__ and type(args[1]) is int and args[0]._spec.dim == 0 and view.shares.count == 1:
+    if func is _GETITEM and type(args[1]) is int and args[0]._spec.dim == 0 and view.shares.count == 1:
         return take_row(*args)
     try:
         out = _run_rule(rule, func, *_replicated(call, args, kwargs, view), view, call.key)

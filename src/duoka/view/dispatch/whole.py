@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
-from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -14,6 +11,8 @@ from torch import Tensor
 from duoka.errors import Refused
 from duoka.private.torch import tree_map_only
 from duoka.view.aliased import holders, version
+from duoka.view.dispatch.kept import add_alias, keeps_written, records_gradients
+from duoka.view.dispatch.kept import keep as keep_copy
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor, Spec, batches_in, join_results, of_share
 
@@ -46,7 +45,8 @@ def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
         raise Refused(f"{name} of a batch cannot be shared out ({user_line()}){REFUSED[name]}")
     batches = batches_in((args, kwargs))
     with batches[0]._spec.view.gathered.timed(name):
-        copies = {id(batch): _Copy(batch, keep=name in _ROW_OPERATIONS) for batch in batches}
+        keep = name in _ROW_OPERATIONS or (name == "__setitem__" and keeps_written(*args))
+        copies = {id(batch): _Copy(batch, keep) for batch in batches}
         args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].whole, (args, kwargs))
         out = func(*args, **kwargs)
         unseen = name.endswith("_") and name.startswith("_") and not name.startswith("__")  # counts no version
@@ -63,29 +63,6 @@ def take_row(batch: BatchTensor, index: int) -> Any:
         return copy.returned(copy.whole[index])
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """A gathered copy, kept for more rows that the script may take (a loop over samples).
-
-    state: as `state_of` returned it.
-    """
-
-    whole: Tensor
-    state: tuple[int, ...]
-
-    @staticmethod
-    def state_of(rows: Tensor, whole: Tensor) -> tuple[int, ...]:
-        """Return identities and versions, which a write to either tensor changes."""
-        return id(rows), rows.data_ptr(), version(rows), version(whole)
-
-    def of(self, rows: Tensor) -> Tensor | None:
-        """Return the copy if it is still equal to `rows` and requires gradients if they do; else None."""
-        if self.state != self.state_of(rows, self.whole):
-            return None
-        records = rows.requires_grad and _records_gradients()
-        return self.whole if self.whole.requires_grad == records else None
-
-
 class _Copy:
     """A gathered copy of a batch, for one operation. keep: keep it for later operations on the batch."""
 
@@ -95,13 +72,13 @@ class _Copy:
         known = spec.view.aliased.of(rows, spec)
         keep = keep and not spec.view.aliased.unseen
         if known is None and keep and batch._kept is not None:
-            known = batch._kept.of(rows)
+            known = batch._kept.of(rows, spec.view.aliased)
         if known is None:
-            records = _records_gradients()  # before inference_mode(False) enables gradients
+            records = records_gradients()  # before inference_mode(False) enables gradients
             with torch.inference_mode(False), torch.set_grad_enabled(records):  # its own tensors have no version
                 known = Spec.together(parts)
             if keep:
-                _keep(ref(batch), known)
+                keep_copy(batch, known)
         self.batch, self.whole, self._keeps = batch, known, keep
         self._version, self._holders = version(known), holders(known)
 
@@ -112,9 +89,7 @@ class _Copy:
         """Return the result of an operation that wrote nothing, and keep track of views of the copy in it."""
         if out is self.whole:
             return self.batch
-        for share in self.batch._shares:
-            keep = partial(_keep, ref(self.batch), self.whole) if self._keeps else _forget
-            share._spec.view.aliased.add(share._rows, share._spec, self.whole, self._holders, out, keep)
+        add_alias(self.batch, self.whole, self._holders, out)
         return out
 
     def written_back(self, name: str, out: Any) -> Any:
@@ -127,27 +102,14 @@ class _Copy:
         view = self.batch._spec.view
         view.written += 1
         view.shares.each(lambda place: shares[place]._local.copy_(shares[place]._spec.local_rows(self.whole)))
+        if self._keeps:
+            keep_copy(self.batch, self.whole)
         return tree_map_only(Tensor, lambda leaf: self.batch if leaf is self.whole else leaf, out)
-
-
-def _keep(batch: ReferenceType[BatchTensor], whole: Tensor) -> None:
-    """Keep the copy with the batch, so that a loop that reads or writes row by row gathers once."""
-    found = batch()
-    if found is not None:
-        found._kept = _Kept(whole, _Kept.state_of(found._shares[0]._rows, whole))
-
-
-def _forget() -> None:
-    """Do nothing."""
 
 
 def _name_of(func: Callable[..., Any]) -> str:
     name: str = getattr(func, "__name__", str(func))
     return name if name != "__get__" else func.__self__.__name__  # type: ignore[attr-defined]
-
-
-def _records_gradients() -> bool:
-    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
 _ROW_OPERATIONS = ("__getitem__", "select", "narrow", "unbind", "split", "chunk")

@@ -1,0 +1,143 @@
+"""A gathered copy that a batch keeps, so that a loop over its rows gathers once and runs at one device's speed.
+
+While the copy is equal to the batch, `x[i]`, `x[i, :3]` and `x[i] = value` use it directly, without a rule. A write
+is copied into the rows before they are read again (`duoka.view.aliased`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor
+
+from duoka.private.torch import memory_of
+from duoka.view.aliased import AliasedCopies, holders, version
+from duoka.view.support.transforms import looks_below
+from duoka.view.tensor.batch import BatchTensor, Spec
+
+_PARTS = (int, slice, type(None), type(Ellipsis), Tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A gathered copy `whole` of a rank's `rows`.
+
+    pointer: to these. versions: of both when they were last equal. number: of `AliasedCopies.numbers`: another one
+    since means that the rows may have been written to through another copy, uncounted.
+    """
+
+    rows: Tensor
+    whole: Tensor
+    pointer: int
+    versions: tuple[int, int]
+    number: int
+
+    def of(self, rows: Tensor, aliased: AliasedCopies) -> Tensor | None:
+        """Return the copy if it is still equal to `rows` and requires gradients if they do; else None."""
+        if rows is not self.rows or self.versions != (aliased.version(rows), version(self.whole)):
+            return None
+        memory = memory_of(rows)
+        if rows.data_ptr() != self.pointer or aliased.numbers[memory] != self.number:
+            return None
+        if any(copy.memory == memory and copy.whole is not self.whole for copy in aliased.copies):
+            return None
+        return self.whole if self.whole.requires_grad == (rows.requires_grad and records_gradients()) else None
+
+
+def keep(batch: BatchTensor, whole: Tensor) -> None:
+    """Keep a copy that equals the batch."""
+    rows, aliased = batch._shares[0]._rows, batch._spec.view.aliased
+    versions = aliased.version(rows), version(whole)
+    batch._kept = Kept(rows, whole, rows.data_ptr(), versions, aliased.numbers[memory_of(rows)])
+
+
+def keep_on(batch: ReferenceType[BatchTensor], whole: Tensor) -> None:
+    """Go on to keep a copy that equals the batch again."""
+    found = batch()
+    if found is not None and found._kept is not None and found._kept.whole is whole:
+        versions = found._spec.view.aliased.version(found._kept.rows), version(whole)
+        found._kept = replace(found._kept, versions=versions)
+
+
+def index_kept(batch: Any, index: Any, *value: Any) -> Any:
+    """Compute `batch[index]`, or `batch[index] = value`, by the copy that the batch keeps.
+
+    Return NotImplemented if it keeps none that is up to date, or if `index` does not choose rows by their number.
+    """
+    if type(batch) is not BatchTensor or batch._kept is None or not chooses_rows(batch, index):
+        return NotImplemented
+    view, whole = batch._meta.spec.view, batch._kept.whole
+    if view.of_parameters or view.in_parts or looks_below() or (value and not _may_be_written(batch, *value)):
+        return NotImplemented
+    if not _is_up_to_date(batch, view.aliased):
+        return NotImplemented
+    view.gathered.repeated += 1
+    if not value:
+        return whole[index]
+    whole[index] = value[0]
+    return None
+
+
+def chooses_rows(batch: BatchTensor, index: Any) -> bool:
+    """Return True if an index begins with the number of a row, or with a slice of rows that are no whole block."""
+    spec: Spec = batch._meta.spec
+    if type(index) is int or spec.dim != 0:
+        return spec.dim == 0
+    first = index[0] if type(index) is tuple and index else index
+    if type(index) is tuple and not all(type(part) in _PARTS for part in index):
+        return False
+    if type(first) is slice:
+        start, stop, step = first.indices(spec.size)
+        return step != 1 or (stop - start) % (spec.partition.n * spec.inner) != 0
+    return type(first) is int or (type(first) is Tensor and first.dim() == 0 and first.dtype != torch.bool)
+
+
+def keeps_written(batch: Any, index: Any, value: Any) -> bool:
+    """Return True if the copy into which `batch[index] = value` is written is worth keeping for the next rows."""
+    return type(batch) is BatchTensor and chooses_rows(batch, index) and _may_be_written(batch, value)
+
+
+def _may_be_written(batch: BatchTensor, value: Any) -> bool:
+    """Return True if autograd does not record a write of this value."""
+    if batch._rows.requires_grad:
+        return False
+    return isinstance(value, (int, float)) or (type(value) is Tensor and not value.requires_grad)
+
+
+def _is_up_to_date(batch: BatchTensor, aliased: AliasedCopies) -> bool:
+    """Return True if the copy that the batch keeps has its values; then writes to it are seen."""
+    kept, rows = batch._kept, batch._rows
+    if aliased.unseen or rows is not kept.rows or rows.data_ptr() != kept.pointer:
+        return False
+    memory = memory_of(rows)
+    if aliased.numbers[memory] != kept.number:
+        return False
+    here = [copy for copy in aliased.copies if copy.memory == memory]
+    found = here[0] if here else None
+    if len(here) > 1 or (found is not None and found.whole is not kept.whole):
+        return False
+    if found is not None and not (rows.requires_grad or kept.whole.requires_grad):
+        return found.versions[0] == aliased.version(rows)  # the copy may have been written to since
+    if kept.of(rows, aliased) is None:
+        return False
+    if found is None:
+        add_alias(batch, kept.whole, holders(kept.whole), kept.whole)
+    return True
+
+
+def add_alias(batch: BatchTensor, whole: Tensor, holders: int, out: Any) -> None:
+    """Keep track of the copy `whole` of a batch, if the result `out` that the script gets shares its memory."""
+    for share in batch._shares:
+        written_back = partial(keep_on, ref(batch), whole)
+        share._spec.view.aliased.add(share._rows, share._spec, whole, holders, out, written_back)
+    if batch._kept is not None and batch._kept.whole is whole:
+        keep(batch, whole)
+
+
+def records_gradients() -> bool:
+    """Return True if autograd records what is computed now."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
