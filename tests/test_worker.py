@@ -38,11 +38,15 @@ def test_the_signal_for_stacks_is_one_that_nobody_else_uses() -> None:
 def test_rank_0_can_be_debugged_at_a_terminal(flow: Flow) -> None:
     """Each worker leads a session, so the terminal does not stop it as a background job."""
     script = group(flow, "if rank == 0:\n    breakpoint()\n    say('went on', sys.stdin.isatty())\nmeet()")
-    at_a_terminal = [sys.executable, "-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]))"]
-    command = [sys.executable, "-m", "duoka", "run", "-q", "--devices", "cpu:2", str(script)]
-    result = subprocess.run(
-        [*at_a_terminal, *command], input="p 6 * 7\nc\n", capture_output=True, text=True, timeout=60
-    )
+    at_a_terminal = """if True:
+        import os, pty
+        pid, terminal = pty.fork()
+        if pid:  # as pty.spawn, which starts a new program
+            pty._copy(terminal)
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        """
+    words = ["run", "-q", "--devices", "cpu:2", script]
+    result = flow.run(words, prepare=at_a_terminal, stdin="p 6 * 7\nc\n")
     assert result.returncode == 0
     assert "42" in result.stdout.splitlines()
     assert "went on True" in result.stdout

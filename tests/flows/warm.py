@@ -30,9 +30,13 @@ from contextlib import nullcontext
 from typing import Any
 
 PRELOADED = (
+    "PIL.Image",
     "numpy",
+    "scipy.io",
+    "scipy.stats",  # nearly all that sklearn.datasets takes; sklearn itself is imported by the scripts
     "torch",
     "torch._dynamo",
+    "torch._dynamo.backends.debugging",  # of torch.compile(backend="eager")
     "torch.distributed",
     "torch.nn.functional",
     "torch.utils.data",

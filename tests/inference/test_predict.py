@@ -343,7 +343,7 @@ def test_a_model_that_gives_no_row_for_each_item_is_refused() -> None:
         list(duoka.predict(Sums(), torch.arange(9.0), batch_size=3))
 
 
-@pytest.mark.parametrize("end", ["return", "raise SystemExit(3)"])
+@pytest.mark.parametrize("end", [pytest.param("return", marks=pytest.mark.long), "raise SystemExit(3)"])
 def test_a_program_can_end_in_the_middle(tmp_path: Path, end: str) -> None:
     """In a separate interpreter, since threads inside torch could crash its exit."""
     source = f"""

@@ -185,7 +185,6 @@ def test_the_surroundings_of_a_script(flow: Flow) -> None:
     flow.write("package/part.py", "from . import __name__ as above\nfrom neighbour import VALUE\n")
     source = """
         import concurrent.futures, multiprocessing, os, pickle, sys
-        import torch
         import neighbour
         from package import part
 
@@ -197,6 +196,7 @@ def test_the_surroundings_of_a_script(flow: Flow) -> None:
             return x * x
 
         if __name__ == "__main__":
+            import torch  # not in new processes, in which it takes seconds
             print(__name__, __file__, sys.argv, sys.path[0], neighbour.VALUE, neighbour.where(), part.above)
             print(pickle.loads(pickle.dumps(Own(3))).value, Own.__module__, sys.modules["__main__"].Own is Own)
             torch.save(Own(4), "own.pt")

@@ -69,10 +69,10 @@ def test_memory_that_was_freed_is_used_again(flow: Flow) -> None:
         def step():
             held = [torch.ones(3 * 2**18) for _ in range(12)]  # as of a forward and a backward pass
 
-        for _ in range(20):
+        for _ in range(6):
             step()  # the heap grows until all of them have a place
         before = faults()
-        for _ in range(20):
+        for _ in range(4):
             step()
         print(faults() - before)
         """
