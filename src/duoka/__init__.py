@@ -19,7 +19,7 @@
 #   picking.py    duoka.devices
 #   supervision/  status of workers, and how they ended
 #   network/      connections between the processes of a run
-#   engines/      read what torchrun, MPI, Slurm, LSF and Kubernetes tell their processes
+#   engines/      read the environment variables that torchrun, MPI, Slurm, LSF and Kubernetes set
 #   environment.py, target.py    environment variables; running a script as __main__
 #   plan.py       decided settings, made from options.py (requested ones), devices/ and script/
 #   system/       the operating system and the terminal

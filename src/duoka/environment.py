@@ -130,7 +130,7 @@ def fix_cublas_workspace() -> None:
 
 
 def network_device() -> str | None:
-    """Return the network interface that gloo was told to use; None if it was not."""
+    """Return GLOO_SOCKET_IFNAME, the network interface for gloo; None if it is not set."""
     return os.environ.get("GLOO_SOCKET_IFNAME")
 
 
@@ -163,12 +163,12 @@ def is_duokas_own(run: str | None) -> bool:
 
 
 def inherited(others: dict[str, str]) -> dict[str, str]:
-    """Return the variables of a process to be started: this one's, and others."""
+    """Return this process's variables and `others`, for a process to be started."""
     return {**os.environ, **others}
 
 
 def starter() -> int | None:
-    """Return and unset DUOKA_STARTED_BY, the process without which this command should end; None if it is not set."""
+    """Return and unset DUOKA_STARTED_BY: the pid of the process with which this command must end; None if not set."""
     found = number("DUOKA_STARTED_BY")
     os.environ.pop("DUOKA_STARTED_BY", None)
     return found

@@ -339,8 +339,8 @@ def header(plan: Plan) -> str:
 
 def _machine(machines: Machines) -> str:
     """Return `machine 1 of 2, meeting at node1:29500`."""
-    told = f" (set by {machines.engine})" if machines.engine else ""
-    return f"{machines.each} {machines.number} of {machines.count}, meeting at {machines.place}{told}"
+    source = f" (set by {machines.engine})" if machines.engine else ""
+    return f"{machines.each} {machines.number} of {machines.count}, meeting at {machines.place}{source}"
 
 
 def _how(plan: Plan) -> str:

@@ -50,10 +50,10 @@ class Observer(Protocol):
     """Observes the script in every worker without changing its numbers (`duoka.trials`)."""
 
     def begin(self, rank: int) -> None:
-        """Start, before anything is installed for the script."""
+        """Start observing, before interceptions are installed."""
 
     def around(self, slot: StatusSlot) -> AbstractContextManager[None]:
-        """Observe the script within, when all is installed. slot: the status of this rank."""
+        """Within the context, observe the script; interceptions are installed. slot: the status of this rank."""
 
 
 class NullObserver:
@@ -137,7 +137,7 @@ def run_worker(plan: Plan, arguments: WorkerArguments, pipe: socket.socket, stac
     loader_deaths.hide_lost_rank_errors()
 
     shared.observer.begin(arguments.rank)
-    publisher = publish(shared.board, arguments.rank, tells=arguments.rank == 0)
+    publisher = publish(shared.board, arguments.rank, shows_script=arguments.rank == 0)
     _show_checkpoints(shared.board.slot(arguments.rank))
     publisher.join(this_process())
     if plan.world_size > 1:

@@ -64,7 +64,7 @@ def test_machine_0_shows_the_ranks_of_all(flow: Flow, tmp_path: Path) -> None:
     assert look["ranks"][1]["memory"] > 1 << 20
 
     second.send(signal.SIGSTOP)  # its workers go on
-    look = seen(watching, lambda look: any("nothing heard for" in text for text in look["findings"]))
+    look = seen(watching, lambda look: any("no sample received for" in text for text in look["findings"]))
     assert look["ranks"][1]["silent"] > 3
     assert look["findings"][0].startswith("rank 1 on machine 1 (")
     second.send(signal.SIGCONT)

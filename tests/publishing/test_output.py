@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from duoka.publishing import output
-from duoka.supervision.told import Told
+from duoka.supervision.script_output import ScriptOutput
 from duoka.system.messages import Lines
 from tests.publishing.made import publisher
 
 
-def printed(told: Told) -> list[tuple[str, bool]]:
-    return [(line.text, line.redrawn) for _, line in told.printed(0)]
+def printed(output: ScriptOutput) -> list[tuple[str, bool]]:
+    return [(line.text, line.redrawn) for _, line in output.printed(0)]
 
 
 def test_lines_are_kept_and_streams_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +28,7 @@ def test_lines_are_kept_and_streams_stay_what_they_are(monkeypatch: pytest.Monke
     sys.stderr.write("\r100%\nto err\n")
     print("parts")
     assert sys.stdout is out
-    assert printed(ours.board.told) == [
+    assert printed(ours.board.script_output) == [
         ("loss 0.5", False),
         ("10%", True),
         ("50%", True),
@@ -41,7 +41,7 @@ def test_lines_are_kept_and_streams_stay_what_they_are(monkeypatch: pytest.Monke
 
     ours.stop()
     print("by a process that the script has forked")
-    assert len(printed(ours.board.told)) == 6
+    assert len(printed(ours.board.script_output)) == 6
 
 
 def test_beside_the_lines_of_duoka(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_beside_the_lines_of_duoka(monkeypatch: pytest.MonkeyPatch) -> None:
         print("one", file=sys.stderr)
         lines.say("said")
     print("two", file=sys.stderr)
-    assert [text for text, _ in printed(ours.board.told)] == ["one", "two"]
+    assert [text for text, _ in printed(ours.board.script_output)] == ["one", "two"]
     err.close()
     with os.fdopen(read) as file:
         assert file.read() == "one\nduoka: said\ntwo\n"

@@ -12,7 +12,7 @@ from duoka.publishing.publisher import publish
 from duoka.supervision.status_board import StatusBoard
 
 board = StatusBoard.create(1)
-publish(board, 0, tells=True)
+publish(board, 0, shows_script=True)
 assert "torch" not in sys.modules
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -46,7 +46,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("error", UserWarning)  # as of what the compiler cannot trace
     torch.compile(lambda: optimizer.step(), backend="eager")()
 print("hooks", model.register_forward_hook(print).id)
-print(json.dumps([seen, board.told.placed(), [line.text for _, line in board.told.printed(0)]]))
+print(json.dumps([seen, board.script_output.placed(), [line.text for _, line in board.script_output.printed(0)]]))
 """
 
 

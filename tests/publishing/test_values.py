@@ -54,7 +54,7 @@ def test_tensorboards_calls() -> None:
         ("acc", np.float32(0.25), 4, 1.0),
         ("lr", {"a": 1, "b": 2}, None),
     ]
-    found = [(value.name, value.step, value.value) for _, value in ours.board.told.logged(0)]
+    found = [(value.name, value.step, value.value) for _, value in ours.board.script_output.logged(0)]
     assert found == [("train/loss", 3, 0.5), ("acc", 4, 0.25), ("lr/a", None, 1.0), ("lr/b", None, 2.0)]
 
 
@@ -64,7 +64,7 @@ def test_wandbs_calls_and_their_errors() -> None:
     assert Run().log({"loss": 1.5, "image": object(), "table": {"x": 1}}, commit=False) == "logged"
     with pytest.raises(ValueError, match="data"):
         Run().log(3)  # type: ignore[arg-type]
-    assert [(value.name, value.value) for _, value in ours.board.told.logged(0)] == [("loss", 1.5)]
+    assert [(value.name, value.value) for _, value in ours.board.script_output.logged(0)] == [("loss", 1.5)]
 
 
 def test_a_tensor_that_other_ranks_may_have_to_read_is_left_alone() -> None:
@@ -76,4 +76,4 @@ def test_a_tensor_that_other_ranks_may_have_to_read_is_left_alone() -> None:
 
     ours = publisher()
     values._log(ours, None, {"x": torch.tensor(1.0).as_subclass(Shared)})
-    assert list(ours.board.told.logged(0)) == []
+    assert list(ours.board.script_output.logged(0)) == []

@@ -54,14 +54,14 @@ def test_what_stands_out(first: dict[str, Any], second: dict[str, Any], expected
 
 def test_ranks_of_other_machines() -> None:
     places: dict[str, Any] = {"workers": (1, 1), "machines": ("machine 0 (a)", "machine 1 (b)"), "pids": (101,)}
-    heard = {"heard": 9.0}
+    heard = {"received": 9.0}
     text = "waiting for others 30%: rank 1 on machine 1 (b) is the slowest in 100% of readings, with 40% of its time "
     assert f"{text}in its loader" in found({"waited": 6.0}, {"ran": 6.0, "loaded": 4.0, **heard}, **places)
     inside = {"inside": "all_reduce", "since": 12.0}
     stuck = "rank 0 on machine 0 (a) has been in all_reduce for 12 s"
     assert found(inside, heard, **places) == [f"{stuck}; rank 1 on machine 1 (b) did not call it yet"]
-    silent = "rank 1 on machine 1 (b): nothing heard for 6 s; see whether its machine and its network work"
-    assert found(inside, {"heard": 4.0}, **places) == [silent, stuck]
+    silent = "rank 1 on machine 1 (b): no sample received for 6 s; see whether its machine and its network work"
+    assert found(inside, {"received": 4.0}, **places) == [silent, stuck]
 
 
 def test_a_sleeping_script() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from duoka.supervision.told import LoggedValue
-from duoka.watching.hearing import MOST_LOGGED
+from duoka.supervision.script_output import LoggedValue
 from duoka.watching.history import MOST, MOST_VALUES, SHORTEST, History, Point
+from duoka.watching.output_reader import MOST_LOGGED
 from duoka.watching.page import RunEnd, page
 from duoka.watching.watcher import RunWatcher
 from tests.watching.made import record, sample
@@ -47,7 +47,7 @@ def test_mean_parts_and_memory() -> None:
 
 
 def test_parts_are_averaged_over_times_in_which_all_ranks_have_a_new_sample() -> None:
-    found, second = History(0.0), {"heard": 0.0, "ran": 0.0, "time": 70.0}
+    found, second = History(0.0), {"received": 0.0, "ran": 0.0, "time": 70.0}
     found.begin()
     found.add(sample(0.0, {}, {"pid": 0, "time": 0.0}))  # nothing was heard of rank 1 yet
     for time, news in ((1.0, {}), (2.0, {}), (3.0, {"ran": 2.0, "time": 72.0}), (4.0, {}), (5.0, {}), (6.5, {})):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from duoka.supervision.told import LoggedValue
+from duoka.supervision.script_output import LoggedValue
 from duoka.watching.history import Event, History
 from duoka.watching.page import RunEnd, page
 from duoka.watching.record import published_runs
@@ -157,7 +157,7 @@ def test_a_thousand_ranks_the_worst_first(tmp_path: Path) -> None:
         ranks = [usual | {"inside": "all_reduce", "since": 9.0} for _ in range(1_000)]
         ranks[617] |= {"waited": 0.0}
         ranks[41] |= {"inside": ""}
-        ranks[999] |= {"heard": 1.0}
+        ranks[999] |= {"received": 1.0}
         seen.add(sample(float(second), *ranks))
     begun = time.monotonic()
     text = page(record(1_000), seen, RunEnd(None, 40.0, "runs"))

@@ -8,7 +8,7 @@ import pytest
 
 from duoka.launchers.local import _record
 from duoka.options import Machines
-from duoka.supervision.elsewhere import OF_RANK, MachineSamples
+from duoka.supervision.remote_samples import OF_RANK, MachineSamples
 from duoka.supervision.status_board import StatusBoard
 from duoka.watching.messages import as_message, checked
 from duoka.watching.record import PublishedRun, open_board
@@ -27,10 +27,10 @@ def sent(*ranks: RankSample) -> Any:
 def test_samples_arrive_as_they_were_on_the_board_of_machine_0() -> None:
     board = StatusBoard.create(2, others=(1, 2))
     seen = record(2, pids=(101, 102), workers=(2, 1, 2), machines=("a", "b", "c"))
-    board.elsewhere.write(2, MachineSamples(4.0, checked(sent(FULL, FULL), 2)))
+    board.remote_samples.write(2, MachineSamples(4.0, checked(sent(FULL, FULL), 2)))
     *_, second, third, fourth = take(seen, board).ranks
     assert (second.rank, second.is_known) == (2, False)
-    assert [third, fourth] == [replace(FULL, rank=rank, heard=4.0) for rank in (3, 4)]
+    assert [third, fourth] == [replace(FULL, rank=rank, received=4.0) for rank in (3, 4)]
 
 
 def test_the_largest_sample_has_room() -> None:
@@ -38,8 +38,8 @@ def test_the_largest_sample_has_room() -> None:
     largest = RankSample(1, 1 << 61, *[1.1e18 / 3, "\U0001f600" * 999], inside="\\\U0001f600" * 999, since=1 / 3)
     ranks = checked(sent(largest, largest), 2)
     assert len(json.dumps(ranks, ensure_ascii=False).encode()) < 2 * OF_RANK
-    board.elsewhere.write(1, MachineSamples(1.0, ranks))
-    found = board.elsewhere.read(1)
+    board.remote_samples.write(1, MachineSamples(1.0, ranks))
+    found = board.remote_samples.read(1)
     assert found is not None
     assert found.ranks == ranks
 

@@ -21,8 +21,8 @@ def test_two_attempts_and_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for step in (1, 2):
             for rank in range(2):
                 board.slot(rank).step(step)
-            board.told.log(step, {"loss": 1.0 / (attempt + step)})
-            board.told.print(f"attempt {attempt} step {step}", redrawn=False)
+            board.script_output.log(step, {"loss": 1.0 / (attempt + step)})
+            board.script_output.print(f"attempt {attempt} step {step}", redrawn=False)
             run.look()
         if attempt == 0:
             run.failed("rank 1 was killed", "duoka: rank 1 <died>")

@@ -40,7 +40,7 @@ def test_the_page_follows_the_run_and_outlives_it(tmp_path: Path) -> None:
     watched = WatchedRun(record)
     board.slot(0).step(1)
     board.slot(0).load(0, 0, 3, 8)
-    board.told.log(1, {"loss": 0.5})
+    board.script_output.log(1, {"loss": 0.5})
     cards = {name: Gpu(0, "GPU-0", "H200", 140 << 30, 1 << 30, 50) for name in (record.devices[0], "GPU 7")}
     watched.look(record, cards)
     text = watched.page()

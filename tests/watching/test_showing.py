@@ -53,7 +53,7 @@ def test_of_many_ranks_the_worst_are_shown() -> None:
     watcher.add(sample(0.0, *[{}] * 100))
     waits = [{"waited": 5.0, "steps": 1, "ran": 5.0}] * 100
     waits[70] = {"waited": 0.0, "steps": 1, "ran": 10.0}
-    waits[80] = {"waited": 9.0, "heard": 2.0}  # of another machine, of which nothing is heard
+    waits[80] = {"waited": 9.0, "received": 2.0}  # of another machine, of which nothing is heard
     watcher.add(sample(10.0, *waits))
     lines = drawn(watcher.state({}))
     rows = [line.split()[0] for line in lines[2:18]]

@@ -55,8 +55,8 @@ MACHINES: dict[str, Any] = {"workers": (1, 1), "machines": ("machine 0 (a)", "ma
 def test_a_rank_of_another_machine_is_compared_when_a_new_sample_has_come() -> None:
     watcher = RunWatcher(record(1, **MACHINES))
     unknown: dict[str, Any] = {"pid": 0, "time": 0.0}
-    late: dict[str, Any] = {"time": 50.5, "heard": 1.1, "waited": 1.0, "ran": 3.0}  # by the clock of its machine
-    later = late | {"time": 52.5, "heard": 3.1, "steps": 3, "ran": 5.0}
+    late: dict[str, Any] = {"time": 50.5, "received": 1.1, "waited": 1.0, "ran": 3.0}  # by the clock of its machine
+    later = late | {"time": 52.5, "received": 3.1, "steps": 3, "ran": 5.0}
     for time, waited, elsewhere in ((0.0, 0.0, unknown), (1.0, 0.5, unknown), (2.0, 1.0, late), (3.0, 1.5, late)):
         watcher.add(sample(time, {"steps": int(time), "waited": waited}, elsewhere))
     state = watcher.state({})

@@ -177,7 +177,7 @@ class Checkpoint:
             failed, *anywhere = (bool(flag) for flag in every[:, :-1].amax(0))
             self._next_check = self.step_number + int(every[0, -1])
             if failed:
-                source = int(every[:, 0].nonzero().max())  # rank 0 fails if another does, which knows why
+                source = int(every[:, 0].nonzero().max())  # not rank 0 if another rank failed, too
                 message = self._ranks.broadcast_object(failure and str(failure), source)
                 failure = failure if self._ranks.rank == source else CheckpointError(message)
             flags = tuple(anywhere)

@@ -35,7 +35,7 @@ PIECE = 8 << 20  # bytes that a rank sends to another at once
 
 
 def is_sharded(value: Any) -> bool:
-    """Return True for a tensor of which each rank, of one machine if each holds a copy, has consecutive rows."""
+    """Return True for a tensor whose rows are divided over ranks (with hsdp, over those of each machine)."""
     if not isinstance(value, BatchTensor):
         return False
     spec = value._spec
@@ -43,33 +43,33 @@ def is_sharded(value: Any) -> bool:
 
 
 def holders(tensors: Iterable[Tensor]) -> Collectives | None:
-    """Return the ranks that hold the parts of sharded tensors together with this one; None if none is sharded."""
+    """Return the ranks that together hold all rows of these tensors; None if no tensor is sharded."""
     return next((tensor._spec.view.ranks for tensor in tensors if is_sharded(tensor)), None)  # type: ignore[attr-defined]
 
 
 def are_first(ranks: Collectives) -> bool:
-    """Return True for the ranks that write: of several machines that each hold a copy, those with rank 0."""
+    """Return True if these ranks write the checkpoint: where each machine holds a copy, the first one's do."""
     return ranks.members[0] == 0
 
 
 def assign(tensors: Mapping[str, Tensor], count: int) -> list[list[str]]:
-    """Return the names of the tensors that each of `count` ranks writes. Place i of all lists is gathered at once."""
+    """Return the names of the tensors that each of `count` ranks writes. Those at one index are gathered together."""
     names = sorted(tensors, key=lambda name: (-tensors[name].numel() * tensors[name].element_size(), name))
     return [names[rank::count] for rank in range(count)]
 
 
 def file_names(state: str, count: int) -> list[str]:
-    """Return the file of each rank."""
+    """Return the name of each rank's file."""
     return [f"{state}-{rank + 1:05}-of-{count:05}.safetensors" for rank in range(count)]
 
 
 def index_name(state: str) -> str:
-    """Return the file that maps tensors to files."""
+    """Return the name of the index, which maps tensors to files."""
     return f"{state}.safetensors{INDEX}"
 
 
 def index_text(tensors: Mapping[str, Tensor], assigned: Sequence[Sequence[str]], files: Sequence[str]) -> bytes:
-    """Return the contents of that file."""
+    """Return the contents of the index."""
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     places = {name: file for names, file in zip(assigned, files, strict=True) for name in names}
     return (json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2) + "\n").encode()
@@ -78,7 +78,7 @@ def index_text(tensors: Mapping[str, Tensor], assigned: Sequence[Sequence[str]],
 def gathered(
     tensors: Mapping[str, Tensor], assigned: Sequence[Sequence[str]], rank: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield this rank's tensors, whole, sharded ones on the CPU; a collective for each W of them."""
+    """Gather and yield the tensors that this rank writes, sharded ones to the CPU. All ranks must call this."""
     for place in range(max(map(len, assigned))):
         names = [names[place] if place < len(names) else None for names in assigned]
         group = [None if name is None else tensors[name] for name in names]
@@ -123,13 +123,13 @@ class _Arriving:
         self._rows = self._memory.split([size * _row_bytes(part) for size in self._sizes])
 
     def take(self, at: int, came: Tensor) -> None:
-        """Copy a piece of each rank's rows, which begins at byte `at` of them."""
+        """Store a piece of each rank's rows. at: the byte of the rows at which the pieces begin."""
         for rows, piece in zip(self._rows, came, strict=True):
             own = rows[at : at + piece.numel()]
             own.copy_(piece[: own.numel()])
 
     def whole(self) -> Tensor:
-        """Return the tensor when all has arrived."""
+        """Return the tensor, once all pieces were stored."""
         if self._dim == 0:
             return self._memory.view(self._dtype).view(self._shape)
         shapes = [[*self._shape[: self._dim], size, *self._shape[self._dim + 1 :]] for size in self._sizes]
@@ -184,10 +184,10 @@ def wait_for(beside: Path, ranks: Collection[int], patience: float = PATIENCE) -
     while missing:
         for rank in sorted(missing):
             with suppress(FileNotFoundError):
-                told = json.loads(_mark(beside, rank).read_bytes())
-                if "error" in told:
-                    raise CheckpointError(f"rank {rank} could not write its part of the checkpoint: {told['error']}")
-                found |= {name: FileEntry(**entry) for name, entry in told.items()}
+                mark = json.loads(_mark(beside, rank).read_bytes())
+                if "error" in mark:
+                    raise CheckpointError(f"rank {rank} could not write its part of the checkpoint: {mark['error']}")
+                found |= {name: FileEntry(**entry) for name, entry in mark.items()}
                 _mark(beside, rank).unlink()
                 missing.discard(rank)
         if not missing:

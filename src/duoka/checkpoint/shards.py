@@ -59,7 +59,7 @@ def free_names(path: Path, number: int) -> list[str]:
 
 
 def replace_index(path: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Let an index name these files, written before, and remove those that `path` was before.
+    """Make the index of `path` name these files, which are written already, and remove the previous ones.
 
     parts: the tensors of each file.
 
@@ -75,7 +75,7 @@ def replace_index(path: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None
 
 
 def remove_unnamed(path: Path, names: Iterable[str]) -> None:
-    """Remove files beside `path`, but for those that its index names; it may be replaced already."""
+    """Remove those of the files `names` beside `path` that its index does not name now."""
     _remove(path.with_name(name) for name in set(names) - _named(path))
 
 

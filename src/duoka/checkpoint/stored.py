@@ -75,7 +75,7 @@ class LoadedTensor(Stored):
 
 
 def part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """Return a whole tensor as `like` holds it: of one in parts, this rank's. No communication."""
+    """Return `whole`, or this rank's part of it if `like` is sharded. No communication."""
     from duoka.view.sharded import shard_like
     from duoka.view.tensor.batch import BatchTensor
 

@@ -117,7 +117,8 @@ def write(
 ) -> Path:
     """Write a checkpoint's directory atomically.
 
-    beside: made by `begin`, if `others`, ranks that write into it, too, are waited for.
+    beside: the directory that `begin` made, if other ranks write into it, too; None creates one. others: these ranks,
+    for whose files this function waits.
 
     Raises:
         CheckpointError: writing failed, for example because the disk is full.
@@ -151,12 +152,12 @@ def write_part(beside: Path, snapshot: Snapshot, rank: int) -> None:
     """Write the files of a rank other than 0 into the directory that `begin` made.
 
     Raises:
-        CheckpointError: they cannot be written. Rank 0 learns of it, too.
+        CheckpointError: they cannot be written. Rank 0 raises it, too.
     """
     try:
         parts.report(beside, rank, _write_files(beside, snapshot.files))
     except OSError as error:
-        if not beside.exists():  # another rank has given up, and says why
+        if not beside.exists():  # another rank has given up, and reports the reason
             return
         parts.give_up(beside, rank, str(error))
         raise CheckpointError(

@@ -23,7 +23,7 @@ def run_chosen(plan: Plan, opts: Options, memory: int | None, start: Callable[[P
 
     Raises:
         AskedError: no strategy fits.
-        DuokaError: nothing can be told of the script.
+        DuokaError: the forecast of the script's memory failed.
     """
     return to_the_end(lambda: start(_chosen(plan, opts, memory)))
 

@@ -44,7 +44,7 @@ def _run(opts: Options, limit: int | None, shown: str) -> int:
 
 
 def _decided(opts: Options, limit: int | None) -> tuple[Plan, list[str], list[int], list[int | None]]:
-    """Return the plan for one CPU worker; names, numbers and memory of the devices to tell about.
+    """Return the plan for one CPU worker, and the names, numbers and memory of the devices to forecast for.
 
     Raises:
         AskedError: the script calls torch.distributed itself.
@@ -58,7 +58,7 @@ def _decided(opts: Options, limit: int | None) -> tuple[Plan, list[str], list[in
     most = decided(opts.devices)
     if most.kind is Kind.DISTRIBUTED:
         raise own_ranks_error(
-            most, "and how each computes", "its memory on several devices is not told by a run on one"
+            most, "and how each computes", "a run on one device does not show its memory on several"
         )
     counts = [*powers_below(len(most.devices)), len(most.devices)]
     devices = [most.devices[:count] for count in counts]

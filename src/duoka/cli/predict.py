@@ -195,8 +195,8 @@ def _stamp(path: Path | None) -> list[Any] | None:
     if path is None or not path.exists():
         return None
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    told = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return [str(path.absolute()), hashlib.sha256(repr(told).encode()).hexdigest()]
+    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return [str(path.absolute()), hashlib.sha256(repr(stamps).encode()).hexdigest()]
 
 
 class PredictCommand(click.Command):

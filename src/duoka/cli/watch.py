@@ -83,7 +83,7 @@ def _serve(pid: int | None) -> int:
 
 
 def _runs(pid: int | None) -> list[RunRecord]:
-    """Return the run of this command process; without one all runs, each once.
+    """Return the run of the command process `pid`; None: all runs, each once.
 
     An engine may start several commands for a run on one machine; the first of all shows the ranks of the others.
     """

@@ -56,8 +56,8 @@ def arrange(words: list[str], options: Mapping[str, bool]) -> list[str]:
         ours, rest = rest[:end], rest[end + 1 :]
         _check_options_only(target, ours, may_follow)
     elif words[:before] in ([], ["-m"]) and _leading(rest, may_follow):
-        told = script.read(Target(target, is_module=before > 0))
-        end = _leading(rest, {name: value for name, value in may_follow.items() if not told.takes(name)})
+        found = script.read(Target(target, is_module=before > 0))
+        end = _leading(rest, {name: value for name, value in may_follow.items() if not found.takes(name)})
         ours, rest = rest[:end], rest[end:]
         _check_value(ours, end)
     return [*words[:before], *ours, target, *rest]

@@ -64,10 +64,10 @@ class Loader:
         source = self._begin()
         if self._piece_sampler is not None:
             source = self._in_pieces(source, self._piece_sampler)
-        return self._iterate(source if self._source.is_torchs else self._told(source), around)
+        return self._iterate(source if self._source.is_torchs else self._published(source), around)
 
-    def _told(self, source: Iterator[Any]) -> Iterator[Any]:
-        """Tell those who watch of each batch, as torch's loaders do."""
+    def _published(self, source: Iterator[Any]) -> Iterator[Any]:
+        """Publish each batch for `duoka watch` and reports, as the interception of torch's loaders does."""
         took, clock, number, of = this_process().took, time.monotonic_ns, self._seen, len(self)
         begun = clock()
         for batch in source:
@@ -77,7 +77,7 @@ class Loader:
             begun = clock()
 
     def _iterate(self, source: Iterator[Any], around: tuple[int, dict[str, Any]]) -> Iterator[Any]:
-        """Yield the batches. around: position to go back to where this ends early within another iteration."""
+        """Yield the batches. around: the position to restore if this iteration ends early within another one."""
         seen, order = self._seen, self._order
         within = self._going_on
         self._going_on += 1
@@ -98,7 +98,7 @@ class Loader:
         self._on_share(None)
 
     def _begin(self) -> Iterator[Any]:
-        """Begin the epoch, at the first batch that was not yielded yet, on this rank's device."""
+        """Return the batches of the epoch, on this rank's device, from the first that was not yielded yet."""
         set_epoch = getattr(self.data_loader.sampler, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(self.epoch)

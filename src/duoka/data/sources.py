@@ -46,7 +46,7 @@ class BatchSource(ABC):
     """The batches of one loader, epoch after epoch. epoch: index of the next one."""
 
     epoch = 0
-    is_torchs = True  # torch's loaders read it, and tell those who watch
+    is_torchs = True  # torch's loaders read it: they are observed for `duoka watch`
 
     @abstractmethod
     def begin(self, skip: int) -> Iterator[Any]:
@@ -276,6 +276,6 @@ class CountingCollate:
 
 
 def _rows(batch: Any) -> int | None:
-    """Return the number of samples of a batch that the dataset itself has made: the rows of its first tensor."""
+    """Return the number of samples of a batch that the dataset made itself: the rows of its first tensor."""
     first = next((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), None)
     return None if first is None else first.shape[0]

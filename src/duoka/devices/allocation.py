@@ -89,7 +89,7 @@ def allocate(
 
 
 def with_holders(seen: Inventory, locks: Locks, queue_number: int | None = None) -> Inventory:
-    """Add to each GPU its holder, and the queued process ahead of `queue_number` that it is reserved for."""
+    """Set each GPU's holder, and the process for which it is reserved: one in the queue before `queue_number`."""
 
     def held(gpu: Gpu) -> Gpu:
         return replace(gpu, holder=locks.holder(gpu.uuid), parts=tuple(map(held, gpu.parts)))

@@ -40,8 +40,8 @@ class Gpu:
     number of its GPU. capability: CUDA compute capability such as 9.0; empty if unknown. memory, used: bytes.
     utilisation: percent. temperature: °C. power, power_limit: watts. processes: None if the driver does not report
     them; a container often sees none of those outside. parts: of a split GPU, which is used through its parts only.
-    holder: the duoka run of the same user that has locked it. awaited: the duoka run that queues for it, ahead of the
-    reader. problem: a fault that the driver reports; such a GPU is shown and not used.
+    holder: the duoka run of the same user that has locked it. awaited: the duoka run that queues for it before this
+    process. problem: a fault that the driver reports; such a GPU is shown and not used.
     """
 
     index: int

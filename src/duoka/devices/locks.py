@@ -94,7 +94,7 @@ class Locks:
     def hold(self, uuids: Iterable[str], command: str) -> tuple[HeldLocks, dict[str, Holder]]:
         """Lock these GPUs.
 
-        Returns the locks why_unavailable, and the holders of the GPUs that are locked by others.
+        Returns the locks taken, and for GPUs that other processes have locked their holders, by UUID.
         """
         files: list[int] = []
         others: dict[str, Holder] = {}

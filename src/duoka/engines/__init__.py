@@ -1,4 +1,4 @@
-"""Read what job launchers tell the processes that they start: one file for each.
+"""Read the environment variables that job launchers set for their processes: one file for each launcher.
 
 torchrun     RANK, LOCAL_RANK, WORLD_SIZE; also launchers that set the same, as Ray Train
 mpi          mpirun, mpiexec

@@ -88,7 +88,7 @@ class Forecast:
 
     @property
     def is_possible(self) -> bool:
-        """False if the best run is faster than the ideal allows, so one device must have been slowed down."""
+        """False if the best run is faster than the ideal allows: then the run on one device was slowed down."""
         return self.efficiency(self.best) <= BEYOND
 
     def speedup(self, run: TimedRun) -> float:

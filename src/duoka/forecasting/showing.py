@@ -75,7 +75,7 @@ def sentences(forecast: Forecast, all_of_them: bool) -> Iterator[str]:
     """Yield why more devices are not faster. all_of_them: also for those near the ideal."""
     for run in forecast.runs:
         if is_below_ideal(forecast, run) or (all_of_them and run.devices > 1):
-            why = reasons(forecast, run) or ["nothing that was measured tells why"]
+            why = reasons(forecast, run) or ["no measured cost explains it"]
             yield f"{run.name}: {_how_fast(forecast, run)}"
             yield from (f"  {reason}" for reason in why)
 

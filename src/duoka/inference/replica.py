@@ -22,8 +22,8 @@ from duoka.view.tensor.batch import gather_all
 class Replica:
     """A model on one device. Computes batches in eval and inference mode, and restores the modes.
 
-    precision: type of autocast; None for none. keep: leave outputs on the device. share_out: makes a batch tensor, of
-    which each rank computes its rows, of a tensor with a row for each item; None: this process computes all.
+    precision: type of autocast; None for none. keep: leave outputs on the device. share_out: converts a tensor with a
+    row for each item to a batch tensor, of which each rank computes its rows; None: this process computes all rows.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ def is_fatal(error: BaseException) -> bool:
     """Return True if the device cannot compute any more in this process after this error."""
     if is_out_of_memory(error):
         return False
-    told = isinstance(error, RuntimeError) and says(error, CUDA_FAULT)
-    return told or isinstance(error, torch.AcceleratorError)
+    is_fault = isinstance(error, RuntimeError) and says(error, CUDA_FAULT)
+    return is_fault or isinstance(error, torch.AcceleratorError)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -113,7 +113,7 @@ class Writer(ABC):
 
 
 class NpyWriter(Writer):
-    """One array with a row for each item."""
+    """Writes a .npy file: one array with a row for each item."""
 
     _rows: Any = None
 
@@ -149,7 +149,7 @@ class NpyWriter(Writer):
 
 
 class JsonlWriter(Writer):
-    """A line of JSON for each item: {"index": 0, "output": ...}."""
+    """Writes a line of JSON for each item: {"index": 0, "output": ...}."""
 
     _file: Any = None
 

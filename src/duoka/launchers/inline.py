@@ -42,7 +42,7 @@ def run_inline(plan: Plan) -> int:
         set_threads(plan.threads)
     record = PublishedRun(plan)
     board = record.begin(0, range(1))
-    publisher = publish(board, 0, tells=True)
+    publisher = publish(board, 0, shows_script=True)
     record.started([os.getpid()])
     code = 1
     try:
@@ -80,7 +80,7 @@ def run_inline(plan: Plan) -> int:
 def run_alone(plan: Plan, function: Callable[[], T], publisher: Publisher | None = None) -> T:
     """Call a function that uses duoka's API in this process, as the only worker of `plan`.
 
-    publisher: writes what it does for those who watch.
+    publisher: writes its progress for `duoka watch`.
     """
     from duoka.origins.communication import NullSlot
 

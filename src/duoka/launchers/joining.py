@@ -19,7 +19,7 @@ from duoka.errors import MISSING, AskedError, DuokaError
 from duoka.launchers.channel import LOST, Channel, open_channel
 from duoka.launchers.hello import Hello, SettingsDiffer
 from duoka.launchers.machines import SeveralMachines, SingleMachine
-from duoka.network.interfaces import device_of
+from duoka.network.interfaces import interface_of
 from duoka.network.keys import Key, key_of
 from duoka.plan import Plan, joined
 from duoka.script.files import sources
@@ -54,7 +54,7 @@ def join_machines(plan: Plan, say: Callable[[str], None]) -> Iterator[tuple[Plan
         plan = replace(plan, machines=replace(plan.machines, host=channel.host))
         workers, names, hosts = zip(*((one.workers, one.name, one.host) for one in hellos), strict=True)
         plan = joined(plan, workers, names, hosts)
-        yield plan, hellos[0].run, SeveralMachines(channel, plan, device_of(channel.address), hellos[0].run)
+        yield plan, hellos[0].run, SeveralMachines(channel, plan, interface_of(channel.address), hellos[0].run)
     except DuokaError as error:
         channel.send(LOST, str(error))
         raise

@@ -43,7 +43,7 @@ from duoka.launchers.stuck import (
     refine_with_stacks,
     waiting_for_ended,
 )
-from duoka.launchers.verdict import Verdict, agreed, is_consequence, is_gloos, judge
+from duoka.launchers.verdict import Verdict, agreed, is_consequence, is_gloo_abort, judge
 from duoka.launchers.worker_group import WorkerGroup
 from duoka.plan import Kind, Machines, Plan
 from duoka.supervision.status_board import StatusBoard, name_ranks
@@ -123,7 +123,7 @@ def run_local(plan: Plan) -> int:
 
 
 def _record(plan: Plan, run_id: str) -> UnpublishedRun:
-    """Return what publishes the run. Commands that an engine starts have the same options: only one reports."""
+    """Return the record of the run. Commands that an engine starts have the same options: only one reports."""
     if plan.report is None or (plan.machines.engine and plan.machines.number > 0):
         return PublishedRun(plan, run=run_id)
     from duoka.watching.reported import ReportedRun
@@ -267,9 +267,9 @@ def _watch(run: RunContext, group: WorkerGroup, board: StatusBoard) -> tuple[Stu
 
 
 def _missed(plan: Plan, group: WorkerGroup, board: StatusBoard, others: SingleMachine) -> Stuck | None:
-    """Return the hang, if the ranks themselves noticed that others did not join or called another collective."""
+    """Return the hang that ranks themselves noticed: others did not join, or called another collective."""
     failed = [worker for worker in group.workers if worker.failed]
-    if not failed or not all(is_consequence(worker) or is_gloos(worker) for worker in failed):
+    if not failed or not all(is_consequence(worker) or is_gloo_abort(worker) for worker in failed):
         return None
     timed_out = any(worker.ending is not None and worker.ending.kind == "TimedOut" for worker in failed)
     limits = Limits(0.0 if timed_out else NEVER, wait_while_busy=plan.kind is Kind.DISTRIBUTED)

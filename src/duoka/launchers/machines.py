@@ -1,8 +1,7 @@
 """The other machines of a run: what their commands exchange.
 
-Each command watches its own workers and judges how they ended. From the others it receives the progress of their
-ranks, the notice that they end them, and how those ended; machine 0 also samples of their ranks, for those who watch
-the run there.
+Each command watches its own workers and judges how they ended. The others send it the progress of their ranks, a
+notice when they end their ranks, and the result. Machine 0 also receives samples of their ranks for `duoka watch`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from duoka.launchers.verdict import Doubt, Elsewhere, Verdict, agreement_key, do
 from duoka.launchers.worker_group import Peers, WorkerGroup
 from duoka.network.keys import Key
 from duoka.plan import Plan
-from duoka.supervision.elsewhere import MachineSamples
+from duoka.supervision.remote_samples import MachineSamples
 from duoka.supervision.status_board import Progress, StatusBoard
 from duoka.system.printable import printable
 from duoka.watching.messages import as_message, checked
@@ -34,7 +33,7 @@ TO_CONCLUDE = 60.0  # seconds for the others to end their ranks: longer than scr
 
 @dataclass(frozen=True, slots=True)
 class EndNotice:
-    """Another machine ends its ranks, or is lost. asked: the signal that it was sent, if that is why."""
+    """Another machine ends its ranks, or is lost. asked: the signal that it was sent, if that is the reason."""
 
     machine: int
     asked: signal.Signals | None = None
@@ -66,7 +65,7 @@ class SingleMachine(Peers):
         return True
 
     def share_samples(self, run: UnpublishedRun, board: StatusBoard) -> None:
-        """Write samples of the other machines' ranks on machine 0's board, for those who watch the run there.
+        """Write samples of the other machines' ranks on machine 0's board, for `duoka watch` and reports there.
 
         The others answer each progress message of machine 0. So none are sent to a command that does not read.
         """
@@ -109,7 +108,7 @@ class SeveralMachines(SingleMachine):
     def begin(self, number: int) -> None:
         self._attempt = number
         self._shown_at = self._answered_at = 0.0
-        self._heard_at: dict[int, float] = {}
+        self._received_at: dict[int, float] = {}
         self._has_announced_end = False
 
     def start(self, group: WorkerGroup, port: int) -> None:
@@ -158,11 +157,11 @@ class SeveralMachines(SingleMachine):
     def share_samples(self, run: UnpublishedRun, board: StatusBoard) -> None:
         if self._channel.number == 0:
             for machine, message in self._channel.messages(f"{FOR_FIRST}samples {self._attempt}").items():
-                if message.at != self._heard_at.get(machine):
-                    self._heard_at[machine] = message.at
+                if message.at != self._received_at.get(machine):
+                    self._received_at[machine] = message.at
                     with suppress(ValueError):  # without samples it is shown as silent
                         ranks = checked(message.value, self._plan.machines.workers[machine])
-                        board.elsewhere.write(machine, MachineSamples(message.at, ranks))
+                        board.remote_samples.write(machine, MachineSamples(message.at, ranks))
         elif 0 in (shown := self._received("progress")) and shown[0].at != self._answered_at:
             self._answered_at = shown[0].at
             if (sample := run.sample()) is not None:

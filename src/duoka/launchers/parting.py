@@ -29,7 +29,7 @@ def parting(frames: Mapping[int, Frames], sides: Sequence[Sequence[int]]) -> lis
 
     Args:
         frames: of each rank at its error, outermost first.
-        sides: the ranks that did the same.
+        sides: groups of ranks that called the same.
     """
     known = [rank for side in sides for rank in side if frames.get(rank)]
     first = next((rank for rank in known if rank in sides[0]), None)
@@ -42,20 +42,20 @@ def parting(frames: Mapping[int, Frames], sides: Sequence[Sequence[int]]) -> lis
     differing = [_differing({rank: frames[rank] for rank in known}, place) for place in range(len(common))]
     everything = {name: text for those in differing for name, text in those.items()}
     branches = _between(common, frames[first], frames[other])
-    told: list[str] = []
+    lines: list[str] = []
     for file, branch in branches:
         traced = _traced(_Source(file), branch.lineno, _names(_condition(branch)), everything)
         if traced:
             return [f"  they went apart at {_shown(file, branch)}", *traced[:MOST], f"  {_ADVICE}"]
     if branches:
-        told.append(f"  they went apart at {' or '.join(_shown(*branch) for branch in branches[:MOST_BRANCHES])}")
+        lines.append(f"  they went apart at {' or '.join(_shown(*branch) for branch in branches[:MOST_BRANCHES])}")
     for frame, those in zip(reversed(common), reversed(differing), strict=True):
-        told += _traced(_Source(frame.file), frame.line, list(those), those)
-    return [*told[: 1 + MOST], f"  {_ADVICE}"] if told else []
+        lines += _traced(_Source(frame.file), frame.line, list(those), those)
+    return [*lines[: 1 + MOST], f"  {_ADVICE}"] if lines else []
 
 
 def _common(one: Frames, other: Frames) -> list[FrameValues]:
-    """Return the other's frames that both are in, to the first in which they are at different lines."""
+    """Return the frames that both stacks begin with, as `other` has them, up to the first with different lines."""
     both = takewhile(lambda pair: _code(pair[0]) == _code(pair[1]), zip(one, other, strict=False))
     found = []
     for mine, theirs in both:

@@ -15,7 +15,7 @@ STATES = {
 
 
 def session_members(sessions: Iterable[int]) -> list[int]:
-    """Return the pids of the live processes of these sessions."""
+    """Return the pids of the live processes in these POSIX sessions, named by their leaders' pids."""
     wanted = set(sessions)
     found = []
     for entry in os.listdir("/proc"):

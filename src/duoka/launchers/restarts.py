@@ -105,14 +105,14 @@ def _end_of(worker: Worker, code: int) -> str:
 
 
 def _is_an_answer(kind: str) -> bool:
-    """Return whether this class name is KeyboardInterrupt, or an error of duoka's that a restart would repeat."""
+    """Return whether an error of this class is one that a restart would repeat, or KeyboardInterrupt."""
     found = getattr(errors, kind, None)
     refused = isinstance(found, type) and issubclass(found, (errors.AskedError, errors.Refused))
     return refused or kind == "KeyboardInterrupt"
 
 
 def was_meant(verdict: Verdict, signals: Signals) -> bool:
-    """Return whether the workers died of a signal that this process was sent for them."""
+    """Return whether the workers died of a signal meant for scripts that this process was sent and passed on."""
     return any(worker.status == -number for worker in verdict.culprits for number in signals.for_scripts)
 
 

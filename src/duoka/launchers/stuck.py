@@ -1,4 +1,4 @@
-"""Find the rank that the others wait for, and what it does instead."""
+"""Find the rank for which the others wait, and where it is."""
 
 from __future__ import annotations
 

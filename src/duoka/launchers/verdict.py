@@ -17,7 +17,7 @@ Why = Literal["well", "agreed", "raised", "exited", "died", "left", "stuck", "st
 
 
 class Doubt(IntEnum):
-    """Doubt whether a machine's observation is what ended the run; least first."""
+    """The doubt whether a machine has observed the cause of a run's end; the least first."""
 
     NONE = 0
     GONE = 1  # a machine does not answer
@@ -65,7 +65,7 @@ def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Sig
     if stuck is None and agreed(workers):
         return Verdict("agreed", _code(workers[0]), culprits=tuple(workers))
     parted = stuck is not None and stuck.mismatch is not None
-    if real := [worker for worker in failed if not is_consequence(worker) and not (parted and is_gloos(worker))]:
+    if real := [worker for worker in failed if not is_consequence(worker) and not (parted and is_gloo_abort(worker))]:
         if _has_no_reader(real[0]):
             return Verdict("agreed", _code(real[0]), culprits=(real[0],))
         return _verdict(real[0], real, failed)
@@ -95,7 +95,7 @@ def agreement_key(verdict: Verdict) -> str | None:
 
 
 def doubt_of(verdict: Verdict) -> Doubt:
-    """Return the doubt whether this machine's observation is what ended the run."""
+    """Return the doubt whether this machine has observed the cause of the run's end."""
     if verdict.why in ("stopped", "elsewhere"):
         return Doubt.NOTHING
     if verdict.why == "left":
@@ -142,8 +142,8 @@ def is_consequence(worker: Worker) -> bool:
     return worker.ending is not None and worker.ending.consequence
 
 
-def is_gloos(worker: Worker) -> bool:
-    """Return whether it ended as gloo aborts a process that receives more or fewer bytes than it expects."""
+def is_gloo_abort(worker: Worker) -> bool:
+    """Return whether gloo aborted it, as it does if a process receives more or fewer bytes than it expects."""
     return worker.ending is None and worker.status == -signal.SIGABRT
 
 

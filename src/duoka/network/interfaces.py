@@ -12,8 +12,8 @@ _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 _IPV6 = Path("/proc/net/if_inet6")
 
 
-def device_of(address: str) -> str | None:
-    """Return the interface with this address, such as `lo` or `eth0`; None if unknown."""
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface with this IP address, such as `lo` or `eth0`; None if unknown."""
     for _, name in socket.if_nameindex():
         if _ipv4_of(name) == address:
             return name

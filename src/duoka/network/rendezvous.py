@@ -51,7 +51,7 @@ def reach_store(info: RankInfo, timeout: float, holder: int | None = None) -> St
 
 
 def empty_store_for_each_group(comes: Callable[[], None]) -> None:
-    """Give each init_process_group of a script its own prefix in the store. `comes` is called in each.
+    """Give each init_process_group of a script its own prefix in the store. comes: called at each of these calls.
 
     torch uses the same keys for each group: a rank that starts a second init_process_group first would read addresses
     of the first group, and fail to connect to them.

@@ -41,7 +41,7 @@ class Origin(ABC):
         """Return the store in which ranks find each other; wait up to `timeout` seconds. Called once."""
 
     def connect(self, timeout: float) -> Communication:
-        """Connect to the other ranks, of which there are some; wait up to `timeout` seconds. Called once."""
+        """Connect to the other ranks (at least one); wait up to `timeout` seconds. Called once."""
         return connect(self.store(timeout), self.rank, self.world_size, timeout)
 
 

@@ -29,7 +29,7 @@ class Communication:
     """The connections of one rank to the others, used by all runs of its process.
 
     slot: records its collectives. exchange: communication for small tensors; None: gloo only.
-    here: number of ranks on this machine. far: there is no status board with all ranks.
+    here: number of ranks on this machine. far: no status board shows all ranks.
     key: of the run.
     """
 

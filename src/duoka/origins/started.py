@@ -1,4 +1,4 @@
-"""A process started by an engine (torchrun, mpirun, srun, ...), which tells it its rank."""
+"""A process started by an engine (torchrun, mpirun, srun, ...), which has set its rank in the environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from duoka.origins.base import Origin, reach_tcp_store
 
 @dataclass(frozen=True)
 class Started(Origin):
-    """One of the processes that an engine has started. task: its number and address of the first."""
+    """One of the processes that an engine has started. task: its number, and the address of the first process."""
 
     task: Task
 

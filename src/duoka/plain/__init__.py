@@ -112,7 +112,7 @@ def run_plain(
         machines=plan.machines.ranks(),
     )
     view = strategy.view(ranks, say)
-    view.vouch(plan.row_independent)
+    view.set_row_independent(plan.row_independent)
     if plan.randomness == "worker":
         view.rank_stream = RankStream(int.from_bytes(shared_random.shared(7), "little") + ranks.rank)
     for line in untested(torch.__version__):
@@ -139,7 +139,7 @@ def _finish(view: View, verbose: bool) -> None:
     """After a script that ended well: print what cost time, and raise a `Refused` that the script caught."""
     if view.refusal is not None:
         raise Refused(f"the script caught this, and went on: {view.refusal}") from view.refusal
-    for name in sorted(view.vouched.unused):
+    for name in sorted(view.row_independent.unused):
         view.say(f"--row-independent {name}: nothing of that name, and without a rule, was called with a batch")
     warning = view.gathered.warning()
     for line in view.gathered.lines()[:SHOWN] if verbose else filter(None, [warning]):

@@ -1,4 +1,4 @@
-"""Backward passes: at the end of each, gradients of parameters are the whole batch's."""
+"""Backward passes: average gradients of parameters, so that they are the whole batch's."""
 
 from __future__ import annotations
 

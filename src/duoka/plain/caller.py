@@ -1,4 +1,4 @@
-"""Tell calls of the script, which all ranks make, from calls that each rank makes for itself."""
+"""Distinguish calls of the script, which all ranks make, from calls that each rank makes for itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OURS = os.path.join(os.path.dirname(__file__), "")
 
 
 class Caller:
-    """Tells the script's own calls from those of libraries, of threads, of reading samples, and of duoka.
+    """Distinguishes the script's own calls from those of libraries, of threads, of reading samples, and of duoka.
 
     Create it in the thread that runs the script. written: files that rank 0 has opened for writing.
     """
@@ -43,18 +43,18 @@ class Caller:
         """Return whether a library writes this file to a place that belongs to this process."""
         if self.is_temporary(path):
             return True
-        return path.startswith(tuple(self.private)) and (path.startswith("/dev/") or is_librarys(_calling()))
+        return path.startswith(tuple(self.private)) and (path.startswith("/dev/") or is_library_frame(_calling()))
 
     def is_temporary(self, path: str) -> bool:
         """Return whether a path is a file, or in a folder, that a library has created for this process."""
         return path in self.own_files or path.startswith(tuple(self.temporary))
 
     def is_apart(self) -> bool:
-        """Return whether a library holds a file lock: it keeps processes apart by itself, and ranks must not wait."""
+        """Return whether a library holds a file lock: it synchronizes processes itself, and ranks must not wait."""
         return bool(self.locks)
 
     def may_communicate(self) -> bool:
-        """Return whether ranks may communicate here: main thread, all ranks present, no intercepted call around."""
+        """Return whether ranks may communicate here: main thread, no rank-local work, not in an intercepted call."""
         if not self._patches.active or self._nested or self._ranks.alone or self.is_apart():
             return False
         return threading.get_ident() == self._thread
@@ -74,7 +74,7 @@ class Caller:
 
     def is_script_call(self) -> bool:
         """Return whether the script calls, possibly through Python's library or one that runs its loop."""
-        return self.may_communicate() and not is_librarys(_calling())
+        return self.may_communicate() and not is_library_frame(_calling())
 
     def is_direct_script_call(self) -> bool:
         """Return whether the script calls directly."""
@@ -101,8 +101,8 @@ def _calling() -> FrameType | None:
     return frame
 
 
-def is_librarys(frame: FrameType | None) -> bool:
-    """Return whether a library calls, skipping Python's own and those that call for the script."""
+def is_library_frame(frame: FrameType | None) -> bool:
+    """Return whether a library calls. Frames of Python, and of libraries that act for the script, are skipped."""
     while frame is not None and (is_standard(name := frame.f_code.co_filename) or is_for_scripts(name)):
         frame = frame.f_back
     return frame is None or not is_users_frame(frame)

@@ -1,7 +1,7 @@
-"""Clocks: if the script itself reads one, it gets rank 0's time, as it may decide by it.
+"""Clocks: if the script itself reads one, it gets rank 0's time, as its decisions may depend on it.
 
-A date that a library reads, for example to name a folder, is that of the first rank there. Other clocks of libraries
-are their own: libraries wait by them in loops whose lengths differ between ranks.
+A date that a library reads, for example to name a folder, is that of the first rank there. Other clocks that
+libraries read are not intercepted: they wait in loops whose lengths differ between ranks.
 """
 
 from __future__ import annotations

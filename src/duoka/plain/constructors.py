@@ -18,13 +18,13 @@ from duoka.plain.session import Session
 from duoka.private.torch import backward_engine, note_constructors
 from duoka.view.dispatch.own_rows import compute_opaque
 from duoka.view.dispatch.whole import compute_whole
+from duoka.view.row_independent import names_of_class
 from duoka.view.rules.lookup import argument
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
-from duoka.view.vouched import names_of_class
 
 
 def install(session: Session) -> None:
-    """Intercept these, `Variable`, `nn.Parameter` and the application of the script's own Functions."""
+    """Intercept these functions, `Variable`, `nn.Parameter` and `apply` of the script's own autograd Functions."""
 
     def make_whole(original: Callable[..., Any]) -> Callable[..., Any]:
         def whole(*args: Any, **kwargs: Any) -> Any:
@@ -35,7 +35,7 @@ def install(session: Session) -> None:
         return whole
 
     def whole_modules(function: type) -> AbstractContextManager[None]:
-        """Split no inputs of modules that a Function calls, unless it is torch's or duoka's own."""
+        """Split no inputs of modules that a Function calls, unless the Function is torch's or duoka's own."""
         ours = function.__module__.partition(".")[0] in ("torch", "duoka")
         return nullcontext() if ours else session.calls.computed_whole()
 

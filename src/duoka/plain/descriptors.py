@@ -15,7 +15,7 @@ WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND  #
 
 
 def install(session: Session) -> None:
-    """Let rank 0 open them; the other ranks write to null devices or to unnamed files of their own."""
+    """Intercept `os.open`, `os.scandir` and `tempfile`: rank 0 opens the file, the others a null or unnamed one."""
     for space, name, make in (
         (os, "open", _descriptors),
         (os, "scandir", _folders),
@@ -90,7 +90,7 @@ def _named(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _own_copy(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Open a temporary file elsewhere, removed when it is closed: in the script's folder it would be one too many."""
+    """Open this rank's own temporary file outside of the script's folder; it is removed when it is closed."""
     given = signature(original).bind(*args, **kwargs)
     given.arguments.update(dir=None, delete=True)
     return original(*given.args, **given.kwargs)

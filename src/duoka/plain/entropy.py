@@ -33,7 +33,7 @@ SEEDED: tuple[tuple[Any, str], ...] = (
 
 
 def install(session: Session) -> None:
-    """Seed all generators alike, and intercept their seeding; in processes forked from here, too."""
+    """Seed all generators equally on all ranks, and intercept their seeding, in forked processes, too."""
     shared_random, patches = session.shared_random, session.patches
     torch.manual_seed(session.ranks.broadcast_object(torch.initial_seed(), 0))
     np.random.seed(list(shared_random.shared(16)))
@@ -67,7 +67,7 @@ def _intercept(shared_random: SharedRandom, patches: Patches) -> list[tuple[Any,
 
 
 class DrawingAlike:
-    """A loader's `worker_init_fn`, for workers that are not forked: theirs are the same on every rank, too.
+    """A loader's `worker_init_fn` that makes random numbers equal on every rank, for workers that are not forked.
 
     init: the script's own, called afterwards.
     """

@@ -94,7 +94,7 @@ def _still_open(files: Iterable[ref[Any]]) -> list[ref[Any]]:
 
 def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     written = caller.written
-    read: set[str] = set()  # since they were written
+    read: set[str] = set()  # files read since they were written
     writers: dict[str, list[ref[Any]]] = {}  # the files as they were opened for writing
     rank = session.ranks.rank
 

@@ -10,7 +10,7 @@ from duoka.plain.session import Session
 
 
 def install(session: Session) -> None:
-    """Do not shard its batches. In threads of its own nothing is sharded in any case."""
+    """Do not shard the batches of `duoka.predict`. In its own threads nothing is sharded in any case."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def next_result(self: InlinePool) -> Any:

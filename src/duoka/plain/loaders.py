@@ -22,7 +22,7 @@ def install(session: Session) -> None:
 
     @contextmanager
     def rank_local() -> Iterator[None]:
-        """Within the context, read rows that other ranks do not: seeds, files and models are this rank's own."""
+        """Within the context, read rows that other ranks do not read: nothing is shared with them."""
         with session.patches.rank_local_work(), session.calls.computed_whole():
             yield
 

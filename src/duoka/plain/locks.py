@@ -1,7 +1,7 @@
-"""File locks: a library that takes one keeps processes apart by itself, and a script's is taken once for all ranks.
+"""File locks: those of libraries are taken by each rank, those of the script once for all ranks.
 
-While a library holds a lock (`datasets` does, for what it keeps), its rank reads and writes files as a process of its
-own: a rank that waited for the others there would wait for those that wait for the lock.
+While a library holds a lock (as `datasets` does around its cache), its rank reads and writes files without the other
+ranks: these may wait for the lock, so waiting for them would be a deadlock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def install(session: Session) -> None:
 
     def make_release(original: Callable[..., Any]) -> Callable[..., Any]:
         def release(self: BaseFileLock, *args: Any, **kwargs: Any) -> None:
-            # `taken`: the garbage collector releases others, on each rank at another time
+            # if in `taken`: the garbage collector releases others, on each rank at another time
             if self in taken and caller.is_script_call():
                 session.ranks.barrier()  # others may still change what it protects
                 taken[self] -= 1

@@ -34,7 +34,7 @@ def install(session: Session) -> None:
     def make_move(original: Callable[..., Any]) -> Callable[..., Any]:
         def move(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not session.calls.is_whole:
-                session.strategy.take_in(self)
+                session.strategy.prepare_model(self)
             return original(self, *args, **kwargs)
 
         return move

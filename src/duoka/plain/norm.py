@@ -80,5 +80,5 @@ def _replicated(value: Tensor | None, session: Session) -> list[Tensor | None]:
 
 @lru_cache(maxsize=256)
 def _counts(sizes: tuple[int, ...], each: int, device: torch.device) -> Tensor:
-    """Return the number of values of a channel on each rank."""
+    """Return the number of values per channel on each rank."""
     return torch.tensor(sizes, device=device) * each

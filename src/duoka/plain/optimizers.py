@@ -1,4 +1,4 @@
-"""Optimizers: their parameters are kept in step."""
+"""Optimizers: keep their parameters in step."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from duoka.view.tensor.batch import BatchTensor
 
 
 class _Registered:
-    """The order in which modules were given their parameters, which is the same on every rank."""
+    """Numbers parameters in the order of their registration in modules, which is the same on every rank."""
 
     def __init__(self) -> None:
         self._numbers = WeakIdKeyDictionary()
         self._next = count()
 
     def add(self, module: nn.Module, name: str, parameter: Tensor | None) -> None:
-        """Number a parameter that a module is given; the arguments are those of torch's hook."""
+        """Number a parameter that is registered; the arguments are those of torch's hook."""
         if parameter is not None and parameter not in self._numbers:
             self._numbers[parameter] = next(self._next)
 
@@ -33,7 +33,7 @@ class _Registered:
         return tensor in self._numbers
 
     def in_order(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Return those that modules have as they were registered, then the others as they are given."""
+        """Return registered tensors in the order of registration, then the others in the given order."""
         given = list(tensors)
         known = [tensor for tensor in given if self.knows(tensor)]
         known.sort(key=self._numbers.__getitem__)

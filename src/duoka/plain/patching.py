@@ -18,7 +18,7 @@ from duoka.view.tensor.batch import BatchTensor
 
 
 class _Here(threading.local):
-    """Switches of a thread: another thread may read ahead meanwhile."""
+    """Switches of one thread, as another thread may read batches ahead meanwhile."""
 
     rank_local = False
 

@@ -1,4 +1,4 @@
-"""Calls that a plain script cannot make: they raise an error with the line, instead of running wrongly."""
+"""Calls that are not allowed in a plain script: they raise an error with the script's line."""
 
 from __future__ import annotations
 

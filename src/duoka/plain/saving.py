@@ -32,7 +32,7 @@ def install(session: Session) -> None:
         if session.caller.is_other_thread():
             return action() if session.ranks.rank == 0 else None
         if session.caller.may_communicate():
-            session.ranks.barrier()  # what others still read is not written over
+            session.ranks.barrier()  # the other ranks may still read the file that is replaced
         return session.first(action)
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,7 +88,7 @@ def install(session: Session) -> None:
 
 
 def _gathered(tree: Any, keeps: bool = True) -> Any:
-    """`tree` with every batch gathered, one by one, to the CPU; tied ones once. keeps: or they are thrown away."""
+    """Return `tree` with each batch gathered to the CPU, tied ones once. Without `keeps` the results are dropped."""
     known: dict[Any, Tensor] = {}
 
     def gathered(batch: BatchTensor) -> Tensor:

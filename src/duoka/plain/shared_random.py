@@ -1,8 +1,9 @@
-"""Random bytes and values that are equal on every rank, without communication between them for each.
+"""Random bytes and values that are equal on every rank, without communication for each.
 
 Random bytes are a keyed hash of the run's entropy, of the place that draws (the lines of all functions on the stack)
 and of how often it has drawn. So a rank that draws more often at one place does not shift what the others draw
-elsewhere. A value computed from something else (a seed from the clock) is settled: that of the first rank is used.
+elsewhere. A value computed from something else (a seed from the clock) is settled: all ranks use the value of the
+rank that needs it first.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 
 
 class SharedRandom:
-    """The source of a process. Forked processes have sources of their own, which differ by the place of the fork.
+    """The random source of a process. A forked process has its own source, which depends on the place of the fork.
 
     entropy: a number equal on all ranks. key: of the run.
     reach: connects to the ranks' store (holder=: the worker that has it open, for a process that has not inherited
@@ -59,7 +60,7 @@ class SharedRandom:
         return hashlib.shake_256(self._key("draw").encode()).digest(count)
 
     def settle(self, value: Any) -> Any:
-        """Return the value of the rank that comes here first. It must be picklable."""
+        """Return the `value` of the rank that calls this first. It must be picklable."""
         if self._reach is None or self.rank_local() or _is_of(_asking(sys._getframe(1)), ("torch",)):
             return value
         key = self._key("settle")

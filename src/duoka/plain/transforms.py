@@ -21,13 +21,13 @@ APPLIED = ("vjp", "jvp", "linearize")  # take the function and its arguments in 
 
 
 def run_uncompiled(session: Session) -> None:
-    """Let what is compiled run uncompiled, beside parameters that are sharded."""
+    """Run compiled modules and functions uncompiled from now on, as parameters are sharded."""
     torch.compiler.set_stance("force_eager")
     session.view.say("strategy fsdp: what is compiled runs uncompiled, as parameters are gathered and released")
 
 
 def install(session: Session) -> None:
-    """Let the made functions compute on all rows. A compiled module stays compiled (view/modules/compiled.py)."""
+    """Make transformed functions compute all rows. A compiled module stays compiled (view/modules/compiled.py)."""
 
     def of_all_rows(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

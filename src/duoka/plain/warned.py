@@ -1,4 +1,4 @@
-"""Warnings are attributed to the line to which `python` attributes them.
+"""Attribute warnings to the line of the script to which `python` attributes them.
 
 A warning names the line that called the function that raises it. For a function of a batch this is a line of duoka,
 which calls torch's function on behalf of the script's line.
@@ -23,7 +23,7 @@ _OVERRIDES = "/torch/overrides.py"  # called by torch's functions, of which one 
 
 
 def install(session: Session) -> None:
-    """Intercept what shows a warning."""
+    """Intercept the function that shows a warning."""
 
     def make_show(original: Callable[..., Any]) -> Callable[..., Any]:
         def show(message: warnings.WarningMessage) -> None:

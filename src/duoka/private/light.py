@@ -37,7 +37,7 @@ batches_taken: Callable[[Any], int] = attrgetter("_num_yielded")
 def batches_of(iterator: Any) -> int:
     """Return how many batches a loader's iterator has; 0 if it is not known. Public: len(DataLoader)."""
     if getattr(iterator, "_dataset_kind", None) != _dataloader._DatasetKind.Map:
-        return 0  # the length of a stream is what its author hopes
+        return 0  # the length of an iterable dataset may be wrong
     try:
         return len(iterator._index_sampler)
     except (AttributeError, TypeError, NotImplementedError):

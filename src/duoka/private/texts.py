@@ -5,7 +5,7 @@ Public: the classes of errors, which are checked first if there are any.
 
 from __future__ import annotations
 
-# gloo and NCCL: another rank went away or did not join.
+# gloo and NCCL: another rank ended or did not join.
 NETWORK_NOISE = (
     "broken pipe",
     "connection closed by peer",

@@ -78,7 +78,7 @@ class BatchRecorder:
 
 @torch.no_grad()
 def _rows(tensor: Tensor, own: bool) -> dict[str, Any]:
-    """Return a tensor's type, the shape of a row, which ranks hold its rows, and the digests of the local rows."""
+    """Describe a tensor of a batch: type, shape of a row, ranks that hold its rows, digests of the local rows."""
     shared = isinstance(tensor, BatchTensor) and tensor._spec.dim == 0 and tensor._spec.outer == 1
     local = tensor.to_local() if isinstance(tensor, BatchTensor) else tensor
     kind = "cut" if shared else "own" if own or isinstance(tensor, BatchTensor) else "whole"

@@ -59,7 +59,7 @@ class Bound:
 
     def _is_amplified(self, gap: Gap) -> bool:
         stored = max(ULPS * gap.epsilon * gap.size, 2 * self.grown(0, gap.name))  # step 0 differs by the nudge itself
-        if gap.kind == "gradient":  # one whose true value is 0 is nothing but rounding
+        if gap.kind == "gradient":  # a gradient whose true value is 0 consists of rounding only
             return False
         return gap.step > 0 and gap.epsilon > 0 and gap.largest > max(stored, AMPLIFIED * gap.moved)
 

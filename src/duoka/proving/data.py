@@ -27,7 +27,7 @@ class DataGap:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """One tensor of a batch, with the rows of all ranks. ordered: their order is known. apart: the ranks disagree."""
+    """One tensor of a batch, with the rows of all ranks. ordered: their order is known. apart: the ranks differ."""
 
     at: str
     dtype: str

@@ -1,4 +1,4 @@
-"""What a script shows of itself to those who watch, written to the status board by its own process.
+"""Publish a script's progress for `duoka watch` and reports: its own process writes it to the status board.
 
 publisher   the board, its writer, and where the functions below are installed
 steps       steps of optimizers, batches of loaders

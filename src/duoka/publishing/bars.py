@@ -1,4 +1,4 @@
-"""Progress bars of tqdm and rich: where they stand, at most ten times a second."""
+"""Publish the state of progress bars of tqdm and rich, at most ten times a second."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
         for x, y in loader:
 
 Known are loops over a `range` (also in tqdm's or rich's bars, and a checkpoint's `epochs`) of numbers, variables,
-attributes and their sums, which the loop itself does not set. Nothing is called to find them. Of other loops nothing
-is said.
+attributes and their sums, which the loop itself does not set. No code of the script is called to find them. Other
+loops are not shown.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _sets_own_names(loop: ast.For) -> bool:
 
 
 def _ways_out(body: list[Any], own: bool = True) -> Iterator[bool]:
-    """Yield True for each `return` in the body, and each `break` that ends this loop. own: not of a loop in it."""
+    """Yield True for each `return` in the body, and each `break` of the loop itself. own: no inner loop is around."""
     for one in body:
         if isinstance(one, ast.Return) or (isinstance(one, ast.Break) and own):
             yield True

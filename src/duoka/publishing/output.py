@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from duoka.supervision.told import TEXT
+from duoka.supervision.script_output import TEXT
 from duoka.system.messages import observe
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ def install(publisher: Publisher) -> None:
 
 def keeping(publisher: Publisher) -> Callable[[str], None]:
     """Return a function that is called with each text written to a stream, and keeps the lines."""
-    told, rest = publisher.board.told, ""
+    output, rest = publisher.board.script_output, ""
 
     def keep(line: str, redrawn: bool) -> None:
         if line and not line.isspace():
-            told.print(line, redrawn)
+            output.print(line, redrawn)
 
     def note(text: str) -> None:
         nonlocal rest

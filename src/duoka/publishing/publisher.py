@@ -16,15 +16,15 @@ from duoka.system.imports import after_import
 
 @dataclass
 class Publisher:
-    """Writes for one rank.
+    """Writes the progress of one rank to the status board.
 
-    tells: it is the rank whose lines, values and progress are shown. active: False in a process that the script has
+    shows_script: lines, values and progress of this rank are shown. active: False in a process that the script has
     forked, which writes nothing.
     """
 
     board: StatusBoard
     slot: StatusSlot
-    tells: bool = True
+    shows_script: bool = True
     active: bool = True
     place: dict[str, Any] = field(default_factory=dict)
 
@@ -35,32 +35,32 @@ class Publisher:
         """Record a batch that the main thread has taken from a loader: its number, counted from 1, of so many."""
         if not self.active:
             return
-        if number == 1 and self.tells:
+        if number == 1 and self.shows_script:
             self.loops.look()
         self.slot.load(nanoseconds, samples, number, of)
 
     def join(self, process: Process) -> None:
-        """Let the API of a process write, too."""
+        """Also publish what the API of this process reports."""
         process.took = self.took
-        if self.tells:
-            process.logged = self.board.told.log
+        if self.shows_script:
+            process.logged = self.board.script_output.log
 
     def stop(self) -> None:
         """Write nothing any more."""
         self.active = False
 
     def show(self, **place: Any) -> None:
-        """Write what has changed of the script's place in its loops and progress bars."""
+        """Update parts of the script's place in its loops and progress bars."""
         self.place |= place
-        self.board.told.place(self.place)
+        self.board.script_output.place(self.place)
 
 
-def publish(board: StatusBoard, rank: int, tells: bool) -> Publisher:
-    """Let the script of this process write to the board from now on. tells: as of a `Publisher`."""
-    publisher = Publisher(board, board.slot(rank), tells)
+def publish(board: StatusBoard, rank: int, shows_script: bool) -> Publisher:
+    """Let the script of this process write to the board from now on. shows_script: as for `Publisher`."""
+    publisher = Publisher(board, board.slot(rank), shows_script)
     os.register_at_fork(after_in_child=publisher.stop)
     after_import("torch", lambda torch: steps.install(publisher))
-    if tells:
+    if shows_script:
         output.install(publisher)
         for name, install in _AWAITED:
             after_import(name, _bound(install, publisher))

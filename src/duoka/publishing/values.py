@@ -53,7 +53,7 @@ def _observe(owner: Any, name: str, note: Callable[..., None]) -> None:
 def _log(publisher: Publisher, step: object, values: Mapping[str, object]) -> None:
     if publisher.active:
         found = {name: _number(value) for name, value in values.items()}
-        publisher.board.told.log(step if isinstance(step, int) else None, found)
+        publisher.board.script_output.log(step if isinstance(step, int) else None, found)
 
 
 def _number(value: Any) -> object:

@@ -1,7 +1,8 @@
 """Start one `duoka run` on each of several nodes of a Ray cluster, and collect what they return.
 
-A task of Ray's, the *gang*, reserves the nodes with a placement group and starts a command on each. The commands
-connect and watch each other as on any machines. If one fails, all end and the gang raises: Ray may then retry it.
+A Ray task (`_gang`) reserves the nodes with a placement group and starts a command on each. The commands
+connect and watch each other as on any machines. If one fails, all end and the task raises an error: Ray may then
+retry it.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a node's command.
+    """The result of a node's command.
 
     code: its exit code. results: pickled, by rank. error: traceback of the function. lost: why Ray lost the command.
     """
@@ -50,12 +50,12 @@ class Ended:
     host: str = ""
 
     def description(self) -> str:
-        """Return how it failed."""
+        """Return a description of the failure."""
         where = f"node {self.node}" + (f" ({self.host})" if self.host else "")
         if self.lost:
             return f"Ray has lost the command on {where}: {self.lost}"
-        told = f":\n\n{self.error}" if self.error else "; its report is in the output of Ray's tasks"
-        return f"duoka run on {where} ended with exit code {self.code}{told}"
+        detail = f":\n\n{self.error}" if self.error else "; its report is in the output of Ray's tasks"
+        return f"duoka run on {where} ended with exit code {self.code}{detail}"
 
 
 def free_port() -> str:

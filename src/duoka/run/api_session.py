@@ -71,25 +71,25 @@ def settings_with(settings: RunSettings, strategy: str, shares: Any) -> RunSetti
 
 
 def set_exact_threads() -> None:
-    """Set a number of threads that does not depend on that of devices: sums within operations depend on it."""
+    """Set the same number of threads for any number of devices, as sums within operations depend on it."""
     threads = environment.threads() or ""
     torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else 1)
 
 
 def open_session(ranks: Collectives, settings: RunSettings, entropy: int, say: Callable[[str], None]) -> ApiSession:
-    """Install the interceptions, which `session.patches.undo()` removes. One device without "exact" needs none.
+    """Install the interceptions, if more than one rank or "exact" needs them; `session.patches.undo()` removes them.
 
     Raises:
         OptionError: the strategy does not allow so many ranks, or the other settings.
     """
-    name, shares = "single" if ranks.world_size == 1 else "fsdp", 0  # of the models that ask for it
+    name, shares = "single" if ranks.world_size == 1 else "fsdp", 0  # for the models that request it
     if settings.strategy == "exact":
         name, shares = "exact", shares_for(ranks.world_size, settings.shares, "shares")
         _check_exact(settings)
         be_deterministic()
     strategy = create(name, ranks, settings.compress, shares, every=False)
     view = strategy.view(ranks, say)
-    view.vouch(settings.row_independent)
+    view.set_row_independent(settings.row_independent)
     for line in untested(torch.__version__):
         say(line)
     rank_stream = RankStream(entropy + ranks.rank)

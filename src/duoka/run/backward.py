@@ -1,6 +1,7 @@
 """Checks after each backward pass, for the models that it reached.
 
-DistributedDataParallel must be told beforehand which parameters a pass leaves out; here they are named afterwards.
+With DistributedDataParallel the user says beforehand which parameters a pass leaves out; here they are named
+afterwards.
 """
 
 from __future__ import annotations

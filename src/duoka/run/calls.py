@@ -17,9 +17,9 @@ from duoka.view.view import View
 class ApiCalls(ModuleCalls):
     """Module calls as in a plain script, but plain tensors are not sharded: they may be this rank's own rows.
 
-    own_rows: how the last batch of a loader with view="local" was sharded; None without one. Modules called meanwhile
-    draw from this rank's own stream, since its rows are not those of other ranks, and BatchNorm may use the whole
-    batch.
+    own_rows: the partition of the last batch of a loader with view="local"; None without one. Modules called
+    meanwhile draw from this rank's own stream, since its rows are not those of other ranks, and BatchNorm may use the
+    whole batch.
     """
 
     def __init__(self, view: View, local_stream: RankStream) -> None:

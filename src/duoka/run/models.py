@@ -94,7 +94,7 @@ def shard(module: nn.Module, session: ApiSession, device: torch.device) -> None:
 
 
 def _check_empty(module: nn.Module) -> None:
-    """Raise an error if a model on the meta device has tensors that a file of weights does not give values to.
+    """Check that a file of weights can give values to all tensors of a model on the meta device.
 
     Raises:
         OptionError: some of its tensors have values, which would be lost; or buffers are not in its state dict.

@@ -115,7 +115,7 @@ def _settings(
         defaults.shares or None if defaults else None,
         _names(row_independent) if row_independent is not None else defaults.row_independent if defaults else (),
     )
-    compression(settings.compress)  # is it there?
+    compression(settings.compress)  # raises an error for an unknown method
     one_of("batch_norm", settings.batch_norm, get_args(BatchNorm))
     one_of("randomness", settings.randomness, get_args(Randomness))
     one_of("loading", settings.loading, get_args(Loading))

@@ -30,11 +30,11 @@ class Strategy(ABC):
         """Adopt a parameter that the script has given to an optimizer."""
         self.adopt(parameter)
 
-    def take_in(self, module: nn.Module) -> None:  # noqa: B027
-        """Prepare the parameters of a model that a script is about to move to a device."""
+    def prepare_model(self, module: nn.Module) -> None:  # noqa: B027
+        """Prepare the parameters of a model before it is moved to a device, or first called: `fsdp` shards them."""
 
     def shard(self, module: nn.Module) -> None:  # noqa: B027
-        """Let each rank hold a part of the parameters of `module`; one rank holds them whole."""
+        """Shard the parameters of `module` over ranks; does nothing with one rank."""
 
     @abstractmethod
     def backward(self, site: str) -> AbstractContextManager[None]:

@@ -120,7 +120,7 @@ class Bucketed(Strategy):
 
     @abstractmethod
     def _store_gradients(self, gradients: dict[int, Tensor]) -> None:
-        """Store the summed gradients; each is a view of its bucket."""
+        """Store the summed gradients, views of their buckets, in the parameters' `.grad`; keys: their indices."""
 
     def _is_sparse(self, index: int) -> bool:
         """Return whether a parameter's gradient is sparse, and so not in a bucket."""

@@ -14,7 +14,7 @@ from duoka.view.collectives.base import Collectives
 
 
 class Compression(ABC):
-    """A method of summing a bucket of gradients. exact: without loss."""
+    """A method of summing a bucket of gradients. exact: the method is lossless."""
 
     exact = False
 

@@ -114,7 +114,7 @@ class ModelSharding:
         return True
 
     def given_to_optimizer(self, parameter: Tensor) -> None:
-        """Note a parameter that an optimizer was given, if it has no values yet."""
+        """Note a parameter that was given to an optimizer, if it has no values yet."""
         if parameter.is_meta:
             self._early[parameter] = None
 
@@ -214,14 +214,14 @@ class Fsdp(Ddp):
         self._sharding = ModelSharding(ranks, self.leave, self.reach, say, self._names, self._every, self._machines)
         if self._recomputes:
             view.recomputed = self._sharding.blocks
-        view.take_in, view.in_parts = self.take_in, self._every
+        view.prepare_model, view.in_parts = self.prepare_model, self._every
         return view
 
     def optimize(self, parameter: Tensor) -> None:
         self._sharding.given_to_optimizer(parameter)
         self.adopt(parameter)
 
-    def take_in(self, module: nn.Module) -> None:
+    def prepare_model(self, module: nn.Module) -> None:
         if self._every:
             self._sharding.shard(module)
 

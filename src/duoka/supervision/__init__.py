@@ -1,9 +1,9 @@
 """Watching workers and reporting how they ended.
 
 status_board.py      shared memory in which each rank shows its collectives, steps and checkpoints
-told.py              what rank 0's script logs and prints, and where it is in its loops, in the same memory
+script_output.py     values, lines and progress of rank 0's script, in the same memory
 ring.py              the last entries that one process writes and others read
-flight_recorder.py   the same for scripts that call torch.distributed themselves, read from torch's flight recorder
+flight_recorder.py   the status of scripts that call torch.distributed themselves, from torch's flight recorder
 ending.py            the record of how a worker's script ended
 tracebacks.py        tracebacks without duoka's own frames
 loader_deaths.py     errors of DataLoader workers that die

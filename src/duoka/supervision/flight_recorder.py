@@ -1,8 +1,8 @@
 """Status of scripts that call torch.distributed themselves, from torch's flight recorder.
 
 duoka does not intercept their calls. A thread reads the counts of the default group twice a second; if they did not
-change between two reads, it also reads the last entries, so that ranks that called different collectives some time
-ago can be told where. Other groups of the script are not followed.
+change between two reads, it also reads the last entries, to find out where ranks called different collectives some
+time ago. Other groups of the script are not followed.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ DYING = 0.5  # seconds between the break of a process's connections and SIGCHLD
 
 
 def delay_errors_in_tempfile() -> None:
-    """Do not raise it while `tempfile` creates or removes a file, which would leave the file behind.
+    """Delay torch's error while `tempfile` creates or removes a file, which would otherwise be left behind.
 
     A loader that waits for the dead worker notices by itself.
     """
@@ -48,7 +48,7 @@ class _SysWithoutLostRanks:
 
 
 def disable() -> None:
-    """Stop raising such errors altogether."""
+    """Remove torch's SIGCHLD handler, so that it raises no error any more."""
     while True:
         with suppress(RuntimeError):  # raised by the handler just now
             if getattr(signal.getsignal(signal.SIGCHLD), "__module__", "").startswith("torch."):

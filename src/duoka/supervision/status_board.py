@@ -16,10 +16,10 @@ from time import monotonic_ns  # a script's `time.monotonic_ns` may be rank 0's
 from typing import NamedTuple
 
 from duoka.errors import RanksApart
-from duoka.supervision import elsewhere
-from duoka.supervision.elsewhere import Elsewhere
-from duoka.supervision.told import SIZE as TOLD_SIZE
-from duoka.supervision.told import Told
+from duoka.supervision import remote_samples
+from duoka.supervision.remote_samples import RemoteSamples
+from duoka.supervision.script_output import SIZE as OUTPUT_SIZE
+from duoka.supervision.script_output import ScriptOutput
 
 RING = 64  # collectives that a slot remembers
 ENTRY = 256  # bytes of one of them: four 64-bit numbers, then the text
@@ -155,14 +155,14 @@ class StatusBoard:
         return cls(mmap.mmap(file, _size(len(ranks), others), access=mmap.ACCESS_READ), ranks, others)
 
     @cached_property
-    def told(self) -> Told:
-        """What rank 0's script tells those who watch; only on a board that was made or mapped by the two above."""
-        return Told(self._rest[:TOLD_SIZE])
+    def script_output(self) -> ScriptOutput:
+        """Output of rank 0's script; only on a board from `create` or `open`."""
+        return ScriptOutput(self._rest[:OUTPUT_SIZE])
 
     @cached_property
-    def elsewhere(self) -> Elsewhere:
-        """The samples of other machines' ranks; only on a board as above."""
-        return Elsewhere(self._rest[TOLD_SIZE:], self._others)
+    def remote_samples(self) -> RemoteSamples:
+        """Samples of other machines' ranks; only on a board from `create` or `open`."""
+        return RemoteSamples(self._rest[OUTPUT_SIZE:], self._others)
 
     def slot(self, rank: int) -> StatusSlot:
         """Return the slot of `rank`, for its worker to write."""
@@ -363,7 +363,7 @@ def name_ranks(ranks: list[int]) -> str:
 
 def _size(count: int, others: Sequence[int]) -> int:
     """Return the bytes of a board."""
-    return count * SLOT_SIZE + TOLD_SIZE + elsewhere.size(others)
+    return count * SLOT_SIZE + OUTPUT_SIZE + remote_samples.size(others)
 
 
 def _entry(count: int) -> int:

@@ -49,14 +49,14 @@ def values_of(error: BaseException) -> list[FrameValues]:
         link = link.tb_next
     files = [frame.f_code.co_filename for frame, _ in frames]
     inside = frames[len(files) - files[::-1].index(RUNS_SCRIPTS) :] if RUNS_SCRIPTS in files else []
-    found = [_frame_values(frame, line) for frame, line in inside if _is_told(frame.f_code.co_filename)]
+    found = [_frame_values(frame, line) for frame, line in inside if _is_reported(frame.f_code.co_filename)]
     main = sys.modules.get("__main__")
     if not found and main is not None:
         return [FrameValues(getattr(main, "__file__", None) or "", "<module>", AT_END_LINE, _values(vars(main)))]
     return found
 
 
-def _is_told(file: str) -> bool:
+def _is_reported(file: str) -> bool:
     if is_installed(file):
         return not file.startswith(OURS) and "torch" not in file.split("/")
     return not is_standard(file)
@@ -100,7 +100,7 @@ def _is_users(kind: type) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    """Return a value in short, equal for equal values; None for one that is not told."""
+    """Return a value as short text, equal for equal values; None for a value that is not reported."""
     try:
         text = _array(value) or _whole(value, 0)
     except Exception:  # such as a number of too many digits, or a container that another thread changes
@@ -139,7 +139,7 @@ def _entry(value: Any, depth: int) -> str:
 
 
 def _array(value: Any) -> str | None:
-    """Return the numbers of a small array of numpy, or tensor of the CPU that no gradient belongs to, in short."""
+    """Return the numbers of a small numpy array, or of a small CPU tensor without gradient, as short text."""
     kind = type(value)
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if torch is not None and kind is torch.Tensor:

@@ -23,7 +23,7 @@ def watch_loaders(look: Look) -> None:
         def __iter__(loader: Any) -> Any:
             batches = original(loader)
             if str(sys._getframe(1).f_globals.get("__name__")).startswith("duoka."):
-                return batches  # of one of duoka's own loaders, which observes it there
+                return batches  # of duoka's own loader, which reports its batches itself
             is_local = getattr(loader, "_view", "") == "local"
             return _Watched(batches, lambda batch: look(loader, batch, is_local))
 

@@ -1,6 +1,6 @@
 """The global view: every tensor that a script sees stands for the whole global batch.
 
-view            the state that belongs to one rank; `vouched`, `tally` and `aliased` are parts of it
+view            the state that belongs to one rank; `row_independent`, `tally` and `aliased` are parts of it
 tensor/         the batch tensor, and the placement of its samples
 dispatch/       one torch function of batch tensors: its rule, recorded rules, computed whole
 rules/          what each torch function computes on a rank's rows

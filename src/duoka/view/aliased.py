@@ -92,7 +92,7 @@ class _Copy:
             self.mark_equal()
             self.written_back()
         elif self._is_written_by_numpy(read):
-            self.rows.data.copy_(self._rows_of_copy())  # nor is it seen here, as on one device
+            self.rows.data.copy_(self._rows_of_copy())  # without counting a write, as on one device
 
     def _is_written_by_numpy(self, read: Tensor) -> bool:
         """Return True if something that torch does not count as a write (numpy) has changed the copy."""
@@ -159,7 +159,7 @@ class AliasedCopies:
                 self.copies.append(copy)
 
     def of(self, rows: Tensor, spec: Placement) -> Tensor | None:
-        """Return the existing copy of these rows; None if there is none, or if they need gradients."""
+        """Return the existing copy of these rows; None if there is none, or if the rows need gradients."""
         if rows.requires_grad:
             return None
         found = (copy.whole for copy in self.copies if copy.is_of(rows, spec) and not copy.whole.requires_grad)

@@ -22,7 +22,7 @@ Kind = tuple[int, torch.dtype, torch.device]  # of a tensor to be gathered: numb
 
 
 class Block:
-    """Parameters that are gathered together. members: sharded ones (`sharded.py`), whose block this becomes."""
+    """Parameters that are gathered together. members: sharded parameters (`sharded.py`), whose block this becomes."""
 
     def __init__(self, blocks: Blocks, members: Sequence[Any]) -> None:
         self.blocks = blocks
@@ -91,7 +91,7 @@ class Block:
         return self._cast[key]
 
     def untrack(self) -> None:
-        """Let the next use of the whole parameters be another node of the graph."""
+        """Drop the graph node of the whole parameters: their next use makes a new one."""
         self._tracked = {}
         for key in [key for key in self._cast if key[2]]:
             self.blocks.memory.pop(memory_of(self._cast.pop(key)), None)
@@ -112,21 +112,21 @@ class Block:
                 self.blocks.outlived.append(Outlived(self, place, whole))
 
     def take_over(self, place: int, whole: Tensor) -> None:
-        """Copy writes to a whole parameter into the part."""
+        """Copy writes to a whole parameter into this rank's part."""
         self.blocks.view.written += 1
         with torch.no_grad():
             part = self.parts[place]
             part._rows.copy_(part._spec.partition.local_rows(whole, part._spec.dim))
 
     def settle(self) -> None:
-        """Take over writes to whole parameters that `may_write` does not show."""
+        """Copy writes to whole parameters that `may_write` does not detect into the parts."""
         if any(map(version_of, self._wholes or ())):
             self.release()
         if self.blocks.outlived:
             self.blocks.settle_outlived()
 
     def kinds(self) -> tuple[Kind, ...]:
-        """Return what a rank sends to gather it: the most that any rank has of each dtype and device."""
+        """Return the kinds of tensors that a rank sends to gather the block, padded to the largest of any rank."""
         sent = ((sizes, self.parts[places[0]]._rows) for places, sizes in self._sent())
         return tuple((max(map(sum, sizes)), rows.dtype, rows.device) for sizes, rows in sent)
 
@@ -153,7 +153,7 @@ class Block:
         return finish
 
     def _sent(self) -> list[tuple[list[int], list[list[int]]]]:
-        """Return the indices of parameters that travel together, and the numbers of entries that each rank has."""
+        """Return the indices of parameters that are sent in one tensor, and the number of entries of each rank."""
         return [
             (places, [[_shape_on(rank, self.parts[at]).numel() for at in places] for rank in self._ranks])
             for places in self._alike(range(len(self.parts)))
@@ -174,12 +174,12 @@ class Block:
     # --- for GatherParameters
 
     def given(self, places: list[int]) -> tuple[Tensor, ...]:
-        """Return whole parameters, for its forward pass."""
+        """Return whole parameters, for the forward pass of `GatherParameters`."""
         assert self._wholes is not None
         return tuple(self._wholes[at].detach() for at in places)
 
     def own_gradients(self, places: list[int], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Reduce-scatter (sum) gradients of whole parameters, for its backward pass.
+        """Reduce-scatter (sum) gradients of whole parameters, for the backward pass of `GatherParameters`.
 
         Returns None for those that are added to `.grad` at the end of the pass.
         """
@@ -217,7 +217,7 @@ class Block:
         return count_hooks(rows) == 1 and gradient_is_accumulated(rows)
 
     def _total(self, at: int, grad: Tensor) -> Tensor:
-        """All-reduce (sum) a gradient, with gradients of its own, and return this rank's rows."""
+        """All-reduce (sum) a gradient, differentiably, and return this rank's rows."""
         view, spec, copies = self.blocks.view, self.parts[at]._meta.spec, self.blocks.copies
         total = view.all_sum(grad)
         if copies is not None:
@@ -279,7 +279,7 @@ def records() -> bool:
 
 
 class Outlived:
-    """A whole parameter that was released while something else, a view that the script keeps, has its memory."""
+    """A released whole parameter whose memory is still in use, by a view that the script keeps."""
 
     def __init__(self, block: Block, place: int, whole: Tensor) -> None:
         self._block, self._place, self._whole = block, place, whole
@@ -290,10 +290,10 @@ class Outlived:
         return version_of(self._whole), id(rows), version_of(rows)
 
     def settle(self) -> bool:
-        """Take over a write to the view; return True while something has the memory.
+        """Copy a write to the view into the part; return True while the memory is still in use.
 
         Raises:
-            Refused: the parameter was changed, too, so that the view has old values elsewhere.
+            Refused: the parameter was changed, too, so that the view has old values in other places.
         """
         now = self._now()
         if now[0] != self._versions[0]:

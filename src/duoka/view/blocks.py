@@ -28,7 +28,7 @@ from duoka.view.view import View
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """The block that was gathered after another.
+    """The block that was gathered after a certain other one.
 
     block: may be deleted on one rank earlier than on another. kinds: of what a rank then sends in its place. size: in
     bytes.
@@ -92,7 +92,7 @@ class Blocks:
             if last is not None and before is not None:
                 if self.view.written == self._used_written:
                     last.followers[before] = Follower(ref(block), block.kinds(), block.size())
-                else:  # an optimizer's step: what is gathered ahead of it is in vain
+                else:  # an optimizer's step: gathering ahead of it would be useless
                     last.followers.pop(before, None)
             before, self._used = last, (last, block)
         self._used_written = self.view.written
@@ -100,7 +100,7 @@ class Blocks:
             self._gather_ahead(follower, block)
 
     def forget(self, block: Block) -> None:
-        """Note that a block is released, or that its parts are others now."""
+        """Note that a block is released, or that its parts were replaced."""
         if block in self._here:
             self._here.remove(block)
         if self._ahead is not None and self._ahead.reference() is block:
@@ -112,7 +112,7 @@ class Blocks:
         """Return the whole parameters of a block: those that were gathered ahead of time, or gathered now.
 
         Raises:
-            Refused: this process has no other ranks.
+            Refused: this process was forked by the script, so it cannot call collectives.
             IsolatedRank: this rank is trying something out by itself.
         """
         view = self.view
@@ -149,7 +149,7 @@ class Blocks:
             self._ahead = _Ahead(follower.block, written, finish)
 
     def stop_ahead(self) -> None:
-        """Wait for what is being gathered ahead of time, and drop it."""
+        """Wait for the block that is being gathered ahead of time, and drop it."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.finish()
@@ -168,7 +168,7 @@ class Blocks:
             oldest.release()
 
     def settle_outlived(self) -> None:
-        """Take over writes to views of parameters that have been released."""
+        """Copy writes to views of released parameters into the parts."""
         outlived, self.outlived = self.outlived, []
         self.outlived += [one for one in outlived if one.settle()]
 
@@ -176,7 +176,7 @@ class Blocks:
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
-        """Let gradients travel while the backward pass goes on; at the end of this context all are in `.grad`."""
+        """Reduce-scatter gradients while the backward pass goes on; at the end of this context all are in `.grad`."""
         before, self.defers = self.defers, True
         try:
             yield
@@ -188,7 +188,7 @@ class Blocks:
                 self._deferred.clear()
 
     def defer(self, block: Block, waits: list[Callable[[], dict[int, Tensor]]]) -> None:
-        """Add gradients to `.grad` later. At most one block's are under way, to hold little memory."""
+        """Add gradients to `.grad` later. To save memory, at most one block's are being communicated at a time."""
         self.add_deferred()
         self._deferred.append((block, waits))
 
@@ -208,7 +208,7 @@ class Blocks:
             block.untrack()
 
     def add_deferred(self) -> None:
-        """Wait for gradients that are under way, and add them to `.grad`."""
+        """Wait for the gradients that are being communicated, and add them to `.grad`."""
         deferred, self._deferred = self._deferred, []
         with torch.no_grad():
             for block, waits in deferred:

@@ -96,7 +96,7 @@ class Sharded(BatchTensor):
             return BatchTensor.__torch_function__(func, types, args, kwargs)
         for one in given:
             one._block.settle()
-        if BatchTensor.rules.get(func) in BatchTensor.unrecorded:  # about gradients, or properties
+        if BatchTensor.rules.get(func) in BatchTensor.unrecorded:  # functions of gradients or properties
             given[0]._block.blocks.add_deferred()
             return BatchTensor.dispatch(func, args, kwargs)
         if _of_parts(func, args, kwargs, given):

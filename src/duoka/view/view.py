@@ -21,6 +21,7 @@ from duoka.view.aliased import AliasedCopies
 from duoka.view.collectives.base import Collectives
 from duoka.view.collectives.one_rank import OneRank
 from duoka.view.random.generators import RankStream
+from duoka.view.row_independent import RowIndependent
 from duoka.view.shares.differentiable import GATHERED, AllReduceSum, Replicate
 from duoka.view.shares.local import DeviceShares, ExactShares, LocalShares, ShareCollectives
 from duoka.view.shares.partition import Partition
@@ -30,7 +31,6 @@ from duoka.view.support.recent import KEPT, Recent
 from duoka.view.support.sizes import SizeWatch
 from duoka.view.support.user_code import user_line
 from duoka.view.tally import Tally
-from duoka.view.vouched import Vouched
 
 _MOST_NODES = 32  # of a graph that are searched for leaves
 _REPLICATED = backward_of(Replicate)
@@ -49,20 +49,20 @@ class View:
         siblings: the views of the local shares, to which this one is appended; its index is `place`.
 
     Attributes:
-        gathered: what was computed whole.
+        gathered: counts of operations that were computed whole.
         device: of this share, if a process has shares on several devices.
-        watch: of the use of batch sizes, while a compiled module is being checked.
+        watch: detects uses of batch sizes, while a compiled module is being checked.
         of_parameters: True if its batches are sharded parameters and what is computed from them (`sharded.py`).
         in_parts: True if models that are called with its batches have sharded parameters.
         written: number of operations that may have written to sharded parameters.
         recomputed: modules that compute their activations again in the backward pass.
-        take_in: called with a model before its first batch.
+        prepare_model: called with a model before its first call with a batch (`Strategy.prepare_model`).
         drawn: number of random draws for rows.
         rank_stream: the stream of this rank's draws with `--randomness worker`; else None.
         aliased: gathered copies that the script holds references to.
-        vouched: functions that the user says compute each row by itself.
+        row_independent: functions that the user says compute each row by itself.
         metas: (spec, local shape, type, order) -> the Meta of such a batch.
-        programs, calls: key -> what its rule did (`dispatch/replay.py`), and how often it was called without that.
+        programs, calls: key -> the program recorded from its rule (`dispatch/replay.py`), and its calls without one.
         backward_names: kinds of arguments -> the name of torch's backward function.
         refusal: the first Refused that was raised in the script, which may have caught it.
         partition: (cached) returns the partition of a batch of n samples.
@@ -90,11 +90,11 @@ class View:
         self.of_parameters = self.in_parts = False
         self.written = 0
         self.recomputed: Collection[nn.Module] = ()
-        self.take_in: Callable[[nn.Module], None] = lambda module: None
+        self.prepare_model: Callable[[nn.Module], None] = lambda module: None
         self.drawn = 0
         self.rank_stream: RankStream | None = None
         self.aliased = AliasedCopies()
-        self.vouched = Vouched()
+        self.row_independent = RowIndependent()
         self.metas = Recent(KEPT)
         self.programs = Recent(KEPT)
         self.calls = Recent(KEPT)
@@ -125,11 +125,11 @@ class View:
         elif not isinstance(error, DuokaError):
             self.shares.ranks.raised(type(error).__name__, user_line())
 
-    def vouch(self, names: Iterable[str]) -> None:
+    def set_row_independent(self, names: Iterable[str]) -> None:
         """Set the functions that the user says compute each row by itself."""
-        vouched = Vouched(names)
+        given = RowIndependent(names)
         for view in self.siblings:
-            view.vouched = vouched
+            view.row_independent = given
 
     @property
     def interactions(self) -> int:

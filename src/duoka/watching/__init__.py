@@ -1,10 +1,10 @@
 """`duoka watch` and reports: read what other processes of the user's runs do, and show it.
 
-record     the file by which a run is found, and its status board; the run writes both anyway or once
+record     the file by which a run is found, and its status board: both cost the run nothing more
 sample     the counters of a rank, read from the status board and /proc
 parts      the parts of a rank's time, from two samples
 watcher    a run over time
-hearing    lines and values of the script, with numbers found in lines by `numbers`
+output_reader   lines and values of the script, with numbers found in lines by `numbers`
 place      where the script is in its epochs and batches, and the time left
 findings   causes of lost time, in sentences
 showing    tables for the terminal, and the same as JSON

@@ -85,7 +85,7 @@ def _silent(state: RunState) -> Iterator[str]:
     if silent:
         names = name_places(state.record, [one.sample.rank for one in silent])
         longest = max(one.silent for one in silent)
-        yield f"{names}: nothing heard for {longest:.0f} s; see whether its machine and its network work"
+        yield f"{names}: no sample received for {longest:.0f} s; see whether its machine and its network work"
 
 
 def _look(state: RunState, one: RankState) -> str:
@@ -96,9 +96,9 @@ def _look(state: RunState, one: RankState) -> str:
 
 def _missing(state: RunState) -> Iterator[str]:
     """Yield which ranks have waited long in a collective, and for whom."""
-    heard = [one.sample for one in state.ranks if one.silent <= SILENT]
-    waiting = [one for one in heard if one.inside and one.since > LONG]
-    others = [one.rank for one in heard if not one.inside]
+    known = [one.sample for one in state.ranks if one.silent <= SILENT]
+    waiting = [one for one in known if one.inside and one.since > LONG]
+    others = [one.rank for one in known if not one.inside]
     if waiting:
         longest = max(waiting, key=lambda one: one.since)
         names = name_places(state.record, [one.rank for one in waiting])

@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from duoka.devices.gpu import Gpu
-from duoka.supervision.told import LoggedValue, Told
-from duoka.watching.hearing import Hearer
+from duoka.supervision.script_output import LoggedValue, ScriptOutput
+from duoka.watching.output_reader import OutputReader
 from duoka.watching.parts import Parts, parts
 from duoka.watching.sample import SILENT, RankSample, RunSample
 
@@ -86,7 +86,7 @@ class History:
         self.memory_used: dict[str, Thinned] = {}  # bytes, by the name of a GPU
         self.utilisation: dict[str, Thinned] = {}  # percent
         self._every = SHORTEST
-        self.hearer = Hearer()
+        self.reader = OutputReader()
         self._last: RunSample | None = None
         self._averaged: RunSample | None = None  # the last sample of this attempt up to which parts are averaged
 
@@ -96,7 +96,7 @@ class History:
         self._averaged = None
         self.attempts.append([])
         self.parts.append([])
-        self.hearer.restart()
+        self.reader.restart()
 
     def add(self, sample: RunSample) -> None:
         """Add a sample of the attempt, unless the one before is too near."""
@@ -123,7 +123,7 @@ class History:
         self._averaged = sample
 
     def finish(self) -> None:
-        """Keep the last sample of an attempt that has ended."""
+        """End an attempt, and keep its last sample."""
         if self._last is not None and self.attempts:
             self._keep(self._last)
         self._last = None
@@ -133,9 +133,9 @@ class History:
         last = self._last or (self.attempts[-1][-1] if self.attempts and self.attempts[-1] else None)
         return last is None or time - last.time >= SHORTEST
 
-    def hear(self, told: Told) -> None:
+    def read_output(self, output: ScriptOutput) -> None:
         """Add what the script has logged and printed in this attempt since the last call."""
-        self.log(self.hearer.hear(told))
+        self.log(self.reader.read(output))
 
     def log(self, values: Iterable[LoggedValue]) -> None:
         """Add values that the script has logged."""
@@ -144,7 +144,7 @@ class History:
             kept.add(Point(value.time, value.value), min(MOST, MOST_VALUES // len(self.values)))
 
     def look_at(self, time: float, gpus: Mapping[str, Gpu]) -> None:
-        """Add the memory and use of GPUs, as far as the driver tells them."""
+        """Add the memory and utilisation of GPUs, as far as the driver reports them."""
         for name, gpu in gpus.items():
             for kept, figure in ((self.memory_used, gpu.used), (self.utilisation, gpu.utilisation)):
                 if figure is not None:
@@ -174,13 +174,13 @@ class History:
 
 
 def _ends(samples: Sequence[RunSample], rank: int) -> tuple[RankSample, RankSample] | None:
-    """Return the first and the last sample of a rank; None if nothing was heard of it."""
+    """Return the first and the last sample of a rank; None if there is none."""
     first = next((one for sample in samples if (one := sample.of(rank)).is_known), None)
     return None if first is None else (first, samples[-1].of(rank))
 
 
 def _are_new(before: RunSample, after: RunSample) -> bool:
-    """Return whether each rank has a newer sample, or those that have none are silent."""
+    """Return whether each rank has a newer sample, except those that sent none for long."""
     pairs = zip(before.ranks, after.ranks, strict=True)
     return after.time - before.time > SILENT or all(old.time < new.time for old, new in pairs if new.is_known)
 

@@ -9,7 +9,7 @@ from typing import Any
 from duoka.system.printable import printable
 from duoka.watching.sample import RankSample
 
-_FIELDS = fields(RankSample)[1:-1]  # without the rank, which follows from the order, and when it was heard
+_FIELDS = fields(RankSample)[1:-1]  # without the rank, which follows from the order, and the time of receipt
 LONGEST = 256  # characters of a text
 HIGHEST = 1 << 62  # of a number
 

@@ -16,8 +16,8 @@ from duoka.system.seconds import duration, in_words, per_second
 from duoka.watching.charts import Axis, Line, Mark, Segments, area_chart, line_chart
 from duoka.watching.document import document, head, table
 from duoka.watching.findings import findings, name_places, only_these
-from duoka.watching.hearing import MOST_LOGGED
 from duoka.watching.history import Event, History, Point
+from duoka.watching.output_reader import MOST_LOGGED
 from duoka.watching.parts import parts_shown
 from duoka.watching.record import RunRecord
 from duoka.watching.sample import RunSample
@@ -61,7 +61,7 @@ def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0, pla
         *_notes(state, history),
         _table(state),
         *charts,
-        *_told(history),
+        *_last_lines(history),
     ]
     return document(f"{record.name}: {_how(end)}", body, refresh)
 
@@ -139,10 +139,10 @@ def _event(event: Event, begun: float) -> str:
     return f"<li><details open><summary>{said}</summary><pre>{escape(event.report)}</pre></details></li>"
 
 
-def _told(history: History) -> Iterator[str]:
+def _last_lines(history: History) -> Iterator[str]:
     """Yield what the script has printed last."""
-    if history.hearer.lines:
-        text = escape("\n".join(map(printable, history.hearer.lines)))
+    if history.reader.lines:
+        text = escape("\n".join(map(printable, history.reader.lines)))
         yield f"<section><h2>Printed last</h2><pre>{text}</pre></section>"
 
 
@@ -242,7 +242,7 @@ def _value_charts(history: History, span: tuple[float, float], marks: Sequence[M
             axis = Axis(*span, high, f"{high:.4g}", f"{low:.4g}", low)
             segments = _between(points, [event.time for event in history.events])
             yield line_chart(name, axis, [Line(f"last: {points[-1].value:.6g}", "c5", segments)], marks)
-    if history.hearer.leaves_out:
+    if history.reader.leaves_out:
         yield f'<p class="faint">The script logs more than {MOST_LOGGED} values: further names are left out.</p>'
 
 

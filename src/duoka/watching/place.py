@@ -49,8 +49,8 @@ class Place:
 
 def read_place(board: StatusBoard, now: float) -> Place:
     """Read the place of a run's first rank. now: CLOCK_MONOTONIC."""
-    told, batches = board.told.placed(), board.batches(board.ranks.start)
-    epochs, bars = told.get("epochs"), told.get("bars") or []
+    levels, batches = board.script_output.placed(), board.batches(board.ranks.start)
+    epochs, bars = levels.get("epochs"), levels.get("bars") or []
     place: dict[str, Any] = {"batch": batches.batch, "batches": batches.batches}
     if bars:
         first = bars[0]

@@ -1,8 +1,8 @@
 """The record by which other processes of this user find a run: a locked file `~run/duoka/….run`.
 
 It names the command process and the file descriptor of its status board, which others open below /proc and only
-read. So a run does nothing for those who watch it. The kernel releases the lock when the run's processes end: a file
-without a lock belongs to none, and whoever sees it removes it.
+read. So watching a run costs it nothing. The kernel releases the lock when the run's processes end: a file without a
+lock is left over, and the next reader removes it.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class ReportedRun(PublishedRun):
     def look(self) -> None:
         now = time.monotonic()
         if self._status is not None and self._history.is_due(now):
-            self._history.hear(self._status.told)
+            self._history.read_output(self._status.script_output)
             if (sample := self.sample()) is not None:
                 self._history.add(sample)
 
@@ -48,7 +48,7 @@ class ReportedRun(PublishedRun):
         now = time.monotonic()
         steps = None
         if self._status is not None:
-            self._history.hear(self._status.told)
+            self._history.read_output(self._status.script_output)
             steps = min(self._status.counters(rank).steps for rank in self._status.ranks)
         self._history.finish()
         super().close()

@@ -24,10 +24,10 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 class RankSample:
     """Counters of one rank since its start; times are seconds. A wait counts at its end, or when it becomes long.
 
-    pid: 0: nothing was heard of it yet. time: CLOCK_MONOTONIC of its machine. device: as planned. waited: in
+    pid: 0: no sample was received yet. time: CLOCK_MONOTONIC of its machine. device: as planned. waited: in
     collectives. loaded: taking batches from loaders. samples: in these batches. ran: its main thread on a core.
     queued: its main thread ready to run, without a core. cpu: all its threads on cores. memory: bytes that it has in
-    memory. inside: the collective in which it is; empty if in none. since: how long. heard: for ranks of other
+    memory. inside: the collective in which it is; empty if in none. since: how long. received: for ranks of other
     machines, CLOCK_MONOTONIC of this machine when the sample came.
     """
 
@@ -45,7 +45,7 @@ class RankSample:
     memory: int = 0
     inside: str = ""
     since: float = 0.0
-    heard: float | None = None
+    received: float | None = None
 
     @property
     def is_known(self) -> bool:
@@ -74,15 +74,15 @@ def take(record: RunRecord, board: StatusBoard) -> RunSample:
     """Return a sample of a run."""
     here = zip(record.ranks, record.pids, record.devices, strict=False)
     ranks = tuple(_rank(board, rank, pid, device, record.sees_waits) for rank, pid, device in here)
-    return RunSample(time.monotonic(), (*ranks, *_elsewhere(record, board)))
+    return RunSample(time.monotonic(), (*ranks, *_of_other_machines(record, board)))
 
 
-def _elsewhere(record: RunRecord, board: StatusBoard) -> Iterator[RankSample]:
+def _of_other_machines(record: RunRecord, board: StatusBoard) -> Iterator[RankSample]:
     rank = len(record.pids)
     for machine, count in enumerate(record.others, 1):
-        found = board.elsewhere.read(machine)
+        found = board.remote_samples.read(machine)
         for place in range(count):
-            values = (0,) if found is None else (*found.ranks[place], found.heard)
+            values = (0,) if found is None else (*found.ranks[place], found.received)
             yield RankSample(rank, *values)
             rank += 1
 

@@ -46,7 +46,7 @@ class WatchedRun:
                 self._board = open_board(record)
             if self._board is not None:
                 self._history.add(take(record, self._board))
-                self._history.hear(self._board.told)
+                self._history.read_output(self._board.script_output)
                 used = {name: gpu for name, gpu in (gpus or {}).items() if name in record.devices}
                 self._history.look_at(time.monotonic(), used)
                 self._place = read_place(self._board, time.monotonic()).words()

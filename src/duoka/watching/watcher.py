@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 
 from duoka.devices.gpu import Gpu
-from duoka.watching.hearing import Hearer
+from duoka.watching.output_reader import OutputReader
 from duoka.watching.parts import Parts, parts
 from duoka.watching.place import Place, read_place
 from duoka.watching.record import RunRecord, open_board
@@ -23,9 +23,9 @@ APART = 0.05  # of the time: ranks that wait as long as each other within this a
 class RankState:
     """One rank now. parts: of its time lately; None until two samples are known. cores: that it keeps busy.
 
-    device: as planned. gpu: the state of its GPU, if it has one and the driver of this machine tells. machine: as
-    named in messages; empty if the run has only one. silent: seconds since a sample of another machine's rank came,
-    or since the first look; 0.0 for ranks of this machine.
+    device: as planned. gpu: the state of its GPU, if it has one and the driver of this machine reports it. machine:
+    as named in messages; empty if the run has only one. silent: seconds since a sample of another machine's rank
+    came, or since the first look; 0.0 for ranks of this machine.
     """
 
     sample: RankSample
@@ -92,7 +92,7 @@ class RunWatcher:
         self._compared: RunSample | None = None
         self._since = 0.0  # time of the first sample of this attempt
         self._slowest: Counter[int] = Counter()
-        self._hearer = Hearer()
+        self._reader = OutputReader()
 
     def look(self, record: RunRecord, gpus: Mapping[str, Gpu] | None = None) -> RunState:
         """Return the state of the run. record: as it is now. gpus: by the name of their device."""
@@ -100,18 +100,18 @@ class RunWatcher:
             self._samples.clear()
             self._compared = None
             self._slowest.clear()
-            self._hearer.restart()
+            self._reader.restart()
             self._board = open_board(record)
         self._record = record
         if self._board is None:
             return self.state(gpus or {})
         self.add(take(record, self._board))
-        self._hearer.hear(self._board.told)
+        self._reader.read(self._board.script_output)
         return replace(
             self.state(gpus or {}),
             place=read_place(self._board, time.monotonic()),
-            values=dict(self._hearer.latest),
-            lines=tuple(self._hearer.lines),
+            values=dict(self._reader.latest),
+            lines=tuple(self._reader.lines),
         )
 
     def add(self, sample: RunSample) -> None:
@@ -158,13 +158,13 @@ class RunWatcher:
         return RunState(record, seconds, last.steps, rate, self._samples_rate(), ranks, self._most_often())
 
     def _rank_state(self, old: RankSample, new: RankSample, now: float, gpus: Mapping[str, Gpu]) -> RankState:
-        is_elsewhere = new.heard is not None or not new.is_known
+        is_elsewhere = new.received is not None or not new.is_known
         state = RankState(
             new,
             new.device,
             gpu=None if is_elsewhere else gpus.get(new.device),
             machine=self._record.machine_of(new.rank),
-            silent=now - (self._since if new.heard is None else new.heard) if is_elsewhere else 0.0,
+            silent=now - (self._since if new.received is None else new.received) if is_elsewhere else 0.0,
         )
         seconds = new.time - old.time
         if seconds <= 0 or not old.is_known:
@@ -190,7 +190,7 @@ class RunWatcher:
 def worst(state: RunState, most: int) -> list[RankState]:
     """Return the ranks in their order; of more than so many the worst ones, the worst first.
 
-    First come those of which nothing is heard; then those that have not come to a collective in which others have
+    First come ranks without recent samples; then those that have not come to a collective in which others have
     waited long; then those that wait least, so that others wait for them, or, where waits are not seen, those that
     load and queue most.
     """

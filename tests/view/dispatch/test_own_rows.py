@@ -32,7 +32,7 @@ def test_what_is_named_gets_own_rows_and_gives_batches(world_size: int) -> None:
     assert weight.grad is not None
 
     def on_rank(view: View) -> tuple[Any, str, int, Tensor]:
-        view.vouch(["opaque", "other"])
+        view.set_row_independent(["opaque", "other"])
         own = weight.detach().clone().requires_grad_()
         calls: list[int] = []
 
@@ -42,7 +42,7 @@ def test_what_is_named_gets_own_rows_and_gives_batches(world_size: int) -> None:
 
         out, rest = compute_opaque(["opaque"], counted, (shared(view, whole()), own), {})
         assert type(out) is BatchTensor
-        assert view.vouched.unused == {"other"}
+        assert view.row_independent.unused == {"other"}
         out.square().mean().backward()
         assert own.grad is not None
         return whole_of(out), rest, calls[0], view.ranks.all_reduce(own.grad.clone()) / world_size
@@ -58,7 +58,7 @@ def test_what_is_named_gets_own_rows_and_gives_batches(world_size: int) -> None:
 
 def test_what_is_not_named_gets_all_rows() -> None:
     def on_rank(view: View) -> Any:
-        view.vouch(["other"])
+        view.set_row_independent(["other"])
         return compute_opaque(["opaque"], lambda x: (len(x), x.sum(0)), (shared(view, whole()),), {})
 
     for count, total in on_ranks(2, on_rank):

@@ -1,4 +1,4 @@
-"""Run a script's first steps on one CPU worker, and tell the peak memory of a device under each strategy."""
+"""Run a script's first steps on one CPU worker, and compute the peak memory of a device under each strategy."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from duoka.trials.observer import TrialFolders
 from duoka.trials.runner import NoSteps, trial_runner
 
 STEPS = 3  # the first is not recorded: the optimizer makes its state in it
-MOST_DEVICES = 1024  # for which a layout is calculated
-ROOM = 0.9  # of a device's memory may be needed: the rest is for libraries, fragments, and what is not told
+MOST_DEVICES = 1024  # the most for which a layout is calculated
+ROOM = 0.9  # fraction of a device's memory that may be needed: the rest is for libraries and fragmentation
 
 
 class OneStep(DuokaError):
@@ -51,7 +51,7 @@ class MemoryRequest:
 
     @property
     def plenty(self) -> int:
-        """Bytes with which one step is enough to know that the script fits."""
+        """Bytes of need below which the script fits in any case, so that one step is enough."""
         known = [limit for limit in self.limits if limit is not None]
         return int(ROOM * min(known)) if self.choosing and len(known) == len(self.limits) else 0
 

@@ -1,4 +1,4 @@
-"""The blocks that are whole at the moment, with fsdp: the order in which `duoka.view.blocks` gathers and releases."""
+"""The blocks that are gathered at a moment, with fsdp, as `duoka.view.blocks` gathers and releases them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 class Gathered:
-    """The whole blocks on one of several devices. sizes: bytes of each whole block, by its number."""
+    """The gathered blocks on one of several devices. sizes: bytes of each whole block, by its number."""
 
     def __init__(self, sizes: Mapping[int, int], devices: int) -> None:
         self._sizes, self._part = sizes, 1 / devices
@@ -24,16 +24,16 @@ class Gathered:
         return sum(self._sizes[one] for one in self._here) + ahead
 
     def has(self, block: int) -> bool:
-        """Return True if a block is whole now."""
+        """Return True if a block is gathered now."""
         return block in self._here
 
     def step(self) -> None:
-        """Note that the parameters change; what is gathered stays until it is needed again."""
+        """Note that the parameters change: gathered blocks are outdated, but keep their memory until the next use."""
         self._stale = set(self._here)
         self._followers = {key: follower for key, follower in self._followers.items() if key[0] != self._used[1]}
 
     def use(self, block: int) -> float:
-        """Gather a block if it is not here, and the one that followed it in the last pass; return the peak bytes."""
+        """Gather a block if necessary, and the one that followed it in the last pass; return the peak bytes."""
         if self._here and self._here[-1] == block and block not in self._stale:
             return self.size
         peak = self._gather(block) if block not in self._here or block in self._stale else self.size
@@ -53,7 +53,7 @@ class Gathered:
         return max(peak, self.size)
 
     def _gather(self, block: int) -> float:
-        """Make room for a block; return the peak bytes. What was received is put together in a second copy."""
+        """Release blocks to make room for a block, and gather it; return the peak bytes, with the receive buffer."""
         size = self._sizes[block]
         received = size * (1 + self._part)
         was_ahead, self._ahead = self._ahead == block and block not in self._stale, None

@@ -1,4 +1,4 @@
-"""What happened to memory in a few steps of a script on one device: one file, written and read."""
+"""The record of memory in a few steps of a script on one device: one file, written and read."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from duoka.trials.observer import StepWatcher, TrialObserver
 class MemoryRecorder(TrialObserver):
     """A trial observer that records memory from the end of the first step on.
 
-    blocks: as `duoka run --blocks`. plenty: bytes; a script that needs less for sure is ended after its first step.
+    blocks: as `duoka run --blocks`. plenty: bytes; a script that certainly needs less is ended after its first step.
     """
 
     blocks: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class MemoryRecorder(TrialObserver):
 
 @dataclass(slots=True)
 class _Made:
-    """How a storage was made; what it is turns out later."""
+    """The origin of a storage whose scope is not known yet."""
 
     size: int
     shape: tuple[int, ...]
@@ -88,7 +88,7 @@ class _Storages(LiveStorages):
                     self.note("used", number)
 
     def _scope(self, shape: tuple[int, ...], inputs: list[int | None]) -> Scope:
-        """Tell whether a new tensor grows with the batch, from the inputs of the operator that made it."""
+        """Return the scope of a new tensor: whether it grows with the batch, from the inputs of its operator."""
         if self.in_step:
             return "optimizer"
         batch = self.record.batch
@@ -177,7 +177,7 @@ class _Recording(StepWatcher):
                 return
 
     def _seek(self, args: Any) -> None:
-        """Learn the size of the batch from the first tensor that a module is given."""
+        """Set the size of the batch: that of the first tensor that a module is given."""
         first = next((leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor) and leaf.dim()), None)
         if first is not None:
             self._seeks = False

@@ -17,7 +17,7 @@ from duoka.strategies.buckets import BUCKET_BYTES
 
 @dataclass(frozen=True)
 class Layout:
-    """A way to compute. checkpoints: blocks compute their activations again (`--checkpoint-activations`)."""
+    """A strategy on a number of devices. checkpoints: with `--checkpoint-activations`."""
 
     strategy: Literal["single", "ddp", "fsdp"]
     devices: int
@@ -101,7 +101,7 @@ class _Replay:
         self._now -= self._held.pop(number, 0.0)
 
     def _make_gradient(self, place: int, number: int, storage: Storage) -> None:
-        """Add a gradient; with fsdp, a whole one until the next group's come."""
+        """Add a gradient; with fsdp, a whole one, until the next group begins."""
         if self._goes_apart(storage):
             if storage.group != self._sent.group:
                 self._send_group()
@@ -115,7 +115,7 @@ class _Replay:
             self._sent.end()
 
     def _send_group(self) -> None:
-        """Reduce-scatter the gradients of a group: they are cut into pieces, which are stacked, and received."""
+        """Count the memory of a group's reduce-scatter: the gradients, the stacked pieces to send, and the result."""
         numbers, size = self._sent.take()
         if numbers:
             self._see(2 * size)
@@ -152,17 +152,17 @@ class _Replay:
             return storage.size / self._layout.devices
         return storage.size
 
-    # --- activations that are computed again
+    # --- activation checkpointing
 
     def _hide(self, call: int) -> None:
-        """Free what a block has made and not returned."""
+        """Count the storages as freed that a call of a block has made and not returned: its activations."""
         inner = {number for number in self._recomputed[call] if number in self._held}
         for number in inner:
             self._now -= self._held[number]
             self._hidden[number] = call, inner
 
     def _restore(self, number: int) -> None:
-        """Compute a block's activations again as soon as the backward pass frees one of them."""
+        """Count a block's activations as allocated again: they are recomputed, and this one is freed."""
         _, inner = self._hidden[number]
         for one in inner:
             self._hidden.pop(one)
@@ -171,7 +171,7 @@ class _Replay:
 
 
 class _Sent:
-    """Gradients under way. lasts: the events at which the last gradient of a step is made."""
+    """Memory of gradients that are being communicated. lasts: the events at which a step's last gradient is made."""
 
     def __init__(self, record: MemoryRecord) -> None:
         self.group, self.under_way = -1, 0.0

@@ -47,7 +47,7 @@ def words(layout: Layout) -> str:
 
 
 def parts(forecast: MemoryForecast) -> str:
-    """Say what the peak on one device is made of."""
+    """Describe the parts of the peak on one device."""
     known = {name: forecast.total(*scopes) for name, scopes in PARTS.items()}
     rest = max(0, forecast.alone - sum(known.values()))
     listed = ", ".join(f"{in_bytes(size)} of {name}" for name, size in known.items())
@@ -97,7 +97,7 @@ def _why(forecast: MemoryForecast, need: Need) -> str:
 
 
 def doubts(forecast: MemoryForecast) -> Iterator[str]:
-    """Yield what the forecast does not know."""
+    """Yield sentences about the forecast's limits."""
     record = forecast.record
     if record.batch is None:
         yield "no model was called, so what grows with the batch is not known: all is counted as whole on each device"

@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class CollectiveSlot(Protocol):
-    """The place where a rank writes which collective it is in (`duoka.supervision.status_board.StatusSlot`)."""
+    """Records the collective that a rank is in (`duoka.supervision.status_board.StatusSlot`)."""
 
     def begin_collective(self, digest: int, text: str) -> None:
-        """Write the collective that this rank calls. digest: equal on all ranks; text: shown to the user."""
+        """Record the collective that this rank calls. digest: equal on all ranks; text: shown to the user."""
 
     def check_begun(self) -> None:
         """Compare the collective just begun with that of ranks that have begun theirs before.
@@ -32,7 +32,7 @@ class CollectiveSlot(Protocol):
         """
 
     def end_collective(self, waited: int) -> None:
-        """Write that the collective has ended. waited: for other ranks, in nanoseconds.
+        """Record that the collective has ended. waited: nanoseconds of waiting for other ranks.
 
         Raises:
             RanksApart: other ranks have called another collective.
@@ -43,7 +43,7 @@ class Exchange(Protocol):
     """An all-gather of small CPU tensors that is faster than gloo's."""
 
     def takes(self, tensor: Tensor) -> bool:
-        """Return True if it can send a tensor; every rank gets the same answer for its own."""
+        """Return True if this exchange can send a tensor; the result is the same on every rank."""
 
     def start(self, tensor: Tensor | None, take: Callable[[list[Tensor]], Any], text: bytes) -> Callable[[], None]:
         """Send `tensor`, and return a function that waits for the others.
@@ -87,7 +87,7 @@ class Collectives(ABC):
 
     @property
     def members(self) -> Sequence[int]:
-        """The ranks of the run that these are collectives of."""
+        """The ranks of the run that take part in these collectives."""
         return range(self.world_size)
 
     def count(self) -> None:
@@ -152,9 +152,9 @@ class Collectives(ABC):
         return lambda: found
 
     def in_background(self, wait: Callable[[], T], count: int = 1) -> Callable[[], T]:
-        """Let other collectives, of any thread, begin and end before those that were started last have ended.
+        """Allow collectives of any thread while the `count` collectives that were started last go on.
 
-        wait: waits for them, `count` in number. Returns the function to call in its place.
+        wait: waits for these. Returns the function to call instead of `wait`.
         """
         return wait
 
@@ -176,7 +176,7 @@ class Collectives(ABC):
         return tensor
 
     def broadcast_into(self, tensor: Tensor, source: int) -> None:
-        """Set `tensor`, of any layout, to the values of rank `source`; it is written only if they differ."""
+        """Set `tensor`, of any layout, to the values of rank `source`; written only if they differ."""
         if tensor.layout is not torch.strided:
             found = self.broadcast_object(tensor.detach(), source)
             if self.rank != source:

@@ -20,8 +20,8 @@ from duoka.errors import TimedOut
 from duoka.network.connection import Challenge, Connection, answer
 from duoka.network.keys import Key
 
-TO_CONNECT = 60.0  # seconds to prove who they are
-UNKNOWN = 64  # connections at a time that have not proved it
+TO_CONNECT = 60.0  # seconds for the authentication of a connection
+UNKNOWN = 64  # the most connections at a time that are not authenticated yet
 BUFFER = 1 << 22  # bytes that the kernel may buffer for a connection, up to its own limit
 
 Wire = tuple[socket.socket, bytes]  # a connection, and the bytes that were received already
@@ -64,18 +64,18 @@ def gather_texts(store: Store, what: str, rank: int, world_size: int, value: str
 
 
 def connect_all(
-    listener: socket.socket, told: list[str], rank: int, key: Key, is_done: Callable[[int], bool]
+    listener: socket.socket, addresses: list[str], rank: int, key: Key, is_done: Callable[[int], bool]
 ) -> dict[int, Wire]:
     """Connect to the ranks before this one, accept those after it, and return the connections by rank.
 
-    told: where each rank listens. is_done: returns True if a rank has stopped connecting.
+    addresses: where each rank listens. is_done: returns True if a rank has stopped connecting.
     """
     wires: dict[int, Wire] = {}
-    awaited = set(range(rank + 1, len(told)))
+    awaited = set(range(rank + 1, len(addresses)))
     deadline = time.monotonic() + TO_CONNECT
     listener.settimeout(0.02)
-    with ThreadPoolExecutor(len(told) + UNKNOWN) as pool:
-        asked = {other: pool.submit(_ask, told[other], rank, key) for other in range(rank)}
+    with ThreadPoolExecutor(len(addresses) + UNKNOWN) as pool:
+        asked = {other: pool.submit(_ask, addresses[other], rank, key) for other in range(rank)}
         greeted: dict[socket.socket, Future[tuple[int, Wire]]] = {}
         while awaited - wires.keys() and time.monotonic() < deadline:
             try:
@@ -103,7 +103,7 @@ def connect_all(
 
 
 def _shut(wire: socket.socket) -> None:
-    """Shut a connection."""
+    """Shut down and close a connection."""
     with suppress(OSError):
         wire.shutdown(socket.SHUT_RDWR)
 

@@ -39,7 +39,7 @@ _HEAD = struct.Struct("!IHI")  # the number of the tensor, the length of the nam
 
 
 def between(store: Store, rank: int, world_size: int, timeout: float, key: Key) -> DirectExchange | None:
-    """Connect all ranks over the network device that gloo uses; None if not all can be connected.
+    """Connect all ranks over the network interface that gloo uses; None if not all can be connected.
 
     Raises:
         TimedOut: not all ranks came.
@@ -54,7 +54,7 @@ class DirectExchange:
 
     def __init__(self, rank: int, world_size: int, wires: dict[int, Wire], timeout: float) -> None:
         self.rank, self.world_size, self.timeout = rank, world_size, timeout
-        self._peers = {other: _Peer(other, wire, heard) for other, (wire, heard) in wires.items()}
+        self._peers = {other: _Peer(other, wire, received) for other, (wire, received) in wires.items()}
         self._by_file = {peer.wire.fileno(): peer for peer in self._peers.values()}
         self._poll = select.poll()
         for file in self._by_file:
@@ -165,15 +165,15 @@ class DirectExchange:
 class _Peer:
     """The connection to another rank. gone: the reason why it was closed; empty while it is open."""
 
-    def __init__(self, rank: int, wire: socket.socket, heard: bytes) -> None:
+    def __init__(self, rank: int, wire: socket.socket, received: bytes) -> None:
         self.rank, self.wire, self.gone = rank, wire, ""
         self.unsent: list[memoryview] = []
-        self._heard = bytearray()
+        self._received = bytearray()
         self._arrived: dict[int, tuple[bytes, bytearray]] = {}
         wire.setblocking(False)
         # A rank that computes for a long time does not read meanwhile; the kernel must not close its connection.
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
-        self._take_in(heard)
+        self._parse(received)
 
     def send(self, head: bytes, data: memoryview) -> None:
         self.unsent += [memoryview(head), data]
@@ -191,7 +191,7 @@ class _Peer:
                 self._close(error.strerror or str(error))
                 return
             if came:
-                self._take_in(came)
+                self._parse(came)
             else:
                 self._close("its process has ended")
 
@@ -211,19 +211,19 @@ class _Peer:
         except OSError:  # recv reports the reason, after the data that came before
             self.unsent = []
 
-    def _take_in(self, came: bytes) -> None:
-        self._heard += came
-        while len(self._heard) >= _HEAD.size:
-            number, words, size = _HEAD.unpack_from(self._heard)
+    def _parse(self, came: bytes) -> None:
+        self._received += came
+        while len(self._received) >= _HEAD.size:
+            number, words, size = _HEAD.unpack_from(self._received)
             end = _HEAD.size + words + size
             if size > MOST:
                 self._close("it sent more than a rank may send")
                 return
-            if len(self._heard) < end:
+            if len(self._received) < end:
                 return
-            text = bytes(self._heard[_HEAD.size : _HEAD.size + words])
-            self._arrived[number] = text, self._heard[_HEAD.size + words : end]
-            del self._heard[:end]
+            text = bytes(self._received[_HEAD.size : _HEAD.size + words])
+            self._arrived[number] = text, self._received[_HEAD.size + words : end]
+            del self._received[:end]
 
     def has(self, number: int) -> bool:
         """Return True if the tensor of this number has arrived."""

@@ -27,8 +27,8 @@ class MultiHostCollectives(ProcessCollectives):
 
     _count = _checksum = 0  # of the names of collectives so far
 
-    def _enter(self, text: bytes, told: str) -> None:
-        super()._enter(text, told)
+    def _enter(self, text: bytes, shown: str) -> None:
+        super()._enter(text, shown)
         self._count += 1
         self._checksum = zlib.crc32(text, self._checksum)
         if self._count % EVERY == 0:

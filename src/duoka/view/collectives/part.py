@@ -1,7 +1,7 @@
 """Collectives of some of the ranks, such as those of one machine.
 
-All ranks are in one part of a kind, and all parts call the same collectives at the same time. So these are counted
-and compared as if they were of all ranks.
+The parts divide the ranks, and all parts call the same collectives at the same time. So these are counted and
+compared as if they were collectives of all ranks.
 """
 
 from __future__ import annotations

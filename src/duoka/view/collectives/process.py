@@ -109,7 +109,7 @@ class ProcessCollectives(Collectives):
         return lambda: self._finish(finish)
 
     def _finish(self, finish: Callable[[], Any]) -> None:
-        """Wait for a collective, and write its end."""
+        """Wait for a collective, and record its end."""
         since, failed = monotonic_ns(), None
         try:
             finish()
@@ -121,27 +121,27 @@ class ProcessCollectives(Collectives):
             raise failed
 
     def _agree(self, failed: bool) -> None:
-        told = torch.zeros(1, dtype=torch.uint8, device="cpu")
-        if self._exchange is None or self.alone or not self._exchange.takes(told):
+        probe = torch.zeros(1, dtype=torch.uint8, device="cpu")
+        if self._exchange is None or self.alone or not self._exchange.takes(probe):
             super()._agree(failed)
         else:
             self._agreeing = False
-            self._start_exchange(MAY_FAIL, None if failed else told, lambda rows: None)()
+            self._start_exchange(MAY_FAIL, None if failed else probe, lambda rows: None)()
 
     def _begin(self, what: str) -> bytes:
-        """Write the collective that begins, and return its name, which is the same on all ranks."""
+        """Record the collective that begins, and return its name, which is the same on all ranks."""
         line = self._line()
-        text = told = f"{what}{self._threads.where()} at {line}"
+        text = shown = f"{what}{self._threads.where()} at {line}"
         if self._raised is not None:  # the type of the error may differ between ranks
             error, where = self._raised
-            text, told = f"{text} after {where}", f"{what}, after {error} at {where}, at {line}"
+            text, shown = f"{text} after {where}", f"{what}, after {error} at {where}, at {line}"
             self._raised = None
-        self._enter(text.encode(), told)
+        self._enter(text.encode(), shown)
         return text.encode()
 
-    def _enter(self, text: bytes, told: str) -> None:
-        """Write a collective. text: its name on all ranks; told: with what only this rank knows."""
-        self._slot.begin_collective(zlib.crc32(text), told)
+    def _enter(self, text: bytes, shown: str) -> None:
+        """Record a collective. text: its name on all ranks; shown: the same with details of this rank."""
+        self._slot.begin_collective(zlib.crc32(text), shown)
 
     def raised(self, error: str, line: str) -> None:
         self._raised = error, line

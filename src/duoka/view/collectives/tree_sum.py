@@ -16,9 +16,7 @@ from torch import Tensor
 
 from duoka.view.collectives.base import Collectives
 
-GATHERED = (
-    1 << 16
-)  # bytes of a sum that is gathered whole: above, the parts of all ranks cost more than a second trip
+GATHERED = 1 << 16  # bytes of a sum that is gathered whole: above, sending all parts takes longer than a second round
 
 
 def add_up(parts: Sequence[Tensor]) -> Tensor:

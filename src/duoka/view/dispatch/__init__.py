@@ -1,1 +1,1 @@
-"""One torch function of batch tensors: by its rule, by what the rule did before, or of all rows."""
+"""Call one torch function with batch tensors: by its rule, by recorded calls of the rule, or with all rows."""

@@ -23,6 +23,7 @@ from duoka.view.dispatch.own_rows import compute_opaque
 from duoka.view.dispatch.replay import DescribedCall, Outdated, Recorder
 from duoka.view.dispatch.whole import compute_whole, take_row
 from duoka.view.random.draws import DrawCache
+from duoka.view.row_independent import OPERATORS, names_of_operator
 from duoka.view.rules.lookup import dtype_of, ndim_of
 from duoka.view.shares.local import LocalShares
 from duoka.view.support.transforms import looks_below
@@ -38,7 +39,6 @@ from duoka.view.tensor.batch import (
 )
 from duoka.view.tensor.layout import name_backward, with_memory_order
 from duoka.view.view import View
-from duoka.view.vouched import OPERATORS, names_of_operator
 
 Function = Callable[..., Any]
 
@@ -106,7 +106,7 @@ def _call(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: D
 
 
 def _call_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, call: DescribedCall) -> Any:
-    """Run the rule, and update the gathered copies that the script holds of what it writes to."""
+    """Run the rule, and update the gathered copies that the script holds of batches that the rule writes to."""
     first = args[0] if args else None
     if not view.aliased.copies or not isinstance(first, BatchTensor):
         out = _by_rule(func, args, kwargs, view, call)
@@ -180,7 +180,7 @@ def _run_rule(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[st
     calls a collective never becomes a program.
     """
     may_be_kept = key is not None and rule not in BatchTensor.unrecorded and not view.aliased.copies
-    if may_be_kept and func is not _L1_LOSS:  # which does not tell a recorder its weight
+    if may_be_kept and func is not _L1_LOSS:  # its `weight` bypasses the recorder
         calls = view.calls[key] or 0
         if calls <= _RECORDED_AT_MOST:
             view.calls.keep(key, calls + 1)

@@ -28,7 +28,7 @@ def compute_opaque(
     names: those of the function, the first to be shown.
     """
     view = batches_in((args, kwargs))[0]._spec.view
-    name = view.vouched.name_of(names)
+    name = view.row_independent.name_of(names)
     if name is None:
         return compute_whole(func, args, kwargs, names[0])
     return on_own_rows(name, func, args, kwargs)
@@ -47,7 +47,7 @@ def on_own_rows(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwar
         return call_each_share(partial(on_own_rows, name, func), args, kwargs)
     try:
         if any(batch._spec.dim != spec.dim or not same_rows(batch._spec, spec) for batch in batches):
-            raise Refused(f"{_told(name)} was given batches that do not hold the same samples in one dimension")
+            raise Refused(f"{_named(name)} was given batches that do not hold the same samples in one dimension")
         given = {id(batch._local): batch for batch in batches}
         rows, named = tree_map_only(Tensor, partial(_local, spec), (args, kwargs))
         with SeededMode(partial(_refuse_draw, name)):
@@ -67,17 +67,19 @@ def _local(spec: Spec, tensor: Tensor) -> Tensor:
 
 
 def _refuse_draw(name: str, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    raise Refused(f"{_told(name)} draws random numbers ({operator}): these depend on all rows, so leave its name out")
+    raise Refused(
+        f"{_named(name)} draws random numbers ({operator}): these depend on all rows, so leave its name out"
+    )
 
 
 def _batch(name: str, tensor: Tensor, spec: Spec) -> BatchTensor:
     if tensor.dim() <= spec.dim or tensor.shape[spec.dim] != spec.local_size:
         raise Refused(
-            f"{_told(name)} gave a tensor of shape {tuple(tensor.shape)} for {spec.local_size} rows of a batch: its "
+            f"{_named(name)} gave a tensor of shape {tuple(tensor.shape)} for {spec.local_size} rows of a batch: its "
             f"dimension {spec.dim} does not hold them, so leave its name out"
         )
     return BatchTensor(tensor, spec)
 
 
-def _told(name: str) -> str:
+def _named(name: str) -> str:
     return f"{name} at {user_line()}, which --row-independent names,"

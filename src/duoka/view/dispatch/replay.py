@@ -147,7 +147,7 @@ class Recorder(TorchFunctionMode):
             self.__exit__(None, None, None)
 
     def abandon(self) -> None:
-        """Discard the record: the rule needs other shares, which is not a torch call."""
+        """Discard the record: the rule communicates with other shares, which is not a torch call."""
         self._sound = False
         self.stop()
 

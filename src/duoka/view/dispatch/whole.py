@@ -42,7 +42,7 @@ def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name in REFUSED:
-        raise Refused(f"{name} of a batch cannot be shared out ({user_line()}){REFUSED[name]}")
+        raise Refused(f"{name} of a batch cannot be split over ranks ({user_line()}){REFUSED[name]}")
     batches = batches_in((args, kwargs))
     with batches[0]._spec.view.gathered.timed(name):
         keep = name in _ROW_OPERATIONS or (name == "__setitem__" and keeps_written(*args))

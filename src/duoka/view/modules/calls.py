@@ -24,12 +24,12 @@ from duoka.view.dispatch.own_rows import on_own_rows
 from duoka.view.modules.compiled import Compiled
 from duoka.view.modules.padding import leaves_out_padding, with_whole_parameters
 from duoka.view.modules.recomputing import computed_again
+from duoka.view.row_independent import names_of_module
 from duoka.view.shares.partition import Partition
 from duoka.view.support.kinds import is_compiled
 from duoka.view.support.transforms import looks_below
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 from duoka.view.view import View
-from duoka.view.vouched import names_of_module
 
 Original = Callable[..., Any]
 _DIMS = 2  # the leading dimensions in which the samples of a plain input may be
@@ -131,7 +131,7 @@ class ModuleCalls:
         return self._here.whole
 
     def changed(self, module: nn.Module) -> None:
-        """Synchronize a module again, as it has got a parameter or a submodule."""
+        """Let a module be synchronized again, as a parameter or a submodule was added."""
         self._synchronized.discard(module)
 
     # --- kinds of calls
@@ -168,7 +168,7 @@ class ModuleCalls:
         if module in self._synchronized or any(map(is_lazy, module.parameters())):
             return
         self._synchronized.add(module)
-        self.view.take_in(module)
+        self.view.prepare_model(module)
         ranks = self.view.shares.ranks
         with ranks.broadcasts_together():
             for parameter in module.parameters():
@@ -181,7 +181,7 @@ class ModuleCalls:
         with self.computed_whole():
             if not batches_in((args, kwargs)):
                 return original(module, *args, **kwargs)
-            name = self.view.vouched.name_of(names_of_module(module))
+            name = self.view.row_independent.name_of(names_of_module(module))
             if name is not None and not looks_below() and not self.view.shares.exact and self.view.shares.count == 1:
                 self._synchronize(module)
                 return on_own_rows(name, partial(original, module), args, kwargs)
@@ -258,7 +258,7 @@ class ModuleCalls:
         return out
 
     def _candidate(self, module: nn.Module, plain: list[Tensor]) -> _Candidate | None:
-        """Return the plain input that may be a batch, and the dimension of its samples; None if none is split.
+        """Return the plain input to split as a batch, and the dimension of its samples; None if none is split.
 
         Any choice gives the right numbers. Sequences may be time-first, so the second dimension is tried, too, if
         with the first something had to be computed whole; the cheaper one is kept.

@@ -1,6 +1,6 @@
 """torch's fast path of `nn.TransformerEncoder` in evaluation, which leaves padded positions out and sets them to 0.
 
-torch takes it for tensors of its own types only: batches are gathered for it, and sharded parameters layer by layer.
+torch uses it for tensors of its own types only, so batches are gathered, and sharded parameters layer by layer.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _Kinds = list[tuple[Meta, ...]]  # of each leaf: the Meta of each local share; e
 def on_rows(
     checkpoint: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Return `checkpoint(function, *args, **kwargs)`, where arguments or results may be batches."""
+    """Call torch's `checkpoint` on the local rows of the batches among the arguments; results may be batches, too."""
     named = {name: value for name, value in kwargs.items() if batches_in(value)}
     others = {name: value for name, value in kwargs.items() if name not in named}
     leaves, tree = tree_flatten((args, named))
@@ -42,7 +42,7 @@ def on_rows(
 
 
 def _apart(leaves: Sequence[Any]) -> tuple[list[Any], _Kinds]:
-    """Replace each batch by the rows of the local shares; also return what `_together` needs to undo this."""
+    """Replace each batch by the rows of the local shares; also return the `_Kinds` that `_together` needs."""
     rows: list[Any] = []
     kinds: _Kinds = []
     for leaf in leaves:
@@ -65,8 +65,8 @@ def _together(rows: Sequence[Any], kinds: _Kinds) -> list[Any]:
 def computed_again(original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call `original(module, *args, **kwargs)` so that its activations are computed again in the backward pass.
 
-    That begins with the buffers as the first pass did (vectors of spectral_norm), and leaves them as that has left
-    them (statistics of BatchNorm).
+    The second pass starts with the same buffers as the first (vectors of spectral_norm), and restores their values
+    afterwards (statistics of BatchNorm).
     """
     passes = 0
     begin: list[tuple[Tensor, Tensor]] = []  # buffers that the first pass changes, and their values before it

@@ -87,7 +87,7 @@ class SeededMode(TorchDispatchMode):
 
 
 def shape_drawn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """Return the shape of what an operator draws: that of its first tensor, or the one in its arguments."""
+    """Return the shape that an operator draws: that of its first tensor, or the one among its arguments."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
             return tuple(value.shape)

@@ -72,7 +72,7 @@ def set_random_states(states: tuple[Any, ...]) -> None:
 
 
 def random_marks() -> tuple[Any, ...]:
-    """Return what a draw from any of these generators changes; it takes less time than their states."""
+    """Return values that change with each draw from any of these generators; cheaper than their states."""
     numpys = np.random.get_bit_generator()  # type: ignore[attr-defined]  # numpy declares no such export
     return (
         *(get().numpy().tobytes() for get, _ in _generators().values()),

@@ -81,7 +81,7 @@ def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if ndim_of(mask) != 3:
             return NotImplemented
         places["attn_mask"] = by_heads
-    rows: dict[int, Tensor] = {}  # torch asks whether query, key and value are one tensor
+    rows: dict[int, Tensor] = {}  # torch checks whether query, key and value are one tensor
     try:
         for name, at in places.items():
             value = given.get(name)

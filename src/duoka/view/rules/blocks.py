@@ -24,7 +24,7 @@ def repeat(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         return NotImplemented
     times = [1] * (batch.dim() - len(times)) + times if func in _TILES else times
     if len(times) < batch.dim():
-        return NotImplemented  # torch says what is wrong
+        return NotImplemented  # torch raises the error
     dim = batch._spec.dim + len(times) - batch.dim()
     spec = replace(batch._spec, dim=dim, outer=batch._spec.outer * times[dim])
     return BatchTensor(batch._local.repeat(times), spec)

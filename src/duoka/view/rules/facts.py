@@ -34,7 +34,7 @@ def whole_batch_error(func: Function, args: tuple[Any, ...], kwargs: dict[str, A
 
 def of_the_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Query this rank's rows, for properties that are equal on all ranks."""
-    if func is Tensor.type and (len(args) > 1 or kwargs):  # a conversion, not a question
+    if func is Tensor.type and (len(args) > 1 or kwargs):  # a conversion, not a query
         return BatchTensor(func(args[0]._local, *args[1:], **kwargs), args[0]._spec)
     return func(args[0]._local, *args[1:], **kwargs)
 

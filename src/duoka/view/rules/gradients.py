@@ -134,7 +134,7 @@ def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) 
     filled = bool(how.get("materialize_grads"))
     if len(flat) == len(inputs):
         unused_raises = False
-    else:  # not all uses of one need to have led there
+    else:  # not every use of an input must be in the graph of the outputs
         unused_raises = not (filled or how.get("allow_unused"))
         how = {**how, "allow_unused": True, "materialize_grads": False}
     found = iter(originals.grad(outputs, flat, **how))
@@ -171,7 +171,7 @@ def _true_gradient(found: list[Tensor | None], of: Tensor, view: View) -> Tensor
     """Combine the gradients of `uses` into that of the tensor."""
     own = view.shares
     if not isinstance(of, BatchTensor):
-        # By itself a leaf was used outside of shares, or where each rank has one, among rows.
+        # The leaf itself was used outside of shares, or among rows if each rank has one share.
         parts, apart = (found[:-1], found[-1]) if len(found) > 1 or own.exact else (found, None)
         if not of.is_leaf and (own.exact or own.home is not None):
             return found[0]

@@ -215,16 +215,16 @@ def setitem(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def _becomes_rows(plain: Tensor, index: Any, value: Any) -> bool:
-    """Make a batch of a tensor that was made for rows, when the first are written: `out = zeros(T, n); out[t] = h`.
+    """Convert a plain tensor to a batch when rows are first written to it: `out = zeros(T, n); out[t] = h`.
 
-    Nobody else may have its memory, and each row must be written to where it is one of all.
+    No other tensor may share its memory, and the written rows must be at the batch's rows.
     """
     if not isinstance(value, BatchTensor) or value._spec.view.shares.count > 1 or type(plain) is not Tensor:
         return False
     spec, right = value._spec, ndim_of(value) - value._spec.dim
     if plain.requires_grad or plain.is_inference() or plain.dtype != dtype_of(value):
         return False
-    if holders(plain) > 1 or not plain.untyped_storage().resizable():  # numpy has it, too
+    if holders(plain) > 1 or not plain.untyped_storage().resizable():  # a numpy array shares it, too
         return False
     for dim, size in enumerate(plain.shape):
         walk = _walk(index, tuple(plain.shape), dim) if size == spec.size else None
@@ -232,7 +232,7 @@ def _becomes_rows(plain: Tensor, index: Any, value: Any) -> bool:
             batch = BatchTensor(spec.local_rows(plain, dim).clone(), spec.at(dim))
             try:
                 torch.utils.swap_tensors(plain, batch)
-            except RuntimeError:  # somebody knows it
+            except RuntimeError:  # something else refers to it
                 return False
             return True
     return False

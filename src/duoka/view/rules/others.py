@@ -63,7 +63,7 @@ def apart(mixed: Mixed, beside: int = 0) -> Rule:
         named = {n: spec.view.replicate(value) if isinstance(value, Tensor) else value for n, value in kwargs.items()}
         out = func(batch._local, *rest, **named)
         first = out if isinstance(out, Tensor) else out[0]
-        gone = sum(dim < spec.dim for dim in dims) if first.dim() < ndim else 0  # what is summed is not there
+        gone = sum(dim < spec.dim for dim in dims) if first.dim() < ndim else 0  # summed dimensions are removed
         return wrap(out, spec.at(spec.dim - gone))
 
     return rule

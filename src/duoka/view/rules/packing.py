@@ -91,7 +91,7 @@ def _going_on(lengths: Tensor) -> Tensor:
 
 
 def _kept(partition: Partition, key: Any, make: Any) -> Any:
-    """Return the object that was made of a partition for a key before, or make it."""
+    """Return the object cached for a partition and a key, or make it."""
     known = partition.__dict__.setdefault("_made", {})
     if key not in known:
         if len(known) >= KEPT:
@@ -154,7 +154,7 @@ def pack(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         or int(whole.min()) < 1
         or not torch.equal(whole, whole.sort(descending=True)[0])
     ):
-        return NotImplemented  # torch says what is wrong
+        return NotImplemented  # torch raises the error
     sizes = _going_on(whole)
 
     def make() -> Packed:

@@ -52,7 +52,7 @@ def _product(left: Tensor, right: Tensor) -> _Product | None:
     roles = _role(left, 1), _role(right, 2)
     if roles[0] == roles[1] != _LINES and same_rows(left._spec, right._spec):  # type: ignore[attr-defined]
         return _Product(left._local, right._local, left._spec, roles[0] or 0, roles[0] == _SUMMED)  # type: ignore[attr-defined]
-    if roles[0] is not None and roles[1] is not None:  # one of them comes whole, that with the summed dimension first
+    if roles[0] is not None and roles[1] is not None:  # one operand is gathered, that with the summed dimension first
         if roles[0] == _SUMMED:
             return _product(_whole(left), right)
         return _product(left, _whole(right))
@@ -67,7 +67,7 @@ def _product(left: Tensor, right: Tensor) -> _Product | None:
     elif role == _LINES:
         place, part = (1 if own is right or len(shape) == 1 else 2), spec.view.replicate(other)
     else:
-        # Where the other side is a vector, the last dimension of the product is not there.
+        # If the other side is a vector, the product lacks the last dimension.
         assert role is not None
         place = role - (len(shape) == 1)
         if len(shape) >= role and shape[-role] not in (1, spec.size):
@@ -282,7 +282,7 @@ def embedding(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if not isinstance(batch, BatchTensor) or kwargs.get("max_norm") is not None or kwargs.get("scale_grad_by_freq"):
         return NotImplemented  # the table, or its gradient, depends on all rows
     if func is F.one_hot and (kwargs.get("num_classes", args[1] if len(args) > 1 else -1)) == -1:
-        return NotImplemented  # the number of classes would be told by the rows
+        return NotImplemented  # the number of classes would be computed from local rows only
     return _with_parameters(func, args, kwargs, batch._spec)
 
 

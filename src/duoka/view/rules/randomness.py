@@ -107,7 +107,7 @@ def _draws_by_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 _FILLING = frozenset(functions(FILLING))  # keep the gaps between their entries in memory
-_BY_VALUE = functions("poisson binomial rrelu")  # how much they draw depends on all rows, which would have to meet
+_BY_VALUE = functions("poisson binomial rrelu")  # the number of draws depends on the values of all rows
 _OF_DISTRIBUTIONS = functions("multinomial")  # the last dimension is the probabilities
 
 

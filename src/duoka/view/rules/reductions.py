@@ -61,7 +61,7 @@ def _dims_of(
 
 
 _DIM_SECOND = ("norm", "quantile", "nanquantile", "kthvalue", "vector_norm", "matrix_norm")
-_DIM_OF = {"mode": -1, "kthvalue": -1, "matrix_norm": (-2, -1)}  # which is not everything by default
+_DIM_OF = {"mode": -1, "kthvalue": -1, "matrix_norm": (-2, -1)}  # by default, not all dimensions
 
 
 def _dense(part: Tensor, dims: list[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:

@@ -229,7 +229,7 @@ def split_along(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return NotImplemented
     dim = {"vsplit": 0, "hsplit": 1 if ndim_of(batch) > 1 else 0, "dsplit": 2}[func.__name__]
     if isinstance(how, int) and shape_of(batch)[dim] % how:
-        return NotImplemented  # torch says what is wrong
+        return NotImplemented  # torch raises the error
     return list(torch.tensor_split(batch, how, dim))
 
 

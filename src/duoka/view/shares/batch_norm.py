@@ -18,7 +18,7 @@ from duoka.view.shares.differentiable import AllReduceSum, Replicate
 from duoka.view.shares.local import LocalShares
 from duoka.view.support import originals
 
-_one_device = F.batch_norm  # plain scripts get another one, which comes here
+_one_device = F.batch_norm  # plain scripts get a replacement, which calls this module
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class _WholeBatchNorm(torch.autograd.Function):
         *given, mean, var = ctx.saved_tensors
         shares = ctx.shares
         rows, weights, biases = _apart(given, shares)
-        if torch.is_grad_enabled():  # somebody asks for a gradient of this gradient
+        if torch.is_grad_enabled():  # a gradient of this gradient is requested
             wanted = [value is not None and value.requires_grad for value in given]
             inputs = [value for value, wants in zip(given, wanted, strict=True) if wants]
             out = _in_steps(rows, weights, biases, ctx.eps, ctx.total, shares)

@@ -147,7 +147,7 @@ class _ShareTask:
         self._run(lambda: self._greenlet.switch(*given))
 
     def fail(self, error: BaseException) -> None:
-        """Raise the error of a synchronization in the share."""
+        """Raise an error of the synchronization inside the share's computation."""
         self._run(lambda: self._greenlet.throw(error))
 
     def _run(self, switch: Callable[[], Any]) -> None:

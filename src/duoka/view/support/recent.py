@@ -26,7 +26,7 @@ class Recent(dict[Any, Any]):
         return found
 
     def keep(self, key: Any, value: Any) -> None:
-        """Add a value that is not None."""
+        """Add a value, which must not be None."""
         if len(self) >= self._half:
             self._older = dict(self)
             super().clear()

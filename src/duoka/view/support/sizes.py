@@ -38,7 +38,7 @@ class BatchSize(int):
 
     @staticmethod
     def of(value: int, watch: SizeWatch) -> BatchSize:
-        """Make one of the size of a batch, or a multiple of it."""
+        """Create a BatchSize for the size of a batch, or for a multiple of it."""
         size = BatchSize(value)
         size.watch = watch
         return size

@@ -1,4 +1,4 @@
-"""Detect torch.func transforms, forward-mode differentiation and dispatch modes, which see the tensors below rules.
+"""Detect torch.func transforms, forward-mode differentiation and dispatch modes, which act on operators below rules.
 
 Rules exist for torch functions. The operators below these get this rank's rows, which a transform would wrap, and
 which a script's own dispatch mode (or torch's FLOP counter) would see. Under one, functions are computed whole.

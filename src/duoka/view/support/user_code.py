@@ -15,11 +15,11 @@ from duoka.system.code_files import is_installed, is_users
 
 def is_users_frame(frame: FrameType) -> bool:
     """Return True if a frame runs the user's code, and not code that a library generated into a file."""
-    return is_users(frame.f_code.co_filename) and not _is_librarys_module(frame.f_globals.get("__name__") or "")
+    return is_users(frame.f_code.co_filename) and not _is_library_module(frame.f_globals.get("__name__") or "")
 
 
 @lru_cache(maxsize=4096)
-def _is_librarys_module(name: str) -> bool:
+def _is_library_module(name: str) -> bool:
     package, _, rest = name.partition(".")
     file = getattr(sys.modules.get(package), "__file__", None) if rest else None
     return isinstance(file, str) and is_installed(file)

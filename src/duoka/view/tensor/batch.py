@@ -325,7 +325,7 @@ for _kind in (BatchTensor, MultiShareBatch):
 
 
 def _of_share(value: Any, place: int, found: list[MultiShareBatch]) -> Any:
-    """Do what `of_share` does, and append each original batch that it replaces to `found`."""
+    """Like `of_share`; also append each batch that is replaced to `found`."""
     if isinstance(value, MultiShareBatch):
         found.append(value)
         return value._own[place]
@@ -417,7 +417,7 @@ def whole_batch_error(error: Exception, view: View, again: Callable[[], object])
 
 def gather_all(tree: Any) -> Any:
     """All-gather every batch tensor in nested containers."""
-    return tree_map_only(BatchTensor, lambda batch: batch.full_tensor(), tree)  # of its own kind
+    return tree_map_only(BatchTensor, lambda batch: batch.full_tensor(), tree)  # subclasses override it
 
 
 def batches_in(tree: Any) -> list[BatchTensor]:

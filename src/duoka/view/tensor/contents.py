@@ -52,7 +52,7 @@ class Contents:
 
 
 def _attributes(value: Any) -> list[str]:
-    """Return the names of an object's attributes; none for what is a leaf."""
+    """Return the names of an object's attributes; empty for a leaf."""
     if isinstance(value, _LEAVES) or callable(value) or type(value).__module__ in ("builtins", "numpy", "torch"):
         return []
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]

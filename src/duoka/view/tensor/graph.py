@@ -32,7 +32,7 @@ def graph(outputs: Iterable[Any], ends: Iterable[Any] = (), kinds: tuple[type, .
 
 
 def node_of(tensor: Tensor) -> Any:
-    """Return the node that receives a tensor's gradient; for a batch, that of the local rows."""
+    """Return the autograd node into which a tensor's gradient flows; for a batch, that of the local rows."""
     return torch.autograd.graph.get_gradient_edge(_rows(tensor)).node
 
 

@@ -1,11 +1,11 @@
-"""Lines that a script prints and values that it logs, read from its status board again and again."""
+"""Read lines that a script prints and values that it logs from its status board, as they come."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
 
-from duoka.supervision.told import LoggedValue, PrintedLine, Told
+from duoka.supervision.script_output import LoggedValue, PrintedLine, ScriptOutput
 from duoka.watching.numbers import numbers_in
 
 KEPT = 20  # lines
@@ -14,8 +14,8 @@ MOST_NAMES = 64  # of numbers in lines
 COUNTERS = {"epoch", "epochs", "step", "steps", "iter", "iters", "iteration", "batch"}  # places, not values
 
 
-class Hearer:
-    """Reads what is new. lines: the last ones printed, but for progress bars. latest: of each value.
+class OutputReader:
+    """Reads new output. lines: the last ones printed, without progress bars. latest: the last number of each value.
 
     leaves_out: the script logs more names than are kept.
     """
@@ -33,17 +33,17 @@ class Hearer:
         """Begin with the board of another attempt."""
         self._values = self._lines = 0
 
-    def hear(self, told: Told) -> list[LoggedValue]:
+    def read(self, output: ScriptOutput) -> list[LoggedValue]:
         """Return the values since the last call, logged or printed."""
         found = []
-        for number, value in told.logged(self._values):
+        for number, value in output.logged(self._values):
             self._values = number
             if value.name not in self._logged and len(self._logged) == MOST_LOGGED:
                 self.leaves_out = True
                 continue
             self._logged.add(value.name)
             found.append(value)
-        for number, line in told.printed(self._lines):
+        for number, line in output.printed(self._lines):
             self._lines = number
             found += self._of_line(line)
         self.latest |= {value.name: value.value for value in found}

@@ -1,4 +1,4 @@
-"""What rank 0's script tells those who watch: values that it logs, lines that it prints, its loops and progress bars.
+"""Output of rank 0's script for `duoka watch` and reports: logged values, printed lines, loops and progress bars.
 
 All are rings in memory that its worker writes and other processes read. Times are CLOCK_MONOTONIC.
 """
@@ -42,7 +42,7 @@ class PrintedLine(NamedTuple):
     redrawn: bool
 
 
-class Told:
+class ScriptOutput:
     """The three rings, in memory of `SIZE` bytes."""
 
     def __init__(self, memory: memoryview) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-OPERATORS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))  # with overloads, and one of them
+OPERATORS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))  # with overloads; an overload
 
 
-class Vouched:
-    """The names that the user gave. unused: those under which nothing was called with a batch so far."""
+class RowIndependent:
+    """The names that the user gave. unused: names of functions that were not called with a batch so far."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = frozenset(names)
@@ -37,5 +37,5 @@ def names_of_module(module: nn.Module) -> tuple[str, ...]:
 
 
 def names_of_operator(func: Any) -> tuple[str, ...]:
-    """Return the name of an operator, `mylib::square`, of what torch calls it: `mylib.square.default`."""
+    """Return the name of an operator, `mylib::square`, from that of its overload, `mylib.square.default`."""
     return ("::".join(str(func).split(".")[:2]),)

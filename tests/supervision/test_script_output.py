@@ -3,20 +3,20 @@ from __future__ import annotations
 import math
 import time
 
+from duoka.supervision.script_output import NAME, TEXT, VALUES, ScriptOutput
 from duoka.supervision.status_board import StatusBoard
-from duoka.supervision.told import NAME, TEXT, VALUES, Told
 
 
-def told() -> Told:
-    return StatusBoard.create(2).told
+def output() -> ScriptOutput:
+    return StatusBoard.create(2).script_output
 
 
-def values(told: Told, after: int = 0) -> list[tuple[int, str, int | None, float]]:
-    return [(number, value.name, value.step, value.value) for number, value in told.logged(after)]
+def values(output: ScriptOutput, after: int = 0) -> list[tuple[int, str, int | None, float]]:
+    return [(number, value.name, value.step, value.value) for number, value in output.logged(after)]
 
 
 def test_values_are_read_in_order_with_their_times() -> None:
-    found = told()
+    found = output()
     assert values(found) == []
     begun = time.monotonic()
     found.log(3, {"loss": 0.5, "name": "text", "épochs": 2})
@@ -27,14 +27,14 @@ def test_values_are_read_in_order_with_their_times() -> None:
 
 
 def test_the_oldest_are_forgotten() -> None:
-    found = told()
+    found = output()
     for step in range(VALUES + 10):
         found.log(step, {"x": step})
     assert [step for _, _, step, _ in values(found)] == list(range(10, VALUES + 10))
 
 
 def test_what_is_long_is_cut() -> None:
-    found = told()
+    found = output()
     found.log(0, {"x" * 200: 1.0})
     found.print("y" * 2000, redrawn=False)
     found.place({"long": "z" * 2000})
@@ -44,7 +44,7 @@ def test_what_is_long_is_cut() -> None:
 
 
 def test_the_newest_place_counts() -> None:
-    found = told()
+    found = output()
     assert found.placed() == {}
     found.place({"epoch": 1})
     found.place({"epoch": 2})

@@ -16,13 +16,13 @@ OF_RANK = 2048  # bytes for each rank in one of them
 
 
 class MachineSamples(NamedTuple):
-    """The newest samples of a machine. heard: CLOCK_MONOTONIC of machine 0. ranks: plain data, in their order."""
+    """The newest samples of a machine. received: CLOCK_MONOTONIC of machine 0. ranks: plain data, in their order."""
 
-    heard: float
+    received: float
     ranks: Sequence[Any]
 
 
-class Elsewhere:
+class RemoteSamples:
     """A ring for each of machines 1, 2, ..., in memory of `size` bytes. workers: of each of them."""
 
     def __init__(self, memory: memoryview, workers: Sequence[int]) -> None:
