@@ -93,5 +93,5 @@ def test_a_refusal_inside_of_a_model_that_the_script_catches(flow: Flow) -> None
 """
     result = run(flow, HEAD + source)
     assert result.returncode == 1
-    assert "the script caught this, and went on: share_memory_ of a batch cannot be shared out" in result.stderr
+    assert "the script caught this, and went on: share_memory_ of a batch cannot be split over ranks" in result.stderr
     assert "script.py:19" in result.stderr

@@ -92,7 +92,7 @@ def test_what_would_be_lost_is_refused(name: str) -> None:
 
     def on_rank(view: View) -> None:
         x = shared(view, whole())
-        with pytest.raises(Refused, match=rf"{name} of a batch cannot be shared out \(test_whole.py:\d+\)"):
+        with pytest.raises(Refused, match=rf"{name} of a batch cannot be split over ranks \(test_whole.py:\d+\)"):
             getattr(x, name)(*([] if name == "share_memory_" else [print]))
 
     on_ranks(2, on_rank)
