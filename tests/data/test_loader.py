@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch.utils.data import (
 import duoka
 from duoka.process import this_process
 from duoka.view.tensor.batch import BatchTensor, gather_all
-from tests.run.ranks import on_ranks
+from tests.run.ranks import each_on_ranks, on_ranks
 
 
 class Squares(Dataset[Any]):
@@ -91,18 +92,19 @@ LOADERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", LOADERS)
-def test_the_batches_of_a_data_loader(name: str) -> None:
-    torch.manual_seed(0)
-    loader = LOADERS[name]()
-    expected = [plain(loader) for _ in range(2)], torch.rand(1).item()
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_the_batches_of_a_data_loader(world_size: int) -> None:
+    expected = {}
+    for name, made in LOADERS.items():
+        torch.manual_seed(0)
+        loader = made()
+        expected[name] = [([plain(loader) for _ in range(2)], torch.rand(1).item(), True)] * world_size
 
-    def work(run: duoka.Run) -> Any:
-        loader = run.loader(LOADERS[name]())
+    def work(run: duoka.Run, made: Callable[[], Any]) -> Any:
+        loader = run.loader(made())
         return [plain(loader) for _ in range(2)], torch.rand(1).item(), len(list(loader)) > 0
 
-    for world_size in (1, 3):
-        assert on_ranks(world_size, work) == [(*expected, True)] * world_size
+    assert each_on_ranks(world_size, {name: partial(work, made=made) for name, made in LOADERS.items()}) == expected
 
 
 def test_batches_are_shared_out() -> None:
@@ -269,26 +271,24 @@ def test_ranks_draw_by_themselves_for_their_own_rows() -> None:
 # --- what is refused
 
 
-@pytest.mark.parametrize(
-    ("how", "text"),
-    [
-        ({"batch_size": 0}, "batch_size must be a whole number"),
-        ({"batch_size": -3}, "batch_size must be a whole number"),
-        ({"batch_size": None}, "batch_size must be a whole number"),
-        ({"shuffle": True, "sampler": [1, 2]}, "shuffle=True and a sampler"),
-        ({"accumulate": 0}, "accumulate must be a whole number"),
-        ({"accumulate": 2, "micro_batch": 2}, "given one of both"),
-        ({"view": "lokal"}, "did you mean local"),
-        ({"workers": 2}, "workers"),
-        ({"view": "local"}, "drop_last=True"),
-        ({"data": 3}, "given a dataset"),
-        ({"data": (torch.ones(3), torch.ones(4))}, "as many rows"),
-        ({"data": DataLoader(Squares(4))}, "one or the other"),
-    ],
-    ids=range(12),
-)
-def test_what_is_refused(how: dict[str, Any], text: str) -> None:
-    def work(run: duoka.Run) -> Any:
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"batch_size": 0}, "batch_size must be a whole number"),
+    ({"batch_size": -3}, "batch_size must be a whole number"),
+    ({"batch_size": None}, "batch_size must be a whole number"),
+    ({"shuffle": True, "sampler": [1, 2]}, "shuffle=True and a sampler"),
+    ({"accumulate": 0}, "accumulate must be a whole number"),
+    ({"accumulate": 2, "micro_batch": 2}, "given one of both"),
+    ({"view": "lokal"}, "did you mean local"),
+    ({"workers": 2}, "workers"),
+    ({"view": "local"}, "drop_last=True"),
+    ({"data": 3}, "given a dataset"),
+    ({"data": (torch.ones(3), torch.ones(4))}, "as many rows"),
+    ({"data": DataLoader(Squares(4))}, "one or the other"),
+]
+
+
+def test_what_is_refused() -> None:
+    def one(run: duoka.Run, how: dict[str, Any]) -> Any:
         data = how.get("data", torch.arange(7.0))
         options = {"batch_size": 3} | {key: value for key, value in how.items() if key != "data"}
         try:
@@ -296,7 +296,8 @@ def test_what_is_refused(how: dict[str, Any], text: str) -> None:
         except duoka.OptionError as error:
             return str(error)
 
-    assert all(text in said for said in on_ranks(3, work))
+    for said in on_ranks(3, lambda run: [one(run, how) for how, _ in REFUSED]):
+        assert [text in found for found, (_, text) in zip(said, REFUSED, strict=True)] == [True] * 12, said
 
 
 def test_a_sampler_that_shares_out_is_refused() -> None:

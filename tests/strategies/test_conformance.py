@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import duoka
 from duoka.errors import Refused
 from duoka.plan import STRATEGIES as NAMES
-from tests.run.ranks import on_ranks
+from tests.run.ranks import each_on_ranks, on_ranks
 
 STRATEGIES = {"single": (1,), "ddp": (2, 3), "dp": (2, 3), "exact": (1, 2), "fsdp": (3,)}
 REFUSED = {"fsdp": {"second_order_optimizer": "LBFGS"}}  # which makes one vector of all parameters
@@ -264,42 +264,46 @@ def sharding(work: Program) -> Program:
     return in_shards
 
 
-def on_devices(strategy: str, devices: int, work: Program) -> list[Any]:
-    """Run a program on each rank, one for each device, or on one rank with all devices; return the results."""
+def on_devices(strategy: str, devices: int) -> dict[str, list[Any]]:
+    """Run all programs on each rank, one for each device, or on one rank with all devices; return the results."""
     if strategy == "exact":
-        return on_ranks(devices, exactly(work))
+        return each_on_ranks(devices, {name: exactly(work) for name, work in PROGRAMS.items()})
     if strategy == "fsdp":
-        return on_ranks(devices, sharding(work))
+        return each_on_ranks(devices, {name: sharding(work) for name, work in PROGRAMS.items()})
     if strategy != "dp":
-        return on_ranks(devices, work)
+        return each_on_ranks(devices, PROGRAMS)
 
-    with duoka.start(seed=0) as run:
-        run.model = partial(run.model, strategy="dp", devices=devices)  # type: ignore[method-assign]
-        return [work(run)]
+    def alone(work: Program) -> Any:
+        with duoka.start(seed=0) as run:
+            run.model = partial(run.model, strategy="dp", devices=devices)  # type: ignore[method-assign]
+            return work(run)
+
+    return {name: [alone(work)] for name, work in PROGRAMS.items()}
 
 
 @cache
-def on_one_device(name: str) -> Any:
-    return on_ranks(1, PROGRAMS[name])[0]
+def on_one_device() -> dict[str, list[Any]]:
+    return each_on_ranks(1, PROGRAMS)
 
 
 def leaves(found: Any) -> list[float]:
     return torch.utils._pytree.tree_leaves(found)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize(
     ("strategy", "devices"),
     [(name, many) for name, counts in STRATEGIES.items() for many in counts if name != "single"],
 )
-def test_it_is_as_on_one_device(name: str, strategy: str, devices: int) -> None:
-    if name in REFUSED.get(strategy, {}):
-        with pytest.raises(Refused, match=REFUSED[strategy][name]):
-            on_devices(strategy, devices, PROGRAMS[name])
-        return
-    expected = leaves(on_one_device(name))
-    for found in on_devices(strategy, devices, PROGRAMS[name]):
-        assert leaves(found) == pytest.approx(expected, rel=2e-4, abs=2e-5)
+def test_it_is_as_on_one_device(strategy: str, devices: int) -> None:
+    refused = REFUSED.get(strategy, {})
+    for name, ranks in on_devices(strategy, devices).items():
+        expected = leaves(on_one_device()[name])
+        for found in ranks:
+            if name in refused:
+                assert isinstance(found, Refused), name
+                assert refused[name] in str(found)
+            else:
+                assert leaves(found) == pytest.approx(expected, rel=2e-4, abs=2e-5), name
 
 
 @pytest.mark.parametrize(("compress", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])

@@ -14,17 +14,17 @@ import duoka
 from duoka.errors import OptionError
 from duoka.strategies.exact import Exact
 from duoka.view.collectives.one_rank import OneRank
-from tests.run.ranks import on_ranks
+from tests.run.ranks import each_on_ranks, on_ranks
 from tests.strategies.test_conformance import PROGRAMS, exactly
 
 COMPARED = ("an_ordinary_loop", "accumulated_by_hand", "held_gradients", "gradient_penalty", "batch_norm_and_buffers")
 
 
-@pytest.mark.parametrize("name", COMPARED)
-def test_the_same_bits_on_any_number_of_ranks(name: str) -> None:
-    [alone] = on_ranks(1, exactly(PROGRAMS[name]))
-    for found in on_ranks(4, exactly(PROGRAMS[name])):
-        assert found == alone
+def test_the_same_bits_on_any_number_of_ranks() -> None:
+    programs = {name: exactly(PROGRAMS[name]) for name in COMPARED}
+    alone = each_on_ranks(1, programs)
+    for name, ranks in each_on_ranks(4, programs).items():
+        assert ranks == alone[name] * 4, name
 
 
 def test_every_way_to_a_gradient() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import duoka
-from tests.run.ranks import on_ranks
+from tests.run.ranks import each_on_ranks
 from tests.strategies.test_conformance import gradients, leaves, weights
 from tests.strategies.test_fsdp import LABELS, ROWS
 
@@ -140,9 +140,12 @@ def outputs_that_are_written_into(run: duoka.Run, model: nn.Sequential) -> Any:
     return gradients(writing)
 
 
-@pytest.mark.parametrize("name", USES)
-def test_it_is_as_on_one_device(name: str) -> None:
-    (expected,) = on_ranks(1, lambda run: USES[name](run, run.model(net())))
-    for ranks in (2, 3):
-        for found in on_ranks(ranks, lambda run: USES[name](run, run.model(net(), strategy="fsdp"))):
-            assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-6)
+def test_it_is_as_on_one_device() -> None:
+    def uses(**how: Any) -> dict[str, Callable[[duoka.Run], Any]]:
+        return {name: lambda run, one=one: one(run, run.model(net(), **how)) for name, one in USES.items()}
+
+    alone = each_on_ranks(1, uses())
+    for count in (2, 3):
+        for name, ranks in each_on_ranks(count, uses(strategy="fsdp")).items():
+            for found in ranks:
+                assert leaves(found) == pytest.approx(leaves(alone[name]), rel=1e-4, abs=1e-6), name
