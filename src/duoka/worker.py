@@ -133,7 +133,7 @@ def run_worker(plan: Plan, arguments: WorkerArguments, pipe: socket.socket, stac
     _share_socket_directory(shared.temporary)
     # Python 3.12 warns of any threads; those of gloo and of duoka are not the script's, and allow a fork.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
-    loader_deaths.delay_errors_in_tempfile()
+    loader_deaths.keep_errors()
     loader_deaths.hide_lost_rank_errors()
 
     shared.observer.begin(arguments.rank)

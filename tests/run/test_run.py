@@ -96,6 +96,7 @@ def test_it_works_under_any_launcher(flow: Flow, reference: Callable[..., tuple[
     assert_same_weights(weights, flow.folder / "weights.pt")
 
 
+@pytest.mark.long  # four processes import torch; the test above has torchrun's variables
 def test_it_works_under_torchrun_itself(
     tmp_path: Path, reference: Callable[..., tuple[Result, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Errors of DataLoader workers that die, and of those whose rank dies.
 
-torch's SIGCHLD handler raises an error that a worker died in whatever code runs at that moment.
+torch's SIGCHLD handler raises an error that a worker died in whatever code runs at that moment, and only once. If that
+code swallows it, the loader later raises one that does not say what ended the worker.
 """
 
 from __future__ import annotations
@@ -9,28 +10,40 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType, TracebackType
 
 from duoka.private.python import set_resource_sharer_sys
 
 DYING = 0.5  # seconds between the break of a process's connections and SIGCHLD
+EXITED = "exited unexpectedly"  # in a loader's own error
 
 
-def delay_errors_in_tempfile() -> None:
-    """Delay torch's error while `tempfile` creates or removes a file, which would otherwise be left behind.
+class _Handler:
+    """torch's handler, which keeps its error, and does not raise it while `tempfile` creates or removes a file.
 
-    A loader that waits for the dead worker notices by itself.
+    Otherwise that file would be left behind. A loader that waits for the dead worker notices by itself.
     """
+
+    def __init__(self, raise_deaths: Callable[[], None]) -> None:
+        self._raise_deaths = raise_deaths
+        self.raised: RuntimeError | None = None
+
+    def __call__(self) -> None:
+        try:
+            self._raise_deaths()
+        except RuntimeError as died:
+            self.raised = died
+            if not _is_within(tempfile.__name__):
+                raise
+
+
+def keep_errors() -> None:
+    """Replace torch's SIGCHLD handler by one whose errors `cause_of` finds, even if they were swallowed."""
     from duoka.private.torch import LOADER_DEATHS
 
-    raise_deaths = getattr(*LOADER_DEATHS)
-
-    def raise_deaths_later() -> None:
-        if not _is_within(tempfile.__name__):
-            raise_deaths()
-
-    setattr(*LOADER_DEATHS, raise_deaths_later)
+    setattr(*LOADER_DEATHS, _Handler(getattr(*LOADER_DEATHS)))
 
 
 def hide_lost_rank_errors() -> None:
@@ -57,22 +70,42 @@ def disable() -> None:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return torch's error that a loader worker died, if that caused this connection error; else `error`."""
-    if "torch" not in sys.modules or not isinstance(error, (EOFError, ConnectionError)):
+    """Return torch's error that a loader worker died, if that caused this connection error; else `error`.
+
+    A loader's own error that a worker exited unexpectedly gets torch's error as its cause.
+    """
+    if "torch" not in sys.modules or not isinstance(error, (EOFError, ConnectionError, RuntimeError)):
         return error
-    from duoka.private.torch import LOADER_DEATHS, loaders_have_workers
+    from duoka.private.torch import loaders_have_workers
 
     if not loaders_have_workers():
         return error
-    until = time.monotonic() + DYING
-    while time.monotonic() < until:
-        try:
-            getattr(*LOADER_DEATHS)()
-        except RuntimeError as died:
-            died.__suppress_context__ = True
-            return died.with_traceback(error.__traceback__)
-        time.sleep(0.01)
+    if not isinstance(error, RuntimeError):
+        died = _death_within(DYING)
+        return error if died is None else died.with_traceback(error.__traceback__)
+    if EXITED in str(error) and not isinstance(error.__cause__, RuntimeError):
+        error.__cause__ = _death_within(0)
     return error
+
+
+def _death_within(seconds: float) -> RuntimeError | None:
+    """Return torch's error that a loader worker died; None if there is none within this time."""
+    from duoka.private.torch import LOADER_DEATHS
+
+    handler = getattr(*LOADER_DEATHS)
+    until = time.monotonic() + seconds
+    while True:
+        died: RuntimeError | None = getattr(handler, "raised", None)
+        try:
+            handler()
+        except RuntimeError as raised:
+            died = raised
+        if died is not None:
+            died.__suppress_context__ = True
+            return died
+        if time.monotonic() >= until:
+            return None
+        time.sleep(0.01)
 
 
 def _is_within(module: str) -> bool:
