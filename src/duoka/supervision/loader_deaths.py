@@ -1,7 +1,7 @@
 """Errors of DataLoader workers that die, and of those whose rank dies.
 
-torch's SIGCHLD handler raises an error that a worker died in whatever code runs at that moment, and only once. If that
-code swallows it, the loader later raises one that does not say what ended the worker.
+torch's SIGCHLD handler raises an error that a worker died in whatever code runs at that moment, and only once. If
+that code swallows it, the loader later raises one that does not say what ended the worker.
 """
 
 from __future__ import annotations
