@@ -144,6 +144,13 @@ def test_a_part_of_a_card(
     allocation.locks.release()
 
 
+def test_an_option_of_the_script_before_it_is_told_where_it_belongs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--epochs", "2", "train.py"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("duoka: error: no such option '--epochs'.")
+    assert lines[1] == "duoka: options of the script follow it: duoka run train.py --epochs 5"
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [

@@ -115,7 +115,10 @@ def _plainly(error: click.ClickException) -> str:
     """Format a click error like duoka's own: no capital, no full stop."""
     if isinstance(error, click.NoSuchOption):  # click's words change with its version
         near = " or ".join(map(repr, sorted(error.possibilities or ())))
-        return f"no such option {error.option_name!r}" + (f". Did you mean {near}?" if near else "")
+        text = f"no such option {error.option_name!r}" + (f". Did you mean {near}?" if near else "")
+        if error.ctx is not None and any(parameter.name == "words" for parameter in error.ctx.command.params):
+            text += f"\nduoka: options of the script follow it: {error.ctx.command_path} train.py --epochs 5"
+        return text
     message = error.format_message()
     return message[:1].lower() + message[1:].rstrip(".")
 
