@@ -152,7 +152,7 @@ PIECES = [*WORDS, *"0123456789", *":,-./ ", "٣", "1e9", "nan", "inf", "\n"]
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=9))
-@settings(max_examples=500)
+@settings(max_examples=200)
 def test_pieces_of_the_grammar_in_any_order_are_a_request_or_an_option_error(pieces: list[str]) -> None:
     text = "".join(pieces)
     with contextlib.suppress(OptionError):

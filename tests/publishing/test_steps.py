@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 
+from tests.flows.flow import Flow
+
 SCRIPT = """
-import json, os, sys, warnings
+import json, os, sys
 from duoka.publishing.publisher import publish
 from duoka.supervision.status_board import StatusBoard
 
@@ -42,9 +44,6 @@ class Stream(IterableDataset):
     def __len__(self): return 3
 for x in DataLoader(Stream(), batch_size=None):
     seen.append(board.batches(0))
-with warnings.catch_warnings():
-    warnings.simplefilter("error", UserWarning)  # as of what the compiler cannot trace
-    torch.compile(lambda: optimizer.step(), backend="eager")()
 print("hooks", model.register_forward_hook(print).id)
 print(json.dumps([seen, board.script_output.placed(), [line.text for _, line in board.script_output.printed(0)]]))
 """
@@ -61,3 +60,20 @@ def test_steps_batches_and_epochs() -> None:
     assert (second[0], second[3]) == (6, 48)
     assert stream == [[number, 0, 3, 3] for number in (1, 2, 3)]  # nobody vouches for the length of a stream
     assert lines[-1] == "hooks 0"
+
+
+def test_the_compiler_traces_steps_that_are_counted(flow: Flow) -> None:
+    source = """
+        import warnings
+        import torch
+        from duoka.publishing.publisher import publish
+        from duoka.supervision.status_board import StatusBoard
+
+        board = StatusBoard.create(1)
+        publish(board, 0, shows_script=True)
+        optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+        warnings.simplefilter("error", UserWarning)  # as of what the compiler cannot trace
+        torch.compile(lambda: optimizer.step(), backend="eager")()
+        print(board.counters(0)[0])
+        """
+    assert flow.python([flow.write("script.py", source)]).ok().stdout == "1\n"

@@ -166,10 +166,10 @@ def test_at_the_limit_of_recompilations_numbers_are_one_device_s() -> None:
         return mixes_late(m, x) * m.scale
 
     def before(module: Any, at: int, x: Tensor) -> None:
-        module.centre, module.scale = at > 8, 1 + at // 2
+        module.centre, module.scale = at > 5, 1 + at // 2
 
     with torch._dynamo.config.patch(recompile_limit=2):
-        compiled_calls(then, [normal(6, 6) for _ in range(11)], before)
+        compiled_calls(then, [normal(6, 6) for _ in range(7)], before)
 
 
 def test_modes_and_sizes_are_kinds_of_their_own() -> None:

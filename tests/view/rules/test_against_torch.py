@@ -473,21 +473,21 @@ partitions = st.integers(2, 4).flatmap(lambda size: st.tuples(st.integers(size, 
 
 
 @pytest.mark.parametrize("name", SHARED)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3)
 @given(partition=partitions, seed=st.integers(0, 999))
 def test_rows_stay_rows(name: str, partition: tuple[int, int], seed: int) -> None:
     assert not any(_check(SHARED[name], *partition, seed)), "gathered"
 
 
 @pytest.mark.parametrize("name", REDUCED)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3)
 @given(partition=partitions, seed=st.integers(0, 999))
 def test_reduced_over_all_ranks(name: str, partition: tuple[int, int], seed: int) -> None:
     assert not any(_check(REDUCED[name], *partition, seed)), "gathered"
 
 
 @pytest.mark.parametrize("name", WHOLE)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3)
 @given(partition=partitions, seed=st.integers(0, 999))
 def test_computed_whole(name: str, partition: tuple[int, int], seed: int) -> None:
     _check(WHOLE[name], *partition, seed)

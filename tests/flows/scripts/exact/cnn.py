@@ -10,10 +10,10 @@ from torch.utils.data import DataLoader, Dataset
 
 class Images(Dataset):
     def __init__(self):
-        self.x, self.y = torch.randn(90, 3, 12, 12), torch.randint(0, 5, (90,))
+        self.x, self.y = torch.randn(50, 3, 12, 12), torch.randint(0, 5, (50,))
 
     def __len__(self):
-        return 90
+        return 50
 
     def __getitem__(self, index):
         image = self.x[index]
@@ -39,7 +39,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     data, model = Images(), Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(3):
+    for _ in range(2):
         model.train()
         for a, b in DataLoader(data, 20, shuffle=True, num_workers=2):
             optimizer.zero_grad()
