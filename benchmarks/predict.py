@@ -17,10 +17,12 @@ SCRIPT = [BIN / "python", SCRIPTS / "predicting.py"]
 def measure(quick: bool) -> Iterator[Row]:
     """Seconds for 10,000 items of uneven cost; megabytes at the peak."""
     times = in_turn({"predict": told([*SCRIPT, "predict"]), "apart": apart}, 1 if quick else ROUNDS, "s")
-    yield Row("predict on 2 CPU devices, against two processes apart", times["predict"], times["apart"])
+    yield Row("predict on 2 CPU devices, against two separate processes", times["predict"], times["apart"])
     pairs = zip(times["apart"].values, times["predict"].values, strict=True)
     reached = Samples(tuple(apart / predict for apart, predict in pairs), "")
-    yield Row("0.9 of what two processes apart do, against what predict does", Samples((0.9,), ""), reached, bar=1.0)
+    yield Row(
+        "0.9 of the speed of two separate processes, against predict's speed", Samples((0.9,), ""), reached, bar=1.0
+    )
     peaks = in_turn(
         {str(items): told([*SCRIPT, "memory", str(items)]) for items in (1_000, 100_000)},
         1 if quick else ROUNDS,

@@ -24,18 +24,22 @@ PHASES = 4  # of each in a round
 
 
 def measure(quick: bool) -> Iterator[Row]:
-    """A step of 1 ms and what it spends on telling, against the step alone; and one that is watched."""
+    """Measure a step of 1 ms with and without recording it for `duoka watch`, and a run with and without it."""
     rounds = 1 if quick else ROUNDS
     times = _in_turn(("board", "watcher"), rounds) | _in_turn(("recorder", "silent"), 2 * rounds)
     alone = Samples((STEP,), "us")
-    yield Row("a step of 1 ms that tells on the board (plain), against the step alone", times["board"], alone, 1.01)
     yield Row(
-        "a step of 1 ms that torch's recorder notes (distributed), against the same without",
+        "a step of 1 ms, recorded on the status board (plain), against the step alone", times["board"], alone, 1.01
+    )
+    yield Row(
+        "a step of 1 ms, recorded by torch's flight recorder (distributed), against the same without",
         times["recorder"],
         times["silent"],
         1.01,
     )
-    yield Row("a step of 1 ms, and its part of what the watching process does", times["watcher"], alone, 1.01)
+    yield Row(
+        "a step of 1 ms and the watching process's time for it, against the step alone", times["watcher"], alone, 1.01
+    )
     watched, unwatched = _watched_in_turn(1 if quick else rounds * PHASES)
     yield Row(
         "a step of 1 ms on one device with `duoka watch --page` open, against the same run unwatched",

@@ -140,7 +140,7 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
     kind, reason = _kind(options, script_info, max(len(chosen.devices), machines.count))
     alone = script_info.self_launching and kind is Kind.DISTRIBUTED
     if alone and machines.count > 1:
-        hint = f"the script makes its ranks itself ({reason}): start it on each machine as it wants to be started"
+        hint = f"the script makes its ranks itself ({reason}): start it on each machine in its own way"
         raise OptionError("--machines", machines.count, f"1 for {options.target.name}", hint)
     workers = 1 if alone else len(chosen.devices)
     strategy, strategy_notes = _strategy(options, kind, max(workers, machines.count))

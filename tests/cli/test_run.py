@@ -140,7 +140,7 @@ def test_a_part_of_a_card(
     assert main(["gpus"]) == 0
     assert f"duoka run train.py (pid {os.getpid()}, since " in capsys.readouterr().out.splitlines()[4]
     assert main(["run", "--devices", "free:1", "train.py"]) == 2
-    assert f"GPU 0:2: duoka run train.py (pid {os.getpid()}) has it" in capsys.readouterr().err
+    assert f"GPU 0:2: duoka run train.py (pid {os.getpid()}) has locked it" in capsys.readouterr().err
     allocation.locks.release()
 
 

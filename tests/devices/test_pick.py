@@ -39,7 +39,7 @@ def test_free_is_where_nobody_computes() -> None:
         picked("free:3", *cards)
     assert str(error.value) == (
         "--devices free:3: 2 GPUs are available now; GPU 0: bob pid 7 python x.py; "
-        "GPU 2: duoka run a.py (pid 9) has it; --wait, or wait= in Python, queues until they are free"
+        "GPU 2: duoka run a.py (pid 9) has locked it; --wait, or wait= in Python, queues until they are free"
     )
 
 

@@ -371,7 +371,7 @@ def test_machines_that_were_asked_for_different_things_are_refused(words: list[s
     assert other.returncode == 2
     host = socket.gethostname()
     where = f"on machine 1 ({host}), and is not on machine 0\n"
-    assert other.stderr.startswith(f"duoka: error: all machines must do the same: {told}")
+    assert other.stderr.startswith(f"duoka: error: all machines must have the same settings: {told}")
     assert other.stderr.endswith(where)
     flow.run([*for_all, *machine(1, 2, place), *right], env=SAME).ok()  # which is waited for
     first.wait().ok()

@@ -131,7 +131,7 @@ def test_restarts_are_used_up_and_the_last_exit_code_is_the_run_s(flow: Flow) ->
         r"duoka: restart 2 of 2 in 1 s, as the one before failed within \d\.\d s, after: rank 1 exited with code 11"
     )
     assert re.fullmatch(waits, told[1])
-    assert told[2:] == ["duoka: no restart is left of 2"]
+    assert told[2:] == ["duoka: all 2 restarts are used up"]
 
 
 @pytest.mark.parametrize(

@@ -10,24 +10,24 @@ def test_the_exchange_takes_most_of_the_step() -> None:
     two = run(2, step=0.020, waited=0.014)
     found = forecast(run(1), two)
     assert reasons(found, two) == [
-        "14 ms of its 20 ms are waiting for other ranks: the step is too short for the exchange, or they do not come "
-        "at the same time; take a larger batch, or fewer devices"
+        "14 ms of its 20 ms are waiting for other ranks: the step is too short for the exchange, or the ranks do not "
+        "reach it at the same time; use a larger batch, or fewer devices"
     ]
 
 
 def test_what_weighs_most_comes_first() -> None:
     two = run(2, step=0.030, waited=0.008, whole=0.015, costliest="sort at train.py:7")
     assert reasons(forecast(run(1), two), two) == [
-        "15 ms of its 30 ms go into what every rank computes whole, most of it sort at train.py:7",
-        "8 ms of its 30 ms are waiting for other ranks: the step is too short for the exchange, or they do not come "
-        "at the same time; take a larger batch, or fewer devices",
+        "15 ms of its 30 ms go into operations that every rank computes whole, most of it sort at train.py:7",
+        "8 ms of its 30 ms are waiting for other ranks: the step is too short for the exchange, or the ranks do not "
+        "reach it at the same time; use a larger batch, or fewer devices",
     ]
 
 
 def test_what_is_left_is_what_each_rank_does_by_itself() -> None:
     two = run(2, step=0.011, waited=0.0005)
     (only,) = reasons(forecast(run(1), two), two)
-    assert only.startswith("5.5 ms more than its share of one device's step is what each rank does by itself")
+    assert only.startswith("5.5 ms more than its share of one device's step is work that each rank repeats")
 
 
 def test_cores_that_one_worker_has_already() -> None:

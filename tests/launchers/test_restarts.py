@@ -114,7 +114,7 @@ def test_short_attempts_wait_longer_and_longer(clock: Clock, signals: Signals) -
     assert told[1] == (
         "duoka: restart 2 of 9 in 1 s, as the one before failed within 0.1 s, after: rank 1 was killed by SIGKILL\n"
     )
-    assert told[-1] == "duoka: no restart is left of 9\n"
+    assert told[-1] == "duoka: all 9 restarts are used up\n"
 
 
 def test_a_long_attempt_between_short_ones_is_a_new_beginning(clock: Clock, signals: Signals) -> None:

@@ -42,8 +42,8 @@ def test_what_is_computed_whole_is_listed_with_its_share_of_the_time(flow: Flow,
 
 def test_one_line_where_much_of_the_time_goes_into_it(flow: Flow) -> None:
     stderr = _said(flow, HEAD + SORTS)
-    assert len(re.findall(r"\d+% of the time went into what every rank computes whole", stderr)) == 1
-    assert "most of it sort at script.py:10; --verbose lists all of it" in stderr
+    assert len(re.findall(r"\d+% of the time went into operations that every rank computes whole", stderr)) == 1
+    assert "most of it into sort at script.py:10; --verbose lists all of them" in stderr
 
 
 def test_no_line_where_little_does(flow: Flow) -> None:

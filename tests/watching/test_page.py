@@ -119,7 +119,7 @@ def test_it_needs_nothing_else_and_runs_nothing(sees_waits: bool) -> None:
 def test_a_run_without_two_looks() -> None:
     text = page(record(), History(0.0), RunEnd(None, 0.1))
     assert "train.py: did not run" in text
-    assert "too short for two looks" in text
+    assert "too short for two samples" in text
 
 
 def test_the_report_of_many_steps_and_ranks_is_small() -> None:

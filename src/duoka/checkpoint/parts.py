@@ -193,7 +193,7 @@ def wait_for(beside: Path, ranks: Collection[int], patience: float = PATIENCE) -
         if not missing:
             break
         if not beside.exists():
-            raise CheckpointError("another rank could not write its part of the checkpoint, nor say why")
+            raise CheckpointError("another rank could not write its part of the checkpoint, nor report the reason")
         now, present = time.monotonic(), _size(beside)
         if present != size:
             size, since = present, now

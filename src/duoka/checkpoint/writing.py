@@ -142,8 +142,8 @@ def write(
         disk.sync(root)
     except OSError as error:
         raise CheckpointError(
-            f"the checkpoint of step {about.step} could not be written into {root}: {error}; those written before "
-            "are as they were"
+            f"the checkpoint of step {about.step} could not be written into {root}: {error}; earlier ones are "
+            "unchanged"
         ) from error
     return final
 
@@ -161,8 +161,8 @@ def write_part(beside: Path, snapshot: Snapshot, rank: int) -> None:
             return
         parts.give_up(beside, rank, str(error))
         raise CheckpointError(
-            f"rank {rank} could not write its part of the checkpoint into {beside.parent}: {error}; those written "
-            "before are as they were"
+            f"rank {rank} could not write its part of the checkpoint into {beside.parent}: {error}; earlier "
+            "ones are unchanged"
         ) from error
 
 

@@ -45,7 +45,7 @@ duoka forecast --memory --devices 4 train.py         will it fit on four GPUs, a
 
 DEVICES = "As for `duoka run`: the largest set to measure. [default: auto]"
 STEPS = "Steps on each; the first 10, or a third of fewer than 30, do not count. [default: 30]"
-MEMORY = "Tell the peak memory of a device under each strategy, and which to take, instead of times."
+MEMORY = "Print the peak memory of a device under each strategy, and which one to use, instead of times."
 DEVICE_MEMORY = (
     "With --memory: what each device has, such as 24GB. [default: as the GPU says; what is free, for CPUs]"
 )
@@ -84,7 +84,7 @@ def forecast(
         example = "a script is missing; for example: duoka forecast train.py"
         raise click.UsageError(example, click.get_current_context())
     if memory and steps is not None:
-        raise OptionError("--steps", steps, "left out with --memory", "three steps tell the peak memory")
+        raise OptionError("--steps", steps, "left out with --memory", "three steps are enough for the peak memory")
     steps = 30 if steps is None else steps
     if not FEWEST <= steps <= MOST:
         raise OptionError("--steps", steps, f"a whole number from {FEWEST} to {MOST:,}")
@@ -114,7 +114,7 @@ def _growing(devices: str, decided: Callable[[str], Plan]) -> list[Plan]:
         raise own_ranks_error(
             most,
             "and the batch of each",
-            "a step on two devices need not be the step of one, and their times say nothing",
+            "a step on two devices need not be the step of one, so their times cannot be compared",
         )
     if len(most.devices) == 1:
         raise OptionError(

@@ -73,7 +73,7 @@ DEVICE_MEMORY = (
     "With --strategy auto: what each device has, such as 24GB. [default: as the GPU says; what is free, for CPUs]"
 )
 
-MACHINES = "How many machines compute together: this command is started on each. [default: as srun tells, or 1]"
+MACHINES = "How many machines compute together: this command is started on each. [default: set by the launcher, or 1]"
 
 VALUE_OPTIONAL = {"--wait": "720h"}  # option -> its value if it is given without `=value`
 

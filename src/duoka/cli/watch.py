@@ -26,9 +26,9 @@ STEP = 0.5  # seconds between two looks
 WIDTH = 240  # columns, if standard output is not a terminal
 
 HELP = """\
-Show what the runs of this user on this machine do: steps and samples a second, for each rank what its time is made
-of, the slowest rank, memory and use of the devices, restarts, and what stands out. The runs notice nothing. Ends when
-they end. PID: the process of one `duoka run`; without it, all.
+Show what the runs of this user on this machine do: steps and samples a second, the parts of each rank's time, the
+slowest rank, memory and use of the devices, restarts, and what stands out. Watching does not slow the runs down. Ends
+when they end. PID: the process of one `duoka run`; without it, all.
 """
 
 NOTHING = "nothing runs: start something with `duoka run train.py`, and `duoka watch` in another terminal"
@@ -175,9 +175,9 @@ command = click.Command(
     help=HELP,
     params=[
         click.Argument(["pid"], type=int, required=False),
-        click.Option(["--json", "as_json"], is_flag=True, help="A line of JSON for each run and look."),
+        click.Option(["--json", "as_json"], is_flag=True, help="A line of JSON for each run, twice a second."),
         click.Option(["--page", "as_page"], is_flag=True, help="Serve a page about one run, on this machine only."),
-        click.Option(["--once"], is_flag=True, help="Look for half a second, print, and end."),
+        click.Option(["--once"], is_flag=True, help="Measure for half a second, print, and end."),
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

@@ -144,7 +144,7 @@ class Loader:
             return batch
         if partition is None and self._ranks > 1:
             raise Refused(
-                "a loader with view='local' has come to a batch that cannot be shared out by rows (it has too few "
+                "a loader with view='local' has reached a batch that cannot be split by rows (it has too few "
                 "samples, or is not stacked); use drop_last=True, or the view of the whole batch"
             )
         self._on_share(partition)
@@ -202,7 +202,7 @@ def make_loader(
         )
     samplers: tuple[Any, ...] = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
     if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
-        hint = "leave it out: duoka shares every batch out by itself"
+        hint = "leave it out: duoka splits every batch by itself"
         raise OptionError("run.loader", "a DistributedSampler", "given samplers of one device", hint)
     piece_sampler = _piece_sampler(loader, accumulate, micro_batch)
     source = choose(loader, piece_sampler, view, loading, by_itself)

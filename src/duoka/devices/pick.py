@@ -50,7 +50,7 @@ def by_preference(gpus: Iterable[Gpu]) -> list[Gpu]:
 def why_unavailable(gpu: Gpu, request: Request) -> str:
     """Return why a GPU is not available for this request now; empty if it is."""
     if gpu.holder is not None:
-        return f"{gpu.holder.command} (pid {gpu.holder.pid}) has it"
+        return f"{gpu.holder.command} (pid {gpu.holder.pid}) has locked it"
     if gpu.awaited is not None:
         return f"{gpu.awaited.command} (pid {gpu.awaited.pid}) is ahead in the queue for it"
     if request.pick != "best" and (user := user_of(gpu)):

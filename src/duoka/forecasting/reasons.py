@@ -36,7 +36,7 @@ def _measured(run: TimedRun) -> Iterator[tuple[float, str]]:
         waiting = f"{in_words(run.waited)} of its {step} are waiting for other ranks"
         yield run.waited, f"{waiting}: {UNEVEN}"
     if timing.whole:
-        whole = f"{in_words(timing.whole)} of its {step} go into what every rank computes whole"
+        whole = f"{in_words(timing.whole)} of its {step} go into operations that every rank computes whole"
         yield timing.whole, f"{whole}, most of it {timing.costliest}"
 
 
@@ -59,8 +59,8 @@ def _rest(run: TimedRun, lost: float) -> Iterator[str]:
     rest = lost - run.waited - run.timing.whole
     if rest >= WORTH_A_WORD * lost:
         yield (
-            f"{in_words(rest)} more than its share of one device's step is what each rank does by itself: the "
-            "script's own lines, the optimizer's step, and what sharing out costs"
+            f"{in_words(rest)} more than its share of one device's step is work that each rank repeats: the "
+            "script's own lines, the optimizer's step, and the cost of sharding"
         )
 
 

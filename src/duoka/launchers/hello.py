@@ -55,7 +55,7 @@ class SettingsDiffer(AskedError):
 
     def __init__(self, what: str, other: int, name: str) -> None:
         self.what, self.other, self.name = what, other, name
-        super().__init__(f"all machines must do the same: {what} is not the same on {name}")
+        super().__init__(f"all machines must have the same settings: {what} differs on {name}")
 
 
 def find_refusal(number: int, hello: Hello, met: Mapping[int, Hello], machines: Machines) -> AskedError | None:

@@ -71,7 +71,9 @@ def _connect(channel: Channel, plan: Plan, settings: Mapping[str, Any], say: Cal
             f"{settings.get(error.what, MISSING)!r} on {plan.machines.called(plan.machines.number)} ({_host_name()})"
         )
         other = plan.machines.called(error.other)
-        raise AskedError(f"all machines must do the same: {error.what} is {here}, and is not on {other}") from None
+        raise AskedError(
+            f"all machines must have the same settings: {error.what} is {here}, but differs on {other}"
+        ) from None
 
 
 def _report_long_waits(say: Callable[[str], None]) -> Callable[[str], None]:

@@ -51,7 +51,7 @@ def with_restarts(
         if asked := _asked(signals, answered):
             return _stopped(asked, write)
         if number == most:
-            write(f"duoka: no restart is left of {most}\n")
+            write(f"duoka: all {most} restarts are used up\n")
             break
         short = short + 1 if took < SHORT else 0
         pause = min(2.0 ** (short - 2), LONGEST_PAUSE) if short > 1 else 0.0

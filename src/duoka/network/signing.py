@@ -32,7 +32,5 @@ def verify_object(data: bytes, key: Key) -> Any:
     """
     signature, data = data[:SIGNATURE].decode("ascii", "replace"), data[SIGNATURE:]
     if not key.signed(signature, b"object", data):
-        raise SignatureError(
-            "what came from another rank is not signed with the run's key; nothing of it has been read"
-        )
+        raise SignatureError("data from another rank are not signed with the run's key, and were not unpickled")
     return pickle.loads(data)

@@ -50,9 +50,10 @@ def of_difference(run: ScriptRun, found: RunComparison, bound: Bound, compare_ru
 def amplification(gap: Gap) -> str:
     """Describe how far the script amplifies rounding. gap: of a reference run."""
     return (
-        f"rounding is amplified: in a reference run, which nothing else parts from the first, {gap.name} is "
-        f"{gap.largest:.1e} apart after step {gap.step}, which is {_percent(gap.largest, gap.moved)} of what it has "
-        "learned; typical are a bias before a normalisation under Adam, a high learning rate, a chaotic recurrence"
+        f"rounding is amplified: in a reference run, which differs from the first run in nothing else, {gap.name} is "
+        f"{gap.largest:.1e} apart after step {gap.step}, which is {_percent(gap.largest, gap.moved)} of its "
+        "change since the start; typical causes are a bias before a normalisation under Adam, a high learning rate, "
+        "a chaotic recurrence"
     )
 
 
@@ -102,13 +103,13 @@ def _by_option(run: ScriptRun, bound: Bound, compare_run: Compare) -> Iterator[s
         changed: dict[str, Any] = {name: neutral}
         if _verdict(run, changed, bound, compare_run) != "different":
             without = f"with {_flag(name)} {neutral}" if neutral else "without it"
-            yield f"{_given(run.plan, name)}: {effect}; {without} nothing but rounding is left"
+            yield f"{_given(run.plan, name)}: {effect}; {without} only rounding differs"
             return
     if len(in_use) > 1:
         all_changed = {name: neutral for name, _, neutral, _ in in_use}
         if _verdict(run, all_changed, bound, compare_run) != "different":
             flags = [_given(run.plan, name) for name, *_ in in_use]
-            yield f"{' and '.join(flags)}, together: without them nothing but rounding is left"
+            yield f"{' and '.join(flags)}, together: without them only rounding differs"
 
 
 def _verdict(run: ScriptRun, changed: dict[str, Any], bound: Bound, compare_run: Compare) -> Verdict:

@@ -93,7 +93,7 @@ def sentences(proof: Proof, outcome: Outcome) -> list[str]:
     """Return the verdict about a run, the first difference and its causes."""
     judged, name = outcome.judged, outcome.run.name
     if judged.verdict == "different":
-        lines = [f"{name}: different, and here is the first place: {_first(judged)}"]
+        lines = [f"{name}: different; the first difference: {_first(judged)}"]
     else:
         lines = [f"{name}: {WORDS[judged.verdict]}"]
     if outcome.run.plan.world_size == 1 and outcome.run.plan.strategy == "single" and judged.verdict == "bits":

@@ -154,6 +154,6 @@ class ModelWithLoss(nn.Module):
         *inputs_of_model, target = inputs
         losses: torch.Tensor = self.loss(self.model(*inputs_of_model, **how), target)
         if losses.dim() == 0:
-            hint = "reduction='none', and take the mean of what comes back"
+            hint = "reduction='none', and take the mean of its result"
             raise OptionError("run.loss", "a loss of all samples together", "given one with a value for each", hint)
         return losses

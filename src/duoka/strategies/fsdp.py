@@ -170,7 +170,7 @@ def _description(module: nn.Module, ranks: int) -> str:
     count, whole = sum(p.numel() for p in apart), sum(p.numel() for p in parameters if not isinstance(p, Sharded))
     line = (
         f"strategy fsdp: each rank holds 1/{ranks} of {count:,} parameters of {type(module).__name__}, in "
-        f"{len(blocks)} blocks that come together in turn, the largest of {max(blocks.values()) / 2**20:,.1f} MB"
+        f"{len(blocks)} blocks that are gathered in turn, the largest of {max(blocks.values()) / 2**20:,.1f} MB"
     )
     return f"{line}; {whole:,} stay whole" if whole else line
 

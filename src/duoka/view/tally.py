@@ -62,8 +62,8 @@ class Tally(Counter[Place]):
             return None
         operation, line = next(iter(shares))
         return (
-            f"{total:.0%} of the time went into what every rank computes whole, most of it {operation} at {line}; "
-            "--verbose lists all of it"
+            f"{total:.0%} of the time went into operations that every rank computes whole, most of it "
+            f"into {operation} at {line}; --verbose lists all of them"
         )
 
 

@@ -15,8 +15,8 @@ OFTEN = 0.6  # of readings: a rank that was the slowest in as many is the cause
 NEARLY_FULL = 0.95  # of a GPU's memory
 
 UNEVEN = (
-    "the step is too short for the exchange, or they do not come at the same time; "
-    "take a larger batch, or fewer devices"
+    "the step is too short for the exchange, or the ranks do not reach it at the same time; "
+    "use a larger batch, or fewer devices"
 )
 
 

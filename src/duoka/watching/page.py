@@ -128,7 +128,7 @@ def _notes(state: RunState | None, history: History) -> Iterator[str]:
         yield from (_event(event, history.begun) for event in history.events)
         yield "</ul></section>"
     if state is None:
-        yield "<p>The run was too short for two looks at it, half a second apart.</p>"
+        yield "<p>The run was too short for two samples, half a second apart.</p>"
 
 
 def _event(event: Event, begun: float) -> str:

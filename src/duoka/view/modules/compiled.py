@@ -43,7 +43,7 @@ Original = Callable[..., Any]
 _Outputs = tuple[list[Spec | None], Any]  # the placement of each output (None: not a batch), and their tree
 _BREAKS = "torch.compile splits it at graph breaks, and does not guard what runs between its graphs"
 _EAGER = "torch.compile does not compile it (its stance, its limit of recompilations, or a module without submodules)"
-_KEEPS = "it keeps something of the batch"
+_KEEPS = "it stores a tensor of the batch"
 _NO_REASON = ""
 _ON_RANK = (_NO_REASON, _KEEPS, _BREAKS, _EAGER)  # reasons that only some ranks may see
 
@@ -159,13 +159,13 @@ class Compiled:
         view = self._view
         if view.interactions != before:
             return (
-                "its BatchNorm, its random numbers or something else in it are the whole batch's (--batch-norm local "
-                "and --randomness worker keep these two compiled)"
+                "its BatchNorm, its random numbers or another operation needs all rows (--batch-norm local and "
+                "--randomness worker keep these two compiled)"
             )
         if watch.used:
             return "it computes with the size of the batch"
         if any(isinstance(leaf, Tensor) and not isinstance(leaf, BatchTensor) for leaf in outputs):
-            return "it gives a tensor that is not of rows"
+            return "it returns a tensor that does not hold rows"
         view.programs.clear()
         view.calls.clear()
         gc.collect()  # programs hold references
