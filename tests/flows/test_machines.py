@@ -355,7 +355,7 @@ def test_a_machine_that_cannot_begin_says_why_to_the_others(flow: Flow) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["train.py", "--epochs", "2"], "what the script is given is ['--epochs', '2'] on"),
+        (["train.py", "--epochs", "2"], "the script's argument list is ['--epochs', '2'] on"),
         (["--batch-norm", "local", "train.py", "--epochs", "1"], "--batch-norm is 'local' on"),
         (["other/train.py", "--epochs", "1"], "the content of train.py is "),
     ],
@@ -370,7 +370,7 @@ def test_machines_that_were_asked_for_different_things_are_refused(words: list[s
     other = flow.run([*for_all, *machine(1, 2, place), *words], env=SAME)
     assert other.returncode == 2
     host = socket.gethostname()
-    where = f"on machine 1 ({host}), and is not on machine 0\n"
+    where = f"on machine 1 ({host}), but differs on machine 0\n"
     assert other.stderr.startswith(f"duoka: error: all machines must have the same settings: {told}")
     assert other.stderr.endswith(where)
     flow.run([*for_all, *machine(1, 2, place), *right], env=SAME).ok()  # which is waited for

@@ -117,7 +117,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "the version of Python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "PYTHONHASHSEED": environment.variable("PYTHONHASHSEED"),
         "the script": [plan.target.name] if plan.target.is_module else [Path(plan.target.name).name],
-        "what the script is given": list(plan.target.args),
+        "the script's argument list": list(plan.target.args),
         **files,
         "the script's kind": plan.kind.value,
         "--strategy": plan.strategy,
