@@ -23,7 +23,7 @@ from tests.launchers.made import plan
         ({"batch_norm": "local"}, ["--batch-norm"]),
         ({"threads": 3}, []),
         ({"strategy": "exact", "threads": 3}, ["--strategy", "--threads"]),
-        ({"target": Target("train.py", ("x",))}, ["what the script is given"]),
+        ({"target": Target("train.py", ("x",))}, ["the script's argument list"]),
         ({"timeout": 5.0}, ["--timeout"]),
     ],
 )

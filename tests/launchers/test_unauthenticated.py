@@ -34,7 +34,7 @@ def place() -> Machines:
 @pytest.fixture
 def wires(place: Machines) -> Iterator[Callable[[], socket.socket]]:
     """Connections to machine 0, which waits for machine 1 meanwhile, and in the end meets it."""
-    hello = Hello("node0", 2, settings={"what the script is given": KEY.sign(b"fact", SECRET.encode())})
+    hello = Hello("node0", 2, settings={"the script's argument list": KEY.sign(b"fact", SECRET.encode())})
     host, found = open_channel(place, KEY), list[Any]()
     told: list[str] = []
 
