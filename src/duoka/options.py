@@ -56,9 +56,9 @@ class Machines:
     engine: the launcher whose variables set all this; empty if the user typed it.
     workers, names: number of workers and host name of each machine; empty before they have connected, and for one
     machine. hosts: the real machine of each, by a unique name. local_rank, here: of a command for a rank: its number
-    among the commands of its real machine, and theirs; 0: unknown. store: host and port are those of a torch store,
-    in which rank 0 publishes where it listens. job: a text that names the engine's job and this start of it. home:
-    its machines share the user's home directory. how: a command that starts one command on each machine.
+    among the commands of its real machine, and their number; 0: unknown. store: host and port are those of a torch
+    store, in which rank 0 publishes where it listens. job: a text that names the engine's job and this start of it.
+    home: its machines share the user's home directory. how: a command that starts one command on each machine.
 
     Raises:
         OptionError: the count or the number is out of range.

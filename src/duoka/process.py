@@ -25,7 +25,7 @@ Logged = Callable[[int | None, Mapping[str, object]], None]  # of a step, or Non
 Took = Callable[[int, int, int, int], None]
 
 
-class Open(Protocol):
+class OpenRun(Protocol):
     """The part of an open run (`duoka.run.Run`) that lower modules use."""
 
     rank: int
@@ -57,7 +57,7 @@ class Process:
 
     origin: Origin | None = None
     communication: Communication | None = None
-    run: Open | None = None
+    run: OpenRun | None = None
     runs: int = 0  # opened so far
     saved: Callable[[int], None] = lambda step: None
     logged: Logged | None = None

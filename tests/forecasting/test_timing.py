@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duoka.forecasting.timing import LEAST, WARMUP, Mark, RankTimes, Timing, read, warmup_steps, write
+from duoka.forecasting.timing import LEAST, WARMUP, RankTimes, Timing, WindowEnd, read, warmup_steps, write
 
 
 def timing(folder: Path, *ranks: RankTimes, steps: int) -> Timing:
@@ -19,10 +19,10 @@ def timing(folder: Path, *ranks: RankTimes, steps: int) -> Timing:
     return read(folder)
 
 
-def marks(ends: Sequence[float], waited: float = 0.0, samples: int | None = 8) -> list[Mark]:
+def marks(ends: Sequence[float], waited: float = 0.0, samples: int | None = 8) -> list[WindowEnd]:
     """Create a mark after each step; waiting and whole time are the same in each."""
     return [
-        Mark(step, end, step * waited, 0.25 * step, None if samples is None else step * samples)
+        WindowEnd(step, end, step * waited, 0.25 * step, None if samples is None else step * samples)
         for step, end in enumerate(ends, 1)
     ]
 
@@ -57,7 +57,7 @@ def test_samples_that_are_not_known(tmp_path: Path, samples: int | None) -> None
 
 
 def test_windows_of_several_steps(tmp_path: Path) -> None:
-    times = RankTimes([Mark(step, 3.0 * step, 0.0, 0.0, 4 * step) for step in range(2, 31, 4)], False, "", 1)
+    times = RankTimes([WindowEnd(step, 3.0 * step, 0.0, 0.0, 4 * step) for step in range(2, 31, 4)], False, "", 1)
     found = timing(tmp_path, times, steps=30)
     assert (found.counted, found.windows, found.samples) == (20, (3.0,) * 5, 4)
 

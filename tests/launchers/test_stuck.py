@@ -10,7 +10,7 @@ import pytest
 from duoka.launchers import stuck as module
 from duoka.launchers.stuck import LEAST, TO_TELL, IdleClock, Limits, Stuck, find_stuck, waiting_for_ended
 from duoka.launchers.worker_group import Worker
-from duoka.supervision.status_board import Collective, Progress, StatusBoard
+from duoka.supervision.status_board import Collective, RankProgress, StatusBoard
 from tests.launchers.made import ending, lost, raised, worker
 
 
@@ -222,10 +222,10 @@ def test_a_rank_that_waits_with_the_lock_held_is_seen_to_wait(
     assert find_stuck(board, workers, Limits(50.0), IdleClock()) is None
 
 
-def far(rank: int, number: int, seconds: float, text: str = "b") -> dict[int, Progress]:
+def far(rank: int, number: int, seconds: float, text: str = "b") -> dict[int, RankProgress]:
     """A rank of another machine, that has waited in a collective for so long; for 0: that has left it."""
     now = time.monotonic()
-    return {rank: Progress(number, number - bool(seconds), number, text, now - seconds, now, 0, 0.0)}
+    return {rank: RankProgress(number, number - bool(seconds), number, text, now - seconds, now, 0, 0.0)}
 
 
 def test_a_rank_for_which_another_machine_waits_is_missing_here() -> None:

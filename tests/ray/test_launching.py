@@ -8,7 +8,7 @@ import pytest
 
 from duoka.errors import OptionError, WorkerFailed
 from duoka.ray.launching import launch, resources, results
-from duoka.ray.node import Ended, Job
+from duoka.ray.node import CommandResult, Job
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,28 @@ def test_the_command_of_a_node() -> None:
 
 
 def test_results_are_in_the_order_of_ranks() -> None:
-    ends = [Ended(1, 0, {2: b"c", 3: b"d"}), Ended(0, 0, {1: b"b", 0: b"a"})]
+    ends = [CommandResult(1, 0, {2: b"c", 3: b"d"}), CommandResult(0, 0, {1: b"b", 0: b"a"})]
     assert results(ends) == [b"a", b"b", b"c", b"d"]
 
 
 @pytest.mark.parametrize(
     ("ends", "expected"),
     [
-        ([Ended(0, 1, host="a"), Ended(1, 1, error="boom", host="b")], "duoka run on node 1 (b) ended with .*boom"),
-        ([Ended(0, 1, host="a"), Ended(1, 1, lost="killed")], "Ray has lost the command on node 1: killed"),
-        ([Ended(0, 0, {0: b"a"}), Ended(1, 3, host="b")], "node 1 (b) ended with exit code 3; its report"),
+        (
+            [CommandResult(0, 1, host="a"), CommandResult(1, 1, error="boom", host="b")],
+            "duoka run on node 1 (b) ended with .*boom",
+        ),
+        (
+            [CommandResult(0, 1, host="a"), CommandResult(1, 1, lost="killed")],
+            "Ray has lost the command on node 1: killed",
+        ),
+        (
+            [CommandResult(0, 0, {0: b"a"}), CommandResult(1, 3, host="b")],
+            "node 1 (b) ended with exit code 3; its report",
+        ),
     ],
 )
-def test_the_error_names_the_cause(ends: list[Ended], expected: str) -> None:
+def test_the_error_names_the_cause(ends: list[CommandResult], expected: str) -> None:
     with pytest.raises(WorkerFailed, match="(?s)" + expected.replace("(b)", r"\(b\)")):
         results(ends)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from duoka.supervision.script_output import LoggedValue
-from duoka.watching.history import Event, History
+from duoka.watching.history import History, RunEvent
 from duoka.watching.page import RunEnd, page
 from duoka.watching.record import published_runs
 from tests.flows.flow import Flow, Running
@@ -47,7 +47,7 @@ def test_the_report_at_360_pixels(tmp_path: Path, scheme: str, back: str) -> Non
     if browser is None:
         pytest.skip("there is no chromium")
     seen = history()
-    seen.events.append(Event(4.0, "rank 1 was killed by SIGKILL"))
+    seen.events.append(RunEvent(4.0, "rank 1 was killed by SIGKILL"))
     seen.log([LoggedValue(5.0, "loss", number, 1.0 / number) for number in range(1, 9)])
     (tmp_path / "report.html").write_text(page(record(name="a-long-name/" * 9), seen, RunEnd(0, 10.0)))
     (tmp_path / "around.html").write_text(AROUND)

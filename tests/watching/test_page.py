@@ -8,7 +8,7 @@ import pytest
 
 from duoka.devices.gpu import Gpu
 from duoka.supervision.script_output import LoggedValue
-from duoka.watching.history import MOST, SHORTEST, Event, History
+from duoka.watching.history import MOST, SHORTEST, History, RunEvent
 from duoka.watching.page import RunEnd, page
 from tests.watching.made import record, sample
 
@@ -97,7 +97,7 @@ def gpu(used: int, utilisation: int | None) -> Gpu:
 
 def test_faults_are_marks_and_lines() -> None:
     seen = history()
-    seen.events.append(Event(4.0, "rank 1 was killed by SIGKILL"))
+    seen.events.append(RunEvent(4.0, "rank 1 was killed by SIGKILL"))
     text = page(record(attempt=1), seen, RunEnd(137, 10.0))
     assert "train.py: ended with exit code 137" in text
     assert "<li>0:04 rank 1 was killed by SIGKILL</li>" in text

@@ -93,7 +93,7 @@ def _open_standard_files() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+            os.open(os.devnull, os.O_RDWR)  # opens as the lowest free descriptor
 
 
 def _parse(args: Sequence[str] | None) -> Callable[[], int] | int:

@@ -54,7 +54,7 @@ def _look() -> inventory.Inventory:
 
 
 def _with_ranks(card: Gpu, ranks: Mapping[int, str]) -> Gpu:
-    """Return a GPU of which the processes know their ranks. ranks: in words, by process."""
+    """Return a GPU with the rank of each of its processes. ranks: by pid, in words."""
     processes = card.processes and tuple(replace(one, run=ranks.get(one.pid, "")) for one in card.processes)
     return replace(card, processes=processes, parts=tuple(_with_ranks(part, ranks) for part in card.parts))
 

@@ -85,7 +85,7 @@ def prove(
     as_json: bool,
     **given: Any,
 ) -> Callable[[], int]:
-    """Check the options, and return the function that makes the proof."""
+    """Check the options, and return the function that runs the comparison."""
     if not words:
         raise click.UsageError("a script is missing; for example: duoka prove train.py", click.get_current_context())
     one_of("--want", want, ("bits", "rounding"))

@@ -64,7 +64,7 @@ class Loader:
         source = self._begin()
         if self._piece_sampler is not None:
             source = self._in_pieces(source, self._piece_sampler)
-        return self._iterate(source if self._source.is_torchs else self._published(source), around)
+        return self._iterate(source if self._source.is_read_by_torch else self._published(source), around)
 
     def _published(self, source: Iterator[Any]) -> Iterator[Any]:
         """Publish each batch for `duoka watch` and reports, as the interception of torch's loaders does."""

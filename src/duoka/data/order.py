@@ -32,7 +32,7 @@ class ResumableSampler:
         return len(self._batches)  # type: ignore[arg-type]
 
     def draw(self) -> None:
-        """Draw the order of the epoch that has begun now, not with its first batch."""
+        """Draw the order of the current epoch now, instead of with its first batch."""
         if self._epoch is not None:
             self._epoch.fetch()
 

@@ -40,7 +40,7 @@ class Pieces:
                 yield piece
 
     def finish(self) -> None:
-        """Skip the pieces that were not requested."""
+        """Skip the pieces that the script did not take."""
         for _ in range(max(1, self._given), len(self._sizes)):
             next(self._others)
         self._given = len(self._sizes)

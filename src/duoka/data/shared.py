@@ -80,8 +80,9 @@ class Reader:
     index):
     the same for any number of ranks.
 
-    by_itself: a context for reading rows that the other ranks do not read. shares: of a batch, if more than ranks;
-    smaller batches are read whole. reseeds: with "auto", switch to "shared" if reading draws.
+    by_itself: a context for reading rows that the other ranks do not read. shares: number of shares of a batch, if
+    larger than that of ranks; smaller batches are read whole. reseeds: with "auto", switch to "shared" if reading
+    draws.
     """
 
     def __init__(

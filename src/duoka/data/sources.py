@@ -46,7 +46,7 @@ class BatchSource(ABC):
     """The batches of one loader, epoch after epoch. epoch: index of the next one."""
 
     epoch = 0
-    is_torchs = True  # torch's loaders read it: they are observed for `duoka watch`
+    is_read_by_torch = True  # torch's loaders read it: they are observed for `duoka watch`
 
     @abstractmethod
     def begin(self, skip: int) -> Iterator[Any]:
@@ -54,7 +54,7 @@ class BatchSource(ABC):
 
     @abstractmethod
     def draw(self) -> None:
-        """Draw the order of the epoch that has begun now."""
+        """Draw the order of the current epoch now."""
 
 
 def choose(
@@ -83,7 +83,7 @@ def choose(
 class InMemorySource(BatchSource):
     """A TensorDataset, or a subset of one, in its own order or a shuffled one."""
 
-    is_torchs = False
+    is_read_by_torch = False
 
     def __init__(self, loader: DataLoader[Any], piece_sampler: PieceSampler | None, view: View) -> None:
         self._loader, self._piece_sampler, self._view = loader, piece_sampler, view

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from duoka.forecasting.timing import WINDOWS, Mark, RankTimes, warmup_steps, write
+from duoka.forecasting.timing import WINDOWS, RankTimes, WindowEnd, warmup_steps, write
 from duoka.private.torch import tree_leaves
 from duoka.supervision.status_board import StatusSlot
 from duoka.trials.loaders import watch_loaders
@@ -45,7 +45,7 @@ class _TimingWatcher(StepWatcher):
         super().__init__(timer.folders.seen, slot.rank)
         self._timer, self._slot = timer, slot
         self._offset = warmup_steps(timer.steps) % timer.window  # a window begins with the first counted step
-        self._marks: list[Mark] = []
+        self._marks: list[WindowEnd] = []
         self._samples: int | None = 0
         self._own_samples = False
         self._tally = Tally()  # replaced as soon as the view creates one
@@ -74,7 +74,7 @@ class _TimingWatcher(StepWatcher):
         if self._timer.device != "cpu":
             torch.accelerator.synchronize()
         whole = sum(self._tally.seconds.values())
-        self._marks.append(Mark(self.steps, perf_counter(), self._slot.waited, whole, self._samples))
+        self._marks.append(WindowEnd(self.steps, perf_counter(), self._slot.waited, whole, self._samples))
 
     def _count(self, loader: Any, batch: Any, is_local: bool) -> None:
         self._own_samples = self._own_samples or is_local

@@ -21,7 +21,7 @@ LEAST = 5  # counted steps that are needed
 WINDOWS = 5  # number of windows on an asynchronous device, which is synchronized at the end of each
 
 
-class Mark(NamedTuple):
+class WindowEnd(NamedTuple):
     """The end of a window of steps on one rank; values are sums since the start.
 
     seconds: by its clock. waited: seconds in collectives. whole: seconds of work that every rank computes whole.
@@ -42,7 +42,7 @@ class RankTimes(NamedTuple):
     threads: CPU threads of one operation.
     """
 
-    marks: Sequence[Mark]
+    marks: Sequence[WindowEnd]
     own_samples: bool
     costliest: str
     threads: int
@@ -52,9 +52,10 @@ class RankTimes(NamedTuple):
 class Timing:
     """Times of one run, in seconds per step.
 
-    steps: made. counted: of these. windows: time per step of each window, on rank 0. waited: in collectives, the mean
-    over ranks. whole: of work that every rank computes whole; costliest: its most expensive line. samples: per step,
-    of all ranks, or None. threads: CPU threads of one operation.
+    steps: number of steps made; counted: of steps after the warm-up. windows: time per step of each window, on rank
+    0. waited: time in collectives, the mean over ranks. whole: time of work that every rank computes whole;
+    costliest: its most expensive line. samples: per step, of all ranks; None if unknown. threads: CPU threads of one
+    operation.
     """
 
     steps: int
@@ -119,15 +120,15 @@ def _ranks(folder: Path) -> Iterator[RankTimes]:
     rank = 0
     while (path := rank_file(folder, rank)).exists():
         marks, *others = json.loads(path.read_text())
-        yield RankTimes([Mark(*mark) for mark in marks], *others)
+        yield RankTimes([WindowEnd(*mark) for mark in marks], *others)
         rank += 1
 
 
-def _windows(times: RankTimes, skipped: int) -> Iterator[tuple[Mark, Mark]]:
+def _windows(times: RankTimes, skipped: int) -> Iterator[tuple[WindowEnd, WindowEnd]]:
     return ((before, after) for before, after in pairwise(times.marks) if before.step >= skipped)
 
 
-def _per_step(times: RankTimes, skipped: int, value: Callable[[Mark], float]) -> list[float]:
+def _per_step(times: RankTimes, skipped: int, value: Callable[[WindowEnd], float]) -> list[float]:
     return [(value(after) - value(before)) / (after.step - before.step) for before, after in _windows(times, skipped)]
 
 

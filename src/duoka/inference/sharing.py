@@ -13,7 +13,7 @@ from duoka.errors import DuokaError
 
 
 class JobRanks(Protocol):
-    """The ranks of a job, from the view of one."""
+    """The ranks of a job, as one of them sees them."""
 
     @property
     def rank(self) -> int: ...

@@ -22,7 +22,7 @@ from duoka.launchers.worker_group import Peers, WorkerGroup
 from duoka.network.keys import Key
 from duoka.plan import Plan
 from duoka.supervision.remote_samples import MachineSamples
-from duoka.supervision.status_board import Progress, StatusBoard
+from duoka.supervision.status_board import RankProgress, StatusBoard
 from duoka.system.printable import printable
 from duoka.watching.messages import as_message, checked
 from duoka.watching.record import UnpublishedRun
@@ -70,7 +70,7 @@ class SingleMachine(Peers):
         The others answer each progress message of machine 0. So none are sent to a command that does not read.
         """
 
-    def progress(self) -> dict[int, Progress]:
+    def progress(self) -> dict[int, RankProgress]:
         """Return the progress of the other machines' ranks, by rank."""
         return {}
 
@@ -146,7 +146,7 @@ class SeveralMachines(SingleMachine):
         shown = (machine for machine, message in self._received("progress").items() if message.value["last"])
         return len({*shown, *self._channel.lost, self._channel.number}) == self._plan.machines.count
 
-    def progress(self) -> dict[int, Progress]:
+    def progress(self) -> dict[int, RankProgress]:
         return {
             int(rank): _progress_of(slot, message.at)
             for machine, message in self._received("progress").items()
@@ -280,11 +280,11 @@ def _result_of(verdict: Verdict, group: WorkerGroup) -> MachineResult:
     )
 
 
-def _serialised(progress: Progress) -> list[Any]:
+def _serialised(progress: RankProgress) -> list[Any]:
     waited = progress.seen - progress.since if progress.waiting else 0.0
     return [progress.begun, progress.finished, progress.number, progress.text, waited, progress.steps]
 
 
-def _progress_of(values: Sequence[Any], received_at: float) -> Progress:
+def _progress_of(values: Sequence[Any], received_at: float) -> RankProgress:
     begun, finished, number, text, waited, steps = values
-    return Progress(begun, finished, number, printable(text), received_at - waited, received_at, steps, 0.0)
+    return RankProgress(begun, finished, number, printable(text), received_at - waited, received_at, steps, 0.0)

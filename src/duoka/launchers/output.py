@@ -79,7 +79,7 @@ class Outputs:
                         shutil.copyfileobj(file, kept)
             for name, text in more.items():
                 (self._dir / name).write_text(text)
-        except OSError:  # a full disk must not hide what went wrong
+        except OSError:  # a full disk must not hide the error of the run
             return None
         return self._dir
 

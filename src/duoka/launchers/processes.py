@@ -63,6 +63,6 @@ def odd_state(pid: int) -> str:
 
 def _state_and_session(pid: int) -> tuple[str, int]:
     with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()  # the name before may hold anything
+        fields = file.read().rpartition(b")")[2].split()  # the process name before may contain parentheses
         return fields[0].decode(), int(fields[3])
     return "", -1

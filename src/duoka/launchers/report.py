@@ -1,4 +1,4 @@
-"""The report of a run that ended badly: the first error, once, and the place of the logs."""
+"""Report a run that ended badly: its first error, once, and the place of the logs."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ REPORTS: dict[str, Callable[[Verdict, ReportContext], list[str]]] = {
 
 
 def _headline(what: str, verdict: Verdict, scene: ReportContext) -> str:
-    """Return what happened, what became of the other ranks, and the place of the logs."""
+    """Return the cause, what happened to the other ranks, and the place of the logs."""
     rest = scene.world_size - len(verdict.culprits)
     ended = {0: "", 1: "; the other rank was ended"}.get(rest, "; the other ranks were ended")
     if verdict.why in ("stuck", "elsewhere"):
@@ -263,7 +263,7 @@ def _headline(what: str, verdict: Verdict, scene: ReportContext) -> str:
 def _others(verdict: Verdict) -> list[str]:
     """Return one line for each way in which other ranks ended."""
     if verdict.stuck is not None or verdict.why == "stopped":
-        return []  # they waited, or were asked to end, which the headline says
+        return []  # they waited, or were asked to end: the headline reports it
     ranks: dict[str, list[int]] = {}
     for worker in sorted(verdict.others, key=lambda worker: worker.rank):
         ranks.setdefault(_summary(worker, verdict), []).append(worker.rank)

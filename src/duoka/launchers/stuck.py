@@ -11,14 +11,14 @@ from types import MappingProxyType
 from duoka.launchers.processes import is_asleep, is_stopped, odd_state, work_done
 from duoka.launchers.stacks import in_debugger, in_torch
 from duoka.launchers.worker_group import Worker, WorkerGroup
-from duoka.supervision.status_board import CollectiveMismatch, Progress, StatusBoard
+from duoka.supervision.status_board import CollectiveMismatch, RankProgress, StatusBoard
 from duoka.worker import STACKS_SIGNAL
 
 TO_ANSWER = 1.0  # seconds for a worker to dump its stacks
 TO_LOOK = 1.0  # seconds after which a rank's status, updated twice a second, counts as outdated
 TO_FOLLOW = 1.0  # seconds after which a rank that waits for an ended one counts as blocked
-TO_TELL = 3.0  # seconds in which another machine can name its missing rank first
-IDLE_MULTIPLE = 20  # of the slowest step so far: what a rank waits for one that is idle
+TO_TELL = 3.0  # seconds in which another machine can report its missing rank first
+IDLE_MULTIPLE = 20  # times the slowest step so far: how long a rank waits for an idle one
 LEAST = 60.0  # seconds: the least limit
 
 
@@ -102,7 +102,7 @@ def find_stuck(
     workers: Sequence[Worker],
     limits: Limits,
     idle_clock: IdleClock,
-    remote: Mapping[int, Progress] = MappingProxyType({}),
+    remote: Mapping[int, RankProgress] = MappingProxyType({}),
 ) -> Stuck | None:
     """Return where ranks have waited in a collective for others for longer than the limit; None if they have not.
 
@@ -146,7 +146,7 @@ def find_stuck(
 
 
 def _waiting(
-    present: Sequence[Worker], progress: Mapping[int, Progress], remote: Mapping[int, Progress]
+    present: Sequence[Worker], progress: Mapping[int, RankProgress], remote: Mapping[int, RankProgress]
 ) -> tuple[int, dict[int, float], list[Worker]]:
     """Return the collective in which ranks wait, for how many seconds each, and this machine's missing workers."""
     everywhere = {**progress, **remote}
@@ -162,7 +162,7 @@ def _waiting(
     return number, waits, missing
 
 
-def _remote_mismatch(board: StatusBoard, remote: Mapping[int, Progress]) -> CollectiveMismatch | None:
+def _remote_mismatch(board: StatusBoard, remote: Mapping[int, RankProgress]) -> CollectiveMismatch | None:
     """Return a mismatch between this machine's collective and one in which a rank of another machine waits."""
     for rank, one in remote.items():
         here = tuple(mine for mine in board.ranks if one.waiting and board.remembers(mine, one.number))
@@ -185,7 +185,7 @@ def find_not_exiting(workers: Sequence[Worker], limits: Limits, idle_clock: Idle
 
 
 def _first_missed(
-    present: Sequence[Worker], progress: Mapping[int, Progress], remote: Mapping[int, Progress]
+    present: Sequence[Worker], progress: Mapping[int, RankProgress], remote: Mapping[int, RankProgress]
 ) -> tuple[int, list[Worker]]:
     """Return the first collective in which ranks wait for others that wait in none, and those others.
 
@@ -201,7 +201,7 @@ def _first_missed(
     return last, [] if remote else [worker for worker in present if progress[worker.rank].begun < last]
 
 
-def _asleep_with_lock(present: Sequence[Worker], progress: Mapping[int, Progress]) -> dict[int, float]:
+def _asleep_with_lock(present: Sequence[Worker], progress: Mapping[int, RankProgress]) -> dict[int, float]:
     """Return the ranks that cannot update their status, as the interpreter's lock is held, but sleep; with seconds.
 
     Torch waits so inside the second step of DistributedDataParallel.
@@ -230,7 +230,7 @@ def waiting_for_ended(board: StatusBoard, workers: Sequence[Worker]) -> list[Wor
     return [worker for worker in going_on if _waits_beyond(board.read(worker.rank), min(left), ended_at)]
 
 
-def _waits_beyond(progress: Progress, number: int, ended_at: float) -> bool:
+def _waits_beyond(progress: RankProgress, number: int, ended_at: float) -> bool:
     waited = progress.seen - max(progress.since, ended_at)
     return progress.waiting and progress.number > number and waited > TO_FOLLOW
 

@@ -56,7 +56,7 @@ class Verdict:
 def judge(workers: Sequence[Worker], stuck: Stuck | None, stopped_by: signal.Signals | None) -> Verdict:
     """Find the first error that is no consequence of another.
 
-    An error that only says that another rank is gone counts if there is no other error.
+    An error that only reports the end of another rank counts if there is no other error.
     """
     if stopped_by is not None:
         ended = tuple(worker for worker in workers if worker.failed)
@@ -138,7 +138,7 @@ def _when(worker: Worker) -> float:
 
 
 def is_consequence(worker: Worker) -> bool:
-    """Return whether its error only says that another rank went away, did not join, or called another collective."""
+    """Return whether its error only reports that another rank ended, did not join, or called another collective."""
     return worker.ending is not None and worker.ending.consequence
 
 

@@ -1,4 +1,4 @@
-"""The workers of one attempt, from the command process's side."""
+"""The workers of one attempt, as the command process sees them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Worker:
 
     @property
     def failed(self) -> bool:
-        """Return whether it ended badly before a signal asked it to; a script may answer a signal, as by saving."""
+        """Return whether it ended badly before it was signalled to end; a script may handle that, as by saving."""
         if self.ending is not None and self.ending.code != 0:
             return self.signalled_at is None or self.ending.time < self.signalled_at
         return self.status not in (None, 0) and not self.was_signalled

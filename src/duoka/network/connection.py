@@ -185,5 +185,5 @@ def _both(host: Any, guest: Any) -> tuple[bytes, bytes]:
 
 
 def _own(key: Key, both: tuple[bytes, bytes]) -> Key:
-    """Derive the connection's own key. Without a run's key it still numbers lines and detects changes."""
+    """Derive the key of one connection from the run's key (which may be empty) and both random numbers."""
     return Key(bytes.fromhex(key.sign(b"connection", *both)))

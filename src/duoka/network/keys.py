@@ -1,6 +1,6 @@
-"""The key of a run: its processes authenticate each other with it.
+"""The key of a run, with which its processes authenticate each other.
 
-Within one machine it is made before the workers are forked, and they inherit it. Between machines it comes from
+On one machine the key is created before the workers are forked, and they inherit it. Between machines it comes from
 DUOKA_KEY or `--key-file`; where an engine starts commands on machines that share the user's home directory, from a
 file there that only the user can read, which the first command creates.
 """
@@ -27,7 +27,7 @@ OWNER_ONLY = 0o077  # bits that the mode of a file with a key must not have
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A secret shared by the processes of a run; empty: none, and connections are not authenticated."""
+    """A secret shared by the processes of a run. An empty one means that connections are not authenticated."""
 
     secret: bytes = b""
 

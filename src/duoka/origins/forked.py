@@ -24,7 +24,7 @@ class Forked(Origin):
 
     info: of this worker. slot: records its collectives. exchange: memory shared with all other ranks, or None.
     given: the device, as torch names it in this process. defaults: options of the command. key: of the run.
-    far: ranks belong to several commands, so no status board shows all of them.
+    far: the ranks belong to several commands, so no status board shows all of them.
     """
 
     info: RankInfo

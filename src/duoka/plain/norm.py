@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from duoka.plain.session import Session
 from duoka.private.torch import FRAMES_UP, tree_map_only
-from duoka.view.shares.batch_norm import Normalising, in_training, whole_batch_norm
+from duoka.view.shares.batch_norm import BatchNormCall, in_training, whole_batch_norm
 from duoka.view.tensor.batch import BatchTensor, join
 
 
@@ -39,7 +39,7 @@ def _example(batch: BatchTensor) -> Tensor:
     return batch.full_tensor().detach().requires_grad_(batch._shares[0]._local.requires_grad)
 
 
-def _whole_batch(session: Session, call: Normalising) -> Tensor | None:
+def _whole_batch(session: Session, call: BatchNormCall) -> Tensor | None:
     """Normalise with the whole batch's statistics; return None if all of its rows are here."""
     own, given = session.view.shares, call.rows
     if not isinstance(given, BatchTensor):
@@ -58,7 +58,7 @@ def _whole_batch(session: Session, call: Normalising) -> Tensor | None:
     return join([BatchTensor(part, share._spec) for part, share in zip(out, given._shares, strict=True)])
 
 
-def _each_share(session: Session, call: Normalising) -> Tensor | None:
+def _each_share(session: Session, call: BatchNormCall) -> Tensor | None:
     """Normalise with the statistics of each share's rows; the running ones follow this rank's first share."""
     given = call.rows
     if not isinstance(given, BatchTensor) or given._spec.dim != 0:

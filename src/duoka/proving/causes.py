@@ -62,7 +62,7 @@ def _percent(part: float, whole: float) -> str:
 
 
 def of_itself(first: ScriptRun, comparison: RunComparison) -> RepeatResult:
-    """Explain the difference between two runs of the same plan."""
+    """Explain why two runs of the same plan differ."""
     text = "" if comparison.same_bits else _repeat_difference(first, comparison)
     return RepeatResult(judge(comparison, Bound([])).verdict, text)
 

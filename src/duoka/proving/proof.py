@@ -68,7 +68,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """True if every run is as good as wanted."""
+        """True if every run has at least the wanted verdict."""
         return all(meets(outcome.judged, self.request.want) for outcome in self.outcomes)
 
 
@@ -108,7 +108,7 @@ def _compare_all(request: ProofRequest, compare_run: _Comparer) -> Proof:
         same = [Outcome(run, found, judge(found, Bound([])), ()) for run, found in compared]
         return Proof(request, compare_run.first.steps, tuple(same), None)
     repeat, bound = causes.of_itself(request.first, compare_run(request.first.repeated())), Bound([])
-    if repeat.verdict != "different":  # otherwise randomness would count as rounding
+    if repeat.verdict != "different":  # else unseeded randomness would count as rounding
         bound = Bound([*(compare_run(run) for run in request.references), *_in_two_parts(request, compare_run)])
     outcomes = [_outcome(request, run, found, bound, repeat, compare_run) for run, found in compared]
     return Proof(request, compare_run.first.steps, tuple(outcomes), bound)

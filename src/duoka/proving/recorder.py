@@ -46,7 +46,7 @@ class _RecordingWatcher(StepWatcher):
         self._batches = BatchRecorder(folder, rank, recorder.own_rows)
         self._nudge = None if recorder.nudge is None else Nudge(recorder.nudge)
         self._names = TensorNames()
-        self._with_gradients = not recorder.own_rows  # ranks of a script's own may scale theirs as they like
+        self._with_gradients = not recorder.own_rows  # ranks of a script's own may scale theirs
         self._losses: list[Tensor] = []
 
     def install(self) -> None:

@@ -21,7 +21,7 @@ from duoka.devices.spec import parse
 from duoka.errors import DuokaError, OptionError, TimedOut, WorkerFailed
 from duoka.options import MOST_MACHINES, waiting
 from duoka.process import this_process
-from duoka.ray.node import Ended, Job, free_port, run_command
+from duoka.ray.node import CommandResult, Job, free_port, run_command
 
 MOST_RETRIES = 1000
 END_WAIT = 60.0  # seconds in which commands end by themselves once another one has failed
@@ -151,9 +151,9 @@ def _shown(bundle: dict[str, float]) -> str:
     return f"{bundle.get('CPU', 0):g} CPUs" + (f" and {bundle['GPU']:g} GPUs" if "GPU" in bundle else "")
 
 
-def _ends(ray: Any, running: list[Any]) -> list[Ended]:
+def _ends(ray: Any, running: list[Any]) -> list[CommandResult]:
     """Wait for all commands; after the first failure for END_WAIT seconds: then the placement group ends the rest."""
-    ends: dict[Any, Ended] = {}
+    ends: dict[Any, CommandResult] = {}
     left = list(running)
     try:
         while left:
@@ -168,17 +168,17 @@ def _ends(ray: Any, running: list[Any]) -> list[Ended]:
     return list(ends.values())
 
 
-def _end(ray: Any, task: Any, node: int) -> Ended:
+def _end(ray: Any, task: Any, node: int) -> CommandResult:
     try:
-        ended: Ended = ray.get(task)
+        ended: CommandResult = ray.get(task)
     except ray.exceptions.RayTaskError as error:
-        return Ended(node, 1, error=str(error))
+        return CommandResult(node, 1, error=str(error))
     except ray.exceptions.RayError as error:
-        return Ended(node, 1, lost=str(error).strip().partition("\n")[0])
+        return CommandResult(node, 1, lost=str(error).strip().partition("\n")[0])
     return ended
 
 
-def results(ends: Sequence[Ended]) -> list[bytes]:
+def results(ends: Sequence[CommandResult]) -> list[bytes]:
     """Return the results of all ranks, in their order.
 
     Raises:

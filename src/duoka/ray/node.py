@@ -36,7 +36,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandResult:
     """The result of a node's command.
 
     code: its exit code. results: pickled, by rank. error: traceback of the function. lost: why Ray lost the command.
@@ -66,7 +66,7 @@ def free_port() -> str:
         return f"{host}:{server.getsockname()[1]}"
 
 
-def run_command(job: Job, node: int, nodes: int, place: str, key: str) -> Ended:
+def run_command(job: Job, node: int, nodes: int, place: str, key: str) -> CommandResult:
     """Run the command of this node to its end. If Ray cancels the task, the command gets SIGTERM, so it may save."""
     with tempfile.TemporaryDirectory(prefix="duoka-ray-") as folder:
         Path(folder, "call").write_bytes(job.call)
@@ -80,4 +80,4 @@ def run_command(job: Job, node: int, nodes: int, place: str, key: str) -> Ended:
                 raise
         results = {int(path.suffix[1:]): path.read_bytes() for path in Path(folder).glob("result.*")}
         errors = [path.read_text() for path in sorted(Path(folder).glob("error.*"))]
-    return Ended(node, code, results, "".join(errors[:1]), host=socket.gethostname())
+    return CommandResult(node, code, results, "".join(errors[:1]), host=socket.gethostname())

@@ -1,4 +1,4 @@
-"""Reductions over ranks of values that differ between them."""
+"""Reduce values that differ between ranks."""
 
 from __future__ import annotations
 

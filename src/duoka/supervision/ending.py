@@ -27,7 +27,7 @@ class Ending:
     time: CLOCK_MONOTONIC at the end, in seconds.
     said: the message of sys.exit("...").
     error: the last line of the traceback. trace: all of it without duoka's frames; whole: with them.
-    consequence: it only says that another rank went away, did not join, or called another collective.
+    consequence: the error only reports that another rank ended, did not join, or called another collective.
     shown: the script's own sys.excepthook has shown the error already.
     frames: of the script, with their variables, if the error is such a consequence.
     """
@@ -97,7 +97,7 @@ def raised(rank: int, error: BaseException) -> Ending:
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Return whether this error or its cause only says that another rank went away or called another collective."""
+    """Return whether this error or its cause only reports that another rank ended or called another collective."""
     return any(_is_network_error(one) for one in _chain(error))
 
 

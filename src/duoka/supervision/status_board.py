@@ -37,7 +37,7 @@ AT_END = "the end of the script"  # in place of a line, in the name of a collect
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RankProgress:
     """Progress of one rank. Several collectives may be unfinished at a time; they end in order.
 
     begun, finished: numbers of collectives.
@@ -168,7 +168,7 @@ class StatusBoard:
         """Return the slot of `rank`, for its worker to write."""
         return StatusSlot(self, rank)
 
-    def read(self, rank: int) -> Progress:
+    def read(self, rank: int) -> RankProgress:
         """Return the progress of `rank`; the text is empty before its first collective."""
         words = self._words[rank]
         while True:
@@ -176,12 +176,12 @@ class StatusBoard:
             seen = (words[SEEN] or monotonic_ns()) / 1e9
             steps, slowest = words[STEPS], words[SLOWEST] / 1e9
             if begun == 0:
-                return Progress(0, 0, 0, "", 0.0, seen, steps, slowest)
+                return RankProgress(0, 0, 0, "", 0.0, seen, steps, slowest)
             number = min(begun, max(finished + 1, begun - RING // 2))  # one that is not about to be overwritten
             since = words[_entry(number) + SINCE] / 1e9
             text = self.text(rank, number)
             if words[BEGUN] < number + RING:  # otherwise it may have been overwritten meanwhile
-                return Progress(begun, min(finished, begun), number, text, since, seen, steps, slowest)
+                return RankProgress(begun, min(finished, begun), number, text, since, seen, steps, slowest)
 
     def counters(self, rank: int) -> Counters:
         """Return the sums of `rank`."""

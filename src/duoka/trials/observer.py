@@ -79,7 +79,7 @@ class StepWatcher(ABC):
         """Write the record."""
 
     def enough(self) -> NoReturn:
-        """End the script, which has made the wanted number of steps.
+        """End the script after the wanted number of steps.
 
         Raises:
             StepLimitReached: on the first call; a script that catches it exits at its next step.

@@ -20,7 +20,7 @@ MOST_VALUES = 50_000  # of all names together, at most twice as many
 _FIELDS = tuple(one.name for one in fields(Parts))
 
 
-class Event(NamedTuple):
+class RunEvent(NamedTuple):
     """A fault or a restart. time: CLOCK_MONOTONIC. report: what was printed about it, with stacks or tracebacks."""
 
     time: float
@@ -81,7 +81,7 @@ class History:
         self.begun = begun
         self.attempts: list[list[RunSample]] = []
         self.parts: list[list[PartsPoint]] = []  # of intervals in which each rank has a new sample
-        self.events: list[Event] = []
+        self.events: list[RunEvent] = []
         self.values: dict[str, Thinned] = {}
         self.memory_used: dict[str, Thinned] = {}  # bytes, by the name of a GPU
         self.utilisation: dict[str, Thinned] = {}  # percent

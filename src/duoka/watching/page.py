@@ -16,7 +16,7 @@ from duoka.system.seconds import duration, in_words, per_second
 from duoka.watching.charts import Axis, Line, Mark, Segments, area_chart, line_chart
 from duoka.watching.document import document, head, table
 from duoka.watching.findings import findings, name_places, only_these
-from duoka.watching.history import Event, History, Point
+from duoka.watching.history import History, Point, RunEvent
 from duoka.watching.output_reader import MOST_LOGGED
 from duoka.watching.parts import parts_shown
 from duoka.watching.record import RunRecord
@@ -131,7 +131,7 @@ def _notes(state: RunState | None, history: History) -> Iterator[str]:
         yield "<p>The run was too short for two samples, half a second apart.</p>"
 
 
-def _event(event: Event, begun: float) -> str:
+def _event(event: RunEvent, begun: float) -> str:
     """Return when an event was, and below it what was printed about it, to be opened."""
     said = f"{duration(event.time - begun)} {escape(event.text)}"
     if not event.report:

@@ -9,7 +9,7 @@ from pathlib import Path
 from duoka.plan import Plan
 from duoka.supervision.status_board import StatusBoard
 from duoka.watching.document import write_page
-from duoka.watching.history import Event, History
+from duoka.watching.history import History, RunEvent
 from duoka.watching.page import RunEnd, page
 from duoka.watching.record import PublishedRun
 
@@ -31,7 +31,7 @@ class ReportedRun(PublishedRun):
     def started(self, pids: Sequence[int]) -> None:
         super().started(pids)
         if self.record.attempt:
-            self._history.events.append(Event(time.monotonic(), f"restart {self.record.attempt}"))
+            self._history.events.append(RunEvent(time.monotonic(), f"restart {self.record.attempt}"))
 
     def look(self) -> None:
         now = time.monotonic()
@@ -42,7 +42,7 @@ class ReportedRun(PublishedRun):
 
     def failed(self, cause: str, report: str = "") -> None:
         super().failed(cause, report)
-        self._history.events.append(Event(time.monotonic(), cause, report))
+        self._history.events.append(RunEvent(time.monotonic(), cause, report))
 
     def close(self) -> None:
         now = time.monotonic()

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from duoka.devices.gpu import Gpu
 from duoka.supervision.status_board import StatusBoard
-from duoka.watching.history import Event, History
+from duoka.watching.history import History, RunEvent
 from duoka.watching.page import RunEnd, page
 from duoka.watching.place import read_place
 from duoka.watching.record import RunRecord, open_board
@@ -40,7 +40,7 @@ class WatchedRun:
             before, self._record = self._record, record
             if record.attempt != before.attempt:
                 self._history.begin()
-                self._history.events.append(Event(time.monotonic(), f"restart {record.attempt}"))
+                self._history.events.append(RunEvent(time.monotonic(), f"restart {record.attempt}"))
                 self._board = None
             if self._board is None and record.has_begun:
                 self._board = open_board(record)
@@ -62,7 +62,7 @@ class WatchedRun:
     def _note_faults(self, record: RunRecord) -> None:
         seen = len(self._record.faults)
         for fault, report in zip(record.faults[seen:], record.reports[seen:], strict=True):
-            self._history.events.append(Event(time.monotonic(), fault, report))
+            self._history.events.append(RunEvent(time.monotonic(), fault, report))
 
     def page(self) -> str:
         """Return the page as it is now; browsers load it again until the run has ended."""

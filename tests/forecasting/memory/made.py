@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from duoka.forecasting.memory.forecast import MemoryForecast, MemoryRequest
-from duoka.forecasting.memory.record import Event, MemoryRecord, Scope, Storage, What
+from duoka.forecasting.memory.record import MemoryEvent, MemoryRecord, Scope, Storage, What
 from tests.forecasting.made import ONE_DEVICE
 
 MB = 10**6
@@ -35,7 +35,7 @@ class Story:
 
     def now(self, what: What, number: int = 0) -> None:
         """Add an event."""
-        self.record.events.append(Event(what, number))
+        self.record.events.append(MemoryEvent(what, number))
 
 
 def forecast(story: Story, limits: list[int | None], devices: tuple[int, ...] = (1, 2, 4)) -> MemoryForecast:

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from duoka.forecasting.memory.replay import Layout, peak
+from duoka.forecasting.memory.replay import MemoryLayout, peak
 from tests.forecasting.memory.made import MB, Story
 
-ONE, DDP, FSDP = Layout("single", 1), Layout("ddp", 2), Layout("fsdp", 2)
+ONE, DDP, FSDP = MemoryLayout("single", 1), MemoryLayout("ddp", 2), MemoryLayout("fsdp", 2)
 
 
-def megabytes(story: Story, layout: Layout) -> float:
+def megabytes(story: Story, layout: MemoryLayout) -> float:
     return peak(story.record, layout) / MB
 
 
@@ -29,7 +29,7 @@ def test_rows_are_shared_and_parameters_are_not_with_ddp() -> None:
 def test_the_largest_share_counts(batch: int | None, devices: int, share: float) -> None:
     story = Story(batch)
     story.make(56, "rows")
-    assert megabytes(story, Layout("ddp", devices)) == pytest.approx(56 * share)
+    assert megabytes(story, MemoryLayout("ddp", devices)) == pytest.approx(56 * share)
 
 
 def test_the_peak_is_that_of_a_moment() -> None:
@@ -91,7 +91,7 @@ def test_activations_are_computed_again() -> None:
         story.now("freed", number)
     assert megabytes(story, ONE) == 36
     assert megabytes(story, FSDP) == 18
-    assert megabytes(story, Layout("fsdp", 2, checkpoints=True)) == (10 + 2 + 2 + 2) / 2
+    assert megabytes(story, MemoryLayout("fsdp", 2, checkpoints=True)) == (10 + 2 + 2 + 2) / 2
 
 
 def test_copies_in_another_dtype_are_there_with_their_block() -> None:

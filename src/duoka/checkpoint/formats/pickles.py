@@ -44,7 +44,7 @@ INERT = frozenset(
     }
 )
 INERT_PACKAGES = ("omegaconf.", "yacs.config.", "mmengine.config.", "ml_collections.config_dict.")
-BLOCKED = frozenset({"os", "posix", "nt", "sys"})  # no file of weights has a reason to name these modules
+BLOCKED = frozenset({"os", "posix", "nt", "sys"})  # a file of weights does not need these modules
 DEEPEST = 64  # levels of nested dicts and lists
 MOST = 300_000  # dicts and lists in all
 SMALL = 1 << 28  # bytes of a tensor that may be larger than its file, such as an expanded number

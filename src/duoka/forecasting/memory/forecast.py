@@ -11,7 +11,7 @@ from duoka.errors import DuokaError
 from duoka.forecasting.forecast import SEED
 from duoka.forecasting.memory.record import MemoryRecord, read
 from duoka.forecasting.memory.recorder import MemoryRecorder
-from duoka.forecasting.memory.replay import Layout, peak
+from duoka.forecasting.memory.replay import MemoryLayout, peak
 from duoka.plan import Kind, Plan
 from duoka.trials.observer import TrialFolders
 from duoka.trials.runner import NoSteps, trial_runner
@@ -60,7 +60,7 @@ class MemoryRequest:
 class Need:
     """The peak of a layout, in bytes, and what each device has."""
 
-    layout: Layout
+    layout: MemoryLayout
     bytes: int
     limit: int | None
 
@@ -100,7 +100,7 @@ class MemoryForecast:
         """Return the layout to take on so many devices: the first that fits; None if none does."""
         return next((need for need in self.of(devices) if need.fits), None)
 
-    def enough(self, limit: int) -> Layout | None:
+    def enough(self, limit: int) -> MemoryLayout | None:
         """Return the first layout that fits on more devices of this size, the fewest in powers of two; None: none."""
         devices = self.request.devices[-1]
         while devices < MOST_DEVICES:
@@ -113,7 +113,7 @@ class MemoryForecast:
     @cached_property
     def alone(self) -> int:
         """The peak on one device."""
-        return peak(self.record, Layout("single", 1))
+        return peak(self.record, MemoryLayout("single", 1))
 
     def total(self, *scopes: str) -> int:
         """Return the bytes of storages of these scopes that were alive when the recording began."""
@@ -121,12 +121,12 @@ class MemoryForecast:
         return sum(storage.size for storage in alive if storage.scope in scopes)
 
 
-def layouts(devices: int, is_plain: bool = True) -> list[Layout]:
+def layouts(devices: int, is_plain: bool = True) -> list[MemoryLayout]:
     """Return the layouts on so many devices. is_plain: for plain scripts, which alone take all options."""
     if devices == 1:
-        return [Layout("single", 1)]
-    recomputed = [Layout("fsdp", devices, checkpoints=True)] * is_plain
-    return [Layout("ddp", devices), Layout("fsdp", devices), *recomputed]
+        return [MemoryLayout("single", 1)]
+    recomputed = [MemoryLayout("fsdp", devices, checkpoints=True)] * is_plain
+    return [MemoryLayout("ddp", devices), MemoryLayout("fsdp", devices), *recomputed]
 
 
 def forecast_memory(request: MemoryRequest, say: Callable[[str], None]) -> MemoryForecast:

@@ -31,7 +31,7 @@ class Storage(NamedTuple):
     call: int = -1
 
 
-class Event(NamedTuple):
+class MemoryEvent(NamedTuple):
     """A moment.
 
     what: "made" or "freed", "used" (a parameter, in a computation), "enter" or "leave" (a block's forward pass),
@@ -45,7 +45,7 @@ class Event(NamedTuple):
 
 @dataclass
 class MemoryRecord:
-    """What was seen.
+    """The record of one run.
 
     batch: samples in a step's batch; None if they could not be counted. bound: bytes that one device needs at most,
     as the first step tells. alive: storages at the first event. returned: by each call of a block.
@@ -56,7 +56,7 @@ class MemoryRecord:
     bound: int = 0
     storages: dict[int, Storage] = field(default_factory=dict)
     alive: list[int] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    events: list[MemoryEvent] = field(default_factory=list)
     returned: dict[int, list[int]] = field(default_factory=dict)
 
 
@@ -75,6 +75,6 @@ def read(folder: Path) -> MemoryRecord:
         bound=found["bound"],
         storages={int(number): Storage(*storage) for number, storage in found["storages"].items()},
         alive=found["alive"],
-        events=[Event(*event) for event in found["events"]],
+        events=[MemoryEvent(*event) for event in found["events"]],
         returned={int(call): numbers for call, numbers in found["returned"].items()},
     )

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from duoka.forecasting.memory.live import LiveStorages
-from duoka.forecasting.memory.record import Event, MemoryRecord, Scope, Storage, What, write
+from duoka.forecasting.memory.record import MemoryEvent, MemoryRecord, Scope, Storage, What, write
 from duoka.forecasting.timer import samples
 from duoka.private.torch import in_backward, tree_leaves
 from duoka.strategies.fsdp import blocks, groups
@@ -62,7 +62,7 @@ class _Storages(LiveStorages):
 
     def note(self, what: What, number: int) -> None:
         if self.records:
-            self.record.events.append(Event(what, number))
+            self.record.events.append(MemoryEvent(what, number))
 
     def made(self, number: int, size: int, tensor: Tensor, inputs: list[int | None]) -> None:
         if in_backward() != self.is_backward:

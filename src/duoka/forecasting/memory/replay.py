@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from duoka.forecasting.memory.gathered import Gathered
-from duoka.forecasting.memory.record import Event, MemoryRecord, Storage
+from duoka.forecasting.memory.record import MemoryEvent, MemoryRecord, Storage
 from duoka.strategies.buckets import BUCKET_BYTES
 
 
 @dataclass(frozen=True)
-class Layout:
+class MemoryLayout:
     """A strategy on a number of devices. checkpoints: with `--checkpoint-activations`."""
 
     strategy: Literal["single", "ddp", "fsdp"]
@@ -24,7 +24,7 @@ class Layout:
     checkpoints: bool = False
 
 
-def peak(record: MemoryRecord, layout: Layout) -> int:
+def peak(record: MemoryRecord, layout: MemoryLayout) -> int:
     """Return the most bytes of tensors alive at once, in the recorded steps, on one of the devices."""
     return round(_Replay(record, layout).run())
 
@@ -32,7 +32,7 @@ def peak(record: MemoryRecord, layout: Layout) -> int:
 class _Replay:
     """The state at one moment of the replay."""
 
-    def __init__(self, record: MemoryRecord, layout: Layout) -> None:
+    def __init__(self, record: MemoryRecord, layout: MemoryLayout) -> None:
         self._record, self._layout = record, layout
         self._is_sharded = layout.strategy == "fsdp"
         batch, devices = record.batch or 1, layout.devices
@@ -63,7 +63,7 @@ class _Replay:
         """Return the bytes of copies in another dtype of the blocks that are whole now."""
         return sum(size for group, size in self._casts.items() if self._gathered.has(group))
 
-    def _follow(self, place: int, event: Event) -> None:
+    def _follow(self, place: int, event: MemoryEvent) -> None:
         what, number = event
         if what == "made":
             self._make(place, number)

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from duoka.forecasting.memory.forecast import ROOM, MemoryForecast, Need
-from duoka.forecasting.memory.replay import Layout
+from duoka.forecasting.memory.replay import MemoryLayout
 from duoka.trials.tables import render_table
 
 PARTS = {"parameters": ("parameter",), "gradients": ("gradient",), "the optimizer's state": ("state",)}
@@ -41,7 +41,7 @@ def _names(forecast: MemoryForecast) -> list[str]:
     return [names[need.layout.devices] for need in forecast.needs]
 
 
-def words(layout: Layout) -> str:
+def words(layout: MemoryLayout) -> str:
     """Name a layout: its strategy, and the option of `duoka run` that belongs to it."""
     return f"{layout.strategy}{' --checkpoint-activations' * layout.checkpoints}"
 
@@ -131,7 +131,7 @@ def as_data(forecast: MemoryForecast) -> str:
     return json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False)
 
 
-def _layout_data(layout: Layout) -> dict[str, Any]:
+def _layout_data(layout: MemoryLayout) -> dict[str, Any]:
     return {
         "strategy": layout.strategy,
         "devices": layout.devices,

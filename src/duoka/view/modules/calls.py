@@ -39,7 +39,7 @@ _DIMS = 2  # the leading dimensions in which the samples of a plain input may be
 class _Trials:
     """The search for the samples' dimension in a kind of plain input.
 
-    costs: dimension -> number of functions that had to be computed whole. dim: the result; None: the input is not
+    costs: dimension -> number of functions that were computed whole with it. dim: the result; None: the input is not
     split. decided: True if the search is over.
     """
 

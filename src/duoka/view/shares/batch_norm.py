@@ -22,7 +22,7 @@ _one_device = F.batch_norm  # plain scripts get a replacement, which calls this 
 
 
 @dataclass(frozen=True, slots=True)
-class Normalising:
+class BatchNormCall:
     """A call of `F.batch_norm` in training mode. rows: shape (rows, C, ...); weight and bias: shape (C,)."""
 
     rows: Tensor
@@ -41,7 +41,9 @@ class Normalising:
                 self.running_var.lerp_((var * total / (total - 1)).to(self.running_var.dtype), self.momentum)
 
 
-def in_training(original: Callable[..., Any], of_batch: Callable[[Normalising], Tensor | None]) -> Callable[..., Any]:
+def in_training(
+    original: Callable[..., Any], of_batch: Callable[[BatchNormCall], Tensor | None]
+) -> Callable[..., Any]:
     """Return an `F.batch_norm` that calls `of_batch` in training mode, and `original` if that returns None."""
 
     def batch_norm(
@@ -55,7 +57,7 @@ def in_training(original: Callable[..., Any], of_batch: Callable[[Normalising], 
         eps: float = 1e-5,
     ) -> Any:
         if training:
-            out = of_batch(Normalising(input, running_mean, running_var, weight, bias, momentum, eps))
+            out = of_batch(BatchNormCall(input, running_mean, running_var, weight, bias, momentum, eps))
             if out is not None:
                 return out
         return original(input, running_mean, running_var, weight, bias, training, momentum, eps)
@@ -74,7 +76,7 @@ def combined(means: Tensor, variances: Tensor, fractions: Tensor) -> tuple[Tenso
 
 
 def whole_batch_norm(
-    call: Normalising,
+    call: BatchNormCall,
     rows: Sequence[Tensor],
     weights: Sequence[Tensor | None],
     biases: Sequence[Tensor | None],

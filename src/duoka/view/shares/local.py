@@ -1,9 +1,9 @@
 """The shares of a batch that this process computes: one, or several with the strategies `exact` and `dp`.
 
-Several shares are computed one after the other, each in a greenlet and with its own `View`, like ranks of a smaller
-world. Where ranks would call a collective, a share's greenlet is suspended. When all local shares have reached that
-point, their parts are combined, with those of the other processes, and each share continues. So each rule of
-`view/rules/` is written for one share.
+Several shares are computed one after the other, each in a greenlet and with its own `View`, as if each were a rank.
+Where ranks would call a collective, a share's greenlet is suspended. When all local shares have reached that point,
+their parts are combined, with those of the other processes, and each share continues. So each rule of `view/rules/`
+is written for one share.
 """
 
 from __future__ import annotations

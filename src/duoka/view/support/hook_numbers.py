@@ -1,4 +1,4 @@
-"""Register hooks without using up the ids that a script's own hooks get."""
+"""Register hooks without changing the ids of a script's own hooks."""
 
 from __future__ import annotations
 

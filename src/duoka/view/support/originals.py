@@ -1,4 +1,4 @@
-"""Torch's original functions, for duoka's own calls, of those that it replaces for scripts.
+"""The original versions of the torch functions that duoka replaces for scripts, for its own calls.
 
 Under a TorchFunctionMode (`torch.set_default_device`, `with torch.device(...)`) torch looks a function up again by
 its name, and finds the replacement. So these calls bypass modes, or have the original under that name.
