@@ -318,7 +318,7 @@ def test_what_was_added_to_a_script_is_named(tmp_path: Path) -> None:
     with small(tmp_path, 1) as saved:
         saved.save()
     saved = duoka.Checkpoint(tmp_path, {"model": filled(0), "note": [], "scheduler": {}})
-    with pytest.raises(duoka.CheckpointError, match="has no 'scheduler'; it has model, note, random"):
+    with pytest.raises(duoka.CheckpointError, match="has no state 'scheduler'; it has model, note, random"):
         saved.restore()
     saved.close()
     saved = duoka.Checkpoint(tmp_path, {"model": filled(0)})

@@ -357,7 +357,8 @@ class Checkpoint:
         here, there = set(self._states.objects), set(about.states)
         if here - there:
             raise CheckpointError(
-                f"{directory} has no {', '.join(map(repr, sorted(here - there)))}; it has {', '.join(sorted(there))}"
+                f"{directory} has no state {', '.join(map(repr, sorted(here - there)))}; "
+                f"it has {', '.join(sorted(there))}"
             )
         if there - here:
             warnings.warn(f"not restored from {directory}: {', '.join(sorted(there - here))}", stacklevel=5)

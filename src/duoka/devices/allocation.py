@@ -120,7 +120,7 @@ def _would_get(waiting: QueueEntry, known: Inventory) -> list[Gpu]:
             return [gpu for gpu in units(known.gpus) if gpu.uuid in named and not why_unavailable(gpu, request)]
         allowed, _ = allowed_gpus(known.gpus, waiting.visible)
         may = {gpu.uuid for card in allowed for gpu in (card, *card.parts)}
-    except AskedError:  # of another version of duoka, or its GPUs are gone: it will fail by itself
+    except AskedError:  # of another version of duoka, or its GPUs no longer exist: it will fail by itself
         return []
     able = large_enough(request, [gpu for gpu in units(known.gpus) if gpu.uuid in may and not gpu.problem])
     if request.count is None or len(able) < request.count:  # it cannot succeed

@@ -73,7 +73,7 @@ def examine() -> Iterator[Finding]:
 
 
 def free(gpus: Iterable[Gpu]) -> list[Gpu]:
-    """Select GPUs that nobody uses: work of others would distort the measurement, and be slowed by it."""
+    """Select unused GPUs: other work would distort the measurement, and be slowed by it."""
     fit = [gpu for gpu in gpus if not (gpu.problem or gpu.is_split)]
     return [gpu for gpu in fit if gpu.holder is None and not user_of(gpu)]
 

@@ -143,8 +143,8 @@ def _outputs(plan: Plan) -> Iterator[Outputs]:
 def import_once(plan: Plan) -> None:
     """Import what every worker needs before forking them.
 
-    All of it lives as long as the run. So the garbage collector is disabled meanwhile, to save time, and the objects
-    are frozen: collecting in the workers would write to, and so copy, the memory that they share.
+    The imported objects exist as long as the run. So the garbage collector is disabled meanwhile, to save time, and
+    the objects are frozen: collecting in the workers would write to, and so copy, the memory that they share.
     """
     environment.set_pool_sizes(plan.threads)
     gc.disable()

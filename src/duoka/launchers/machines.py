@@ -40,7 +40,7 @@ class EndNotice:
 
 
 class SingleMachine(Peers):
-    """The null object for a run on one machine. key: of the run; its workers inherit it."""
+    """The null object for a run on one machine. key: of the run, inherited by its workers."""
 
     gloo: str | None = "lo"
 
@@ -201,7 +201,7 @@ class SeveralMachines(SingleMachine):
         return self._concluded(verdict, results | {self._channel.number: _result_of(verdict, group)})
 
     def _has_all_results(self) -> bool:
-        """Return whether no more results can come."""
+        """Return whether each other machine has sent its result or is lost, so that no more results can come."""
         results = self._received("verdict")
         return 0 in self._channel.lost or len({*results, *self._channel.lost}) == self._plan.machines.count
 

@@ -43,13 +43,13 @@ def _connecting(session: Session, replicas: Replicas, original: Callable[..., An
         path, query = _file(os.fsdecode(database), is_uri)
         if path is None or caller.is_rank_local() or not session.patches.active or caller.is_temporary(path):
             return original(database, *args, **kwargs)
-        meets = caller.may_communicate()  # other threads open connections in any order
-        with caller.nested() if meets else nullcontext():
-            if meets:
+        synchronizes = caller.may_communicate()  # other threads open connections in any order
+        with caller.nested() if synchronizes else nullcontext():
+            if synchronizes:
                 ranks.barrier()  # rank 0 has written its changes so far, and waits with the next
             if ranks.rank:
                 path = replicas.of(path)
-            if meets:
+            if synchronizes:
                 ranks.barrier()
             if ranks.rank:
                 database = f"file:{quote(path)}?{query}" if is_uri else path

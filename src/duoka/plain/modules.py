@@ -54,7 +54,7 @@ def install(session: Session) -> None:
 def _keep_activations(session: Session) -> None:
     """Run checkpointed functions without checkpointing, also where the script imported `checkpoint` before.
 
-    A backward pass goes through all shares, and cannot tell whose activations to recompute.
+    A backward pass goes through all shares, so it is not known which share's activations to recompute.
     """
     kept = "activations are kept where the script checkpoints them: a backward pass goes through all shares"
 

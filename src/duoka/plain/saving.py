@@ -46,7 +46,7 @@ def install(session: Session) -> None:
                 original(obj, f, *args, **kwargs)
                 return
             if session.view.in_parts and any(isinstance(leaf, nn.Module) for leaf in tree_leaves(obj)):
-                pickled = io.BytesIO()  # by all ranks, as parameters come together
+                pickled = io.BytesIO()  # by all ranks: gathering is a collective
                 original(obj, pickled, *args, **kwargs)
 
                 def write(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:

@@ -68,9 +68,9 @@ def cells(outcome: Outcome) -> list[str]:
 
 
 def _steps(proof: Proof, outcome: Outcome) -> Table:
-    """Format one line per step: the tensor with the largest gap, and its limit."""
+    """Return a table with a line per step: the tensor with the largest gap, its limit, and the losses."""
     table = Table(title=f"{outcome.run.name}, step by step", title_justify="left")
-    for name in ("step", "largest", "relative", "in", "may be", "loss", "loss there"):
+    for name in ("step", "largest", "relative", "in", "allowed", "loss", "loss of the other run"):
         table.add_column(name, overflow="fold")
     losses, others = outcome.comparison.losses
     for step in range(min(outcome.comparison.steps) + 1):

@@ -28,7 +28,7 @@ def _count_steps(publisher: Publisher) -> None:
     from duoka.private.light import not_compiled
 
     slot = publisher.slot
-    steps: dict[int, int] = {}  # by the id of an optimizer that lives: a weak dictionary takes a microsecond
+    steps: dict[int, int] = {}  # by the id of an existing optimizer: a weak dictionary would take a microsecond
     living: dict[int, weakref.ref[Any]] = {}
     most = 0
 

@@ -126,8 +126,8 @@ class GradientScale:
             return
         if args[1:] or kwargs.get("closure") is not None:
             raise Refused(
-                f"{type(optimizer).__name__}.step(closure) at {user_line()} computes gradients by itself, so no step "
-                "can be left out where they overflow float16; use precision='bf16'"
+                f"{type(optimizer).__name__}.step(closure) at {user_line()} computes gradients itself, so a step "
+                "whose gradients overflow float16 cannot be skipped; use precision='bf16'"
             )
         found = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
         finite = not found or math.isfinite(

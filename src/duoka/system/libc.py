@@ -30,7 +30,7 @@ def die_with(parent: int) -> None:
 
 
 def clock_is_synchronised() -> bool | None:
-    """Return whether the kernel's clock is synchronised (NTP); None if the kernel does not tell."""
+    """Return whether the kernel's clock is synchronised (NTP); None if the kernel does not report it."""
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # all zero: only reads
     except AttributeError:

@@ -154,7 +154,7 @@ def _sharded_in(tree: Any) -> list[Sharded]:
 
 
 def _of_parts(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Sharded]) -> bool:
-    """Return True if a function is about parameters themselves, so that the rules of batches apply."""
+    """Return True if a function updates or reads parameters, instead of computing a model's output with them."""
     if func in _DETACHING:
         return True
     view = given[0]._meta.spec.view

@@ -248,7 +248,7 @@ def device_view(devices: Sequence[torch.device], home: torch.device, say: Callab
 
 
 def _with_one_report(siblings: list[View]) -> View:
-    """Let all views print and count as the last one does, and return that."""
+    """Share the last view's printing and counts with all views, and return the last one."""
     last = siblings[-1]
     for view in siblings:
         view.say, view.gathered = last.say, last.gathered

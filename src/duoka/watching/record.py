@@ -135,7 +135,7 @@ class UnpublishedRun:
 
 
 class PublishedRun(UnpublishedRun):
-    """The record of a run of this process, until `close`. Where the file cannot be written, nobody sees the run."""
+    """The record of a run of this process, until `close`. If the file cannot be written, the run is not shown."""
 
     def __init__(self, plan: Plan, folder: Path | None = None, run: str = "") -> None:
         self.record = record_of(plan, run)
@@ -257,7 +257,7 @@ def open_board(record: RunRecord) -> StatusBoard | None:
 
 
 def _create_locked(path: Path) -> int:
-    """Create and lock a file that nobody sees before it is locked; return its descriptor."""
+    """Create a file that gets its name only when it is locked; return its descriptor."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if os.lstat(path.parent).st_uid != os.getuid():
         raise PermissionError(f"{path.parent} belongs to another user")

@@ -48,7 +48,7 @@ class MemoryRecord:
     """The record of one run.
 
     batch: samples in a step's batch; None if they could not be counted. bound: bytes that one device needs at most,
-    as the first step tells. alive: storages at the first event. returned: by each call of a block.
+    computed from the first step. alive: storages at the first event. returned: by each call of a block.
     """
 
     steps: int = 0

@@ -191,7 +191,8 @@ class ProcessCollectives(Collectives):
         return gathered
 
     def in_background(self, wait: Callable[[], T], count: int = 1) -> Callable[[], T]:
-        # On the status board they end here, as this rank does not wait for the others yet; later it waits anew.
+        # On the status board they end here, as this rank does not wait for the others yet; `wait_now` records the
+        # wait.
         for _ in range(count):
             self._threads.end()
             self._slot.end_collective(0)

@@ -72,8 +72,8 @@ class SharedMemoryExchange:
     def _has_slot(self) -> bool:
         """Return True if a slot is free.
 
-        An exchange that nobody waits for yet is finished early, if it would keep all later ones from their slots: as
-        a later one is finished, all ranks have sent what it waits for.
+        An exchange for which this rank does not wait yet is finished early if it blocks the slots of later ones:
+        since a later one is finished, all ranks have sent their tensors for it.
         """
         if self._sent - self._left == RING and self._finished:
             self._waits[self._left + 1]()

@@ -220,7 +220,7 @@ def _recorded(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _with_distinct_floats(value: Any) -> Any:
-    """Copy nested arguments with a new object for each float: the recorder tells floats apart by identity."""
+    """Copy nested arguments with a new object for each float: the recorder distinguishes floats by identity."""
     kind = type(value)
     if kind is float or kind is complex:
         return value * 1.0

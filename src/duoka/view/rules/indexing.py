@@ -62,7 +62,7 @@ class _Walk:
 
 
 def _walk(index: Any, shape: tuple[int, ...], dim: int) -> _Walk | None:
-    """Analyse an index of dimensions of these sizes, of which `dim` is of interest; None if it is not supported."""
+    """Analyse an index of a tensor of this shape, and what becomes of `dim`; None if it is not supported."""
     items = _spelled_out(index if isinstance(index, tuple) else (index,), len(shape))
     if items is None:
         return None

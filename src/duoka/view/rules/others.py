@@ -42,7 +42,7 @@ SPECTRA_OF_ALL = "fftn ifftn rfftn irfftn hfftn ihfftn fftshift ifftshift"
 def apart(mixed: Mixed, beside: int = 0) -> Rule:
     """Make a rule for a function of one batch that mixes only some dimensions.
 
-    beside: the most dimensions of other tensors, which are held whole and must not be of rows.
+    beside: the largest number of dimensions of the other tensor arguments, which must be plain tensors.
     """
 
     def rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

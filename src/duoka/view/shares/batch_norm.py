@@ -104,7 +104,7 @@ def whole_batch_norm(
 
 
 class _WholeBatchNorm(torch.autograd.Function):
-    """The computation. Inputs with gradients: the rows of all local shares, then their weights, then their biases."""
+    """BatchNorm over the whole batch. Inputs with gradients: rows of all local shares, then weights, then biases."""
 
     @staticmethod
     def forward(
@@ -175,7 +175,7 @@ def _in_steps(
     total: Tensor,
     shares: LocalShares,
 ) -> list[Tensor]:
-    """Compute the same in operations that autograd can differentiate twice."""
+    """Compute the normalised rows in operations that autograd can differentiate more than once."""
     shape, dims = channels(rows[0]), all_but_channels(rows[0])
 
     def mean_of(parts: list[Tensor]) -> list[Tensor]:
