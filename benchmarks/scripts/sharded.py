@@ -1,4 +1,10 @@
-"""A transformer of 20 million parameters with AdamW; says milliseconds for a step, or MB that rank 0 grew by."""
+"""A transformer of 20 or 200 million parameters with AdamW, in parts on several ranks.
+
+    sharded.py step|memory|live [large] [by_hand]
+
+It says milliseconds for a step, or MB: `memory`, that rank 0 grew by; `live`, of tensors at the peak, by torch's
+allocator. by_hand: with torch's `fully_shard`.
+"""
 
 import os
 import resource
@@ -9,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-BY_HAND = "by_hand" in sys.argv
+BY_HAND, LIVE = "by_hand" in sys.argv, "live" in sys.argv
 if BY_HAND:
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
@@ -18,7 +24,7 @@ if BY_HAND:
     dist.init_process_group("gloo")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 torch.manual_seed(0)
-WIDTH, WORDS, LAYERS = 384, 8000, 8
+WIDTH, WORDS, LAYERS, HEADS = (1024, 24000, 12, 16) if "large" in sys.argv else (384, 8000, 8, 6)
 
 
 class Block(nn.Module):
@@ -31,7 +37,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         n, length, width = x.shape
-        q, k, v = self.qkv(self.first(x)).view(n, length, 3, 6, width // 6).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(self.first(x)).view(n, length, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(n, length, width))
         return x + self.mlp(x)
@@ -50,6 +56,17 @@ class Net(nn.Module):
         return self.head(x)
 
 
+def peaks(events):
+    """Yield bytes of tensors that are alive after each change, and its time."""
+    for event in events:
+        if str(event.tag).endswith("Allocation"):
+            yield event.start_time_ns, event.extra_fields.total_allocated
+        yield from peaks(event.children)
+
+
+profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+if LIVE:
+    profile.start()
 model = Net()
 ids = torch.randint(0, WORDS, (16, 65))
 if BY_HAND:
@@ -60,7 +77,7 @@ if BY_HAND:
     ids = ids[rank * 16 // size : (rank + 1) * 16 // size]
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 times = []
-for _ in range(6):
+for _ in range(3 if LIVE else 6):
     start = time.perf_counter()
     loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
     optimizer.zero_grad()
@@ -71,9 +88,14 @@ for _ in range(6):
         dist.all_reduce(reported)
     reported.item()
     times.append(time.perf_counter() - start)
-grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+told = 1e3 * sorted(times[2:])[len(times[2:]) // 2] if not LIVE else 0.0
+if "memory" in sys.argv:
+    told = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+if LIVE:
+    profile.stop()
+    told = max(most for _, most in peaks(profile.profiler.kineto_results.experimental_event_tree())) / 2**20
 if not BY_HAND or rank == 0:
-    print(grown if "memory" in sys.argv else 1e3 * sorted(times[2:])[len(times[2:]) // 2])
+    print(told)
 if BY_HAND:
     dist.barrier()
     sys.stdout.flush()
