@@ -68,7 +68,7 @@ profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU
 if LIVE:
     profile.start()
 model = Net()
-ids = torch.randint(0, WORDS, (16, 65))
+ids = torch.randint(0, WORDS, (4 if "large" in sys.argv else 16, 65))
 if BY_HAND:
     for block in model.blocks:
         fully_shard(block)
@@ -77,7 +77,7 @@ if BY_HAND:
     ids = ids[rank * 16 // size : (rank + 1) * 16 // size]
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 times = []
-for _ in range(3 if LIVE else 6):
+for _ in range(6 if "step" in sys.argv else 3):
     start = time.perf_counter()
     loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
     optimizer.zero_grad()

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,13 @@ def _sent(
         name, own = names[rank], group[rank]
         if any(shard is not None for shard in shards):
             yield from _exchange(shards, rank, name or "")
-        is_own = name is not None and own is not None and shards[rank] is None
         if any(shard is None for shard in shards):  # an item on every rank, so that all send and wait in one order
-            yield lambda found=(name, own) if is_own else None: found  # type: ignore[misc]
+            kept = None if name is None or own is None or shards[rank] is not None else (name, own)
+            yield partial(_as_it_is, kept)
+
+
+def _as_it_is(found: tuple[str, Tensor] | None) -> tuple[str, Tensor] | None:
+    return found
 
 
 def _exchange(shards: Sequence[Any], rank: int, name: str) -> Iterator[Callable[[], tuple[str, Tensor] | None]]:

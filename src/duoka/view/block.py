@@ -143,6 +143,9 @@ class Block:
             found: dict[int, Tensor] = {}
             for places, sizes, wait in started:
                 came = wait()
+                if len(places) == 1 and self._is_in_rows(places[0]):
+                    found[places[0]] = came.view(self.parts[places[0]]._meta.shape).data  # no view of another tensor
+                    continue
                 apart = [row[: sum(own)].split(own) for row, own in zip(came, sizes, strict=True)]
                 for number, at in enumerate(places):
                     part = self.parts[at]
@@ -228,26 +231,9 @@ class Block:
     def _start_sum(self, grads: dict[int, Tensor]) -> Callable[[], dict[int, Tensor]]:
         """Start to reduce-scatter (sum) gradients of one dtype and device; the returned function waits."""
         ranks = self.blocks.view.ranks
-        bounds = {at: [self.parts[at]._meta.spec.partition.bounds(rank) for rank in self._ranks] for at in grads}
-        pieces = [
-            torch.cat(
-                [
-                    grad.narrow(self.parts[at]._meta.spec.dim, *_span(bounds[at][rank])).reshape(-1)
-                    for at, grad in grads.items()
-                ]
-            )
-            for rank in self._ranks
-        ]
-        own = pieces[ranks.rank].numel()
-        most = max(piece.numel() for piece in pieces)
-        sent = torch.stack(
-            [
-                piece if piece.numel() == most else torch.cat([piece, piece.new_zeros(most - piece.numel())])
-                for piece in pieces
-            ]
-        )
-        del pieces
+        sent, own = self._in_rows(grads)
         wait = ranks.start_all_to_all(sent)
+        del sent
         shapes = {at: _shape_on(ranks.rank, self.parts[at]) for at in grads}
 
         def finish() -> dict[int, Tensor]:
@@ -259,6 +245,29 @@ class Block:
             return {at: part.view(shape) for (at, shape), part in zip(shapes.items(), parts, strict=True)}
 
         return finish
+
+    def _is_in_rows(self, at: int) -> bool:
+        """Return True if the parts of a parameter, one after the other, are the memory of the whole."""
+        spec = self.parts[at]._meta.spec
+        return spec.dim == 0 and len(set(spec.partition.sizes)) == 1
+
+    def _in_rows(self, grads: dict[int, Tensor]) -> tuple[Tensor, int]:
+        """Return a row of gradients for each rank, and the number of entries in this rank's.
+
+        A single gradient is not copied, as it may be the largest of the model.
+        """
+        (at, grad), *others = grads.items()
+        if not others and self._is_in_rows(at) and grad.is_contiguous():
+            return grad.view(len(self._ranks), -1), grad.numel() // len(self._ranks)
+        sizes = [[_shape_on(rank, self.parts[at]).numel() for at in grads] for rank in self._ranks]
+        sent = grad.new_empty(len(self._ranks), max(map(sum, sizes)))
+        for rank, row in enumerate(sent):
+            into = row[: sum(sizes[rank])].split(sizes[rank])
+            for (at, grad), place in zip(grads.items(), into, strict=True):
+                part = self.parts[at]
+                own = part._meta.spec.partition.bounds(rank)
+                place.view(_shape_on(rank, part)).copy_(grad.narrow(part._meta.spec.dim, *_span(own)))
+        return sent, sum(sizes[self.blocks.view.ranks.rank])
 
 
 def _span(bounds: tuple[int, int]) -> tuple[int, int]:

@@ -172,6 +172,11 @@ class Blocks:
         outlived, self.outlived = self.outlived, []
         self.outlived += [one for one in outlived if one.settle()]
 
+    def release_all(self) -> None:
+        """Release all blocks, before an optimizer's step makes what is gathered out of date."""
+        for block in [*self._here]:
+            block.release()
+
     # --- gradients
 
     @contextmanager
