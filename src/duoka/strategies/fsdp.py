@@ -119,7 +119,7 @@ class ModelSharding:
             self._early[parameter] = None
 
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
-        """Make room for an optimizer's step; shard state made before its parameter was; refuse LBFGS."""
+        """Shard optimizer state that was made before its parameter was sharded; refuse LBFGS."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         sharded = [parameter for parameter in parameters if isinstance(parameter, Sharded)]
         # If every model is sharded, what is whole yet may be sharded within this step, at its model's first call.
@@ -128,8 +128,6 @@ class ModelSharding:
                 f"LBFGS at {user_line()} makes one vector of all parameters, which no rank holds with strategy fsdp; "
                 "use another optimizer, or another strategy"
             )
-        if sharded:
-            self._blocks.release_all()
         if any(parameter in self._early for parameter in sharded):
             self._early.clear()
             self._say(

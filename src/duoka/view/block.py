@@ -198,6 +198,7 @@ class Block:
                 self.blocks.reach(parameter)
         if torch.is_grad_enabled():
             return [self._total(at, there[at]) if at in there else None for at in places]
+        self.release()  # the backward pass has left it
         waits = [self._start_sum({at: there.pop(at) for at in alike}) for alike in self._alike(list(there))]
         if self.blocks.defers and all(self._only_accumulated(at) for at in places):
             self.blocks.defer(self, waits)

@@ -82,7 +82,7 @@ class Blocks:
 
     def use(self, block: Block) -> None:
         """Note that a gathered block is used, and start to gather the one that followed it in the last pass."""
-        if (self._here and self._here[-1] is block) or self.view.ranks.alone:
+        if (self._used[1] is block and self._here[-1:] == [block]) or self.view.ranks.alone:
             return
         if block in self._here:
             self._here.remove(block)
@@ -171,11 +171,6 @@ class Blocks:
         """Copy writes to views of released parameters into the parts."""
         outlived, self.outlived = self.outlived, []
         self.outlived += [one for one in outlived if one.settle()]
-
-    def release_all(self) -> None:
-        """Release all blocks, before an optimizer's step makes what is gathered out of date."""
-        for block in [*self._here]:
-            block.release()
 
     # --- gradients
 

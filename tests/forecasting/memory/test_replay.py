@@ -54,7 +54,8 @@ def test_gradients_are_copied_to_buckets_until_the_backward_pass_ends() -> None:
 
 def test_blocks_come_together_with_what_is_received() -> None:
     story = Story()
-    weight = story.alive(10, "parameter", 0)
+    weight = story.alive(6, "parameter", 0)
+    story.alive(4, "parameter", 0)
     other = story.alive(6, "parameter", 1)
     story.now("used", weight)
     assert megabytes(story, FSDP) == 8 + 5 + 10 + 10  # parts, sent, received, put together
@@ -63,10 +64,23 @@ def test_blocks_come_together_with_what_is_received() -> None:
     assert megabytes(story, DDP) == 16
 
 
+def test_a_parameter_by_itself_is_received_and_sent_without_a_copy() -> None:
+    story = Story()
+    weight = story.alive(10, "parameter", 0)
+    story.now("used", weight)
+    assert megabytes(story, FSDP) == 5 + 5 + 10
+    story.now("backward")
+    story.make(10, "gradient", 0)
+    story.now("step")
+    assert megabytes(story, FSDP) == 5 + 10 + 10 + 5  # it is released; what is sent and received, and its part
+
+
 def test_whole_gradients_of_a_block_are_sent_in_a_copy() -> None:
     story = Story()
-    story.alive(10, "parameter", 0)
-    story.make(10, "gradient", 0)
+    story.alive(6, "parameter", 0)
+    story.alive(4, "parameter", 0)
+    story.make(6, "gradient", 0)
+    story.make(4, "gradient", 0)
     story.now("step")
     assert megabytes(story, FSDP) == 5 + 10 + 20
     assert megabytes(story, ONE) == 20
@@ -105,4 +119,4 @@ def test_copies_in_another_dtype_are_there_with_their_block() -> None:
     for number in (3, 4, 5):
         story.now("freed", number)
     assert megabytes(story, DDP) == 45
-    assert megabytes(story, FSDP) == 15 + 10 + 5 + (5 + 10 + 10)  # parts, a block and its copy; the next one comes
+    assert megabytes(story, FSDP) == 15 + 10 + 5 + (5 + 10)  # parts, a block and its copy; the next one comes

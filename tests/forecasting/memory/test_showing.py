@@ -39,7 +39,7 @@ def test_fsdp_where_ddp_does_not_fit() -> None:
 
 
 def test_more_devices_where_nothing_fits() -> None:
-    assert "; 8 devices of this size are enough, with fsdp" in verdict(forecast(story(), [52 * MB] * 3))
+    assert "; 8 devices of this size are enough, with fsdp" in verdict(forecast(story(), [40 * MB] * 3))
     assert "; more devices are not enough: use a smaller batch" in verdict(forecast(story(), [10 * MB] * 3))
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 
 class Gathered:
-    """The gathered blocks on one of several devices. sizes: bytes of each whole block, by its number."""
+    """The gathered blocks on one of several devices.
 
-    def __init__(self, sizes: Mapping[int, int], devices: int) -> None:
-        self._sizes, self._part = sizes, 1 / devices
+    sizes: bytes of each whole block, by its number. single: blocks of one parameter, which is received as it is.
+    """
+
+    def __init__(self, sizes: Mapping[int, int], devices: int, single: Collection[int] = ()) -> None:
+        self._sizes, self._part, self._single = sizes, 1 / devices, single
         self._here: list[int] = []  # the last used comes last
         self._stale: set[int] = set()  # of these, those whose parameters were changed since
         self._ahead: int | None = None
@@ -34,7 +37,7 @@ class Gathered:
 
     def use(self, block: int) -> float:
         """Gather a block if necessary, and the one that followed it in the last pass; return the peak bytes."""
-        if self._here and self._here[-1] == block and block not in self._stale:
+        if self._used[1] == block and self._here[-1:] == [block] and block not in self._stale:
             return self.size
         peak = self._gather(block) if block not in self._here or block in self._stale else self.size
         if block in self._here:
@@ -47,22 +50,26 @@ class Gathered:
             before, self._used = last, (last, block)
         follower = self._followers.get((block, before))
         if follower is not None and (follower not in self._here or follower in self._stale):
-            self._release(follower)
+            self.release(follower)
             self._make_room(self._sizes[follower], block)
             self._ahead = follower
         return max(peak, self.size)
 
     def _gather(self, block: int) -> float:
-        """Release blocks to make room for a block, and gather it; return the peak bytes, with the receive buffer."""
+        """Release blocks to make room for a block, and gather it; return the peak bytes, with the receive buffer.
+
+        Several parameters are copied out of the buffer; a single one stays in it.
+        """
         size = self._sizes[block]
         received = size * (1 + self._part)
         was_ahead, self._ahead = self._ahead == block and block not in self._stale, None
         if not was_ahead:
-            self._release(block)
+            self.release(block)
             self._make_room(size, None)
-        return self.size + received + size
+        return self.size + received + (0 if block in self._single else size)
 
-    def _release(self, block: int) -> None:
+    def release(self, block: int) -> None:
+        """Release a block, if it is here."""
         self._stale.discard(block)
         if block in self._here:
             self._here.remove(block)
@@ -73,4 +80,4 @@ class Gathered:
             oldest = next((one for one in self._here if one != keep), None)
             if oldest is None:
                 return
-            self._release(oldest)
+            self.release(oldest)

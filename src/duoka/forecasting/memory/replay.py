@@ -39,7 +39,7 @@ class _Replay:
         self._share = math.ceil(batch / devices) / batch if batch >= devices else 1.0
         self._held: dict[int, float] = {}  # number of the storage -> bytes here
         self._now = self._peak = 0.0
-        self._gathered = Gathered(_group_sizes(record, devices), devices)
+        self._gathered = Gathered(*_groups(record, devices))
         self._sent = _Sent(record)
         self._casts: dict[int, float] = {}  # group -> bytes of copies of its parameters in another dtype
         self._recomputed = _recomputed(record) if layout.checkpoints else {}
@@ -115,10 +115,14 @@ class _Replay:
             self._sent.end()
 
     def _send_group(self) -> None:
-        """Count the memory of a group's reduce-scatter: the gradients, the stacked pieces to send, and the result."""
+        """Release a group, and count the memory of its reduce-scatter.
+
+        That is the gradients, a copy of them to send (not of a single one), and the result.
+        """
         numbers, size = self._sent.take()
         if numbers:
-            self._see(2 * size)
+            self._gathered.release(self._sent.group)
+            self._see(size if len(numbers) == 1 else 2 * size)  # a single one needs no copy
             self._sent.under_way = 2 * size
             for number in numbers:
                 self._add(number, self._size(number))
@@ -131,6 +135,8 @@ class _Replay:
     def _use(self, number: int) -> None:
         storage = self._record.storages[number]
         if self._goes_apart(storage):
+            if self._is_backward and storage.group != self._sent.group:
+                self._send_group()
             whole = self._gathered.use(storage.group)
             self._peak = max(self._peak, self._now + self._cast_size() + self._sent.size + whole)
 
@@ -214,14 +220,15 @@ class _Sent:
         self.under_way = self.full = self.open = 0.0
 
 
-def _group_sizes(record: MemoryRecord, devices: int) -> dict[int, int]:
-    """Return the bytes of the parameters of each group that are divided."""
-    sizes: dict[int, int] = {}
+def _groups(record: MemoryRecord, devices: int) -> tuple[dict[int, int], int, set[int]]:
+    """Return the bytes of the parameters of each group that are divided; the devices; the groups of one parameter."""
+    sizes: dict[int, list[int]] = {}
     for number in record.alive:
         storage = record.storages[number]
         if storage.scope == "parameter" and storage.group >= 0 and storage.largest >= devices:
-            sizes[storage.group] = sizes.get(storage.group, 0) + storage.size
-    return sizes
+            sizes.setdefault(storage.group, []).append(storage.size)
+    single = {group for group, own in sizes.items() if len(own) == 1}
+    return {group: sum(own) for group, own in sizes.items()}, devices, single
 
 
 def _recomputed(record: MemoryRecord) -> dict[int, list[int]]:
