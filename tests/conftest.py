@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.flows.flow import Flow, Warm, surroundings
+from tests.flows.flow import Flow, Warm, WarmServer, surroundings
 from tests.flows.warm import make_forks_cheap
+
+SERVER = pytest.StashKey[WarmServer]()
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, and many compute in several threads
 settings.register_profile("duoka", deadline=None)  # tests measure no time
@@ -25,6 +27,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--seed", default=0, type=int, help="of the faults that are injected (tests/flows/test_faults.py)"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.stash[SERVER] = WarmServer()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist where the warm process is."""
+    node.workerinput["warm"] = node.config.stash[SERVER].path
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if SERVER in config.stash:
+        config.stash[SERVER].close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,9 +64,10 @@ def forks_are_cheap() -> None:
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[Warm]:
-    """The one process of this session that has imported torch for all runs."""
-    warm = Warm()
+def warm(pytestconfig: pytest.Config) -> Iterator[Warm]:
+    """The one process that has imported torch for all runs."""
+    worker = getattr(pytestconfig, "workerinput", None)  # of pytest-xdist
+    warm = Warm(worker["warm"] if worker else pytestconfig.stash[SERVER].path)
     yield warm
     warm.close()
 
@@ -69,7 +88,7 @@ def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(
             [program, *args],
             env=env,
-            **{"cwd": tmp_path, "timeout": 60, "capture_output": True, "text": True} | how,
+            **{"cwd": tmp_path, "timeout": 100, "capture_output": True, "text": True} | how,
         )
 
     return run

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 STEPS = int(os.environ.get("STEPS", "100"))
+WARM_UP = min(10, STEPS)
 how = sys.argv[2] if len(sys.argv) > 2 else "plain"
 cuda = torch.cuda.is_available()
 device = torch.device("cuda" if cuda else "cpu")
@@ -46,7 +47,7 @@ elif how == "ddp":
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 times = []
-for step in range(10 + STEPS):
+for step in range(WARM_UP + STEPS):
     inputs, targets = batches[step % 4]
     start = time.perf_counter()
     inputs, targets = inputs.to(device), targets.to(device)
@@ -60,7 +61,7 @@ for step in range(10 + STEPS):
     reported = reported.item() / world_size  # waits for the GPU
     times.append(time.perf_counter() - start)
 if rank == 0:
-    print(statistics.median(times[10:]) * 1e3)
+    print(statistics.median(times[WARM_UP:]) * 1e3)
 if how == "ddp":
     del model
     dist.destroy_process_group()

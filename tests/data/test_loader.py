@@ -204,35 +204,38 @@ def test_pieces_that_are_left_out() -> None:
 # --- going on
 
 
-@pytest.mark.parametrize("how", [{}, {"num_workers": 1}, {"accumulate": 2}], ids=str)
 @pytest.mark.parametrize("before", [1, 3])
-def test_going_on_at_the_next_batch(how: dict[str, Any], before: int) -> None:
-    def order(loader: Any) -> Iterator[Any]:
+def test_going_on_at_the_next_batch(before: int) -> None:
+    hows: dict[str, dict[str, Any]] = {"plain": {}, "workers": {"num_workers": 1}, "pieces": {"accumulate": 2}}
+
+    def order(loader: Any, how: dict[str, Any]) -> Iterator[Any]:
         for batch in loader:
             yield [gather_all(piece[0]).tolist() for piece in batch] if how.get("accumulate") else plain([batch])
 
-    def begin(run: duoka.Run) -> Any:
+    def begin(run: duoka.Run, how: dict[str, Any]) -> Any:
         loader = run.loader((torch.arange(37),), batch_size=5, shuffle=True, **how)
-        list(order(loader))
-        seen, rest = order(loader), []
+        list(order(loader, how))
+        seen, rest = order(loader, how), []
         for _ in range(3):
             next(seen)
         state = loader.state_dict()
-        rest = [*seen, *order(loader)]
+        rest = [*seen, *order(loader, how)]
         return state, rest, loader.epoch
 
-    def go_on(run: duoka.Run, state: Any) -> Any:
+    def go_on(run: duoka.Run, how: dict[str, Any], state: Any) -> Any:
         torch.rand(7)  # another place in the stream of random numbers
         workers = 0 if how.get("num_workers") else 2
         loader = run.loader((torch.arange(37),), batch_size=5, shuffle=True, **how | {"num_workers": workers})
         loader.load_state_dict(state)
-        return list(order(loader)), loader.epoch
+        return list(order(loader, how)), loader.epoch
 
-    state, rest, epoch = on_ranks(before, begin)[0]
-    assert (state["epoch"], state["batch"], epoch) == (1, 3, 3)
+    begun = each_on_ranks(before, {name: partial(begin, how=how) for name, how in hows.items()})
+    works = {name: partial(go_on, how=how, state=begun[name][0][0]) for name, how in hows.items()}
     for world_size in (1, 2):
-        (found, at), *_ = on_ranks(world_size, lambda run: go_on(run, state))
-        assert (found, at) == (rest[:5], 2)
+        for name, ranks in each_on_ranks(world_size, works).items():
+            state, rest, epoch = begun[name][0]
+            assert (state["epoch"], state["batch"], epoch) == (1, 3, 3), name
+            assert ranks[0] == (rest[:5], 2), name
 
 
 # --- by hand

@@ -82,22 +82,39 @@ def without_noise(said: str) -> str:
     return re.sub(r"(?m)^(?:nanobind: | - leaked | - \.\.\. skipped|See https://nanobind).*\n?", "", said)
 
 
-class Warm:
-    """The warm process, seen from the tests. temporary: for the temporary files and logs of its runs."""
+class WarmServer:
+    """The warm process, one for all workers of pytest-xdist. path: of its socket."""
 
     def __init__(self) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="duoka-tests-")  # a socket's path in it may not be long
-        self.temporary = self._temporary.name
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._folder = tempfile.TemporaryDirectory(prefix="duoka-tests-")  # a socket's path may not be long
+        self.path = f"{self._folder.name}/warm"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(self.path)
+            listener.listen()
             self._process = subprocess.Popen(
-                [sys.executable, ROOT / "tests/flows/warm.py", str(theirs.fileno())],
+                [sys.executable, ROOT / "tests/flows/warm.py", str(listener.fileno())],
                 cwd=ROOT,
                 env=surroundings({}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[listener.fileno()],
             )
+
+    def close(self) -> None:
+        """End the warm process, and with it whatever is still going on."""
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+
+
+class Warm:
+    """The warm process, seen from the tests. temporary: for the temporary files and logs of its runs."""
+
+    def __init__(self, path: str) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="duoka-tests-")
+        self.temporary = self._temporary.name
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.connect(path)
 
     def start(
         self, program: str, args: Sequence[str | Path], stdin: IO[Any], output: IO[bytes] | None, **request: Any
@@ -111,13 +128,12 @@ class Warm:
         os.close(writing)
         report = open(reading)  # noqa: SIM115
         begun = report.readline()
-        assert begun, f"the warm process has ended with {self._process.poll()}; standard error tells why"
+        assert begun, "the warm process has ended; standard error tells why"
         return Running(json.loads(begun)["pid"], report, stdout, stderr)
 
     def close(self) -> None:
-        """End the warm process, and with it whatever is still going on."""
+        """Close the connection to it."""
         self._socket.close()
-        self._process.wait()
         self._temporary.cleanup()
 
 

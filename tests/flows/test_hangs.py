@@ -131,7 +131,7 @@ def test_a_rank_that_works_at_exit_is_waited_for(flow: Flow) -> None:
     body = """
         import atexit
         def work():
-            until = time.clock_gettime(time.CLOCK_MONOTONIC) + 5
+            until = time.clock_gettime(time.CLOCK_MONOTONIC) + 4
             while time.clock_gettime(time.CLOCK_MONOTONIC) < until:
                 pass
             print("saved")

@@ -252,7 +252,7 @@ def test_threads_and_exit_functions_are_waited_for_as_in_python(flow: Flow) -> N
     assert (flow.folder / "logs/rank1.log").read_text().splitlines() == ["from C", "main", "thread", "atexit"]
 
 
-@pytest.mark.parametrize("value", ["", "None", "0", "3", "'sorry'", "256 + 7", "-1", "True"])
+@pytest.mark.parametrize("value", ["None", "3", "'sorry'", "256 + 7"])
 def test_sys_exit_is_as_in_python(flow: Flow, value: str) -> None:
     expected = flow.python([flow.write("plain.py", f"import sys; sys.exit({value})")])
     result = run(flow, group(flow, f"sys.exit({value})"))

@@ -1,10 +1,11 @@
 """A process that has imported torch once, and forks each run of a test from that state.
 
-    pytest  ──request, with its files──►  this server  ──fork──►  keeper  ──fork──►  the run itself
+    pytest's workers  ──request, with its files──►  this server  ──fork──►  keeper  ──fork──►  the run itself
 
-It computes nothing itself, so that what it forks is as good as a new interpreter. The keeper adopts what the
-run leaves behind, ends it, and reports. The run ends as any program does, at the end of this file, and an
-exception that nobody catches, `SystemExit` too, is the interpreter's own business.
+It computes nothing itself, so that what it forks is as good as a new interpreter. The keeper adopts what the run
+leaves behind, ends it, and reports; if nobody is left to read the report, it ends the run. The run ends as any
+program does, at the end of this file, and an exception that nobody catches, `SystemExit` too, is the interpreter's
+own business.
 
 Started by `tests.flows.flow` as `python warm.py SOCKET`.
 """
@@ -19,6 +20,7 @@ import importlib.util
 import json
 import os
 import pkgutil
+import select
 import signal
 import socket
 import sys
@@ -26,7 +28,7 @@ import tempfile
 import threading
 import time
 import types
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 PRELOADED = (
@@ -45,18 +47,28 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MADV_COLLAPSE, HUGE_PAGE = 25, 1 << 21  # since Linux 6.1; an older one refuses, and forks take longer
 
 
-def serve(server: socket.socket) -> dict[str, Any]:
+def serve(listener: socket.socket) -> dict[str, Any]:
     """Answer requests for ever; returns only in the runs that it forks, with what they are to be."""
+    select.select([listener], [], [])  # until a test needs this process
+    preload()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need nobody to wait for them
+    connections = [listener]
     while True:
-        request, files, _, _ = socket.recv_fds(server, 1 << 20, 4)
-        if not request:
-            os._exit(0)
-        if os.fork() == 0:
-            server.close()
-            return keep(json.loads(request), *files)
-        for file in files:
-            os.close(file)
+        for connection in select.select(connections, [], [])[0]:
+            if connection is listener:
+                connections.append(listener.accept()[0])
+                continue
+            request, files, _, _ = socket.recv_fds(connection, 1 << 20, 4)
+            if not request:
+                connections.remove(connection)
+                connection.close()
+                continue
+            if os.fork() == 0:
+                for one in connections:
+                    one.close()
+                return keep(json.loads(request), *files)
+            for file in files:
+                os.close(file)
 
 
 def keep(request: dict[str, Any], stdin: int, stdout: int, stderr: int, report: int) -> dict[str, Any]:
@@ -75,7 +87,7 @@ def keep(request: dict[str, Any], stdin: int, stdout: int, stderr: int, report: 
     for file in (stdin, stdout, stderr):
         os.close(file)
     _tell(report, pid=run)
-    status = _wait(run, request["timeout"])
+    status = _wait(run, request["timeout"], report)
     timed_out = status is None
     if status is None:
         os.kill(run, signal.SIGKILL)
@@ -91,14 +103,15 @@ def _use_as_standard(*files: int) -> None:
         os.close(file)
 
 
-def _wait(pid: int, timeout: float) -> int | None:
-    """The child's wait status, or None if it does not end in time."""
+def _wait(pid: int, timeout: float, report: int) -> int | None:
+    """The child's wait status, or None if it does not end in time, or while somebody reads the report."""
     deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
+    unread = select.poll()
+    unread.register(report, 0)
+    while time.monotonic() < deadline and not unread.poll(5):
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
             return status
-        time.sleep(0.005)
     return None
 
 
@@ -138,7 +151,8 @@ def _die_with_parent() -> None:
 
 
 def _tell(report: int, **what: Any) -> None:
-    os.write(report, json.dumps(what).encode() + b"\n")
+    with suppress(BrokenPipeError):
+        os.write(report, json.dumps(what).encode() + b"\n")
 
 
 def preload() -> None:
@@ -240,7 +254,5 @@ def end(code: int) -> None:
 
 
 if __name__ == "__main__":
-    connection = socket.socket(fileno=int(sys.argv[1]))
     _die_with_parent()
-    preload()
-    end(become(serve(connection)))
+    end(become(serve(socket.socket(fileno=int(sys.argv[1])))))
