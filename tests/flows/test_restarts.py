@@ -74,7 +74,7 @@ def test_a_run_with_a_rank_killed_ends_with_the_weights_of_an_undisturbed_one(
     seen = disturbed.stdout.splitlines()
     _, middle = (number for number, line in enumerate(seen) if line == "begins")
     step = int(seen[middle + 1].split()[1])
-    assert step in (8, 10, 12)
+    assert step in (6, 8, 10, 12)  # that of step 8 may still be written
     assert set(seen[1:middle]) | set(seen[middle + 1 :]) == set(steps[1:])  # the same numbers, some of them twice
     told = f"duoka: restart 1 of 1, from the checkpoint of step {step}, after: rank {victim} was killed by SIGKILL\n"
     assert told in disturbed.stderr
