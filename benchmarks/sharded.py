@@ -1,27 +1,50 @@
-"""A model in parts, in a plain script with `--strategy fsdp`, beside torch's `fully_shard` by hand, on CPUs."""
+"""A model in parts, with `--strategy fsdp`, beside torch's `fully_shard` by hand, on CPUs; and its weights saved."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 
-from benchmarks.runs import SCRIPTS, duoka, in_turn, told, torchrun
+from benchmarks.runs import SCRIPTS, Samples, duoka, in_turn, output, told, torchrun
 from benchmarks.table import Row
 
-SCRIPT = SCRIPTS / "sharded.py"
+SCRIPT, SAVING = SCRIPTS / "sharded.py", SCRIPTS / "sharded_saving.py"
 ROUNDS = 2
+WHAT = {"step": ("ms", "step"), "memory": ("MB", "growth of rank 0"), "live": ("MB", "tensors of rank 0 at the peak")}
 
 
 def measure(quick: bool) -> Iterator[Row]:
-    """Milliseconds for a step, and MB that rank 0's resident memory grows by from before the model is made."""
-    for what, unit in (("step", "ms"), ("memory", "MB")):
-        found = in_turn(
-            {
-                "duoka": told(duoka(2, "--strategy", "fsdp", SCRIPT, what)),
-                "by hand": told(torchrun(2, SCRIPT, what, "by_hand")),
-            },
-            1 if quick else ROUNDS,
-            unit,
-            warm_up=False,
+    """Milliseconds for a step; MB that rank 0 grows by, and of its tensors at the peak; saving the weights.
+
+    With 200 million parameters a rank of two needs 3 GB.
+    """
+    for millions in (20,) if quick else (20, 200):
+        for what, (unit, words) in WHAT.items():
+            large = ("large",) if millions == 200 else ()
+            found = in_turn(
+                {
+                    "duoka": told(duoka(2, "--strategy", "fsdp", SCRIPT, what, *large)),
+                    "by hand": told(torchrun(2, SCRIPT, what, *large, "by_hand")),
+                },
+                1 if quick else ROUNDS,
+                unit,
+                warm_up=False,
+            )
+            line = f"{millions} million parameters with AdamW in parts, {words}, 2 workers: duoka against fully_shard"
+            yield Row(line, found["duoka"], found["by hand"], bar=1.05 if what == "step" else 1.0)
+    yield from _saving(1 if quick else 3)
+
+
+def _saving(rounds: int) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        *times, (grown, largest) = (
+            [float(word) for word in line.split()]
+            for line in output(duoka(2, SAVING, folder, str(rounds))).splitlines()
         )
-        words = f"20 million parameters with AdamW in parts, {what} on 2 workers: duoka against fully_shard by hand"
-        yield Row(words, found["duoka"], found["by hand"])
+    saved, written = (Samples(tuple(values), "s") for values in zip(*times, strict=True))
+    yield Row(
+        "256 MB of weights in parts, saved by 2 workers: against writing as many bytes", saved, written, bar=1.1
+    )
+    yield Row(
+        "the same: growth of a rank against the largest file", Samples((grown,), "MB"), Samples((largest,), "MB"), 1.0
+    )
