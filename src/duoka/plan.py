@@ -45,7 +45,7 @@ STRATEGIES = {
 _ASKED_IN_SCRIPTS = {
     "auto": "`duoka forecast --memory` says whether a model needs run.model(net, strategy='fsdp')",
     "fsdp": "in a script, run.model(net, strategy='fsdp') shards a model",
-    "hsdp": "in a script, run.model(net, strategy='fsdp') shards a model over all machines",
+    "hsdp": "in a script, run.model(net, strategy='hsdp') shards a model within each machine",
     "dp": "in a script, run.model(net, strategy='dp', devices=2) computes on several devices in one process",
 }
 

@@ -319,4 +319,4 @@ def test_gradients_that_travel_in_16_bits(compress: str, dtype: torch.dtype) -> 
 
 
 def test_every_strategy_is_tested() -> None:
-    assert set(STRATEGIES) == set(NAMES) - {"auto", "hsdp"}  # hsdp: plain scripts alone, tests/flows/test_machines.py
+    assert set(STRATEGIES) == set(NAMES) - {"auto", "hsdp"}  # hsdp: test_fsdp.py, tests/flows/test_machines.py

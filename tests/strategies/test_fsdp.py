@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 import duoka
 from duoka.errors import OptionError, Refused
+from duoka.origins.forked import Forked
 from duoka.strategies.fsdp import blocks
 from tests.run.ranks import on_ranks
 from tests.strategies.test_conformance import gradients, leaves, weights
@@ -493,3 +494,44 @@ def test_an_error_of_the_model_is_raised_as_it_is() -> None:
             model(x)
 
     refused(work, RuntimeError, "the third call")
+
+
+# --- a copy of the model on each machine
+
+
+def test_each_machine_holds_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Forked, "machine", property(lambda self: str(self.rank // 2)))  # as if there were two
+
+    def work(run: duoka.Run) -> Any:
+        found = trained(run, Transformer, "hsdp"), trained(run, cnn, "fsdp")  # in one run
+        model = run.model(Transformer(), strategy="hsdp")
+        saved = run.checkpoint(tmp_path / str(run.world_size), model=model)
+        saved.save()
+        saved.wait()
+        parts = [part.to_local() if hasattr(part, "to_local") else part for part in model.parameters()]
+        return found, weights(model), sum(part.numel() for part in parts)
+
+    ((expected, _, size),) = on_ranks(1, work)
+    four = on_ranks(4, work)
+    for found, _, part in four:
+        assert leaves(found) == pytest.approx(leaves(expected), rel=1e-5, abs=1e-5)
+        assert leaves(found) == leaves(four[0][0])  # the machines do not drift apart
+        assert 0.45 * size < part < 0.55 * size
+    other = Transformer()
+    duoka.load_weights(other, tmp_path / "4")
+    assert weights(other) == four[0][1]
+    (step,) = (tmp_path / "4").glob("step-*")
+    assert len(list(step.glob("model-*-of-00002.safetensors"))) == 2
+
+
+def test_machines_of_different_sizes_hold_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Forked, "machine", property(lambda self: str(self.rank // 2)))
+
+    def work(run: duoka.Run) -> str:
+        with pytest.raises(OptionError) as raised:
+            run.model(mlp(), strategy="hsdp")
+        return str(raised.value)
+
+    for message in on_ranks(3, work):
+        assert "fsdp on machines with different numbers of ranks" in message
+        assert "they have 2, 1" in message

@@ -11,6 +11,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from duoka.errors import OptionError, TimedOut
 from duoka.network import rendezvous
 from duoka.origins.communication import Communication, connect
+from duoka.system.machine_name import machine_name
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class Origin(ABC):
     def device(self) -> str | None:
         """The device assigned to this process, as torch names it; None: the process chooses."""
         return None
+
+    @property
+    def machine(self) -> str:
+        """A name of this rank's machine, equal for all ranks on it and for no others."""
+        return machine_name()
 
     @abstractmethod
     def store(self, timeout: float) -> Store:

@@ -43,6 +43,10 @@ class Forked(Origin):
     def device(self) -> str:
         return self.given
 
+    @property
+    def machine(self) -> str:
+        return str(self.info.machine)
+
     def store(self, timeout: float) -> Store:
         return reach_store(self.info, timeout)
 

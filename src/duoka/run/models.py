@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,9 @@ from torch.nn.parameter import is_lazy
 from duoka.errors import OptionError
 from duoka.plain.session import Session
 from duoka.plain.transforms import run_uncompiled
-from duoka.run.agreement import check_same
+from duoka.run.agreement import check_same, gather_objects
 from duoka.run.api_session import ApiSession
+from duoka.view.collectives.base import Collectives
 from duoka.view.modules.replaced_forward import restore_forwards
 from duoka.view.support.kinds import holds_shards, is_compiled
 
@@ -70,10 +71,29 @@ def move(module: nn.Module, device: torch.device) -> None:
         raise OptionError("run.model", name, "given a module whose parameters stay the same when it is moved", hint)
 
 
-def shard(module: nn.Module, session: ApiSession, device: torch.device) -> None:
+def ranks_by_machine(machine: str, ranks: Collectives) -> list[list[int]]:
+    """Return the ranks of each machine, that of rank 0 first; empty if all are on one. machine: of this rank.
+
+    Raises:
+        OptionError: they have different numbers of ranks.
+    """
+    found: dict[str, list[int]] = {}
+    for rank, name in enumerate(gather_objects(machine, ranks)):
+        found.setdefault(name, []).append(rank)
+    counts = [len(members) for members in found.values()]
+    if len(set(counts)) > 1:
+        hint = f"they have {', '.join(map(str, counts))}"
+        raise OptionError("strategy", "hsdp", "fsdp on machines with different numbers of ranks", hint)
+    return list(found.values()) if len(found) > 1 else []
+
+
+def shard(
+    module: nn.Module, session: ApiSession, device: torch.device, machines: Sequence[Sequence[int]] = ()
+) -> None:
     """Shard the parameters of `module` over all ranks, then move it to `device`.
 
-    Of a module on the meta device, only the parts get memory; `load_weights` then gives them values.
+    machines: the ranks of each machine, all of which hold a copy of the model; empty: there is one copy. Of a module
+    on the meta device, only the parts get memory; `load_weights` then gives them values.
 
     Raises:
         OptionError: gradients of the run are compressed; or buffers on the meta device are not in the state dict.
@@ -84,7 +104,7 @@ def shard(module: nn.Module, session: ApiSession, device: torch.device) -> None:
     is_empty = any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
     if is_empty:
         _check_empty(module)
-    session.strategy.shard(module)
+    session.strategy.shard(module, machines)
     if any(map(is_compiled, module.modules())):
         run_uncompiled(session)
     if is_empty:

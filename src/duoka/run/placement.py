@@ -34,8 +34,6 @@ def check_strategy(asked: str, world_size: int, devices: object) -> None:
     if asked == "dp" and world_size > 1:
         hint = "each of several ranks has one device, and strategy='auto' keeps them in step"
         raise OptionError("strategy", "dp", "used in a run of one process", hint)
-    if asked == "hsdp":
-        raise OptionError("strategy", "hsdp", "fsdp", "hsdp is for plain scripts: duoka run --strategy hsdp")
     if asked == "single" and world_size > 1:
         raise OptionError("strategy", "single", f"auto or ddp for {world_size} ranks")
     if asked != "dp" and devices is not None:

@@ -24,7 +24,7 @@ from duoka.run.agreement import check_same, gather_objects
 from duoka.run.api_session import ApiSession, open_session, set_exact_threads, settings_with
 from duoka.run.backward import DdpOptions
 from duoka.run.collect import LocalReductions
-from duoka.run.models import check_options, move, prepare, shard
+from duoka.run.models import check_options, move, prepare, ranks_by_machine, shard
 from duoka.run.placement import DevicePlacement, Devices, check_strategy
 from duoka.run.precision import Precision, check_precision, set_precision
 from duoka.run.progress import Progress
@@ -51,6 +51,7 @@ class Run:
         self.local_rank = origin.local_rank
         self.device = device
         self.machine = socket.gethostname()
+        self._place = origin.machine
         self._opened: ApiSession | None = session
         self._logs = logs
         self._reductions = LocalReductions(session.ranks)
@@ -90,7 +91,8 @@ class Run:
                 gradients stay float32. With "fp16" gradients are scaled within the model, and optimizer steps with an
                 infinite or NaN gradient are skipped.
             strategy: "auto": gradients are averaged over ranks. "fsdp": each rank holds a part of the parameters, of
-                their gradients and of the state of optimizers. "dp": this one process computes each
+                their gradients and of the state of optimizers. "hsdp": as fsdp within each machine, and gradients are
+                averaged between machines, which have the same number of ranks. "dp": this one process computes each
                 batch on several devices. "exact": the same bits on 1, 2, 4, ... ranks; it holds for all models of a
                 run, and is given with the first, before anything else is made.
             shares: for "exact": the number of shares of each batch, a power of two; None: 8, or the number of ranks
@@ -119,7 +121,7 @@ class Run:
         check_strategy(strategy, self.world_size, devices)
         session = self._use(strategy, shares)
         self._begun = True
-        if session.view.shares.exact and (strategy in ("dp", "fsdp") or precision == "fp16"):
+        if session.view.shares.exact and (strategy in ("dp", "fsdp", "hsdp") or precision == "fp16"):
             given = "precision='fp16'" if precision == "fp16" else f"strategy={strategy!r}"
             raise OptionError("run.model", given, "left out in a run of strategy='exact'", "bf16 is allowed")
         options = DdpOptions(find_unused_parameters, static_graph, broadcast_buffers, gradient_as_bucket_view)
@@ -127,8 +129,10 @@ class Run:
             raise OptionError("compile", True, "left out with strategy='dp' or precision='fp16'", "bf16 compiles")
         on = self._placement.devices(strategy, devices)
         bring: Callable[[nn.Module], None] = partial(move, device=on[0])
-        if strategy == "fsdp":
-            bring = partial(shard, session=session, device=on[0])
+        if strategy in ("fsdp", "hsdp"):
+            machines = ranks_by_machine(self._place, session.ranks) if strategy == "hsdp" else []
+            if not machines or len(machines[0]) > 1:  # a machine of one rank holds the model whole
+                bring = partial(shard, session=session, device=on[0], machines=machines)
         prepare(module, session, bring)
         session.backward.observe(module, options)
         if gradient_as_bucket_view:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -33,8 +33,11 @@ class Strategy(ABC):
     def prepare_model(self, module: nn.Module) -> None:  # noqa: B027
         """Prepare the parameters of a model before it is moved to a device, or first called: `fsdp` shards them."""
 
-    def shard(self, module: nn.Module) -> None:  # noqa: B027
-        """Shard the parameters of `module` over ranks; does nothing with one rank."""
+    def shard(self, module: nn.Module, machines: Sequence[Sequence[int]] = ()) -> None:  # noqa: B027
+        """Shard the parameters of `module` over ranks; does nothing with one rank.
+
+        machines: the ranks of each machine, all of which hold a copy of the model; empty: there is one copy.
+        """
 
     @abstractmethod
     def backward(self, site: str) -> AbstractContextManager[None]:

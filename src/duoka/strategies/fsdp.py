@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -211,7 +212,9 @@ class Fsdp(Ddp):
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
         view = self._view = super().view(ranks, say)
-        self._sharding = ModelSharding(ranks, self.leave, self.reach, say, self._names, self._every, self._machines)
+        self._make = partial(ModelSharding, ranks, self.leave, self.reach, say, self._names, self._every)
+        self._sharding = self._make(self._machines)
+        self._hybrid: ModelSharding | None = None  # of models that each machine holds a copy of
         if self._recomputes:
             view.recomputed = self._sharding.blocks
         view.prepare_model, view.in_parts = self.prepare_model, self._every
@@ -225,18 +228,25 @@ class Fsdp(Ddp):
         if self._every:
             self._sharding.shard(module)
 
-    def shard(self, module: nn.Module) -> None:
+    def shard(self, module: nn.Module, machines: Sequence[Sequence[int]] = ()) -> None:
         self._view.in_parts = True
-        self._sharding.shard(module)
+        if machines:
+            self._hybrid = self._hybrid or self._make(machines)
+            self._hybrid.shard(module)
+        else:
+            self._sharding.shard(module)
 
     @contextmanager
     def backward(self, site: str) -> Iterator[None]:
-        with super().backward(site), self._sharding.deferring():
+        hybrid = nullcontext() if self._hybrid is None else self._hybrid.deferring()
+        with super().backward(site), self._sharding.deferring(), hybrid:
             yield
 
     def close(self) -> None:
         super().close()
         self._sharding.close()
+        if self._hybrid is not None:
+            self._hybrid.close()
 
 
 def groups(module: nn.Module, found: list[nn.Module]) -> Iterator[list[nn.Parameter]]:
