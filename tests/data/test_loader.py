@@ -92,7 +92,7 @@ LOADERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(3, marks=pytest.mark.long)])
 def test_the_batches_of_a_data_loader(world_size: int) -> None:
     expected = {}
     for name, made in LOADERS.items():

@@ -292,7 +292,12 @@ def leaves(found: Any) -> list[float]:
 
 @pytest.mark.parametrize(
     ("strategy", "devices"),
-    [(name, many) for name, counts in STRATEGIES.items() for many in counts if name != "single"],
+    [
+        pytest.param(name, many, marks=[pytest.mark.long] if many == 3 and 2 in counts else [])
+        for name, counts in STRATEGIES.items()
+        for many in counts
+        if name != "single"
+    ],
 )
 def test_it_is_as_on_one_device(strategy: str, devices: int) -> None:
     refused = REFUSED.get(strategy, {})
