@@ -4,8 +4,7 @@
 
 It computes nothing itself, so that what it forks is as good as a new interpreter. The keeper adopts what the run
 leaves behind, ends it, and reports; if nobody is left to read the report, it ends the run. The run ends as any
-program does, at the end of this file, and an exception that nobody catches, `SystemExit` too, is the interpreter's
-own business.
+program does, at the end of this file, but for taking its modules down.
 
 Started by `tests.flows.flow` as `python warm.py SOCKET`.
 """
@@ -244,15 +243,35 @@ def python(script: str, *args: str) -> int:
     return 0
 
 
+def lived(request: dict[str, Any]) -> int:
+    """Be the program, show what it raised as the interpreter does, and return its exit code."""
+    try:
+        return become(request)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        print(error.code, file=sys.stderr)
+    except BaseException as error:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        sys.last_exc = error  # type: ignore[attr-defined]  # since Python 3.12
+        sys.excepthook(type(error), error, error.__traceback__)
+        if isinstance(error, KeyboardInterrupt):
+            return -signal.SIGINT
+    return 1
+
+
 def end(code: int) -> None:
     """End as the interpreter does, but for taking all modules down, which takes most of the time."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     os._exit(code)
 
 
 if __name__ == "__main__":
     _die_with_parent()
-    end(become(serve(socket.socket(fileno=int(sys.argv[1])))))
+    end(lived(serve(socket.socket(fileno=int(sys.argv[1])))))
