@@ -70,6 +70,15 @@ SMALL_TAUGHT = (
     "--bf16 false --dtype float32"
 )
 SMALL_GAN = "--dataset fake --niter 1 --imageSize 64 --ngf 8 --ndf 8 --manualSeed 1 --batchSize 20"
+SMALL_CONTROL = "--env-id Pendulum-v1 --total-timesteps 200 --learning-starts 40 --batch-size 32 --buffer-size 500"
+SMALL_DIFFUSION = (
+    "--num_epochs 1 --num_timesteps 10 --hidden_size 32 --embedding_size 32 --eval_batch_size 50 "
+    "--train_batch_size 256"
+)
+SMALL_DLRM = (
+    "--data-size 160 --print-freq 2 --arch-sparse-feature-size 8 --arch-mlp-bot 4-16-8 --arch-mlp-top 16-1 "
+    "--arch-embedding-size 30-40-20 --nepochs 1"
+)
 SMALL_VIT = "--img-size 64 --latent-size 48 --num-heads 4 --num-encoders 2 --lr 1e-4"
 
 
@@ -144,6 +153,8 @@ def _lesson(field: str, name: str, steps: int = 12) -> Program:
 
 
 E = "examples"
+GAMES = {"needs": "gymnasium", "saved": "*.nothing"}
+DIFFUSED = {"needs": "pandas", "saved": "exps/**/*.pth", "steps": 0}
 REPOSITORIES = {
     "examples": "pytorch/examples",
     "nanoGPT": "karpathy/nanoGPT",
@@ -161,6 +172,9 @@ REPOSITORIES = {
     "accelerate": "huggingface/accelerate",
     "trl": "huggingface/trl",
     "peft": "huggingface/peft",
+    "dlrm": "facebookresearch/dlrm",
+    "tiny-diffusion": "tanelp/tiny-diffusion",
+    "torchdiffeq": "rtqichen/torchdiffeq",
 }
 SMALL_MORE = "--n-layer 2 --n-embd 32 --n-embd2 32 --max-steps 12 --num-workers 0"
 L = "pytorch-lightning/examples"
@@ -245,7 +259,7 @@ PROGRAMS = [
     *(_graph(name) for name in ("dna", "arma", "tagcn", "agnn", "mixhop", "infomax_transductive", "super_gat")),
     *(_graph(name) for name in ("graph_unet", "pmlp", "link_pred")),
     *(_graph(name, "--epochs 12") for name in ("gcn", "gat", "autoencoder")),
-    *(_graph(name) for name in ("gcn2_cora", "sgc")),
+    *(_graph(name) for name in ("gcn2_cora", "sgc", "glnn", "ogc", "tensorboard_logging")),
     _graph("mutag_gin", "--batch_size 32", prepare=data.graphs),
     *(_graph(name, prepare=data.graphs) for name in ("proteins_topk_pool", "proteins_diff_pool", "proteins_gmt")),
     *(_graph(name, prepare=data.graphs) for name in ("proteins_dmon_pool", "proteins_mincut_pool", "mem_pool")),
@@ -258,6 +272,12 @@ PROGRAMS = [
     _clean("dqn", "--total-timesteps 200 --learning-starts 40 --batch-size 32"),
     _clean("c51", "--total-timesteps 120 --learning-starts 40 --batch-size 32"),
     _clean("ppo", "--total-timesteps 256 --num-steps 32 --num-envs 2"),
+    _clean("pqn", "--total-timesteps 256 --num-steps 16 --num-envs 2"),
+    *(_clean(f"{name}_continuous_action", SMALL_CONTROL) for name in ("ddpg", "td3", "sac")),
+    *(
+        _program("reinforcement", f"examples_{name}", f"{E}/reinforcement_learning/{name}.py", steps=4, **GAMES)
+        for name in ("reinforce", "actor_critic")
+    ),
     _program(
         "generative", "vae", f"{E}/vae/main.py", "--epochs 2 --batch-size 64", prepare=data.results, saved="results/*"
     ),
@@ -266,6 +286,34 @@ PROGRAMS = [
     *map(_gan, ["gan", "wgan", "wgan_gp", "lsgan", "acgan", "cgan", "infogan", "aae", "sgan", "wgan_div"]),
     _lesson("generative", "03-advanced/variational_autoencoder"),
     _lesson("generative", "03-advanced/generative_adversarial_network", steps=6),
+    *(
+        _program(
+            "generative", f"tiny_diffusion_{kind}", "tiny-diffusion/ddpm.py", f"{SMALL_DIFFUSION} {args}", **DIFFUSED
+        )
+        for kind, args in (
+            ("moons", "--dataset moons"),
+            ("circle", "--dataset circle --time_embedding learnable --beta_schedule quadratic"),
+        )
+    ),
+    *(
+        _program(
+            "other", f"dlrm_{size}", "dlrm/dlrm_s_pytorch.py", f"{SMALL_DLRM} {args}", needs="tensorboard", steps=0
+        )
+        for size, args in (
+            (16, "--mini-batch-size 16"),
+            (17, "--mini-batch-size 17 --test-freq 4 --loss-function bce --num-indices-per-lookup 3"),
+        )
+    ),
+    _program(
+        "other",
+        "neural_ode",
+        "torchdiffeq/examples/ode_demo.py",
+        "--niters 4 --test_freq 2 --data_size 200",
+        saved="*.nothing",
+        needs="scipy",
+        whole="torchdiffeq",
+        steps=4,
+    ),
     _program("other", "regression", f"{E}/regression/main.py", steps=0),
     _program(
         "other",

@@ -55,7 +55,7 @@ def test_a_program_gives_what_python_gives(
         found = gaps(program, one, other)
         allowed = (ROUNDING, ROUNDING)
         if max(found) > ROUNDING:
-            allowed = control(program, programs, flow, one)
+            allowed = control(program, programs, flow, one, count)
         right = all(gap <= most for gap, most in zip(found, allowed, strict=True))
         table += row(program, count, one, other, found, allowed, right)
         if not right:
@@ -63,11 +63,19 @@ def test_a_program_gives_what_python_gives(
     assert not missed
 
 
-def control(program: Program, programs: Path, flow: Flow, one: Ran) -> tuple[float, float]:
-    """How far apart two runs may be: as far as rounding alone takes them, and a little more."""
-    shaken = gaps(program, one, run(program, programs, flow, "shaken", [SCRIPTS / "shaken.py"]))
-    assert max(shaken) < math.inf, "this program amplifies rounding so much that nothing can be compared"
-    return max(ROUNDING, TIMES * shaken[0]), max(ROUNDING, TIMES * shaken[1])
+def control(program: Program, programs: Path, flow: Flow, one: Ran, workers: int) -> tuple[float, float]:
+    """How far apart two runs may be: as far as rounding alone takes `python`, and a little more.
+
+    Its weights are moved by one unit in the last place, or its batches are computed in parts, as on these workers.
+    """
+    ways: dict[str, list[str | Path]] = {
+        "shaken": [SCRIPTS / "shaken.py"],
+        f"parts{workers}": [SCRIPTS / "parts.py", str(max(workers, 2))],
+    }
+    found = [gaps(program, one, run(program, programs, flow, name, words)) for name, words in ways.items()]
+    printed, saved = (TIMES * max(gap[place] for gap in found) for place in (0, 1))
+    assert max(printed, saved) < math.inf, "this program amplifies rounding so much that nothing can be compared"
+    return max(ROUNDING, printed), max(ROUNDING, saved)
 
 
 def run(program: Program, programs: Path, flow: Flow, name: str, words: list[str | Path]) -> Ran:
