@@ -101,7 +101,9 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         for path in folder.glob("*.pid"):
             with suppress(ProcessLookupError, ValueError):
                 os.kill(int(path.read_text()), signal.SIGKILL)
-        for node in ("dkn0", "dkn1"):
+        for number, node in enumerate(("dkn0", "dkn1")):
+            # Deleting a namespace removes its link only later, perhaps after the next test has made it again.
+            subprocess.run(["ip", "link", "delete", f"dkport{number}"], capture_output=True)
             subprocess.run(["ip", "netns", "delete", node], capture_output=True)
         subprocess.run(["ip", "link", "delete", "dkbridge"], capture_output=True)
 
