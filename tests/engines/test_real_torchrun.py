@@ -37,7 +37,7 @@ for epoch in saved.epochs(COUNT):
         loss = net(x).square().mean()
         optimizer.zero_grad(); loss.backward(); optimizer.step()
         time.sleep(PAUSE)
-    print(epoch, f"{net.weight.sum().item():.5f}", flush=True)
+    print(epoch, f"{net.weight.square().sum().item():.5f}", flush=True)
 """
 API = """\
 import time
@@ -53,7 +53,7 @@ for epoch in saved.epochs(COUNT):
         loss = net(x).square().mean()
         optimizer.zero_grad(); loss.backward(); optimizer.step()
         time.sleep(PAUSE)
-    run.print(epoch, f"{net.weight.sum().item():.5f}", flush=True)  # an epoch may go on after its last batch
+    run.print(epoch, f"{net.weight.square().sum().item():.5f}", flush=True)  # an epoch may go on after its last batch
 """
 
 
