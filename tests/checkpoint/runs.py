@@ -16,7 +16,7 @@ from torch import nn
 
 import duoka
 
-CALLS = ("open", "write", "fsync", "rename", "mkdir")
+CALLS = ("open", "write", "pwrite", "truncate", "fsync", "rename", "mkdir")
 
 
 class Batches:

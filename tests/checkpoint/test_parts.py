@@ -17,7 +17,7 @@ from safetensors.torch import load_file, safe_open
 from torch import Tensor, nn
 
 import duoka
-from duoka.checkpoint import disk, parts
+from duoka.checkpoint import disk, drafts, parts
 from duoka.checkpoint.manifest import FileEntry
 from duoka.errors import CheckpointError, RunError, WeightsError
 from tests.checkpoint.runs import die, fault
@@ -225,24 +225,41 @@ def test_a_kill_at_every_call_leaves_the_old_or_the_new(
 FILES = {"one": ("net.safetensors", None), "several": ("net.safetensors", 200), "pickled": ("net.pth", 200)}
 
 
+def apart(run: duoka.Run) -> None:
+    """Let this rank be on a machine of its own."""
+    drafts.machine_name = lambda: f"machine {run.rank}"
+
+
+@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("name", FILES)
-def test_weights_are_the_files_that_one_device_writes(name: str, tmp_path: Path) -> None:
+def test_weights_are_the_files_that_one_device_writes(name: str, together: bool, tmp_path: Path) -> None:
     file, most = FILES[name]
     for part in ("parts", "whole"):
         (tmp_path / part).mkdir()
 
     def work(run: duoka.Run) -> Any:
         model, _ = trained(run)
-        beside, names = disk.partial, []
+        put, at, exchange = disk.put, disk.write_at, parts._exchange
+        names: list[str] = []
+        own: list[int] = []
+        sent: list[Any] = []
 
-        def partial(path: Path) -> Path:
+        def puts(beside: Path, path: Path) -> None:
             names.append(path.name)
-            return beside(path)
+            put(beside, path)
 
-        disk.partial = partial
+        def write_at(path: Path, data: Any) -> None:
+            data = list(data)
+            own.extend(len(part) for _, part in data)
+            return at(path, data)
+
+        disk.put, disk.write_at = puts, write_at
+        parts._exchange = lambda *args: sent.append(args) or exchange(*args)
+        if not together:
+            apart(run)
         duoka.save_weights(model, tmp_path / "parts" / file, max_shard_size=most, metadata={"by": "a test"})
         whole = {name: value.full_tensor() if parts.is_sharded(value) else value for name, value in state(model)}
-        return names, whole
+        return names, whole, sum(own), bool(sent)
 
     found = on_ranks(WORLD, work)
     duoka.save_weights(found[0][1], tmp_path / "whole" / file, max_shard_size=most, metadata={"by": "a test"})
@@ -253,31 +270,43 @@ def test_weights_are_the_files_that_one_device_writes(name: str, tmp_path: Path)
     other = net()
     duoka.load_weights(other, tmp_path / "parts" / file)
     assert all(torch.equal(found[0][1][name], value) for name, value in other.state_dict().items())
-    written = [set(names) - {f"{file}.index.json"} for names, _ in found]
-    assert set.union(*written) == set(left) - {f"{file}.index.json"}
-    assert sum(map(len, written)) == len(set.union(*written))  # no file by two ranks
-    assert all(written) == (most is not None)
+    in_place = together and file.endswith(".safetensors")
+    assert [sent for *_, sent in found] == [not in_place] * WORLD
+    if in_place:
+        size = sum(tensor.numel() * tensor.itemsize for tensor in found[0][1].values())
+        assert sum(own for *_, own, _ in found) == size
+        assert max(own for *_, own, _ in found) < size / 2
+    else:
+        written = [set(names) - {f"{file}.index.json"} for names, *_ in found]
+        assert set.union(*written) == set(left) - {f"{file}.index.json"}
+        assert sum(map(len, written)) == len(set.union(*written))  # no file by two ranks
+        assert all(written) == (most is not None)
 
 
 def state(model: nn.Module) -> list[tuple[str, Any]]:
     return list(model.state_dict().items())
 
 
+@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("most", [None, 200])
-def test_weights_that_one_rank_cannot_write_leave_the_old_files(most: int | None, tmp_path: Path) -> None:
+def test_weights_that_one_rank_cannot_write_leave_the_old_files(
+    most: int | None, together: bool, tmp_path: Path
+) -> None:
     path = tmp_path / "net.safetensors"
 
     def work(run: duoka.Run) -> str:
         model, _ = trained(run)
+        if not together:
+            apart(run)
         duoka.save_weights(model, path, max_shard_size=most)
         run.barrier()
         before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-        write = disk.write
-        if run.rank == (0 if most is None else 1):
-            disk.write = full
+        write, write_at = disk.write, disk.write_at
+        if run.rank == (0 if most is None and not together else 1):
+            disk.write = disk.write_at = full
         with pytest.raises(WeightsError) as raised:
             duoka.save_weights(model, path, max_shard_size=most)
-        disk.write = write
+        disk.write, disk.write_at = write, write_at
         run.barrier()
         assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
         run.barrier()

@@ -38,19 +38,65 @@ def write(path: Path, parts: Iterable[Data]) -> None:
         os.close(fd)
 
 
+def write_empty(path: Path, head: Data, size: int) -> None:
+    """Write a new file of `size` bytes that begins with `head`, and reserve room on the disk for the rest."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        os.write(fd, head)
+        libc.reserve(fd, size)  # faster than a file with holes, which several processes fill
+        os.truncate(fd, size)
+    finally:
+        os.close(fd)
+
+
+def write_at(path: Path, parts: Iterable[tuple[int, Data]]) -> None:
+    """Write parts of an existing file, each at its offset in ascending order, and fsync it."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        begun: int | None = None  # offset up to which writing to the disk has begun
+        for start, part in parts:
+            at, rest = start, memoryview(part)
+            begun = at if begun is None else begun
+            while len(rest):
+                count = os.pwrite(fd, rest[:PIECE], at)
+                at, rest = at + count, rest[count:]
+                if at - begun >= PIECE:
+                    libc.begin_writeback(fd, begun, at - begun)
+                    begun = at
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def replace(path: Path, write_to: Callable[[Path], None]) -> None:
     """Let `write_to` create a partial file, then rename it to `path`. Symbolic links are followed."""
-    path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = partial(path)
+    beside = place_beside(path)
     try:
         write_to(beside)
-        os.rename(beside, path)
+        put(beside, path)
     except BaseException:
-        with suppress(OSError):
-            os.unlink(beside)
+        discard(beside)
         raise
+
+
+def place_beside(path: Path) -> Path:
+    """Return a name for the partial file of `path`, links followed; its directory is made if it is missing."""
+    path = Path(os.path.realpath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return partial(path)
+
+
+def put(beside: Path, path: Path) -> None:
+    """Rename a complete partial file to `path`. Symbolic links are followed."""
+    path = Path(os.path.realpath(path))
+    os.rename(beside, path)
     sync(path.parent)
+
+
+def discard(beside: Path) -> None:
+    """Remove a partial file, if it is there."""
+    with suppress(OSError):
+        os.unlink(beside)
 
 
 def partial(path: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -39,17 +40,16 @@ def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Layou
     Raises:
         WeightsError: a tensor is sparse, quantised or on the meta device, and so has no plain data.
     """
-    widened = sorted(name for name, tensor in tensors.items() if tensor.dtype == torch.complex128)
+    facts = {name: (*_code(name, tensor), list(tensor.shape)) for name, tensor in tensors.items()}
+    widened = sorted(name for name, (code, *_) in facts.items() if code == "C128")
     if widened:
         metadata = {**metadata, WIDENED: json.dumps(widened)}
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     places: dict[str, int] = {}
     at = 0
-    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
-        tensor = tensors[name]
-        code, size = _code(name, tensor)
-        shape = list(tensor.shape)
-        places[name], end = at, at + tensor.numel() * size
+    for name in sorted(tensors, key=lambda name: (-facts[name][1], name)):
+        code, size, shape = facts[name]
+        places[name], end = at, at + math.prod(shape) * size
         header[name] = {
             "dtype": "F64" if code == "C128" else code,
             "shape": [*shape, 2] if code == "C128" else shape,

@@ -29,8 +29,12 @@ class Lock:
                 f"{directory} is being written by another run{f' ({holder})' if holder else ''}; "
                 "end that one, or give this one another directory"
             ) from error
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        except OSError:  # the disk is full
+            os.close(fd)
+            raise
         self._close = weakref.finalize(self, os.close, fd)
         # A child process that outlives this one (a loader's worker) must not keep the lock.
         mine = weakref.ref(self)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from operator import itemgetter
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from duoka.checkpoint import disk
+from duoka.checkpoint.drafts import Draft, all_see, draft_of, write_own
 from duoka.checkpoint.image import lay_out, straight
 from duoka.checkpoint.names import WRAPPERS
 from duoka.checkpoint.parts import are_first, gathered, holders, is_sharded
@@ -37,8 +39,8 @@ def save_weights(
 ) -> None:
     """Save a model's parameters and buffers under its own names, without what wrappers add to them.
 
-    The file is replaced atomically. With several ranks all must call this; rank 0 writes. Sharded tensors are
-    gathered one at a time; of several files each rank writes some.
+    The file is replaced atomically. With several ranks all must call this; rank 0 writes. Of sharded tensors each
+    rank of a machine writes its own rows; ranks on several machines gather them one at a time.
 
     Args:
         model: the model, or its state dict.
@@ -78,10 +80,11 @@ def write_weights(
 
 
 class _Writing:
-    """The writing of tensors to one file, or to several, which the ranks `among` share out.
+    """The writing of tensors to one file, or to several, by the ranks `among` that hold their rows.
 
-    A rank gathers what it writes tensor by tensor, so that its memory never holds more than one (of a file of
-    `torch.save`: than the tensors of one file).
+    Each rank writes its own rows into all files. Ranks that do not share files gather instead, tensor by tensor, what
+    they write: each has some files, and its memory never holds more than one tensor (of a file of `torch.save`: than
+    the tensors of one file).
     """
 
     def __init__(
@@ -92,18 +95,17 @@ class _Writing:
         most: int | None,
         among: Collectives | None = None,
     ) -> None:
-        self._path, self._metadata = path, metadata
+        self._path, self._tensors, self._among = path, tensors, among
         self._files = [dict(tensors)] if most is None else split(tensors, most)
         self._rank, count = (0, 1) if among is None else (among.rank, among.world_size)
-        self._own = slice(self._rank, None, count) if among is None or are_first(among) else slice(0)
-        self._in_order = {number: self._order(file) for number, file in enumerate(self._files)}
+        self._writes = among is None or are_first(among)
+        self._own = slice(self._rank, None, count) if self._writes else slice(0)
+        self._is_pickle = path.suffix in PICKLES
+        about = {"format": "pt", **metadata}  # transformers requires it
+        self._layouts = [] if self._is_pickle else [lay_out(file, about) for file in self._files]
+        self._in_order = [list(file.places) for file in self._layouts] or list(map(list, self._files))
         numbers = [range(rank, len(self._files), count) for rank in range(count)]
-        assigned = [[name for number in own for name in self._in_order[number]] for own in numbers]
-        self._taken = map(itemgetter(1), gathered(tensors, assigned, self._rank))
-
-    def _order(self, tensors: Mapping[str, Tensor]) -> list[str]:
-        """Return the names of tensors in the order in which a file has them."""
-        return list(tensors if self._path.suffix in PICKLES else lay_out(tensors, {}).places)
+        self._assigned = [[name for number in own for name in self._in_order[number]] for own in numbers]
 
     def by(self, ranks: Ranks) -> None:
         """Write by these ranks, all of the run.
@@ -114,42 +116,76 @@ class _Writing:
         path, files = self._path, self._files
         names = on_first(ranks, lambda: [path.name] if len(files) == 1 else free_names(path, len(files)))
         try:
-            together(ranks, partial(self._write_own, names), f"saving {path}", WeightsError)
+            if self._among is None or self._is_pickle or not self._write_rows(ranks, names):
+                together(ranks, partial(self._write_gathered, names), f"saving {path}", WeightsError)
             on_first(ranks, lambda: self._finish(names))
         except BaseException:
             if len(files) > 1:
-                remove_unnamed(path, names[self._own])
+                remove_unnamed(path, names if ranks.rank == 0 else names[self._own])
             raise
 
-    def _write_own(self, names: Sequence[str]) -> None:
-        """Write this rank's files."""
+    def _write_rows(self, ranks: Ranks, names: Sequence[str]) -> bool:
+        """Let each rank write its own rows into all files; returns False if the ranks do not share files."""
+        made: list[Draft] = []  # on rank 0, to be removed if anything fails
         try:
-            for number in range(len(names))[self._own]:
-                self._write_one(number, self._path.with_name(names[number]))
-        except OSError as error:
-            raise self._failed(error) from error
+            drafts = on_first(ranks, lambda: self._make_drafts(names, made))
+            if not all_see(ranks, drafts[0].path, self._writes):
+                return False
+            together(ranks, partial(self._fill, drafts), f"saving {self._path}", WeightsError)
+            on_first(ranks, lambda: self._put(made, names))
+            return True
         finally:
-            deque(self._taken, maxlen=0)  # the other ranks gather all theirs
+            for draft in made:
+                disk.discard(draft.path)
 
-    def _write_one(self, number: int, path: Path) -> None:
-        taken = islice(self._taken, len(self._files[number]))
-        if path.suffix in PICKLES:
+    def _make_drafts(self, names: Sequence[str], made: list[Draft]) -> list[Draft]:
+        with self._failing():
+            for name, layout in zip(names, self._layouts, strict=True):
+                made.append(draft_of(layout, disk.place_beside(self._path.with_name(name))))
+        return made
+
+    def _fill(self, drafts: Sequence[Draft]) -> None:
+        if self._writes:
+            first = self._rank * len(drafts) // self._among.world_size if self._among else 0
+            with self._failing():
+                for draft in (*drafts[first:], *drafts[:first]):  # writes to one file wait for each other
+                    write_own(draft, self._tensors, self._rank == 0)
+
+    def _put(self, drafts: Sequence[Draft], names: Sequence[str]) -> None:
+        with self._failing():
+            for draft, name in zip(drafts, names, strict=True):
+                disk.put(draft.path, self._path.with_name(name))
+
+    def _write_gathered(self, names: Sequence[str]) -> None:
+        """Write this rank's files."""
+        taken = map(itemgetter(1), gathered(self._tensors, self._assigned, self._rank))
+        try:
+            with self._failing():
+                for number in range(len(names))[self._own]:
+                    own = islice(taken, len(self._files[number]))
+                    self._write_one(number, self._path.with_name(names[number]), own)
+        finally:
+            deque(taken, maxlen=0)  # the other ranks gather all theirs
+
+    def _write_one(self, number: int, path: Path, taken: Iterator[Tensor]) -> None:
+        if self._is_pickle:
             disk.replace(path, partial(_pickle, dict(zip(self._in_order[number], taken, strict=True))))
         else:
-            layout = lay_out(self._files[number], {"format": "pt", **self._metadata})  # transformers requires it
-            disk.replace(path, lambda beside: disk.write(beside, straight(layout, taken)))
+            disk.replace(path, lambda beside: disk.write(beside, straight(self._layouts[number], taken)))
 
     def _finish(self, names: Sequence[str]) -> None:
-        try:
+        with self._failing():
             if len(names) == 1:
                 remove_shards(self._path)
             else:
                 replace_index(self._path, dict(zip(names, self._files, strict=True)))
-        except OSError as error:
-            raise self._failed(error) from error
 
-    def _failed(self, error: OSError) -> WeightsError:
-        return WeightsError(f"{self._path} cannot be written; the old file is unchanged: {error}")
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise WeightsError(f"{self._path} cannot be written; the old file is unchanged: {error}") from error
 
 
 def _pickle(tensors: dict[str, Tensor], path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 import signal
@@ -124,3 +125,16 @@ def begin_writeback(fd: int, start: int, size: int) -> None:
     """Ask the kernel to start writing these bytes of a file to disk; fsync reports errors."""
     if sys.platform == "linux":
         ctypes.CDLL(None).sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(size), SYNC_FILE_RANGE_WRITE)
+
+
+def reserve(fd: int, size: int) -> None:
+    """Reserve room on the disk for the first `size` bytes of a file, where its file system can.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    allocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None) if sys.platform == "linux" else None
+    if allocate is not None and allocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
+        number = ctypes.get_errno()
+        if number not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINTR):
+            raise OSError(number, os.strerror(number))
