@@ -32,6 +32,11 @@ def net() -> nn.Module:
     return made
 
 
+def apart(run: duoka.Run) -> None:
+    """Let this rank be on a machine of its own."""
+    drafts.machine_name = lambda: f"machine {run.rank}"
+
+
 def trained(run: duoka.Run, strategy: str = "fsdp") -> tuple[nn.Module, torch.optim.Optimizer]:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -68,26 +73,40 @@ def restore(run: duoka.Run, root: Path, strategy: str) -> Any:
     return values(model, optimizer), note
 
 
-def test_every_rank_writes_whole_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrote: Callable[..., None] = disk.write
-
+@pytest.mark.parametrize("together", [True, False])
+def test_files_hold_whole_tensors(together: bool, tmp_path: Path) -> None:
     def work(run: duoka.Run) -> Any:
-        names = []
+        wrote, wrote_at, exchange = disk.write, disk.write_at, parts._exchange
+        written: dict[str, int] = {}
+        sent: list[Any] = []
 
         def write(path: Path, data: Any) -> None:
-            names.append(path.name)
+            written[path.name] = sum(map(len, data))
             wrote(path, data)
 
-        disk.write = write
-        return save(run, tmp_path / "out"), names
+        def write_at(path: Path, data: Any) -> None:
+            written[path.name] = sum(len(part) for _, part in data)
+            wrote_at(path, data)
+
+        disk.write, disk.write_at = write, write_at
+        parts._exchange = lambda *args: sent.append(args) or exchange(*args)
+        if not together:
+            apart(run)
+        return save(run, tmp_path / "out"), written, bool(sent)
 
     found = on_ranks(WORLD, work)
     expected = found[0][0]
     (step,) = (tmp_path / "out").glob("step-*")
     files = parts.file_names("model", WORLD)
-    for rank, (_, names) in enumerate(found):
-        assert files[rank] in names
-        assert not set(files) - {files[rank]} & set(names)
+    sizes = [(step / file).stat().st_size for file in files]
+    assert [sent for *_, sent in found] == [not together] * WORLD
+    for rank, (_, written, _) in enumerate(found):
+        own = {file: written[file] for file in files if file in written}
+        if together:
+            assert 0 < sum(own.values()) < sum(sizes) / 2
+        else:
+            assert own == {files[rank]: sizes[rank]}
+    assert sum(written.get(file, 0) for _, written, _ in found for file in files) == sum(sizes)
     assert not [path for path in step.iterdir() if path.name.startswith(("rank-", "."))]
 
     index = json.loads((step / "model.safetensors.index.json").read_text())
@@ -101,7 +120,6 @@ def test_every_rank_writes_whole_tensors(tmp_path: Path, monkeypatch: pytest.Mon
     model = net()
     model.load_state_dict(whole)
     assert [value.tolist() for value in model.state_dict().values()] == expected[: len(whole)]
-    sizes = [(step / file).stat().st_size for file in files]
     largest = max(tensor.numel() * tensor.itemsize for tensor in whole.values())
     assert max(sizes) - min(sizes) < 2 * largest
 
@@ -143,14 +161,14 @@ def test_a_full_disk_on_any_rank_is_an_error_on_all_and_leaves_the_earlier_one(v
         saved = run.checkpoint(tmp_path, model=model, optimizer=optimizer)
         saved.save()
         saved.wait()
-        write = disk.write
+        write, write_at = disk.write, disk.write_at
         if run.rank == victim:
-            disk.write = full
+            disk.write = disk.write_at = full
         saved.step_number += 1
         saved.save()
         with pytest.raises(CheckpointError) as raised:
             saved.wait()
-        disk.write = write
+        disk.write, disk.write_at = write, write_at
         saved.save()  # and the next one is complete
         saved.wait()
         return str(raised.value)
@@ -173,7 +191,7 @@ def test_a_kill_during_the_write_leaves_the_earlier_one(victim: int, tmp_path: P
         for parameter in model.parameters():
             parameter.data.zero_()
         if run.rank == victim:
-            disk.write = lambda path, data: os.kill(os.getpid(), signal.SIGKILL)
+            disk.write = disk.write_at = lambda path, data: os.kill(os.getpid(), signal.SIGKILL)
         saved.step()
         saved.save()
         saved.wait()
@@ -225,11 +243,6 @@ def test_a_kill_at_every_call_leaves_the_old_or_the_new(
 FILES = {"one": ("net.safetensors", None), "several": ("net.safetensors", 200), "pickled": ("net.pth", 200)}
 
 
-def apart(run: duoka.Run) -> None:
-    """Let this rank be on a machine of its own."""
-    drafts.machine_name = lambda: f"machine {run.rank}"
-
-
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("name", FILES)
 def test_weights_are_the_files_that_one_device_writes(name: str, together: bool, tmp_path: Path) -> None:
@@ -250,7 +263,7 @@ def test_weights_are_the_files_that_one_device_writes(name: str, together: bool,
 
         def write_at(path: Path, data: Any) -> None:
             data = list(data)
-            own.extend(len(part) for _, part in data)
+            own.extend(len(part) for place, part in data if place)  # all but headers
             return at(path, data)
 
         disk.put, disk.write_at = puts, write_at
@@ -342,6 +355,9 @@ def test_a_tensor_arrives_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rank_0_waits_for_whoever_still_writes(tmp_path: Path) -> None:
     entries = {"a": FileEntry(3, "digest")}
+    parts.say_written(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="rank 2 has written nothing of the checkpoint for 0 s"):
+        parts.wait_for_rows(tmp_path, (1, 2), patience=0.05)
     parts.report(tmp_path, 1, entries)
     with pytest.raises(CheckpointError, match="rank 2, 3 has written nothing of the checkpoint for 0 s"):
         parts.wait_for(tmp_path, (1, 2, 3), patience=0.05)
@@ -349,5 +365,8 @@ def test_rank_0_waits_for_whoever_still_writes(tmp_path: Path) -> None:
     parts.give_up(tmp_path, 2, "a reason")
     with pytest.raises(CheckpointError, match="rank 2 could not write its part of the checkpoint: a reason"):
         parts.wait_for(tmp_path, (1, 2))
+    with pytest.raises(CheckpointError, match="rank 2 could not write its part of the checkpoint: a reason"):
+        parts.wait_for_rows(tmp_path, (1, 2))
     parts.report(tmp_path, 1, entries)
     assert parts.wait_for(tmp_path, (1,)) == entries
+    assert [path.name for path in tmp_path.iterdir()] == ["rank-2.json"]

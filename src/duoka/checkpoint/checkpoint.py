@@ -17,11 +17,12 @@ from typing import Any, Literal
 import torch
 
 from duoka.checkpoint import disk, manifest
+from duoka.checkpoint.drafts import all_see
 from duoka.checkpoint.image import Image
 from duoka.checkpoint.loading import load_weights
 from duoka.checkpoint.lock import Lock
 from duoka.checkpoint.manifest import Manifest, StateEntry
-from duoka.checkpoint.parts import give_up
+from duoka.checkpoint.parts import are_first, give_up
 from duoka.checkpoint.preemption import Preemption
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
 from duoka.checkpoint.reading import CheckpointReader
@@ -220,7 +221,9 @@ class Checkpoint:
         taken = together(self._ranks, self._states.to_saved, "saving", CheckpointError)
         if any(state.holders for state in taken.values()):
             beside = on_first(self._ranks, lambda: begin(self.directory, self.step_number))
-            together(self._ranks, lambda: self._start_part(taken, metric, beside), "saving", CheckpointError)
+            writes = any(are_first(state.holders) for state in taken.values() if state.holders)
+            shares = all_see(self._ranks, beside, writes)
+            together(self._ranks, lambda: self._start_part(taken, metric, beside, shares), "saving", CheckpointError)
         else:
             on_first(self._ranks, lambda: self._start_write(taken, metric))
         self.metric = None
@@ -235,9 +238,15 @@ class Checkpoint:
                 "restore() or epochs(), or give another directory"
             )
 
-    def _start_write(self, taken: Mapping[str, SavedState], metric: float | None, beside: Path | None = None) -> None:
-        """On rank 0: copy to memory, and start the thread that writes. beside: as `_start_part`."""
-        snapshot = Snapshot(taken, self._images)
+    def _start_write(
+        self,
+        taken: Mapping[str, SavedState],
+        metric: float | None,
+        beside: Path | None = None,
+        shares: bool = False,
+    ) -> None:
+        """On rank 0: copy to memory, and start the thread that writes. beside, shares: as `_start_part`."""
+        snapshot = Snapshot(taken, self._images, 0, shares)
         others = {rank for state in taken.values() if state.holders for rank in state.holders.members} - {0}
         about = Manifest(self.step_number, self.epoch, {}, {}, _provenance(self._ranks.world_size), metric)
         self._restored = True  # from now on the directory holds checkpoints of this run
@@ -249,15 +258,18 @@ class Checkpoint:
 
         self._background.start(work)
 
-    def _start_part(self, taken: Mapping[str, SavedState], metric: float | None, beside: Path) -> None:
-        """On every rank: copy this rank's tensors to memory, and start the thread that writes them into `beside`."""
+    def _start_part(self, taken: Mapping[str, SavedState], metric: float | None, beside: Path, shares: bool) -> None:
+        """On every rank: copy this rank's part to memory, and start the thread that writes it into `beside`.
+
+        shares: the ranks share files, so that each writes its own rows.
+        """
         rank = self._ranks.rank
         try:
             if rank == 0:
-                self._start_write(taken, metric, beside)
+                self._start_write(taken, metric, beside, shares)
                 return
-            snapshot = Snapshot(taken, self._images, rank)
-            if snapshot.files:  # else another machine writes
+            snapshot = Snapshot(taken, self._images, rank, shares)
+            if snapshot.files or snapshot.rows:  # else another machine writes
                 self._background.start(lambda: write_part(beside, snapshot, rank))
         except BaseException as error:
             give_up(beside, rank, str(error))

@@ -38,11 +38,10 @@ def write(path: Path, parts: Iterable[Data]) -> None:
         os.close(fd)
 
 
-def write_empty(path: Path, head: Data, size: int) -> None:
-    """Write a new file of `size` bytes that begins with `head`, and reserve room on the disk for the rest."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+def reserve(path: Path, size: int) -> None:
+    """Make a file of `size` bytes, or extend it, and reserve room for it on the disk."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        os.write(fd, head)
         libc.reserve(fd, size)  # faster than a file with holes, which several processes fill
         os.truncate(fd, size)
     finally:
@@ -50,8 +49,8 @@ def write_empty(path: Path, head: Data, size: int) -> None:
 
 
 def write_at(path: Path, parts: Iterable[tuple[int, Data]]) -> None:
-    """Write parts of an existing file, each at its offset in ascending order, and fsync it."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    """Write parts of a file that other processes write to, too: each at its offset, ascending; and fsync it."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         begun: int | None = None  # offset up to which writing to the disk has begun
         for start, part in parts:
@@ -66,6 +65,12 @@ def write_at(path: Path, parts: Iterable[tuple[int, Data]]) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def touch(path: Path) -> None:
+    """Make an empty file, or set its time to now."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+    os.utime(path)
 
 
 def replace(path: Path, write_to: Callable[[Path], None]) -> None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,22 +23,55 @@ from duoka.checkpoint.parts import is_sharded
 from duoka.checkpoint.ranks import Ranks
 from duoka.checkpoint.stored import bytes_of
 from duoka.system.machine_name import machine_name
+from duoka.view.tensor.batch import BatchTensor
 
 PIECE = 16 << 20  # bytes of a tensor on a GPU that are copied at once
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A partial file without the data of its tensors. places: offset of each tensor in the file."""
+    """A partial file of `size` bytes. header: its first bytes. places: offset of each tensor in the file."""
 
     path: Path
+    header: bytes
     places: Mapping[str, int]
+    size: int
+
+    @classmethod
+    def of(cls, layout: Layout, path: Path) -> Draft:
+        """Plan a safetensors file."""
+        begin = len(layout.header)
+        return cls(path, layout.header, {name: begin + at for name, at in layout.places.items()}, begin + layout.size)
 
 
-def draft_of(layout: Layout, path: Path) -> Draft:
-    """Make a draft of a safetensors file."""
-    disk.write_empty(path, layout.header, len(layout.header) + layout.size)
-    return Draft(path, {name: len(layout.header) + at for name, at in layout.places.items()})
+class Run(NamedTuple):
+    """Rows that are contiguous in a file.
+
+    at: offset in the whole tensor. start: offset in this rank's rows, which are contiguous too. size: all in bytes.
+    """
+
+    at: int
+    start: int
+    size: int
+
+
+def own_runs(tensor: Tensor, is_first: bool) -> list[Run]:
+    """Return what this rank writes of a tensor; of one that is whole on every rank the first rank writes all.
+
+    It is one run if the tensor is sharded along its first dimension.
+    """
+    if not isinstance(tensor, BatchTensor) or not is_sharded(tensor):
+        return [Run(0, 0, tensor.numel() * tensor.itemsize)] if is_first else []
+    spec, shape = tensor._spec, tensor.shape
+    row = math.prod(shape[spec.dim + 1 :]) * tensor.itemsize
+    own, first = spec.partition.rows * row, spec.partition.start * row
+    count = math.prod(shape[: spec.dim]) if own else 0
+    return [Run(number * shape[spec.dim] * row + first, number * own, own) for number in range(count)]
+
+
+def own_rows(tensor: Tensor) -> Tensor:
+    """Return the rows of a tensor that this rank holds."""
+    return (tensor.to_local() if isinstance(tensor, BatchTensor) else tensor).detach()
 
 
 def all_see(ranks: Ranks, path: Path, writes: bool) -> bool:
@@ -55,29 +88,18 @@ def all_see(ranks: Ranks, path: Path, writes: bool) -> bool:
 
 
 def write_own(draft: Draft, tensors: Mapping[str, Tensor], is_first: bool) -> None:
-    """Write this rank's rows of each tensor; on the first rank also those that are whole on every rank."""
-    disk.write_at(draft.path, _own_bytes(draft, tensors, is_first))
+    """Write this rank's rows of each tensor; on the first rank also the header, and what is whole on every rank."""
+    disk.write_at(draft.path, _own_parts(draft, tensors, is_first))
 
 
-def _own_bytes(draft: Draft, tensors: Mapping[str, Tensor], is_first: bool) -> Iterator[tuple[int, memoryview]]:
-    for name in draft.places:
-        tensor = tensors[name]
-        for at, rows in own_runs(tensor) if is_sharded(tensor) else [(0, tensor)] if is_first else []:
-            plain = rows.detach().resolve_conj().resolve_neg().reshape(-1)
-            many = max(PIECE // plain.itemsize, 1)
-            for number in range(0, plain.numel(), many):
-                start = draft.places[name] + at + number * plain.itemsize
-                yield start, bytes_of(plain[number : number + many].cpu())
-
-
-def own_runs(tensor: Any) -> Iterator[tuple[int, Tensor]]:
-    """Yield the contiguous runs of this rank's rows of a sharded tensor, each with its offset in the whole in bytes.
-
-    It is one run if the tensor is sharded along its first dimension.
-    """
-    spec = tensor._spec
-    rows = tensor.to_local().detach().contiguous()
-    row = math.prod(tensor.shape[spec.dim + 1 :]) * tensor.itemsize
-    runs = rows.view(math.prod(tensor.shape[: spec.dim]), -1) if rows.numel() else ()
-    for number, run in enumerate(runs):
-        yield (number * tensor.shape[spec.dim] + spec.partition.start) * row, run
+def _own_parts(draft: Draft, tensors: Mapping[str, Tensor], is_first: bool) -> Iterator[tuple[int, disk.Data]]:
+    if is_first:
+        yield 0, draft.header
+    for name, place in draft.places.items():
+        runs = own_runs(tensors[name], is_first)
+        if runs:
+            flat = own_rows(tensors[name]).resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+        for run in runs:
+            for start in range(run.start, run.start + run.size, PIECE):
+                piece = flat[start : min(start + PIECE, run.start + run.size)].cpu()
+                yield place + run.at + start - run.start, bytes_of(piece)

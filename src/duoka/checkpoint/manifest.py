@@ -16,11 +16,12 @@ The text has exactly one form, so any change of a manifest is detected.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ TREES = "states.json"  # the parts of all states that are not tensors
 LARGEST = 64 << 20  # maximum bytes read of a manifest
 _DIRECTORY = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 _PIECE = 1 << 20
+_OFTEN = 1 << 10  # pieces between two signs of life
 
 
 @dataclass(frozen=True)
@@ -127,20 +129,25 @@ def _fault(path: Path, entry: FileEntry) -> str:
         size = path.stat().st_size
         if size != entry.size:
             return f"{path} has {size} bytes, and should have {entry.size}"
-        return "" if _digest(path) == entry.sha256 else f"{path} is damaged: its SHA-256 is wrong"
+        return "" if digest(path) == entry.sha256 else f"{path} is damaged: its SHA-256 is wrong"
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
         return f"{path} cannot be read: {error}"
 
 
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
+def digest(path: Path, alive: Callable[[], object] = lambda: None) -> str:
+    """Return the SHA-256 of a file in hexadecimal. alive: called now and then."""
+    found = hashlib.sha256()
     piece = memoryview(bytearray(_PIECE))
     with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(piece):
-            digest.update(piece[:count])
-    return digest.hexdigest()
+        for number in itertools.count(1):
+            if not (count := file.readinto(piece)):
+                break
+            found.update(piece[:count])
+            if number % _OFTEN == 0:
+                alive()
+    return found.hexdigest()
 
 
 def directory_name(step: int, again: int = 0) -> str:

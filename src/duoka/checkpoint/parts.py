@@ -1,11 +1,12 @@
-"""Checkpoints of sharded models: each rank writes whole tensors to a file of its own, about 1/W of all bytes.
+"""Checkpoints of sharded models: whole tensors in a file for each rank, about 1/W of all bytes.
 
     model-00001-of-00002.safetensors      of rank 0
     model-00002-of-00002.safetensors      of rank 1
     model.safetensors.index.json          maps tensors to files, in Hugging Face's format
 
-A rank gathers the tensors that it writes, one at a time. When its files are on the disk, a rank other than 0 leaves
-their digests in `rank-1.json`, for which rank 0 waits before it writes the manifest.
+Each rank writes its own rows into all files (`drafts.py`), and leaves `rank-1.rows`. When all have, it computes the
+digests of its file. Ranks that do not share files gather the tensors of their own file instead, one at a time. At the
+end a rank other than 0 leaves its digests in `rank-1.json`, for which rank 0 waits before it writes the manifest.
 """
 
 from __future__ import annotations
@@ -205,38 +206,72 @@ def give_up(beside: Path, rank: int, why: str) -> None:
             disk.remove(beside)
 
 
+def say_written(beside: Path, rank: int) -> None:
+    """Tell the other ranks that this rank's rows are on the disk, or, again, that it goes on."""
+    disk.touch(_rows_mark(beside, rank))
+
+
+def _rows_mark(beside: Path, rank: int) -> Path:
+    return beside / f"rank-{rank}.rows"
+
+
+def wait_for_rows(beside: Path, ranks: Collection[int], patience: float = PATIENCE) -> None:
+    """Wait until other ranks have written their rows. Raises CheckpointError as `wait_for`."""
+
+    def take(rank: int) -> bool:
+        with suppress(FileNotFoundError):
+            _raise_error(json.loads(_mark(beside, rank).read_bytes()), rank)
+        return _rows_mark(beside, rank).exists()
+
+    _wait(beside, ranks, take, patience)
+
+
 def wait_for(beside: Path, ranks: Collection[int], patience: float = PATIENCE) -> dict[str, FileEntry]:
-    """Wait for the files of other ranks, and return their digests.
+    """Wait for the files of other ranks, remove their marks, and return their digests.
 
     Raises:
         CheckpointError: a rank could not write its files, or has written nothing for `patience` seconds.
     """
     found: dict[str, FileEntry] = {}
-    missing, size, since = set(ranks), -1, time.monotonic()
-    while missing:
-        for rank in sorted(missing):
-            with suppress(FileNotFoundError):
-                mark = json.loads(_mark(beside, rank).read_bytes())
-                if "error" in mark:
-                    raise CheckpointError(f"rank {rank} could not write its part of the checkpoint: {mark['error']}")
-                found |= {name: FileEntry(**entry) for name, entry in mark.items()}
-                _mark(beside, rank).unlink()
-                missing.discard(rank)
-        if not missing:
-            break
+
+    def take(rank: int) -> bool:
+        with suppress(FileNotFoundError):
+            mark = json.loads(_mark(beside, rank).read_bytes())
+            _raise_error(mark, rank)
+            found.update({name: FileEntry(**entry) for name, entry in mark.items()})
+            _mark(beside, rank).unlink()
+            return True
+        return False
+
+    _wait(beside, ranks, take, patience)
+    for rank in (0, *ranks):
+        _rows_mark(beside, rank).unlink(missing_ok=True)
+    return found
+
+
+def _raise_error(mark: Mapping[str, Any], rank: int) -> None:
+    if "error" in mark:
+        raise CheckpointError(f"rank {rank} could not write its part of the checkpoint: {mark['error']}")
+
+
+def _wait(beside: Path, ranks: Collection[int], take: Callable[[int], bool], patience: float) -> None:
+    """Wait until `take` has returned True for each rank."""
+    missing, last, since = set(ranks), (-1, -1), time.monotonic()
+    while missing := {rank for rank in sorted(missing) if not take(rank)}:
         if not beside.exists():
             raise CheckpointError("another rank could not write its part of the checkpoint, nor report the reason")
-        now, present = time.monotonic(), _size(beside)
-        if present != size:
-            size, since = present, now
+        now, present = time.monotonic(), _progress(beside)
+        if present != last:
+            last, since = present, now
         if now - since > patience:
             names = ", ".join(map(str, sorted(missing)))
             raise CheckpointError(f"rank {names} has written nothing of the checkpoint for {patience:.0f} s")
         time.sleep(_LOOK)
-    return found
 
 
-def _size(directory: Path) -> int:
+def _progress(directory: Path) -> tuple[int, int]:
+    """Return the size of all files, and the time of the last write."""
     with suppress(OSError):
-        return sum(path.stat().st_size for path in directory.iterdir())
-    return -1
+        found = [path.stat() for path in directory.iterdir()]
+        return sum(each.st_size for each in found), max((each.st_mtime_ns for each in found), default=0)
+    return -1, -1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from duoka.checkpoint import disk
-from duoka.checkpoint.drafts import Draft, all_see, draft_of, write_own
+from duoka.checkpoint.drafts import Draft, all_see, write_own
 from duoka.checkpoint.image import lay_out, straight
 from duoka.checkpoint.names import WRAPPERS
 from duoka.checkpoint.parts import are_first, gathered, holders, is_sharded
@@ -141,7 +141,8 @@ class _Writing:
     def _make_drafts(self, names: Sequence[str], made: list[Draft]) -> list[Draft]:
         with self._failing():
             for name, layout in zip(names, self._layouts, strict=True):
-                made.append(draft_of(layout, disk.place_beside(self._path.with_name(name))))
+                made.append(Draft.of(layout, disk.place_beside(self._path.with_name(name))))
+                disk.reserve(made[-1].path, made[-1].size)
         return made
 
     def _fill(self, drafts: Sequence[Draft]) -> None:

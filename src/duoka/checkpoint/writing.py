@@ -8,16 +8,16 @@ import os
 import sys
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from duoka.checkpoint import disk, manifest, parts
+from duoka.checkpoint import disk, drafts, manifest, parts
 from duoka.checkpoint.image import Image, Layout, lay_out
 from duoka.checkpoint.manifest import TREES, FileEntry, Manifest, StateEntry
 from duoka.checkpoint.states import OWN_FILE, SavedState
@@ -25,6 +25,7 @@ from duoka.errors import CheckpointError
 from duoka.view.collectives.base import Collectives
 
 TENSORS = "states.safetensors"
+ALIGNED = 16  # bytes: rows in memory may be viewed as their type
 
 
 class Snapshot:
@@ -32,13 +33,23 @@ class Snapshot:
 
     Models and optimizers have a file each for their tensors; all else is in `states.json` and `states.safetensors`.
     images: of the previous save, by file; their memory is reused, as page faults are most of the cost of a copy.
-    rank: ranks other than 0 only write their files of states in parts (`parts.py`).
+    rank: ranks other than 0 only write states in parts (`parts.py`). shares: the ranks share files, so that each
+    writes its own rows of all tensors; else each gathers whole tensors for files of its own.
+
+    Attributes:
+        rows: what this rank writes into files of all ranks. own: those of them whose digests it computes.
+        others: ranks that write into these files, too.
     """
 
-    def __init__(self, taken: Mapping[str, SavedState], images: dict[str, Image], rank: int = 0) -> None:
-        self._images = images
+    def __init__(
+        self, taken: Mapping[str, SavedState], images: dict[str, Image], rank: int = 0, shares: bool = False
+    ) -> None:
+        self._images, self._shares = images, shares
         self.states: dict[str, StateEntry] = {}
         self.files: dict[str, Sequence[disk.Data]] = {}
+        self.rows: dict[str, list[tuple[int, disk.Data]]] = {}
+        self.own: dict[str, int] = {}
+        self.others: set[int] = set()
         trees: dict[str, Any] = {}
         small: dict[str, Tensor] = {}
         for name, part in taken.items():
@@ -84,18 +95,46 @@ class Snapshot:
         files, index = parts.file_names(name, count), parts.index_name(name)
         # transformers requires the entry. All ranks lay out all, so that all find what safetensors cannot hold.
         layouts = [lay_out({key: tensors[key] for key in names}, {"format": "pt"}) for names in assigned]
-        stream = parts.gathered(tensors, assigned, rank)
-        if not parts.are_first(holders):
-            deque(stream, maxlen=0)
+        writes = parts.are_first(holders)
+        if not self._shares:
+            stream = parts.gathered(tensors, assigned, rank)
+            image = self._image(files[rank], layouts[rank]) if writes else None
+            for key, tensor in stream:
+                if image is not None:
+                    image.put(key, tensor)
+                del tensor  # before the next one comes
+            if image is not None:
+                self.files[files[rank]] = image.parts()
+        elif writes:
+            self._copy_rows(files, layouts, tensors, rank)
+            self.others |= {*holders.members} - {holders.members[rank]}
+        if not writes:
             return []
-        image = self._image(files[rank], layouts[rank])
-        for key, tensor in stream:
-            image.put(key, tensor)
-            del tensor  # before the next one comes
-        self.files[files[rank]] = image.parts()
         if rank == 0:
             self.files[index] = (parts.index_text(tensors, assigned, files),)
         return [index, *files]
+
+    def _copy_rows(
+        self, files: Sequence[str], layouts: Sequence[Layout], tensors: Mapping[str, Tensor], rank: int
+    ) -> None:
+        """Copy this rank's rows of all tensors, and plan where they go."""
+        runs = {key: found for key, tensor in tensors.items() if (found := drafts.own_runs(tensor, rank == 0))}
+        places: dict[str, int] = {}
+        size = 0
+        for key, found in runs.items():
+            places[key] = size
+            size += -(-sum(run.size for run in found) // ALIGNED) * ALIGNED
+        image = self._image(files[rank], Layout(b"", places, size))
+        image.copy_from({key: drafts.own_rows(tensors[key]) for key in runs}, image.layout)
+        memory = memoryview(image.parts()[1])
+        for number, (file, layout) in enumerate(zip(files, layouts, strict=True)):
+            begin = len(layout.header)
+            self.rows[file] = [(0, layout.header)] if number == rank else []
+            for key, place in layout.places.items():
+                for run in runs.get(key, ()):
+                    start = places[key] + run.start
+                    self.rows[file].append((begin + place + run.at, memory[start : start + run.size]))
+        self.own[files[rank]] = len(layouts[rank].header) + layouts[rank].size
 
 
 def begin(root: Path, step: int) -> Path:
@@ -130,6 +169,7 @@ def write(
             os.mkdir(beside)
         try:
             entries = _write_files(beside, snapshot.files)
+            entries |= _write_rows(beside, snapshot, 0)
             entries |= parts.wait_for(beside, others)
             text = replace(about, states=snapshot.states, files=entries).text()
             disk.write(beside / manifest.NAME, (text,))
@@ -155,7 +195,12 @@ def write_part(beside: Path, snapshot: Snapshot, rank: int) -> None:
         CheckpointError: they cannot be written. Rank 0 raises it, too.
     """
     try:
-        parts.report(beside, rank, _write_files(beside, snapshot.files))
+        entries = _write_files(beside, snapshot.files)
+        try:
+            entries |= _write_rows(beside, snapshot, rank)
+        except CheckpointError:  # of another rank, as rank 0 reports
+            return
+        parts.report(beside, rank, entries)
     except OSError as error:
         if not beside.exists():  # another rank has given up, and reports the reason
             return
@@ -172,6 +217,24 @@ def _write_files(directory: Path, files: Mapping[str, Sequence[disk.Data]]) -> d
     for name, data in files.items():
         disk.write(directory / name, data)
     return {name: FileEntry(sum(map(len, data)), digests[name].wait()) for name, data in files.items()}
+
+
+def _write_rows(beside: Path, snapshot: Snapshot, rank: int) -> dict[str, FileEntry]:
+    """Write this rank's rows into the files of all ranks, wait for theirs, and compute the digests of its own files.
+
+    Raises:
+        CheckpointError: another rank could not write its rows.
+    """
+    if not snapshot.rows:
+        return {}
+    for file, size in snapshot.own.items():
+        disk.reserve(beside / file, size)
+    for file in sorted(snapshot.rows, key=lambda file: file not in snapshot.own):  # writes to one file wait in turn
+        disk.write_at(beside / file, snapshot.rows[file])
+    parts.say_written(beside, rank)
+    parts.wait_for_rows(beside, snapshot.others)
+    alive = partial(parts.say_written, beside, rank)
+    return {file: FileEntry(size, manifest.digest(beside / file, alive)) for file, size in snapshot.own.items()}
 
 
 class Digest:
