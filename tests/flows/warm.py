@@ -206,8 +206,10 @@ def _mute_gloo() -> None:
 def become(request: dict[str, Any]) -> int:
     """Be the program that is asked for, in the folder and with the variables that are asked for."""
     import numpy
+    import torch
 
-    numpy.random.seed()  # a new interpreter has a state of its own; Python's `random` sees to it itself
+    numpy.random.seed()  # a new interpreter has states of its own; Python's `random` sees to it itself
+    torch.default_generator.seed()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background are started to ignore it
     os.chdir(request["cwd"])
     os.environ.clear()

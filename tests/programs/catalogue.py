@@ -188,6 +188,7 @@ PROGRAMS = [
         "forward_forward",
         f"{E}/mnist_forward_forward/main.py",
         "--epochs 21 --lr 0.001 --train_size 200 --test_size 100 --save_model",
+        steps=0,  # it has a --seed, and does not use it
     ),
     _program("vision", "vit", f"{E}/vision_transformer/main.py", f"{SMALL_VIT} --epochs 1 --batch-size 32", steps=0),
     _program(

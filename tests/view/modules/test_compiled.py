@@ -96,8 +96,15 @@ def several(count: int) -> list[Tensor]:
     return [normal(6, 6) + at for at in range(count)]
 
 
-def test_a_module_whose_rows_are_independent_runs_compiled() -> None:
-    found = compiled_calls(lambda m, x: x.tanh() * 2, several(4))
+INDEPENDENT: dict[str, Callable[..., Any]] = {
+    "pointwise": lambda m, x: x.tanh() * 2,
+    "BatchNorm in evaluation": lambda m, x: nn.functional.batch_norm(x, torch.zeros(6), torch.full((6,), 2.0)),
+}
+
+
+@pytest.mark.parametrize("then", INDEPENDENT.values(), ids=INDEPENDENT)
+def test_a_module_whose_rows_are_independent_runs_compiled(then: Callable[..., Any]) -> None:
+    found = compiled_calls(then, several(4))
     assert found[0] is False  # the proof
     assert found[-1] is True
 

@@ -3,7 +3,7 @@
 # No rule: gathered and computed whole, which is always right.
 GATHERS = {
     "torch": """
-addbmm addr affine_grid_generator argwhere as_strided_copy as_strided_scatter autocast batch_norm
+addbmm addr affine_grid_generator argwhere as_strided_copy as_strided_scatter autocast
 batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt batch_norm_gather_stats
 batch_norm_gather_stats_with_counts batch_norm_stats batch_norm_update_stats binary_cross_entropy_with_logits
 bincount ccol_indices_copy choose_qparams_optimized col_indices_copy combinations convolution corrcoef
@@ -44,7 +44,7 @@ block_diag cartesian_prod chain_matmul meshgrid pca_lowrank svd_lowrank unique u
 lstsq multi_dot tensorinv tensorsolve vander
     """,
     "torch.nn.functional": """
-_sym_int affine_grid batch_norm embedding_bag fractional_max_pool2d fractional_max_pool2d_with_indices
+_sym_int affine_grid embedding_bag fractional_max_pool2d fractional_max_pool2d_with_indices
 fractional_max_pool3d fractional_max_pool3d_with_indices linear_cross_entropy pdist
     """,
 }

@@ -136,6 +136,11 @@ SHARED: dict[str, Operation] = {  # stay rows: nothing is gathered
         x[:, None], y[..., :2, None].tanh().expand(-1, 4, 2, 2), align_corners=False
     ),
     "instance_norm": lambda x, y, c, w, v: F.instance_norm(x) + F.group_norm(y, 2, w[0, :4], w[1, :4]),
+    "batch_norm in evaluation": lambda x, y, c, w, v: (
+        F.batch_norm(x, w[0, :4].detach(), w[1, :4].detach().abs() + 1, w[2, :4], w[3, :4])
+        + torch.batch_norm(y, None, w[2, :4], w[0, :4].detach(), w[1, :4].detach().abs() + 1, False, 0.1, 1e-5, False)
+        + F.batch_norm(y.transpose(0, 2), w[0, :4].detach(), w[1, :4].detach().abs() + 1).transpose(0, 2)
+    ),
     "pools": lambda x, y, c, w, v: _pools(x[:, None], y[:, None]),
     "embeddings none": lambda x, y, c, w, v: F.triplet_margin_loss(x[:, 0], y[:, 0], y[:, 1], reduction="none"),
     "more pointwise": lambda x, y, c, w, v: (

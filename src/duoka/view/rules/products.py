@@ -267,6 +267,14 @@ def instance_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     return samplewise(None)(func, args, kwargs)
 
 
+def batch_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """F.batch_norm in evaluation, by the running statistics; in training see `shares/batch_norm.py`."""
+    batch = args[0] if args else None
+    if argument(args, kwargs, 5, "training", False) or not isinstance(batch, BatchTensor) or batch._spec.dim == 1:
+        return NotImplemented
+    return _with_parameters(func, args, kwargs, batch._spec)
+
+
 def layer_norm(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """F.layer_norm and rms_norm over the last dimensions, the batch not among them."""
     batch = args[0] if args else None
@@ -336,6 +344,7 @@ RULES: dict[Function, Rule] = {
         samplewise(None),
     ),
     F.instance_norm: instance_norm,
+    **dict.fromkeys(functions("batch_norm", (F, torch)), batch_norm),
     **dict.fromkeys(functions("layer_norm rms_norm", (F, torch)), layer_norm),
     **dict.fromkeys(functions("embedding one_hot", (F,)), embedding),
 }
