@@ -33,7 +33,7 @@ def measure(quick: bool) -> Iterator[Row]:
 
 
 def _duoka(machine: int) -> list[str | Path]:
-    words = f"run -q --devices cpu:1 --machines 2 --meet {switch.ADDRESSES[0]}:{PORT} --machine {machine}"
+    words = f"run -q --devices cpu:1 --machines 2 --rendezvous {switch.ADDRESSES[0]}:{PORT} --machine {machine}"
     return [BIN / "duoka", *words.split(), PLAIN]
 
 

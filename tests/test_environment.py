@@ -141,7 +141,7 @@ def test_whether_each_process_hashes_texts_differently(seed: str | None, differ:
     assert not environment.hash_seed_is_random()
 
 
-def test_where_ranks_meet() -> None:
+def test_the_address_of_the_rendezvous() -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
     assert environment.master(5) is None

@@ -375,11 +375,12 @@ def test_a_script_that_makes_its_ranks_is_for_one_machine(plan: Any) -> None:
 def test_machines_are_shown(plan: Any) -> None:
     made = plan(PLAIN, devices="cpu:2", machines=NODES)
     assert header(made) == (
-        "duoka: 2 CPU workers of 2 threads, strategy ddp, plain script\nduoka: machine 1 of 2, meeting at node1:29500"
+        "duoka: 2 CPU workers of 2 threads, strategy ddp, plain script\n"
+        "duoka: machine 1 of 2, rendezvous at node1:29500"
     )
     shown = details(made).splitlines()
-    assert "machine     1 of 2, meeting at node1:29500" in shown
+    assert "machine     1 of 2, rendezvous at node1:29500" in shown
     assert "device      local rank 1: CPU" in shown
     assert any(line.startswith("output      of rank 0 at machine 0, of the others in") for line in shown)
     told = plan(PLAIN, machines=Machines(2, 0, "node1", 29500, engine="Slurm"))
-    assert "machine 0 of 2, meeting at node1:29500 (set by Slurm)" in header(told)
+    assert "machine 0 of 2, rendezvous at node1:29500 (set by Slurm)" in header(told)

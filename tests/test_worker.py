@@ -35,7 +35,7 @@ def test_the_signal_for_stacks_is_one_that_nobody_else_uses() -> None:
 
 def test_rank_0_can_be_debugged_at_a_terminal(flow: Flow) -> None:
     """Each worker leads a session, so the terminal does not stop it as a background job."""
-    script = group(flow, "if rank == 0:\n    breakpoint()\n    say('went on', sys.stdin.isatty())\nmeet()")
+    script = group(flow, "if rank == 0:\n    breakpoint()\n    say('went on', sys.stdin.isatty())\nbarrier()")
     at_a_terminal = """if True:
         import os, pty
         pid, terminal = pty.fork()

@@ -89,7 +89,7 @@ class Machines:
 
     @property
     def place(self) -> str:
-        """The value of `--meet`."""
+        """The value of `--rendezvous`."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -260,18 +260,21 @@ def shares_for(ranks: int, asked: int | None, option: str = "--shares") -> int:
 
 
 def which_machines(
-    count: str | None, number: str | None, meet: str | None, from_engine: Callable[[int | None], Machines | None]
+    count: str | None,
+    number: str | None,
+    rendezvous: str | None,
+    from_engine: Callable[[int | None], Machines | None],
 ) -> Machines:
-    """Return the machines requested by `--machines`, `--machine` and `--meet`.
+    """Return the machines requested by `--machines`, `--machine` and `--rendezvous`.
 
     from_engine: returns the machines set by an engine, given `--machines`; called if nothing else was typed.
 
     Raises:
         OptionError: one of them has a value that is not allowed, or is missing.
     """
-    if count is None and (number is not None or meet is not None):
-        raise OptionError("--machines", MISSING, "given with --machine and --meet", "it is how many there are")
-    if number is None and meet is None:
+    if count is None and (number is not None or rendezvous is not None):
+        raise OptionError("--machines", MISSING, "given with --machine and --rendezvous", "it is how many there are")
+    if number is None and rendezvous is None:
         typed = None if count is None else whole_number(count, "--machines")
         found = from_engine(typed)
         if found is not None and typed in (None, found.count):
@@ -282,23 +285,23 @@ def which_machines(
     if count is None:
         return ONE_MACHINE
     many = Machines(whole_number(count, "--machines"))
-    if many.count == 1 and meet is None:
+    if many.count == 1 and rendezvous is None:
         return replace(many, number=whole_number(number or "0", "--machine"))
     if number is None:
         hint = "it is the number of this machine"
         raise OptionError("--machine", MISSING, f"given with --machines, from 0 to {many.count - 1}", hint)
-    if meet is None:
-        hint = "it is where machine 0 is found, like --meet node1:29500"
-        raise OptionError("--meet", MISSING, "given with --machines", hint)
-    host, port = _host_and_port(meet)
+    if rendezvous is None:
+        hint = "it is where machine 0 is found, like --rendezvous node1:29500"
+        raise OptionError("--rendezvous", MISSING, "given with --machines", hint)
+    host, port = _host_and_port(rendezvous)
     return replace(many, number=whole_number(number, "--machine"), host=host, port=port)
 
 
-def _host_and_port(meet: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\s\[\]]+):([0-9]{1,5})", meet.strip())
+def _host_and_port(rendezvous: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\s\[\]]+):([0-9]{1,5})", rendezvous.strip())
     if match is None or not 0 < int(match[2]) < 65536:
         hint = "the name or address of machine 0, and a port that is free there"
-        raise OptionError("--meet", meet, "HOST:PORT, like node1:29500", hint)
+        raise OptionError("--rendezvous", rendezvous, "HOST:PORT, like node1:29500", hint)
     return match[1].strip("[]"), int(match[2])
 
 

@@ -20,7 +20,7 @@ from tests.flows.flow import surroundings
 OPTIONS = """
     --blocks --checkpoint-activations --device-memory
     -h/--help -m -q/--quiet -v/--verbose --batch-norm --devices --dry-run --kind --loading --row-independent --log-dir
-    --key-file --report --machine --machines --meet
+    --key-file --report --machine --machines --rendezvous
     --randomness --restarts --step-timeout --strategy --shares --threads --timeout --wait
 """
 
@@ -157,8 +157,8 @@ def test_an_option_of_the_script_before_it_is_told_where_it_belongs(capsys: pyte
         ("", "a script is missing; for example: duoka run train.py"),
         ("-m", "a script is missing"),
         ("--devices 2", "a script is missing"),
-        ("--devics 2 train.py", "no such option '--devics'. Did you mean '--device-memory' or '--devices'?"),
-        ("train.py --devics 2 -- x", "no such option '--devics'. Did you mean '--device-memory' or '--devices'?"),
+        ("--devics 2 train.py", "no such option '--devics'. Did you mean '--devices'?"),
+        ("train.py --devics 2 -- x", "no such option '--devics'. Did you mean '--devices'?"),
         ("train.py a -- b", "'a' stands between train.py and --"),
         ("--devices 0,0 train.py", "--devices must be auto, cpu, "),
         ("--devices cuda:99 train.py", "--devices cuda:99: "),
@@ -189,8 +189,8 @@ def test_an_option_of_the_script_before_it_is_told_where_it_belongs(capsys: pyte
         ("--quiet=yes train.py", "option '--quiet' does not take a value"),
         ("--nnodes 2 train.py", "no such option '--nnodes': here it is --machines, as in `duoka run --machines 2"),
         ("--machines 2 train.py", "--machine must be given with --machines, from 0 to 1"),
-        ("--machines 2 --machine 2 --meet a:1 train.py", "--machine must be from 0 to 1, but is 2"),
-        ("--machines 2 --machine 1 --meet node1 train.py", "--meet must be HOST:PORT, like node1:29500"),
+        ("--machines 2 --machine 2 --rendezvous a:1 train.py", "--machine must be from 0 to 1, but is 2"),
+        ("--machines 2 --machine 1 --rendezvous node1 train.py", "--rendezvous must be HOST:PORT, like node1:29500"),
         ("trian.py", "there is no script 'trian.py'; did you mean 'train.py'?"),
         ("pack", "'pack' is a directory"),
         ("-m pack.trian", "there is no module 'pack.trian'"),
@@ -209,11 +209,11 @@ def test_wrong_input_gets_one_message_and_exit_code_2(
 
 
 def test_a_dry_run_of_several_machines_waits_for_nobody(capsys: pytest.CaptureFixture[str]) -> None:
-    typed = "--machines 2 --machine 1 --meet node1:29500 --devices cpu --dry-run train.py"
+    typed = "--machines 2 --machine 1 --rendezvous node1:29500 --devices cpu --dry-run train.py"
     assert main(["run", *typed.split()]) == 0
     out = capsys.readouterr().out
     assert "strategy    ddp: " in out
-    assert "machine     1 of 2, meeting at node1:29500\ndevice      local rank 0: CPU\n" in out
+    assert "machine     1 of 2, rendezvous at node1:29500\ndevice      local rank 0: CPU\n" in out
 
 
 def test_srun_tells_of_the_machines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,13 +223,13 @@ def test_srun_tells_of_the_machines(capsys: pytest.CaptureFixture[str], monkeypa
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     words = ["run", "--devices", "cpu", "--dry-run"]
     assert main([*words, "train.py"]) == 0
-    assert "machine     1 of 2, meeting at gpu3:" in capsys.readouterr().out
+    assert "machine     1 of 2, rendezvous at gpu3:" in capsys.readouterr().out
     assert main([*words, "--machines", "1", "train.py"]) == 0
     assert "machine  " not in capsys.readouterr().out
     for name, value in (("STEP_NUM_TASKS", 16), ("STEP_TASKS_PER_NODE", "8(x2)"), ("NODEID", 0), ("LOCALID", 1)):
         monkeypatch.setenv(f"SLURM_{name}", str(value))
     assert main([*words, "train.py"]) == 0
-    assert "rank        1 of 16, meeting at gpu3:" in capsys.readouterr().out
+    assert "rank        1 of 16, rendezvous at gpu3:" in capsys.readouterr().out
     assert main(["run", "--devices", "cpu:3", "--dry-run", "train.py"]) == 2
     assert "--devices must be one for each, but is '3 for 8 ranks of this machine'" in capsys.readouterr().err
     monkeypatch.setenv("SLURM_STEP_NUM_NODES", "17")
@@ -252,7 +252,7 @@ def test_python_is_started_again_where_it_would_hash_otherwise_than_on_other_mac
     monkeypatch.setattr(os, "environ", dict(os.environ, PYTHONHASHSEED="random"))
     monkeypatch.setattr(os, "execv", begin)
     with pytest.raises(Begun):
-        main(["run", "--machines", "2", "--machine", "0", "--meet", "127.0.0.1:1", "train.py"])
+        main(["run", "--machines", "2", "--machine", "0", "--rendezvous", "127.0.0.1:1", "train.py"])
 
 
 @pytest.mark.long
@@ -261,8 +261,8 @@ def test_python_is_started_again_where_machines_would_go_through_sets_in_differe
 ) -> None:
     Path("train.py").write_text("import os\nprint(os.environ['PYTHONHASHSEED'], *{'a', 'b', 'c', 'd'})\n")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        meet = f"127.0.0.1:{server.getsockname()[1]}"
-    words = ["run", "-q", "--devices", "cpu:1", "--machines", "2", "--meet", meet, "--machine"]
+        rendezvous = f"127.0.0.1:{server.getsockname()[1]}"
+    words = ["run", "-q", "--devices", "cpu:1", "--machines", "2", "--rendezvous", rendezvous, "--machine"]
     second = subprocess.Popen(
         [sys.executable, "-m", "duoka", *words, "1", "train.py"], env=surroundings({"PYTHONHASHSEED": "0"})
     )

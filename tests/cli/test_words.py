@@ -120,8 +120,8 @@ def test_behind_two_dashes_a_scripts_words_are_untouched(own: list[str]) -> None
     [
         ("--nnodes 2 --node-rank 0 train.py", "'--nnodes': here it is --machines, as in `duoka run --machines 2"),
         ("--devices 2 --node_rank=1 train.py", "'--node_rank': here it is --machine, as in"),
-        ("--rdzv-endpoint node1:29500 train.py", "'--rdzv-endpoint': here it is --meet, as in"),
-        ("--main_process_ip node1 train.py", "'--main_process_ip': here it is --meet, as in"),
+        ("--rdzv-endpoint node1:29500 train.py", "'--rdzv-endpoint': here it is --rendezvous, as in"),
+        ("--main_process_ip node1 train.py", "'--main_process_ip': here it is --rendezvous, as in"),
         ("-q --nproc_per_node=4 train.py", "'--nproc_per_node': here it is --devices, as in `duoka run --devices 2"),
         ("-n 4 train.py", "no such option '-n': here it is --devices"),
         ("--gpus all train.py", "no such option '--gpus': here it is --devices"),
@@ -130,7 +130,7 @@ def test_behind_two_dashes_a_scripts_words_are_untouched(own: list[str]) -> None
 )
 def test_habits(typed: str, said: str) -> None:
     with pytest.raises(click.UsageError) as error:
-        check_habits(typed.split(), OPTIONS | {"--machines": True, "--machine": True, "--meet": True})
+        check_habits(typed.split(), OPTIONS | {"--machines": True, "--machine": True, "--rendezvous": True})
     assert said in str(error.value)
 
 

@@ -33,7 +33,7 @@ def test_srun_starts_one_run(tasks: list[str], slurm: Cluster, tmp_path: Path) -
 
 
 def test_what_one_rank_does_ends_all(slurm: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(f"{GROUP}if rank == 1: raise ValueError('boom')\nwhile True: meet()\n")
+    (tmp_path / "script.py").write_text(f"{GROUP}if rank == 1: raise ValueError('boom')\nwhile True: barrier()\n")
     words = ("srun", "--nodes", "2", "--ntasks-per-node", "1", "duoka", "run", "script.py")
     said = slurm.run(*words, cwd=tmp_path, code=1).stderr
     assert said.count("duoka: raised on rank 1 of 2 (dkn1)") == 1

@@ -20,17 +20,17 @@ rank, size = dist.get_rank(), dist.get_world_size()
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # in one piece, whatever the others write
 
-def meet():
+def barrier():
     total = torch.ones(1)
     dist.all_reduce(total)
     assert total.item() == size
 
-meet()
+barrier()
 """
 
 
 def group(flow: Flow, then: str, name: str = "script.py") -> Path:
-    """A script whose ranks have met once, and then do `then`."""
+    """A script whose ranks pass one barrier, and then do `then`."""
     return flow.write(name, GROUP + textwrap.dedent(then))
 
 

@@ -48,7 +48,7 @@ def test_a_plain_script_prints_and_saves_what_one_device_does(flow: Flow) -> Non
     (flow.folder / "losses.txt").unlink()
     first, second = run(flow, script)
     assert (first.ok().stdout, second.ok().stdout, second.stderr) == (alone, "", "")
-    assert "duoka: rank 0 of 2, meeting at 127.0.0.1:" in first.stderr
+    assert "duoka: rank 0 of 2, rendezvous at 127.0.0.1:" in first.stderr
     assert "(set by torchrun)\n" in first.stderr
     found = torch.load(flow.folder / "net.pt")
     assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
@@ -64,7 +64,7 @@ def test_a_script_with_its_own_ranks_is_told_what_torchrun_tells(flow: Flow) -> 
 
 
 def test_what_one_rank_does_is_told_once(flow: Flow) -> None:
-    script = group(flow, "if rank == 1: raise ValueError('boom')\nwhile True: meet()\n")
+    script = group(flow, "if rank == 1: raise ValueError('boom')\nwhile True: barrier()\n")
     first, second = run(flow, script, options=["--quiet"])
     assert (first.returncode, second.returncode) == (1, 1)
     assert first.stderr.startswith(f"duoka: rank 1 raised ValueError: boom (on {HOST}); the run was ended\n")
@@ -73,7 +73,7 @@ def test_what_one_rank_does_is_told_once(flow: Flow) -> None:
 
 
 def test_a_rank_whose_command_is_killed_ends_the_others(flow: Flow) -> None:
-    running = ranks(flow, group(flow, "say('ready')\nwhile True: meet()"), 2, ["--quiet"])
+    running = ranks(flow, group(flow, "say('ready')\nwhile True: barrier()"), 2, ["--quiet"])
     until(lambda: all("ready" in one.stdout() for one in running))
     running[1].send(signal.SIGKILL)
     first, second = [one.wait() for one in running]
@@ -113,7 +113,7 @@ def test_a_real_engine_starts_one_run(starter: str, flow: Flow) -> None:
     alone = real(flow.folder, sys.executable, "train.py").stdout
     (flow.folder / "losses.txt").unlink()
     assert real(flow.folder, *STARTERS[starter], "train.py").stdout == alone
-    group(flow, "if rank == 1: raise ValueError('boom')\nwhile True: meet()\n")
+    group(flow, "if rank == 1: raise ValueError('boom')\nwhile True: barrier()\n")
     said = real(flow.folder, *STARTERS[starter], "script.py", code=1).stderr
     assert said.count("duoka: raised on rank 1 of 2") == 1
 

@@ -90,13 +90,13 @@ def test_a_loader_worker_that_dies_while_a_temporary_file_is_made_leaves_none(fl
 
 
 def test_the_noise_of_the_others_is_one_line(flow: Flow) -> None:
-    result = run(flow, group(flow, "if rank == 1: raise ValueError('boom')\nwhile True: meet()"), workers=3)
+    result = run(flow, group(flow, "if rank == 1: raise ValueError('boom')\nwhile True: barrier()"), workers=3)
     assert result.stderr.count("Traceback") == 1
     assert result.stderr.endswith("  ranks 0 and 2: lost the connection to rank 1 (--verbose shows it)\n")
 
 
 def test_verbose_shows_what_the_others_said(flow: Flow) -> None:
-    script = group(flow, "if rank == 1: raise ValueError('boom')\nwhile True: meet()")
+    script = group(flow, "if rank == 1: raise ValueError('boom')\nwhile True: barrier()")
     result = flow.run(["run", "--verbose", "--devices", "cpu:2", script])
     assert result.stderr.count("Traceback") == 2
     assert "duoka: rank 0 ended with\nTraceback" in result.stderr
@@ -136,7 +136,7 @@ def test_the_script_s_own_hook_shows_its_errors(flow: Flow) -> None:
         """
         sys.excepthook = lambda kind, error, trace: print("hook saw", error, file=sys.stderr)
         if rank == 0: raise ValueError("boom")
-        while True: meet()
+        while True: barrier()
         """,
     )
     result = run(flow, script)
@@ -146,7 +146,7 @@ def test_the_script_s_own_hook_shows_its_errors(flow: Flow) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
 def test_a_rank_that_dies_is_named_with_the_signal(flow: Flow, number: signal.Signals) -> None:
-    script = group(flow, f"if rank == 1: os.kill(os.getpid(), {int(number)})\nwhile True: meet()")
+    script = group(flow, f"if rank == 1: os.kill(os.getpid(), {int(number)})\nwhile True: barrier()")
     result = run(flow, script, workers=3)
     assert result.returncode == 128 + number
     assert f"duoka: rank 1 of 3 ended by {number.name}" in result.stderr
@@ -163,7 +163,7 @@ def test_a_crash_says_where_it_was(flow: Flow) -> None:
             ctypes.string_at(1)
         if rank == 1:
             crash()
-        while True: meet()
+        while True: barrier()
         """,
     )
     stderr = run(flow, script).stderr
@@ -172,7 +172,7 @@ def test_a_crash_says_where_it_was(flow: Flow) -> None:
 
 
 def test_a_rank_that_leaves_early_is_named(flow: Flow) -> None:
-    result = run(flow, group(flow, "if rank == 1: sys.exit(0)\nwhile True: meet()"), workers=3)
+    result = run(flow, group(flow, "if rank == 1: sys.exit(0)\nwhile True: barrier()"), workers=3)
     assert result.returncode == 1
     first, second = result.stderr.splitlines()
     assert first.startswith(f"duoka: rank 1 of 3 ({os.uname().nodename}) left")
@@ -185,7 +185,7 @@ def test_ranks_may_end_at_different_times(flow: Flow) -> None:
 
 
 def test_os_exit_on_one_rank_is_named_and_its_last_words_are_shown(flow: Flow) -> None:
-    script = group(flow, "if rank == 1:\n    print('last words', flush=True)\n    os._exit(5)\nwhile True: meet()")
+    script = group(flow, "if rank == 1:\n    print('last words', flush=True)\n    os._exit(5)\nwhile True: barrier()")
     result = run(flow, script, options=("--log-dir", "logs"))
     assert result.returncode == 5
     assert "rank 1 of 2 exited with code 5 without ending python" in result.stderr
@@ -199,7 +199,7 @@ def test_an_error_that_the_network_caused_does_not_hide_the_first(flow: Flow) ->
         if rank == 0:
             raise ValueError("the first")
         try:
-            while True: meet()
+            while True: barrier()
         except RuntimeError as error:
             if rank == 1:
                 raise OSError("could not save") from error
@@ -240,7 +240,7 @@ def test_children_that_a_failed_script_left_are_ended(flow: Flow) -> None:
             subprocess.Popen([sys.executable, "-c", stubborn], preexec_fn=os.setpgrp if group else None)
         time.sleep(0.5)
         if rank == 1: raise ValueError("boom")
-        while True: meet()
+        while True: barrier()
         """,
     )
     result = run(flow, script)  # the fixture finds what is left behind
@@ -252,7 +252,7 @@ def test_ranks_that_do_not_listen_are_ended(flow: Flow) -> None:
         flow,
         """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        meet()
+        barrier()
         if rank == 1: raise ValueError("boom")
         while True: time.sleep(1)
         """,
@@ -271,7 +271,7 @@ def test_a_rank_that_failed_may_finish_what_it_does_at_exit(flow: Flow) -> None:
         import atexit
         atexit.register(lambda: (time.sleep(1.5), say("saved")))
         if rank == 1: raise ValueError("boom")
-        while True: meet()
+        while True: barrier()
         """,
     )
     assert run(flow, script).stdout == "saved\n"

@@ -75,14 +75,14 @@ if rank == 0:
         os.write(writing, b"c\\n")
         os._exit(0)
     pdb.Pdb(stdin=open(0), stdout=open(os.devnull, "w")).set_trace()
-meet()
+barrier()
 """
 API = """
 import os, time
 import duoka
 run = duoka.start()
-rank, meet = run.rank, run.barrier
-meet()
+rank, barrier = run.rank, run.barrier
+barrier()
 """
 
 

@@ -14,7 +14,7 @@ from tests.flows.flow import Flow, without_noise
 from tests.flows.group import GROUP, group, run, start, until
 
 
-def test_ranks_meet(flow: Flow) -> None:
+def test_ranks_connect(flow: Flow) -> None:
     result = run(flow, group(flow, "say(f'rank {rank} of {size}')"), workers=3).ok()
     assert sorted(result.stdout.splitlines()) == [f"rank {rank} of 3" for rank in range(3)]
     assert result.stderr == ""
@@ -68,7 +68,7 @@ def test_a_group_can_be_left_and_made_again(flow: Flow) -> None:
         for again in range(3):
             dist.destroy_process_group()
             dist.init_process_group("gloo")
-            meet()
+            barrier()
             half = dist.new_group([0, 1])
             if rank < 2:
                 dist.barrier(half)
@@ -206,7 +206,7 @@ def test_no_descriptor_of_another_worker_is_left_open(flow: Flow) -> None:
 
 
 def test_two_runs_at_the_same_time(flow: Flow) -> None:
-    script = group(flow, "time.sleep(0.5); meet(); say(os.environ['MASTER_PORT'])")
+    script = group(flow, "time.sleep(0.5); barrier(); say(os.environ['MASTER_PORT'])")
     first, second = start(flow, script), start(flow, script)
     ports = {line for running in (first, second) for line in running.wait().ok().stdout.splitlines()}
     assert len(ports) == 2

@@ -49,7 +49,7 @@ def start(
 
 
 def machine(number: int, count: int, place: str) -> list[str]:
-    return ["--machines", str(count), "--machine", str(number), "--meet", place]
+    return ["--machines", str(count), "--machine", str(number), "--rendezvous", place]
 
 
 def run(flow: Flow, script: Path | str, *args: str, **how: object) -> list[Result]:
@@ -201,7 +201,7 @@ def test_a_script_with_its_own_ranks_is_told_what_torchrun_would_tell(flow: Flow
 
 HEADER = """\
 duoka: 1 CPU worker, strategy ddp, plain script
-duoka: machine {number} of 2, meeting at {place}
+duoka: machine {number} of 2, rendezvous at {place}
 duoka: rank {number} of 2 is here
 """
 
@@ -226,7 +226,7 @@ def test_the_header_says_which_ranks_are_where_and_logs_are_named_by_rank(flow: 
     ],
 )
 def test_what_one_rank_does_ends_all_machines_with_its_code(fault: str, code: int, told: str, flow: Flow) -> None:
-    script = group(flow, f"if rank == 2:\n    {fault}\nwhile True: meet()\n")
+    script = group(flow, f"if rank == 2:\n    {fault}\nwhile True: barrier()\n")
     first, second = run(flow, script, workers=(2, 1))
     assert (first.returncode, second.returncode) == (code, code), (str(first), str(second))
     host = socket.gethostname()
@@ -237,7 +237,7 @@ def test_what_one_rank_does_ends_all_machines_with_its_code(fault: str, code: in
 
 
 def test_ranks_that_leave_while_another_machine_goes_on(flow: Flow) -> None:
-    script = group(flow, "if rank == 1: sys.exit()\nwhile True: meet()\n")
+    script = group(flow, "if rank == 1: sys.exit()\nwhile True: barrier()\n")
     for result in run(flow, script):
         assert result.returncode == 1
         assert f"duoka: the scripts of machine 1 ({socket.gethostname()}) ended while other ranks" in result.stderr
@@ -253,7 +253,7 @@ def test_what_all_ranks_do_is_the_script_s(end: str, code: int, flow: Flow) -> N
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_machine_whose_command_is_killed_ends_the_others(victim: int, flow: Flow) -> None:
-    running = start(flow, group(flow, "say('ready')\nwhile True: meet()"), workers=(1, 1, 1))
+    running = start(flow, group(flow, "say('ready')\nwhile True: barrier()"), workers=(1, 1, 1))
     until(lambda: all("ready" in one.stdout() for one in running))
     running[victim].send(signal.SIGKILL)
     since = time.monotonic()
@@ -268,7 +268,7 @@ def test_a_machine_whose_command_is_killed_ends_the_others(victim: int, flow: Fl
 @pytest.mark.parametrize("asked", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_who_is_asked_to_end_asks_the_others(asked: int, number: signal.Signals, flow: Flow) -> None:
-    running = start(flow, group(flow, "say('ready')\nwhile True: meet()"))
+    running = start(flow, group(flow, "say('ready')\nwhile True: barrier()"))
     until(lambda: all("ready" in one.stdout() for one in running))
     running[asked].send(number)
     results = [one.wait() for one in running]
@@ -319,7 +319,7 @@ if rank == 0:
 
 
 def test_after_a_fault_on_one_machine_all_begin_again(flow: Flow) -> None:
-    fault = "if attempt == 0 and rank == 2: os._exit(7)\nif attempt == 0: time.sleep(5)\nmeet()\n"
+    fault = "if attempt == 0 and rank == 2: os._exit(7)\nif attempt == 0: time.sleep(5)\nbarrier()\n"
     first, second = run(flow, group(flow, RESTARTED + fault), workers=(2, 1), options=("--restarts", "1"))
     assert first.ok().stdout == "attempt 0\nattempt 1\n"
     where = f" (on machine 1 ({socket.gethostname()}))"
@@ -334,7 +334,9 @@ def test_what_is_no_fault_is_not_tried_again_on_any_machine(flow: Flow) -> None:
 
 
 def test_a_script_s_own_answer_to_a_signal_counts_everywhere(flow: Flow) -> None:
-    script = group(flow, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nsay('ready')\nwhile True: meet()")
+    script = group(
+        flow, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nsay('ready')\nwhile True: barrier()"
+    )
     running = start(flow, script)
     until(lambda: all("ready" in one.stdout() for one in running))
     running[1].send(signal.SIGTERM)

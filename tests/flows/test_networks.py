@@ -77,7 +77,7 @@ def start(network: None, tmp_path: Path) -> Callable[[str], list[subprocess.Pope
     def start(source: str) -> list[subprocess.Popen[str]]:
         (tmp_path / "train.py").write_text(source)
         (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\n")
-        command = f"duoka run -q --devices cpu:1 --machines 2 --meet {MEET} --machine"
+        command = f"duoka run -q --devices cpu:1 --machines 2 --rendezvous {MEET} --machine"
         words = [sys.executable, "-m", *command.split()]
         return [
             subprocess.Popen(

@@ -103,7 +103,7 @@ if rank == 0:
     ],
 )
 def test_a_script_with_its_own_ranks_is_started_again_after_a_fault(fault: str, cause: str, flow: Flow) -> None:
-    then = f"if attempt == 0 and rank == 1:\n    {fault}\nif attempt == 0: time.sleep(1.2)\nmeet()\n"
+    then = f"if attempt == 0 and rank == 1:\n    {fault}\nif attempt == 0: time.sleep(1.2)\nbarrier()\n"
     result = again(flow, group(flow, FAULTY + then)).ok()
     assert result.stdout == "attempt 0 of 1\nattempt 1 of 1\n"
     assert f"duoka: restart 1 of 1 after: {cause}\n" in result.stderr
@@ -122,7 +122,7 @@ def test_a_hang_is_a_fault(flow: Flow) -> None:
 
 
 def test_restarts_are_used_up_and_the_last_exit_code_is_the_run_s(flow: Flow) -> None:
-    script = group(flow, FAULTY + "if rank == 1: os._exit(10 + attempt)\nwhile True: meet()\n")
+    script = group(flow, FAULTY + "if rank == 1: os._exit(10 + attempt)\nwhile True: barrier()\n")
     result = again(flow, script, restarts=2)
     assert result.returncode == 12
     told = [line for line in result.stderr.splitlines() if "restart" in line]
@@ -148,7 +148,7 @@ def test_what_is_no_fault_is_not_tried_again(body: str, code: int, workers: int,
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_who_is_asked_to_end_does_not_begin_again(number: signal.Signals, flow: Flow) -> None:
-    running = start(flow, group(flow, "say('ready')\nwhile True: meet()"), options=("--restarts", "3"))
+    running = start(flow, group(flow, "say('ready')\nwhile True: barrier()"), options=("--restarts", "3"))
     until(lambda: "ready" in running.stdout())
     running.send(number)
     result = running.wait()
@@ -157,7 +157,7 @@ def test_who_is_asked_to_end_does_not_begin_again(number: signal.Signals, flow: 
 
 
 def test_a_signal_while_a_restart_waits(flow: Flow) -> None:
-    script = group(flow, "if rank == 0: sys.exit(5)\nmeet()\n")
+    script = group(flow, "if rank == 0: sys.exit(5)\nbarrier()\n")
     running = start(flow, script, options=("--restarts", "9"))
     until(lambda: "restart 3 of 9 in 2 s" in running.stderr())
     running.send(signal.SIGTERM)
@@ -193,8 +193,8 @@ def test_one_worker_is_what_it_is_under_python(flow: Flow) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [2, 3])
-def test_thirty_of_thirty_meet_again(workers: int, flow: Flow) -> None:
-    body = f"if attempt == 0 and rank == {workers - 1}: os.kill(os.getpid(), signal.SIGKILL)\nmeet()\n"
+def test_thirty_of_thirty_connect_again(workers: int, flow: Flow) -> None:
+    body = f"if attempt == 0 and rank == {workers - 1}: os.kill(os.getpid(), signal.SIGKILL)\nbarrier()\n"
     script = flow.write("script.py", GROUP + FAULTY + body)
     for _ in range(30):
         assert again(flow, script, workers=workers).ok().stdout == "attempt 0 of 1\nattempt 1 of 1\n"

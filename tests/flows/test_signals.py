@@ -157,7 +157,7 @@ def test_what_is_meant_for_scripts_is_passed_on(flow: Flow, number: signal.Signa
         signal.signal({int(number)}, lambda *_: asked.append(1))
         open(f"ready{{rank}}", "w").close()
         while len(asked) < 2: time.sleep(0.01)
-        meet()
+        barrier()
         """
     running = ready(flow, start(flow, group(flow, body)))
     running.send(number)

@@ -62,7 +62,7 @@ def test_fewer_samples_than_workers_are_no_fault(flow: Flow, workers: int, sampl
 
 def test_a_full_disk_under_the_logs_does_not_hide_the_error(flow: Flow, workers: int) -> None:
     """/dev/full: what can be opened, and not written."""
-    script = group(flow, "if rank == 1:\n    print('x' * 100000)\nwhile True: meet()")
+    script = group(flow, "if rank == 1:\n    print('x' * 100000)\nwhile True: barrier()")
     logs = flow.folder / "logs"
     logs.mkdir()
     (logs / "rank1.log").symlink_to("/dev/full")
@@ -107,7 +107,7 @@ def test_no_shared_memory(flow: Flow) -> None:
 
 
 def test_a_port_that_is_taken_is_not_used(flow: Flow, workers: int) -> None:
-    """Whatever the surroundings say, the ranks meet at a port of their own."""
+    """Whatever the surroundings say, the ranks connect at a port of their own."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         script = group(flow, "say(os.environ['MASTER_PORT'])")
@@ -135,14 +135,14 @@ def test_a_port_that_the_script_insists_on_and_is_taken_is_told(flow: Flow, work
 
 
 def test_two_runs_at_the_same_time(flow: Flow, workers: int) -> None:
-    script = group(flow, "time.sleep(0.5); meet(); say(os.environ['MASTER_PORT'])")
+    script = group(flow, "time.sleep(0.5); barrier(); say(os.environ['MASTER_PORT'])")
     first, second = (start(flow, script, workers=workers) for _ in range(2))
     ports = {line for running in (first, second) for line in running.wait().ok().stdout.splitlines()}
     assert len(ports) == 2
 
 
 def test_what_is_left_of_a_run_does_not_disturb_the_next(flow: Flow, workers: int) -> None:
-    script = group(flow, "open(f'ready{rank}', 'w').close()\nif len(sys.argv) > 1: time.sleep(60)\nmeet()")
+    script = group(flow, "open(f'ready{rank}', 'w').close()\nif len(sys.argv) > 1: time.sleep(60)\nbarrier()")
     killed = start(flow, script, "wait", workers=workers)
     until(lambda: all((flow.folder / f"ready{rank}").exists() for rank in range(workers)))
     killed.send(signal.SIGKILL)

@@ -67,7 +67,7 @@ def each(*calls: Callable[[], Any]) -> list[Any]:
     return found
 
 
-def meeting(one: Channel, seconds: float = 20.0, **more: Any) -> Callable[[], Any]:
+def connecting(one: Channel, seconds: float = 20.0, **more: Any) -> Callable[[], Any]:
     return lambda: one.connect(replace(hello(one.number), **more), seconds, nobody)
 
 
@@ -78,7 +78,7 @@ def talks(place: Machines, closing: ExitStack) -> list[Channel]:
     for one in talks:
         closing.callback(one.close)
     expected = [hello(number) for number in range(3)]
-    assert each(*map(meeting, talks)) == [expected] * 3
+    assert each(*map(connecting, talks)) == [expected] * 3
     return talks
 
 
@@ -166,7 +166,7 @@ def test_strangers_and_those_who_go_again_do_not_matter(place: Machines, closing
         time.sleep(1.5)
         return second.connect(hello(2), 20.0, nobody)
 
-    met, _, met_late = each(meeting(host), disturb, late)
+    met, _, met_late = each(connecting(host), disturb, late)
     assert met == met_late == [hello(number) for number in range(3)]
 
 
@@ -221,5 +221,7 @@ def test_a_port_that_is_taken(closing: ExitStack) -> None:
     server = closing.enter_context(open_to_all(0))
     host = open_channel(Machines(2, 0, "localhost", server.getsockname()[1]))
     closing.callback(host.close)
-    with pytest.raises(OptionError, match="--meet must be at a port that is free on machine 0, but is 'localhost:"):
+    with pytest.raises(
+        OptionError, match="--rendezvous must be at a port that is free on machine 0, but is 'localhost:"
+    ):
         host.connect(hello(0), 1.0, nobody)

@@ -100,7 +100,7 @@ HELLO = asdict(Hello("node1", 2))
         says("answer", 1, ["x", "\u00e9" * 64]),
         says("verdict", 1, {}),
         says("refused", 0, ["", "\x1b[2J"]),
-        says("met", 0, []),
+        says("accepted", 0, []),
         json.dumps(["answer", 1 << 2000, ["x", "y"]]).encode() + b"\n",
         b"9" * 5_000 + b"\n",
         b"",
@@ -157,7 +157,7 @@ def test_idle_connections_are_not_kept(wires: Callable[[], socket.socket], monke
         assert heard(wire).startswith(b'["challenge"')
 
 
-def test_it_listens_where_they_meet_and_nowhere_else() -> None:
+def test_it_listens_at_the_rendezvous_and_nowhere_else() -> None:
     with open_to("127.0.0.1", 0) as one:
         assert one.getsockname()[0] == "127.0.0.1"
     with open_to("localhost", 0) as one:
@@ -174,7 +174,7 @@ def test_a_host_that_has_another_key_learns_nothing(place: Machines) -> None:
         def impostor() -> None:
             for proof in (
                 b'["proof", 0, "%s"]\n' % (b"0" * 64),
-                b'["met", 0, []]\n',
+                b'["accepted", 0, []]\n',
                 b'["refused", 0, ["", "go"]]\n',
             ):
                 with closing(server.accept()[0]) as wire, suppress(OSError):

@@ -76,7 +76,7 @@ def test_surroundings_that_contradict_themselves(
 @pytest.mark.parametrize(
     "variables", [TORCHRUN, OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": 1}], ids=["torchrun", "mpi"]
 )
-def test_nobody_says_where_to_meet(monkeypatch: pytest.MonkeyPatch, variables: dict[str, Any]) -> None:
+def test_no_address_is_given(monkeypatch: pytest.MonkeyPatch, variables: dict[str, Any]) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(OptionError, match="MASTER_ADDR and MASTER_PORT must be set"):

@@ -123,12 +123,12 @@ print(len(set(values)))
     assert said(flow, source) == ["8\n", "8\n"]
 
 
-def test_the_rank_that_comes_first_settles() -> None:
+def test_the_rank_that_comes_first_chooses() -> None:
     store = HashStore()
     ranks = [SharedRandom(7, lambda: store) for _ in range(2)]
     for first, second in (("a", "b"), ([1.5], None)):
-        assert [rank.settle(value) for rank, value in zip(ranks, (first, second), strict=True)] == [first] * 2
-    assert SharedRandom(7).settle("alone") == "alone"
+        assert [rank.agree(value) for rank, value in zip(ranks, (first, second), strict=True)] == [first] * 2
+    assert SharedRandom(7).agree("alone") == "alone"
 
 
 def test_runs_draw_differently_and_by_itself_one_draws_from_the_system() -> None:

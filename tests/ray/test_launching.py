@@ -35,7 +35,7 @@ def test_the_command_of_a_node() -> None:
     job = Job(("train.py", "--lr", "1"), b"", ".", {"CPU": 2, "GPU": 2})
     base = [sys.executable, "-m", "duoka", "run", "--devices", "cuda"]
     assert job.command(0, 1, "h:1") == [*base, "--machines", "1", "train.py", "--lr", "1"]
-    several = ["--machines", "3", "--machine", "2", "--meet", "h:1"]
+    several = ["--machines", "3", "--machine", "2", "--rendezvous", "h:1"]
     assert job.command(2, 3, "h:1") == [*base, *several, "train.py", "--lr", "1"]
     assert Job((), b"", ".", {"CPU": 4}).command(0, 1, "")[5] == "cpu:4"
 

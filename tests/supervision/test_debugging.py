@@ -24,7 +24,7 @@ def test_a_debugger_in_several_workers_says_how_to(flow: Flow, how: str, workers
 
 @pytest.mark.parametrize("how", ["breakpoint()", "pdb"])
 def test_a_rank_without_the_terminal_says_who_has_it(flow: Flow, how: str) -> None:
-    result = run(flow, group(flow, f"if rank == 1:\n    {DEBUGGERS[how]}\nmeet()"))
+    result = run(flow, group(flow, f"if rank == 1:\n    {DEBUGGERS[how]}\nbarrier()"))
     assert result.returncode == 1
     assert "or call it on rank 0 alone" in result.stderr
 
@@ -36,7 +36,7 @@ def test_a_debugger_that_reads_from_elsewhere_works_on_every_rank(flow: Flow) ->
         import io, pdb
         where, said = 7, io.StringIO()
         pdb.Pdb(stdin=io.StringIO("p where * 6\\nc\\n"), stdout=said).set_trace()
-        meet()
+        barrier()
         say("42" in said.getvalue())
         """,
     )

@@ -38,7 +38,9 @@ def _called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     try:
         return calls.call(_call, self, args, kwargs)
     finally:
-        HERE.seen.append("whole" if view.gathered.total() > whole else "met" if view.interactions > met else "apart")
+        HERE.seen.append(
+            "whole" if view.gathered.total() > whole else "exchanged" if view.interactions > met else "apart"
+        )
 
 
 @pytest.fixture
@@ -53,8 +55,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def seen() -> list[str]:
     """What the outermost module calls of this rank did.
 
-    "apart": each computed its own rows, and met nobody; "met": the ranks met, or drew random numbers; "whole":
-    something was computed whole.
+    "apart": each rank computed its own rows, and exchanged nothing; "exchanged": the ranks exchanged something, or
+    drew random numbers; "whole": something was computed whole.
     """
     return HERE.seen  # type: ignore[no-any-return]
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Table:
-    """Where the ranks of one test meet."""
+    """The exchange of the ranks of one test."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -76,14 +76,14 @@ class ThreadRanks(Collectives):
         self.count()
         return self.table.exchange(self.rank, value)
 
-    def _meet(self, name: str, tensor: Tensor) -> list[Tensor]:
+    def _exchange_named(self, name: str, tensor: Tensor) -> list[Tensor]:
         met = self._exchange((name, tensor.shape, tensor.dtype, tensor.detach().clone()))
         assert len({(name, shape, dtype) for name, shape, dtype, _ in met}) == 1, met
         return [value for *_, value in met]
 
     def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
         combine = {ReduceOp.SUM: torch.add, ReduceOp.MAX: torch.maximum, ReduceOp.MIN: torch.minimum}[op]
-        values = self._meet(f"all_reduce {op}", tensor)
+        values = self._exchange_named(f"all_reduce {op}", tensor)
         total = values[0]
         for value in values[1:]:
             total = combine(total, value)
@@ -92,7 +92,7 @@ class ThreadRanks(Collectives):
         return lambda: None
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        return torch.stack(self._meet("all_gather", tensor))
+        return torch.stack(self._exchange_named("all_gather", tensor))
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         values = self._exchange(tensor.detach().clone())

@@ -42,7 +42,7 @@ duoka run train.py --devices 0,3 -- --epochs 5   the same
 duoka run --devices cpu:2 -m package.train       a module, on two CPU workers
 duoka run - < train.py                           a script from standard input
 duoka run --dry-run train.py                     what would be done, and why
-duoka run --machines 2 --machine 0 --meet node1:29500 train.py   on node1; --machine 1 on the other
+duoka run --machines 2 --machine 0 --rendezvous node1:29500 train.py   on node1; --machine 1 on the other
 """
 
 ORDER = """\
@@ -100,9 +100,9 @@ GROUPS: Groups = (
             click.Option(["--machines"], metavar="N", help=MACHINES),
             click.Option(["--machine"], metavar="K", help="The number of this machine; rank 0 is on machine 0."),
             click.Option(
-                ["--meet"],
+                ["--rendezvous"],
                 metavar="HOST:PORT",
-                help="Where the machines meet: the name or address of machine 0, and a port that is free there.",
+                help="The name or address of machine 0, and a port that is free there.",
             ),
             click.Option(
                 ["--key-file"],
@@ -255,7 +255,7 @@ def run(
     wait: str | None,
     machines: str | None,
     machine: str | None,
-    meet: str | None,
+    rendezvous: str | None,
     device_memory: str | None,
     **asked: Any,
 ) -> Callable[[], int] | int:
@@ -263,7 +263,7 @@ def run(
     if not words:
         raise click.UsageError("a script is missing; for example: duoka run train.py", click.get_current_context())
     target = Target(words[0], words[1:], is_module)
-    several = options.which_machines(machines, machine, meet, engines.machines)
+    several = options.which_machines(machines, machine, rendezvous, engines.machines)
     opts = asked_for(target, machines=several, **asked)
     if device_memory is not None and opts.strategy != "auto":
         raise OptionError("--device-memory", device_memory, "given with --strategy auto")

@@ -20,13 +20,13 @@ from duoka import script
 from duoka.options import Target
 from duoka.script.files import STANDARD_INPUT
 
-_TOGETHER = "--machines 2 --machine 0 --meet node1:29500"
+_TOGETHER = "--machines 2 --machine 0 --rendezvous node1:29500"
 ELSEWHERE = (  # an option, its names in other launchers, and an example
     ("--devices", "n np nproc nproc_per_node num_processes gpu gpus num_gpus", "--devices 2"),
     ("--machines", "nnodes num_machines", _TOGETHER),
     ("--machine", "node_rank machine_rank", _TOGETHER),
     (
-        "--meet",
+        "--rendezvous",
         "master_addr master_port rdzv_endpoint rdzv_backend rdzv_id main_process_ip main_process_port",
         _TOGETHER,
     ),

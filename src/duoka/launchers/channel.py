@@ -157,11 +157,11 @@ class HostChannel(Channel):
 
     def connect(self, hello: Hello, seconds: float, report_wait: ReportWait) -> list[Hello]:
         deadline = time.monotonic() + seconds
-        met = {self.number: hello}
+        accepted = {self.number: hello}
         try:
             with listen(self.machines) as listener:
                 self._selector.register(listener, selectors.EVENT_READ)
-                while missing := [number for number in range(self.machines.count) if number not in met]:
+                while missing := [number for number in range(self.machines.count) if number not in accepted]:
                     left = deadline - time.monotonic()
                     names = self._named(missing)
                     report_wait(f"waiting for {names} at {self.machines.place}{self._last_refusal}")
@@ -172,13 +172,13 @@ class HostChannel(Channel):
                         if key.fileobj is listener:
                             self._accept(listener)
                         elif isinstance(key.data, PendingConnection):
-                            self._read_hello(key.data, met)
+                            self._read_hello(key.data, accepted)
                         else:
-                            self._drop_if_closed(key.data, met)
+                            self._drop_if_closed(key.data, accepted)
                     self._drop_expired(time.monotonic() - HELLO_TIMEOUT)
                 self._selector.unregister(listener)
-            hellos = [met[number] for number in sorted(met)]
-            self._broadcast("met", 0, [asdict(one) for one in hellos])
+            hellos = [accepted[number] for number in sorted(accepted)]
+            self._broadcast("accepted", 0, [asdict(one) for one in hellos])
             return hellos
         except AskedError as error:
             self._broadcast("refused", 0, ["", str(error)])
@@ -217,7 +217,7 @@ class HostChannel(Channel):
             self._pending.append(pending)
             self._selector.register(accepted, selectors.EVENT_READ, pending)
 
-    def _read_hello(self, pending: PendingConnection, met: dict[int, Hello]) -> None:
+    def _read_hello(self, pending: PendingConnection, accepted: dict[int, Hello]) -> None:
         """Read a first message; drop the connection if it is not of this run."""
         if pending not in self._pending:  # dropped meanwhile
             return
@@ -231,11 +231,11 @@ class HostChannel(Channel):
         if said is None:
             return
         number, hello = said
-        refusal = find_refusal(number, hello, met, self.machines)
+        refusal = find_refusal(number, hello, accepted, self.machines)
         if refusal is None:
             self._pending.remove(pending)
             pending.connection.longest = LONGEST
-            self._connections[number], met[number] = pending.connection, hello
+            self._connections[number], accepted[number] = pending.connection, hello
             self._selector.modify(pending.connection.socket, selectors.EVENT_READ, pending.connection)
             return
         differs = refusal.what if isinstance(refusal, SettingsDiffer) else ""
@@ -247,7 +247,7 @@ class HostChannel(Channel):
         if self.machines.engine and self.key.is_given:  # only this job has its key: no other machine will connect
             raise refusal
 
-    def _drop_if_closed(self, connection: Connection, met: dict[int, Hello]) -> None:
+    def _drop_if_closed(self, connection: Connection, accepted: dict[int, Hello]) -> None:
         """Drop a connection that has closed before all machines are connected; its machine may connect again."""
         number = self._number_of(connection)
         try:
@@ -255,7 +255,7 @@ class HostChannel(Channel):
         except (OSError, ValueError):
             self._drop(connection)
             if number is not None:
-                del self._connections[number], met[number]
+                del self._connections[number], accepted[number]
 
     def _drop_expired(self, since: float) -> None:
         """Drop the connections that have been pending since before `since`."""
@@ -340,9 +340,9 @@ class MemberChannel(Channel):
                         self._store(*said)
                 if refused := self.messages("refused"):
                     raise self._refused(*refused[0].value)
-                if met := self.messages("met"):
+                if accepted := self.messages("accepted"):
                     self._connection = self._kept(connection)
-                    return [Hello.of(one) for one in met[0].value]
+                    return [Hello.of(one) for one in accepted[0].value]
         finally:
             if self._connection is None:
                 connection.socket.close()

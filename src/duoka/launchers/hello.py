@@ -58,32 +58,34 @@ class SettingsDiffer(AskedError):
         super().__init__(f"all machines must have the same settings: {what} differs on {name}")
 
 
-def find_refusal(number: int, hello: Hello, met: Mapping[int, Hello], machines: Machines) -> AskedError | None:
+def find_refusal(number: int, hello: Hello, accepted: Mapping[int, Hello], machines: Machines) -> AskedError | None:
     """Return the error for a command that has the key but does not fit the run; None if it fits.
 
     Args:
         number: machine number of that command.
         hello: its first message.
-        met: messages of the commands accepted so far, machine 0's among them.
+        accepted: messages of the commands accepted so far, machine 0's among them.
         machines: settings of machine 0.
     """
-    mine, count, each = met[0], machines.count, machines.each
+    mine, count, each = accepted[0], machines.count, machines.each
     if hello.machines != count:
         return AskedError(f"--machines is {count} on {each} 0 ({mine.name}), but {hello.machines} on {hello.name}")
     if not 0 < number < count:
         return AskedError(f"there is no {each} {number} of {count}")
-    if number in met:
-        return AskedError(f"--machine {number} was given on two machines: {met[number].name} and {hello.name}")
+    if number in accepted:
+        return AskedError(f"--machine {number} was given on two machines: {accepted[number].name} and {hello.name}")
     for what in {**mine.settings, **hello.settings}:
         if mine.settings.get(what) != hello.settings.get(what):
             return SettingsDiffer(what, number, f"{each} 0 ({mine.name}) and {each} {number} ({hello.name})")
-    return _device_conflict(number, hello, met, machines) if machines.engine else None
+    return _device_conflict(number, hello, accepted, machines) if machines.engine else None
 
 
-def _device_conflict(number: int, hello: Hello, met: Mapping[int, Hello], machines: Machines) -> AskedError | None:
+def _device_conflict(
+    number: int, hello: Hello, accepted: Mapping[int, Hello], machines: Machines
+) -> AskedError | None:
     """Return an error if two commands that an engine started would use the same devices; None otherwise."""
     lines = f"{machines.how} starts one for each machine; --machines 1 makes each a run of its own"
-    for other, one in met.items():
+    for other, one in accepted.items():
         beside = f"process {other} and process {number} of {machines.engine}"
         if one.each != hello.each:
             each = f"one on {one.name}, but several on {hello.name}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def listen(machines: Machines) -> socket.socket:
     """Open the listening socket of machine 0.
 
-    It accepts connections on the network of `--meet`'s address only; on all networks if the name belongs to no
+    It accepts connections on the network of `--rendezvous`'s address only; on all networks if the name belongs to no
     address of this machine (a forwarded port), or to loopback only, as the host's own name often does.
 
     Raises:
@@ -32,7 +32,7 @@ def listen(machines: Machines) -> socket.socket:
     try:
         return open_to(machines.host, machines.port)
     except OSError as error:
-        raise OptionError("--meet", machines.place, "at a port that is free on machine 0", str(error)) from None
+        raise OptionError("--rendezvous", machines.place, "at a port that is free on machine 0", str(error)) from None
 
 
 def open_to(host: str, port: int) -> socket.socket:

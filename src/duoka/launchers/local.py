@@ -95,7 +95,7 @@ def run_local(plan: Plan) -> int:
     """Run `plan` with one worker for each device, restart it after faults, and return the exit code.
 
     Raises:
-        OptionError: the log files cannot be created; or machine 0 cannot listen at `--meet`.
+        OptionError: the log files cannot be created; or machine 0 cannot listen at `--rendezvous`.
         AskedError: the machines were started with different settings.
         TimedOut: another machine did not connect.
         WorkerFailed: a worker cannot be started.

@@ -18,7 +18,7 @@ from duoka.plain.session import Session
 
 CLOCKS = "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time"
 DATES = "ctime strftime localtime gmtime"  # of now, without an argument
-_SETTLED = (date, datetime, str, time.struct_time)  # types that are picklable
+_AGREED = (date, datetime, str, time.struct_time)  # types that are picklable
 _GIVEN = {"strftime": 2}  # number of arguments with a given time, if not 1
 
 
@@ -50,7 +50,7 @@ def _agreed(now: Callable[[], Any], session: Session) -> Any:
         with caller.nested():  # it may call `time.time`
             return session.first(now)
     found = now()
-    return session.shared_random.settle(found) if caller.may_communicate() and type(found) in _SETTLED else found
+    return session.shared_random.agree(found) if caller.may_communicate() and type(found) in _AGREED else found
 
 
 def _date(original: Callable[..., Any], session: Session) -> Callable[..., Any]:

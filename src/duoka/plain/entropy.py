@@ -1,7 +1,7 @@
 """Sources of random numbers in Python: equal on all ranks, also in libraries.
 
 `secrets`, `uuid4`, `SystemRandom` and numpy's seeds use `os.urandom`; `random` and torch read the system's random
-numbers in C. Given seeds may be computed from the clock or the process id: they are settled. Random numbers that
+numbers in C. Given seeds may be computed from the clock or the process id: they are agreed on. Random numbers that
 other C code reads (OpenSSL, libraries in Rust and C++) differ between processes.
 """
 
@@ -59,7 +59,7 @@ def _intercept(shared_random: SharedRandom, patches: Patches) -> list[tuple[Any,
         patches.replace(space, name, lambda original: _seeded(original, shared_random))
     patches.replace(random, "seed", lambda original: _python_seed(original, shared_random))
     patches.replace(random.Random, "seed", lambda original: _random_seed(original, shared_random))
-    patches.replace(uuid, "uuid1", lambda original: lambda *args, **how: shared_random.settle(original(*args, **how)))
+    patches.replace(uuid, "uuid1", lambda original: lambda *args, **how: shared_random.agree(original(*args, **how)))
     patches.put(np.random, "RandomState", _random_state(shared_random))
     methods = Methods(torch.Generator)
     patches.put(methods, "seed", _torch_seed(methods.seed, shared_random))
@@ -89,26 +89,26 @@ def _bytes(original: Callable[..., bytes], shared_random: SharedRandom) -> Calla
     return random_bytes
 
 
-def _settled(seed: Any, shared_random: SharedRandom) -> Any:
+def _agreed(seed: Any, shared_random: SharedRandom) -> Any:
     """Return a seed that is equal on every rank; numpy's generators are returned as they are."""
     plain = (int, float, str, bytes, bytearray, list, tuple, np.ndarray, np.integer)
-    return shared_random.settle(seed) if isinstance(seed, plain) else seed
+    return shared_random.agree(seed) if isinstance(seed, plain) else seed
 
 
 def _seeded(original: Callable[..., Any], shared_random: SharedRandom) -> Callable[..., Any]:
-    return lambda seed=None, *args, **kwargs: original(_settled(seed, shared_random), *args, **kwargs)
+    return lambda seed=None, *args, **kwargs: original(_agreed(seed, shared_random), *args, **kwargs)
 
 
 def _python_seed(original: Callable[..., None], shared_random: SharedRandom) -> Callable[..., None]:
     def seed(a: Any = None, version: int = 2) -> None:
-        original(shared_random.draw(16) if a is None else _settled(a, shared_random), version)
+        original(shared_random.draw(16) if a is None else _agreed(a, shared_random), version)
 
     return seed
 
 
 def _random_seed(original: Callable[..., None], shared_random: SharedRandom) -> Callable[..., None]:
     def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
-        original(self, shared_random.draw(16) if a is None else _settled(a, shared_random), version)
+        original(self, shared_random.draw(16) if a is None else _agreed(a, shared_random), version)
 
     return seed
 
@@ -136,7 +136,7 @@ def _random_state(shared_random: SharedRandom) -> type:
             return isinstance(value, original)
 
         def __call__(cls, seed: Any = None) -> Any:
-            return original(_settled(seed, shared_random)) if cls is RandomState else super().__call__(seed)
+            return original(_agreed(seed, shared_random)) if cls is RandomState else super().__call__(seed)
 
     class RandomState(np.random.RandomState, metaclass=Made):
         pass

@@ -2,7 +2,7 @@
 
 Random bytes are a keyed hash of the run's entropy, of the place that draws (the lines of all functions on the stack)
 and of how often it has drawn. So a rank that draws more often at one place does not shift what the others draw
-elsewhere. A value computed from something else (a seed from the clock) is settled: all ranks use the value of the
+elsewhere. A value computed from something else (a seed from the clock) is agreed on: all ranks use the value of the
 rank that needs it first.
 """
 
@@ -59,11 +59,11 @@ class SharedRandom:
         """Return `count` random bytes, equal on every rank."""
         return hashlib.shake_256(self._key("draw").encode()).digest(count)
 
-    def settle(self, value: Any) -> Any:
+    def agree(self, value: Any) -> Any:
         """Return the `value` of the rank that calls this first. It must be picklable."""
         if self._reach is None or self.rank_local() or _is_of(_asking(sys._getframe(1)), ("torch",)):
             return value
-        key = self._key("settle")
+        key = self._key("agree")
         found: bytes = self._connected().compare_set(
             f"shared_random/{key}", "", sign_object(value, self._run_key).hex()
         )

@@ -31,8 +31,8 @@ class Job:
         devices = "cuda" if "GPU" in self.bundle else f"cpu:{self.bundle['CPU']:g}"
         # Also for one: else variables of an engine that has started Ray, such as Slurm, would count.
         machines = ["--machines", str(nodes)]
-        meet = ["--machine", str(node), "--meet", place] if nodes > 1 else []
-        return [sys.executable, "-m", "duoka", "run", "--devices", devices, *machines, *meet, *self.words]
+        rendezvous = ["--machine", str(node), "--rendezvous", place] if nodes > 1 else []
+        return [sys.executable, "-m", "duoka", "run", "--devices", devices, *machines, *rendezvous, *self.words]
 
 
 @dataclass(frozen=True)

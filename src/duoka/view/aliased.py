@@ -165,7 +165,7 @@ class AliasedCopies:
         found = (copy.whole for copy in self.copies if copy.is_of(rows, spec) and not copy.whole.requires_grad)
         return next(found, None)
 
-    def settle(self, rows: Tensor) -> None:
+    def write_back(self, rows: Tensor) -> None:
         """Copy writes to copies into the rows; called before these rows are read."""
         copies, self.copies = self.copies, []
         for copy in copies:
@@ -192,7 +192,7 @@ class AliasedCopies:
         """
         if isinstance(put_back, Tensor):
             self._drop([copy for copy in self.copies if copy.is_recorded(put_back)], self.copies)
-        self.settle(rows)
+        self.write_back(rows)
         before = self.version(rows)
         yield
         written = self.version(rows) != before

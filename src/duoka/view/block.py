@@ -55,7 +55,7 @@ class Block:
 
     def wholes(self) -> list[Tensor]:
         """Return the whole parameters, without gradients; a collective if they are released or were changed."""
-        self.settle()
+        self.write_back()
         if not self.is_here:
             found = self.blocks.gather(self)
             self._wholes, self._written = found, self.blocks.view.written
@@ -118,12 +118,12 @@ class Block:
             part = self.parts[place]
             part._rows.copy_(part._spec.partition.local_rows(whole, part._spec.dim))
 
-    def settle(self) -> None:
+    def write_back(self) -> None:
         """Copy writes to whole parameters that `may_write` does not detect into the parts."""
         if any(map(version_of, self._wholes or ())):
             self.release()
         if self.blocks.outlived:
-            self.blocks.settle_outlived()
+            self.blocks.write_back_outlived()
 
     def kinds(self) -> tuple[Kind, ...]:
         """Return the kinds of tensors that a rank sends to gather the block, padded to the largest of any rank."""
@@ -299,7 +299,7 @@ class Outlived:
         rows = self._block.parts[self._place]._rows
         return version_of(self._whole), id(rows), version_of(rows)
 
-    def settle(self) -> bool:
+    def write_back(self) -> bool:
         """Copy a write to the view into the part; return True while the memory is still in use.
 
         Raises:

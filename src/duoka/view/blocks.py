@@ -167,10 +167,10 @@ class Blocks:
                 return
             oldest.release()
 
-    def settle_outlived(self) -> None:
+    def write_back_outlived(self) -> None:
         """Copy writes to views of released parameters into the parts."""
         outlived, self.outlived = self.outlived, []
-        self.outlived += [one for one in outlived if one.settle()]
+        self.outlived += [one for one in outlived if one.write_back()]
 
     # --- gradients
 

@@ -95,7 +95,7 @@ class Sharded(BatchTensor):
         if not given:
             return BatchTensor.__torch_function__(func, types, args, kwargs)
         for one in given:
-            one._block.settle()
+            one._block.write_back()
         if BatchTensor.rules.get(func) in BatchTensor.unrecorded:  # functions of gradients or properties
             given[0]._block.blocks.add_deferred()
             return BatchTensor.dispatch(func, args, kwargs)
@@ -196,7 +196,7 @@ def _compute(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], give
         with saved_tensors_hooks(partial(_pack, given[0]._block.blocks, outer_saved_tensors_hooks()), _unpack):
             out = func(*args, **kwargs)
     for one in given:
-        one._block.settle()
+        one._block.write_back()
     return out
 
 

@@ -229,7 +229,7 @@ def test_a_rank_that_finds_something_out_alone_meets_nobody(nearby: bool) -> Non
     assert in_processes(2, work, nearby=nearby) == [None] * 2
 
 
-def test_ranks_agree_on_errors_and_where_they_meet_anyway_it_costs_no_message(nearby: bool) -> None:
+def test_ranks_agree_on_errors_without_a_message_of_its_own_if_they_exchange_anyway(nearby: bool) -> None:
     def work(ranks: ProcessCollectives) -> Any:
         came, enter = [], ranks._enter
 
@@ -242,7 +242,7 @@ def test_ranks_agree_on_errors_and_where_they_meet_anyway_it_costs_no_message(ne
         for good in (True, ranks.rank == 0, False, ranks.rank == 1):
             found.append(ranks.agreed(lambda: total() if good else 1 / 0, lambda: "otherwise"))  # noqa: B023
         found[0] = found[0].tolist()
-        for good in (True, ranks.rank == 0):  # who does not meet the others asks them at the end
+        for good in (True, ranks.rank == 0):  # a rank that does not exchange asks the others at the end
             found.append(ranks.agreed(lambda: 5 if good else 1 / 0, lambda: "otherwise"))  # noqa: B023
         return found, len(came), ranks.all_reduce(torch.ones(1)).item()
 

@@ -27,7 +27,7 @@ KEY = Key(b"sixteen bytes or more")
 HERE = "127.0.0.1"
 
 
-def meeting(
+def run_ranks(
     world_size: int,
     work: Callable[[DirectExchange | None], Any],
     timeout: float = 20.0,
@@ -67,7 +67,7 @@ def test_every_rank_gets_every_rank_s_tensor_in_the_order_of_ranks(world_size: i
                 assert torch.equal(row, value(rank, number, size))
         return world_size
 
-    assert all_well(meeting(world_size, work)) == [world_size] * world_size
+    assert all_well(run_ranks(world_size, work)) == [world_size] * world_size
 
 
 def test_several_are_on_their_way_and_end_in_any_order() -> None:
@@ -85,7 +85,7 @@ def test_several_are_on_their_way_and_end_in_any_order() -> None:
             waits[number]()
             assert torch.equal(found[number][1 - ranks.rank], value(1 - ranks.rank, number, size))
 
-    all_well(meeting(2, work))
+    all_well(run_ranks(2, work))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_of_every_type(dtype: torch.dtype) -> None:
         for rank, row in enumerate(exchanged(ranks, value(ranks.rank, 0, 5, dtype).view(1, 5, 1))):
             assert torch.equal(row, value(rank, 0, 5, dtype))
 
-    all_well(meeting(2, work))
+    all_well(run_ranks(2, work))
 
 
 def test_what_goes_this_way() -> None:
@@ -106,7 +106,7 @@ def test_what_goes_this_way() -> None:
         sizes = (0, 1, MOST // 8, MOST // 8 + 1)
         return [ranks.takes(torch.empty(size)) for size in sizes] + [ranks.takes(torch.empty(1, device="meta"))]
 
-    assert all_well(meeting(3, work)) == [[False, True, True, False, False]] * 3
+    assert all_well(run_ranks(3, work)) == [[False, True, True, False, False]] * 3
 
 
 def test_ranks_that_have_gone_apart_notice_it_at_once() -> None:
@@ -114,7 +114,7 @@ def test_ranks_that_have_gone_apart_notice_it_at_once() -> None:
         assert ranks is not None
         exchanged(ranks, torch.ones(2), b"all_reduce at train.py:%d" % (7 + ranks.rank))
 
-    for found in meeting(2, work):
+    for found in run_ranks(2, work):
         assert isinstance(found, Raised)
         assert (found.kind, found.text) == (
             "RanksApart",
@@ -131,7 +131,7 @@ def test_a_rank_that_dies_is_lost_and_what_it_sent_before_counts() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return exchanged(ranks, torch.ones(1), b""), exchanged(ranks, torch.ones(1), b"")
 
-    gone, found = meeting(2, work)
+    gone, found = run_ranks(2, work)
     assert gone == GONE
     assert isinstance(found, Raised)
     assert found.kind == "PeerLost"
@@ -146,7 +146,7 @@ def test_a_wait_has_its_limit() -> None:
             return None
         return exchanged(ranks, torch.ones(1))
 
-    assert meeting(2, work, timeout=0.5)[1] == Raised("TimedOut", "rank 1 waited 0 s for rank 0")
+    assert run_ranks(2, work, timeout=0.5)[1] == Raised("TimedOut", "rank 1 waited 0 s for rank 0")
 
 
 def test_a_process_that_a_rank_forks_keeps_no_connection() -> None:
@@ -158,7 +158,7 @@ def test_a_process_that_a_rank_forks_keeps_no_connection() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return exchanged(ranks, torch.ones(1))
 
-    found = meeting(2, work)[1]
+    found = run_ranks(2, work)[1]
     assert isinstance(found, Raised)
     assert found.kind == "PeerLost"
 
@@ -169,12 +169,12 @@ def is_none(ranks: DirectExchange | None) -> bool:
 
 @pytest.mark.parametrize("address", [None, "203.0.113.7"])
 def test_where_one_rank_cannot_all_go_without(address: str | None) -> None:
-    assert meeting(3, is_none, address=lambda rank: address if rank == 1 else HERE) == [True] * 3
+    assert run_ranks(3, is_none, address=lambda rank: address if rank == 1 else HERE) == [True] * 3
 
 
 def test_a_rank_with_another_key_does_not_take_part() -> None:
     other = Key(b"another sixteen bytes")
-    assert meeting(3, is_none, key=lambda rank: other if rank == 2 else KEY) == [True] * 3
+    assert run_ranks(3, is_none, key=lambda rank: other if rank == 2 else KEY) == [True] * 3
 
 
 def test_strangers_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_strangers_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
     strangers: list[socket.socket] = []
     monkeypatch.setattr(direct, "listen", listen_with_strangers)
-    assert meeting(3, is_none) == [False] * 3
+    assert run_ranks(3, is_none) == [False] * 3
 
 
 def test_a_rank_that_has_nothing_to_send_lets_all_know() -> None:
@@ -212,4 +212,4 @@ def test_a_rank_that_has_nothing_to_send_lets_all_know() -> None:
             assert len(found) == (0 if number in failed else 2)
         return failed
 
-    assert all_well(meeting(2, work)) == [[0, 1, 3, 4, 6, 7]] * 2
+    assert all_well(run_ranks(2, work)) == [[0, 1, 3, 4, 6, 7]] * 2

@@ -29,7 +29,7 @@ from tests.view.processes import all_well, forked, in_processes
 pytestmark = pytest.mark.skipif(not is_possible(), reason="gloo is used on this machine")
 
 
-def meeting(world_size: int, work: Callable[[SharedMemoryExchange], Any], timeout: float = 20.0) -> list[Any]:
+def run_ranks(world_size: int, work: Callable[[SharedMemoryExchange], Any], timeout: float = 20.0) -> list[Any]:
     memory = mmap.mmap(-1, memory_size(world_size))
     return forked(world_size, lambda rank: work(SharedMemoryExchange(memory, rank, world_size, timeout)))
 
@@ -60,7 +60,7 @@ def test_every_rank_gets_every_rank_s_tensor_in_the_order_of_ranks(world_size: i
                 assert torch.equal(row, value(rank, number, size))
         return len(found[0])
 
-    assert all_well(meeting(world_size, work)) == [world_size] * world_size
+    assert all_well(run_ranks(world_size, work)) == [world_size] * world_size
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -84,7 +84,7 @@ def test_several_are_on_their_way_and_end_in_any_order(world_size: int) -> None:
                 time.sleep(0.002)
         return most
 
-    most = all_well(meeting(world_size, work))
+    most = all_well(run_ranks(world_size, work))
     assert len(set(most)) == 1  # all ranks decide alike
     assert most[0] > RING  # those behind a later one that is finished need no slot
 
@@ -103,7 +103,7 @@ def test_every_type_and_layout(dtype: torch.dtype) -> None:
         flat = all(torch.equal(row.view(3, 2), whole) for row, whole in zip(found[0], pair, strict=True))
         return flat and all(row[0] == whole[0, 0] for row, whole in zip(found[1], pair, strict=True))
 
-    assert all_well(meeting(2, work)) == [True, True]
+    assert all_well(run_ranks(2, work)) == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_rank_that_does_not_come_is_waited_for_as_long_as_was_said() -> None:
         if nearby.rank == 0:
             nearby.start(torch.zeros(3), lambda rows: None)()
 
-    first, other = meeting(2, work, timeout=0.2)
+    first, other = run_ranks(2, work, timeout=0.2)
     assert first.kind == TimedOut.__name__
     assert "rank 0 waited" in first.text
     assert "s for rank 1" in first.text
@@ -149,7 +149,7 @@ def test_a_slot_is_not_written_again_before_all_have_read_it() -> None:
             if nearby.rank == 0:
                 wait()
 
-    found = meeting(2, work, timeout=0.3)
+    found = run_ranks(2, work, timeout=0.3)
     assert [one.kind for one in found] == [TimedOut.__name__] * 2
 
 
@@ -190,7 +190,7 @@ def test_a_rank_that_has_nothing_to_send_lets_all_know() -> None:
             assert bool(found) == (number not in failed)
         return failed
 
-    assert all_well(meeting(2, work)) == [[number for number in range(3 * RING) if number % 3 < 2]] * 2
+    assert all_well(run_ranks(2, work)) == [[number for number in range(3 * RING) if number % 3 < 2]] * 2
 
 
 def test_an_exchange_that_nobody_waits_for_keeps_no_other_from_a_slot() -> None:

@@ -164,7 +164,7 @@ def test_sparse_operands() -> None:
         torch.testing.assert_close(out, expected)
 
 
-def test_a_module_s_parameters_meet_rows_once_for_each_tensor() -> None:
+def test_a_module_s_parameters_are_wrapped_once_for_each_tensor() -> None:
     layer, adopted = nn.Linear(4, 2), list[Any]()
 
     def on_rank(one: View) -> None:

@@ -23,7 +23,7 @@ def view_of(shares: int) -> View:
     return Exact(ranks, shares).view(ranks, lambda _: None)
 
 
-def test_all_come_to_each_meeting() -> None:
+def test_all_shares_take_part_in_each_collective() -> None:
     own, seen = ExactShares(OneRank(), 4), []
 
     def work(place: int) -> int:

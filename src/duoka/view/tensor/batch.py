@@ -177,7 +177,7 @@ class BatchTensor(Tensor):
     def _local(self) -> Tensor:
         aliased = self._meta.spec.view.aliased
         if aliased.copies:
-            aliased.settle(self._rows)
+            aliased.write_back(self._rows)
         return self._rows
 
     def to_local(self) -> Tensor:
