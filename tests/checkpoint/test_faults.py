@@ -164,7 +164,7 @@ def sweep(directory: Path, rounds: int) -> tuple[int, int]:
 
 
 def test_kills_at_moments_that_sweep(saved_once: Path) -> None:
-    partial, progress = sweep(saved_once, 25)
+    partial, progress = sweep(saved_once, 10)
     assert partial
     assert progress
 

@@ -112,7 +112,7 @@ def test_a_rank_that_leaves_but_whose_process_goes_on_is_found_by_the_board(flow
     assert re.search(r"rank 1 of 2 \(.*\) left in step 5, after", result.stderr)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_a_rank_that_does_not_exit_is_named(flow: Flow, workers: int) -> None:
     body = """
         import atexit, threading

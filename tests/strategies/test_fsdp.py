@@ -92,7 +92,7 @@ def test_training_is_as_on_one_device() -> None:
         return [trained(run, make, strategy) for make in (mlp, cnn, Transformer)]
 
     (expected,) = on_ranks(1, lambda run: work(run, "auto"))
-    for ranks in (1, 2, 3):
+    for ranks in (1, 2):  # three: test_conformance.py
         for found in on_ranks(ranks, lambda run: work(run, "fsdp")):
             assert leaves(found) == pytest.approx(leaves(expected), rel=1e-5, abs=1e-5)
 
