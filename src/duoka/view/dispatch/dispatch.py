@@ -61,12 +61,8 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     call = DescribedCall(func, args, kwargs)
     first = call.batches[0]
     view = first._meta.spec.view
-    sharded = view.in_parts or view.of_parameters
-    if sharded and any(batch._meta.spec.view is not view for batch in call.batches):
-        whole = {id(batch): batch.full_tensor() for batch in call.batches if batch._meta.spec.view.of_parameters}
-        if 0 < len(whole) < len({id(batch) for batch in call.batches}):
-            changed = tree_map_only(BatchTensor, lambda batch: whole.get(id(batch), batch), (args, kwargs))
-            return dispatch(func, *changed)
+    if (view.in_parts or view.of_parameters) and (gathered := _gather_parameters(call, args, kwargs)) is not None:
+        return dispatch(func, *gathered)
     if view.of_parameters and may_write(func, kwargs):
         view.written += 1
     if view.shares.count > 1 and type(first) is not MultiShareBatch:
@@ -80,6 +76,16 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     except Exception as error:
         view.raised(error)
         raise
+
+
+def _gather_parameters(call: DescribedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the arguments with sharded parameters gathered, if they stand beside batches; else None."""
+    if len({id(batch._meta.spec.view) for batch in call.batches}) == 1:
+        return None
+    whole = {id(batch): batch.full_tensor() for batch in call.batches if batch._meta.spec.view.of_parameters}
+    if not 0 < len(whole) < len({id(batch) for batch in call.batches}):
+        return None
+    return tree_map_only(BatchTensor, lambda batch: whole.get(id(batch), batch), (args, kwargs))
 
 
 def _call(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: DescribedCall) -> Any:
