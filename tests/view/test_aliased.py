@@ -166,3 +166,79 @@ def test_a_loop_that_writes_row_by_row_gathers_once() -> None:
     for begun, whole in on_ranks(2, loop):
         assert begun == 3  # of each batch once
         torch.testing.assert_close(whole, expected)
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "all": lambda x: x[:],
+    "flat": lambda x: x.view(-1),
+    "flat rows": lambda x: x.view(-1, 4),
+    "transposed": lambda x: x.transpose(1, 2),
+    "samples last": lambda x: x.movedim(0, -1),
+    "one place": lambda x: x[:, 1],
+    "a column": lambda x: x[..., 2],
+    "some": lambda x: x[:, 1:, ::2],
+    "some flat": lambda x: x[:, :2].flatten(1),
+}
+REFUSED = {  # with which second view: the copy of the first has no part that is a copy of that
+    "transposed": ["flat", "flat rows", "some flat"],
+    "one place": ["all", "flat", "flat rows", "transposed", "samples last", "a column", "some", "some flat"],
+    "a column": ["all", "flat", "flat rows", "transposed", "samples last", "one place", "some", "some flat"],
+    "some": ["all", "flat", "flat rows", "transposed", "samples last", "one place", "a column", "some flat"],
+    "some flat": ["all", "flat", "flat rows", "transposed", "samples last", "a column", "some"],
+}
+
+
+@pytest.mark.parametrize("first", VIEWS)
+def test_arrays_of_two_views_are_of_one_memory(first: str) -> None:
+    def values(x: Tensor, second: str) -> Any:
+        one = VIEWS[first](x).numpy()
+        other = VIEWS[second](x).numpy()
+        one[...] = np.arange(100, 100 + one.size).reshape(one.shape)
+        try:
+            return x.sum().item(), other.tolist()
+        except Refused:
+            return "refused"
+
+    start = torch.arange(60.0).view(5, 3, 4)
+    refused = []
+    for second in VIEWS:
+        expected = values(start.clone(), second)
+        found = on_ranks(2, lambda view, second=second: values(shared(view, start), second))  # type: ignore[misc]
+        if found == ["refused"] * 2:
+            refused.append(second)
+        else:
+            assert found == [expected] * 2, second
+    assert refused == REFUSED.get(first, [])
+
+
+def test_a_row_written_in_a_loop_over_two_views() -> None:
+    def total(x: Tensor) -> tuple[float, float]:
+        found = 0.0
+        for i in range(len(x)):
+            row, square = x[i], x.view(-1, 2, 2)[i]
+            row.mul_(2)
+            square[0, 0] = 7
+            found += float(row.sum() + square.sum())
+        return found, x.sum().item()
+
+    start = torch.arange(20.0).view(5, 4)
+    expected = total(start.clone())
+    assert on_ranks(2, lambda view: total(shared(view, start))) == [expected] * 2
+
+
+def test_arrays_whose_batches_are_gone() -> None:
+    def on_rank(view: View) -> None:
+        x = shared(view, torch.arange(20.0).view(5, 4))
+        column, array = x[:, 1].numpy(), x.numpy()
+        assert len(view.aliased.copies) == 2
+        del x
+        shared(view, torch.ones(4)).sum()
+        assert not view.aliased.copies
+        x = shared(view, torch.arange(20.0).view(5, 4))
+        column, array = x[:, 1].numpy(), x.numpy()
+        column[:] = 3
+        with pytest.raises(Refused, match="larger one first"):
+            view.aliased.write_back()
+        del array
+
+    on_ranks(2, on_rank)

@@ -139,6 +139,7 @@ def _finish(view: View, verbose: bool) -> None:
     """After a script that ended well: print what cost time, and raise a `Refused` that the script caught."""
     if view.refusal is not None:
         raise Refused(f"the script caught this, and went on: {view.refusal}") from view.refusal
+    view.aliased.write_back()
     for name in sorted(view.row_independent.unused):
         view.say(f"--row-independent {name}: nothing of that name, and without a rule, was called with a batch")
     warning = view.gathered.warning()

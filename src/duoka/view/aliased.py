@@ -1,7 +1,9 @@
 """Gathered copies of batches that the script holds a reference to: `row = x[0]`, `x.numpy()`.
 
 On one device these share the batch's memory, so a write to one is visible in the other. Here a write to the copy is
-copied into the rows before the batch is read again, and after a write to the rows the copy is gathered again.
+copied into the rows before the batch is read again, and after a write to the rows the copy is gathered again. What
+the script takes of a view of the batch is a part of the same copy where it can be (`duoka.view.parts_of_copies`);
+where it cannot, a write to one of two copies of the same memory that are held is refused.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.private.torch import count_references, is_mapped_over, is_transformed, memory_of, tree_leaves, version_of
+from duoka.view.parts_of_copies import Samples, part_of_copy
 from duoka.view.support.transforms import unseen
 from duoka.view.support.user_code import user_line
 
 
-class Placement(Protocol):
+class Placement(Samples, Protocol):
     """The placement of a batch's rows (`duoka.view.tensor.batch.Spec`)."""
 
     @property
@@ -77,30 +80,38 @@ class _Copy:
         alike = self.spec == spec and self.rows.shape == rows.shape and self.rows.stride() == rows.stride()
         return alike and self.rows.data_ptr() == rows.data_ptr() and self.rows.dtype == rows.dtype
 
-    def write_through(self, read: Tensor) -> None:
-        """Update the rows from the gathered copy, if the script has written to the copy.
+    def is_written(self, read: Tensor | None) -> bool:
+        """Return True if the script has written to the copy since it was equal to the rows.
 
-        read: the tensor about to be read. A write by numpy counts only if that tensor would show it on one device.
+        read: the tensor about to be read, if not all are. A write by numpy, which torch does not count, matters only
+        if that tensor would show it on one device.
+        """
+        if version(self.whole) != self.versions[1]:
+            return True
+        if not self.whole.is_cpu or self.rows_version() != self.versions[0]:
+            return False
+        if read is not None and self.is_held() and not same_memory(self.rows, read):
+            return False
+        return not self.is_equal()
+
+    def is_equal(self) -> bool:
+        """Return True if the copy has the values of this rank's rows."""
+        return _equal(self._rows_of_copy(), self.rows)
+
+    def write_through(self) -> None:
+        """Update the rows from the gathered copy, to which the script has written.
 
         Raises:
             Refused: the write has a gradient.
         """
-        if version(self.whole) != self.versions[1]:
-            self._refuse_gradients()
-            with torch.no_grad():
-                self.rows.copy_(self._rows_of_copy())
-            self.mark_equal()
-            self.written_back()
-        elif self._is_written_by_numpy(read):
-            self.rows.data.copy_(self._rows_of_copy())  # without counting a write, as on one device
-
-    def _is_written_by_numpy(self, read: Tensor) -> bool:
-        """Return True if something that torch does not count as a write (numpy) has changed the copy."""
-        if not self.whole.is_cpu or self.rows_version() != self.versions[0]:
-            return False
-        if self.is_held() and not same_memory(self.rows, read):
-            return False
-        return not _equal(self._rows_of_copy(), self.rows)
+        if version(self.whole) == self.versions[1]:
+            self.rows.data.copy_(self._rows_of_copy())  # numpy: without counting a write, as on one device
+            return
+        self._refuse_gradients()
+        with torch.no_grad():
+            self.rows.copy_(self._rows_of_copy())
+        self.mark_equal()
+        self.written_back()
 
     def is_recorded(self, value: Tensor) -> bool:
         """Return True if `value` is of the copy's memory, and autograd recorded a write to that."""
@@ -149,7 +160,7 @@ class AliasedCopies:
         into the rows.
         """
         for copy in self.copies:
-            if copy.whole is whole:
+            if same_memory(copy.whole, whole):
                 copy.number = self._next(copy.memory)
                 return
         if any(_has_memory_of(whole, leaf) for leaf in ([out] if isinstance(out, Tensor) else tree_leaves(out))):
@@ -159,18 +170,33 @@ class AliasedCopies:
                 self.copies.append(copy)
 
     def of(self, rows: Tensor, spec: Placement) -> Tensor | None:
-        """Return the existing copy of these rows; None if there is none, or if the rows need gradients."""
+        """Return the existing copy of these rows, or its part; None if there is none, or if rows need gradients."""
         if rows.requires_grad:
             return None
-        found = (copy.whole for copy in self.copies if copy.is_of(rows, spec) and not copy.whole.requires_grad)
-        return next(found, None)
-
-    def write_back(self, rows: Tensor) -> None:
-        """Copy writes to copies into the rows; called before these rows are read."""
-        copies, self.copies = self.copies, []
+        memory = memory_of(rows) if self.copies else 0
+        copies = [copy for copy in self.copies if copy.memory == memory and not copy.whole.requires_grad]
         for copy in copies:
-            copy.write_through(rows)
-        self._drop([copy for copy in copies if not (copy.is_held() and holders(copy.rows) > 1)], copies)
+            if copy.is_of(rows, spec):
+                return copy.whole
+        parts = (part_of_copy(copy.whole, copy.rows, copy.spec, rows, spec) for copy in copies)
+        return next((part for part in parts if part is not None), None)
+
+    def write_back(self, rows: Tensor | None = None) -> None:
+        """Copy writes to copies into the rows; called before these rows are read, and at the end of the script.
+
+        Raises:
+            Refused: see `_Copy.write_through`; or the script holds another copy, which does not show the write.
+        """
+        copies, self.copies = self.copies, []
+        count = Counter(copy.memory for copy in copies)
+        gone = [copy for copy in copies if not (copy.is_held() and holders(copy.rows) > count[copy.memory])]
+        written = [copy for copy in copies if copy.is_written(None if _is_last(copy, gone, count) else rows)]
+        for copy in written:
+            copy.write_through()
+        for copy in copies:
+            if any(copy.memory == one.memory for one in written) and count[copy.memory] > 1:
+                _refuse_if_stale(copy)
+        self._drop(gone, copies)
 
     def _drop(self, dropped: list[_Copy], copies: list[_Copy]) -> None:
         """Set `copies`, without some. What numpy has written to these has come into the rows uncounted."""
@@ -200,6 +226,21 @@ class AliasedCopies:
             through_data = written and same_memory(copy.rows, rows)  # `x.data` has a version of its own
             if copy.is_held() and (through_data or copy.rows_version() != copy.versions[0]):
                 copy.spec.view.shares.synchronize(_gather_again, copy)
+
+
+def _is_last(copy: _Copy, gone: list[_Copy], count: Counter[int]) -> bool:
+    """Return True if a write to a copy must be seen now, as another copy of the same memory may outlive it."""
+    return copy in gone and count[copy.memory] > 1
+
+
+def _refuse_if_stale(copy: _Copy) -> None:
+    if copy.is_equal():
+        copy.mark_equal()
+    elif copy.is_held():
+        raise Refused(
+            f"before {user_line()}, the script wrote to an array or a row of a batch while it held another one of "
+            "the same memory, which does not show this; take the larger one first, or take it after the write"
+        )
 
 
 def _gather_again(copies: list[_Copy]) -> list[None]:
