@@ -99,6 +99,9 @@ model.to_empty(device="cpu")
 for part in model.modules():
     if hasattr(part, "reset_parameters"):
         part.reset_parameters()
+first = next(model.parameters())
+nn.init.trunc_normal_(first, std=0.5)
+print(first.is_meta, first.is_cpu)
 """
 
 
@@ -123,7 +126,8 @@ def test_an_optimizer_that_is_made_before_the_model_has_values_is_named(flow: Fl
 
 
 def test_a_model_that_stays_whole_is_named(flow: Flow) -> None:
-    shared = MODEL + "vector = torch.nn.utils.parameters_to_vector(model.parameters()).detach()\n"
+    shared = MODEL + "other = Net().share_memory()\nother(torch.ones(4, 8))\n"
+    shared += "vector = torch.nn.utils.parameters_to_vector(model.parameters()).detach()\n"
     shared += "torch.nn.utils.vector_to_parameters(vector, model.parameters())\n"  # views of one memory
     script = flow.write("shared.py", shared + TRAINED[len(MODEL) :])
     one = flow.python([script]).ok()
@@ -167,6 +171,16 @@ REFUSED = {
         "x, y = next(iter(loader))\n"
         "optimizer.step(lambda: F.cross_entropy(model(x), y))",
         "makes one vector of all parameters, which no rank holds with strategy fsdp",
+    ),
+    "address": (
+        "model.to('cpu')\n"
+        "import ctypes\n"
+        "print(sum((ctypes.c_float * 128).from_address(model.start.weight.data_ptr())))",
+        "in <module>",
+    ),
+    "shared": (
+        "model.to('cpu')\nmodel.share_memory()",
+        "a parameter that is shared before its model is moved to a device or called stays whole",
     ),
     "elsewhere": (
         "model.to('cpu')\n"

@@ -51,6 +51,12 @@ def test_what_is_made_of_a_batch_is_made_of_all_of_it(flow: Flow) -> None:
         show("l1", torch.nn.functional.l1_loss(x, x.flip(1), weight=x.abs()))
         show("complex", torch.complex(x, x).abs())
         show("from a copy", pickle.loads(pickle.dumps(copy.deepcopy(x))))
+        weight.data = x * 2
+        weight.data = weight.data + x
+        show("data", weight.data)
+        shared = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x))
+        shared.mul_(2)
+        show("dlpack", x)
         show("FloatTensor", torch.FloatTensor(x.tolist()))
         print([f"{value:.3f}" for value in x[0]], f"{x.sum():.3f}", 3 in x, len(list(x)))
         """

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -412,6 +412,7 @@ def test_torch_save_writes_whole_tensors(tmp_path: Path) -> None:
     def work(run: duoka.Run) -> Any:
         model = run.model(mlp(), strategy="fsdp")
         torch.save(model.state_dict(), tmp_path / f"{run.rank}.pt")
+        save_file(model.state_dict(), tmp_path / f"{run.rank}.safetensors")  # imported before the run was opened
         return weights(model)
 
     (expected, _) = on_ranks(2, work)
@@ -419,6 +420,8 @@ def test_torch_save_writes_whole_tensors(tmp_path: Path) -> None:
         state = torch.load(tmp_path / f"{rank}.pt")
         assert {type(value) for value in state.values()} == {Tensor}
         assert [value.tolist() for value in state.values()] == expected
+        loaded = load_file(tmp_path / f"{rank}.safetensors")
+        assert {name: value.tolist() for name, value in loaded.items()} == dict(zip(state, expected, strict=True))
 
 
 def test_parts_may_be_empty() -> None:

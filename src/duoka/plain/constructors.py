@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,7 +25,7 @@ from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 
 
 def install(session: Session) -> None:
-    """Intercept these functions, `Variable`, `nn.Parameter` and `apply` of the script's own autograd Functions."""
+    """Intercept these functions, `Variable`, `nn.Parameter`, `x.data = y`, and `apply` of the script's Functions."""
 
     def make_whole(original: Callable[..., Any]) -> Callable[..., Any]:
         def whole(*args: Any, **kwargs: Any) -> Any:
@@ -70,14 +71,16 @@ def install(session: Session) -> None:
 
     note_constructors()  # before they are replaced
     session.patches.replace(F, "l1_loss", make_weighted)
-    for name in ("tensor", *_SPARSE):
+    for name in ("tensor", "to_dlpack", *_SPARSE):
         session.patches.replace(torch, name, make_whole)
+    session.patches.replace(torch.utils.dlpack, "to_dlpack", make_whole)
     apply = inspect.getattr_static(torch.autograd.Function, "apply")
     session.patches.put(torch.autograd.Function, "apply", make_apply(apply))
     backward = torch.autograd.function.BackwardCFunction
     session.patches.put(backward, "apply", make_backward(backward.apply))
     session.patches.put(torch.autograd, "Variable", Variable)
     session.patches.put(nn.Parameter, "__new__", _parameter)
+    session.patches.put(Tensor, "data", _Data())
 
 
 _SPARSE = [f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed")]
@@ -109,6 +112,19 @@ class Variable(metaclass=_IsTensor):
         if not requires_grad:
             return data
         return data.detach().requires_grad_()
+
+
+_data: Any = Tensor.data
+
+
+class _Data:
+    """The attribute `data`; torch itself would set a plain tensor's to a batch's memory, of which there is none."""
+
+    def __get__(self, tensor: Tensor | None, owner: type) -> Any:
+        return _data if tensor is None else _data.__get__(tensor)  # torch reads it of the class
+
+    def __set__(self, tensor: Tensor, value: Any) -> None:
+        _data.__set__(tensor, value if isinstance(tensor, BatchTensor) else gather_all(value))
 
 
 _new_parameter = nn.Parameter.__new__

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from duoka.checkpoint import checkpoint
 from duoka.checkpoint import saving as weights
 from duoka.plain.session import Session
-from duoka.private.torch import tree_leaves, tree_map_only
+from duoka.private.torch import SAFETENSORS_FLATTEN, tree_leaves, tree_map_only
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 
 
@@ -60,16 +60,6 @@ def install(session: Session) -> None:
 
         return save
 
-    def make_gathered(original: Callable[..., Any]) -> Callable[..., Any]:
-        def of_whole(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(tensors, nn.Module):
-                names = partial(_gathered, tensors.state_dict())
-                module = SimpleNamespace(state_dict=names, load_state_dict=tensors.load_state_dict)
-                return original(module, *args, **kwargs)
-            return original(_gathered(tensors), *args, **kwargs)
-
-        return of_whole
-
     def make_once(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: once(lambda: original(*args, **kwargs))
 
@@ -80,11 +70,35 @@ def install(session: Session) -> None:
     for name in ("safetensors", "safetensors.torch", "safetensors.numpy"):
         if name in sys.modules or (name == "safetensors" and there):
             session.patches.replace(import_module(name), "serialize_file", make_once)
-    if session.view.in_parts and there:
-        for function in ("save", "save_file", "save_model", "load_model"):
-            session.patches.replace(import_module("safetensors.torch"), function, make_gathered)
+    if session.view.in_parts:
+        install_safetensors(session)
     for space in (checkpoint, weights):
         session.patches.put(space, "ranks_here", lambda: session.ranks)
+
+
+def install_safetensors(session: Session) -> None:
+    """Intercept the functions of `safetensors.torch`, which read a tensor's memory by its address.
+
+    That of a batch or of a sharded parameter is a part of it.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def of_whole(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(tensors, nn.Module):
+                if not batches_in(list(tensors.parameters())):
+                    return original(tensors, *args, **kwargs)
+                names = partial(_gathered, tensors.state_dict())
+                module = SimpleNamespace(state_dict=names, load_state_dict=tensors.load_state_dict)
+                return original(module, *args, **kwargs)
+            return original(_gathered(tensors), *args, **kwargs)
+
+        return of_whole
+
+    if find_spec("safetensors") is not None:
+        space = import_module("safetensors.torch")
+        for name in ("save", "save_file", "save_model", "load_model", *SAFETENSORS_FLATTEN):
+            if hasattr(space, name):
+                session.patches.replace(space, name, make)
 
 
 def _gathered(tree: Any, keeps: bool = True) -> Any:

@@ -210,6 +210,10 @@ def gradient_is_accumulated(leaf: Tensor) -> bool:
         return False
 
 
+# In safetensors.torch: describes tensors to be written, also for functions that were imported before. Public: none.
+SAFETENSORS_FLATTEN = ("_flatten", "_flatten_as_ptr")
+
+
 def swap_contents(one: Tensor, other: Tensor) -> None:
     """Swap the contents of two tensors. Public: torch.utils.swap_tensors, which refuses tensors with weak references.
 

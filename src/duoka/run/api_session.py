@@ -14,6 +14,7 @@ from duoka.options import BatchNorm, Loading, Randomness, check_shares, shares_f
 from duoka.plain import autograd, constructors, hooks, modules, norm, optimizers, transforms
 from duoka.plain.caller import Caller
 from duoka.plain.patching import Patches
+from duoka.plain.saving import install_safetensors
 from duoka.plain.session import Session
 from duoka.plain.shared_random import SharedRandom
 from duoka.private.lookup import untested
@@ -105,6 +106,7 @@ def open_session(ranks: Collectives, settings: RunSettings, entropy: int, say: C
     if name != "single":
         for interception in INTERCEPTIONS:
             interception.install(session)
+        install_safetensors(session)
         loss_weights.install(session.patches, calls)
         patches.reach()
     return session

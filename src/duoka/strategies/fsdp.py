@@ -177,13 +177,14 @@ def _description(module: nn.Module, ranks: int) -> str:
 
 
 def _can_be_cut(parameter: Tensor, ranks: int) -> bool:
-    """Return whether no other tensor shares the parameter's memory, and it has an entry for each rank."""
+    """Return whether no other tensor or process shares the parameter's memory, and it has an entry for each rank."""
     return (
         type(parameter) is nn.Parameter
         and parameter.layout is torch.strided
         and parameter.is_leaf
         and count_users(parameter) == 0
         and count_references(parameter) == 1
+        and (parameter.is_cuda or not parameter.is_shared())  # True for all on a GPU
         and cut_dimension(parameter, ranks) is not None
     )
 

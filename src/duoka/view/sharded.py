@@ -130,8 +130,11 @@ class Sharded(BatchTensor):
             self._rows.data = rows
         else:  # torch does not give memory to a tensor on the meta device
             self._rows = rows.requires_grad_(self._rows.requires_grad)
-        self._hold(BatchTensor(self._rows, spec))
-        self._block.parts[self._place] = BatchTensor(self._rows, spec)
+        part = BatchTensor(self._rows, spec)
+        fresh = Sharded(part)  # whose size, type and device torch knows
+        fresh.__dict__.update({**self.__dict__, **fresh.__dict__})
+        swap_contents(self, fresh)
+        self._block.parts[self._place] = part
         self._block.release()
 
 

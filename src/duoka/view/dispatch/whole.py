@@ -119,7 +119,7 @@ REFUSED = {
     "__set__": "; set it before the batch is made",
     "__delete__": "",
     "set_": "; write `x = y`",
-    "share_memory_": "",
+    "share_memory_": "; a parameter that is shared before its model is moved to a device or called stays whole",
     "is_set_to": "",
     "register_post_accumulate_grad_hook": "; do what it does after backward() instead",
 }

@@ -20,9 +20,11 @@ GLOBAL_GETTERS = (
 )
 LOCAL = """
 retain_grad is_contiguous get_device is_inference is_conj is_neg is_signed is_pinned type is_shared
-dim_order data_ptr const_data_ptr storage_offset record_stream _is_view
+dim_order storage_offset record_stream _is_view
 """
 NEW = "new new_zeros new_ones new_full new_empty new_empty_strided new_tensor"
+ADDRESSES = "data_ptr const_data_ptr"
+_NO_MEMORY = 1 << 55  # no process on x86-64 or ARM64 has memory at such addresses
 LOCAL_GETTERS = "requires_grad is_leaf grad_fn retains_grad output_nr _version"
 
 
@@ -37,6 +39,14 @@ def of_the_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if func is Tensor.type and (len(args) > 1 or kwargs):  # a conversion, not a query
         return BatchTensor(func(args[0]._local, *args[1:], **kwargs), args[0]._spec)
     return func(args[0]._local, *args[1:], **kwargs)
+
+
+def address(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return a number for `x.data_ptr()` by which tensors can be told apart, and at which there is no memory.
+
+    What reads memory by its address would go past the end of this rank's rows: it ends with an error instead.
+    """
+    return int(func(args[0]._local)) | _NO_MEMORY
 
 
 def retain_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -105,6 +115,7 @@ RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions(GLOBAL), whole_batch_error),
     **dict.fromkeys(getters(GLOBAL_GETTERS), whole_batch_error),
     **dict.fromkeys(functions(LOCAL), of_the_rows),
+    **dict.fromkeys(functions(ADDRESSES), address),
     **dict.fromkeys(getters(LOCAL_GETTERS), of_the_rows),
     **dict.fromkeys(getters("data"), data),
     **dict.fromkeys(getters("_base"), base),

@@ -44,6 +44,7 @@ def loss_of(model, ids):
 
 model = Net()
 held = list(model.parameters())
+early = copy.deepcopy(model)
 optimizer = torch.optim.SGD(held, lr=0.05, momentum=0.9)
 model.to("cpu")
 for parameter in model.parameters():
@@ -66,13 +67,15 @@ for step in range(6):
         for mean, parameter in zip(average.parameters(), held, strict=True):
             mean.mul_(0.9).add_(parameter, alpha=0.1)
             parameter.data.mul_(0.999)
+        for mean, parameter in zip(early.parameters(), held, strict=True):
+            mean.data = mean.data * 0.9 + parameter.data * 0.1
         model.words.weight[0].zero_()
         model.blocks[1].norm.weight.view(-1)[:2].fill_(1.5)
     averaged.update_parameters(model)
     total = sum(parameter.norm() ** 2 for parameter in model.parameters()).sqrt()
     print(step, f"{loss.item():.5f} {penalty.item():.5f} {norm:.5f} {largest:.5f} {total.item():.5f}")
 with torch.no_grad():
-    for net in (model, average, averaged):
+    for net in (model, average, averaged, early):
         print(f"{loss_of(net.eval(), text).item():.5f}")
 weight = model.words.weight
 print(weight is model.head.weight, weight is held[1], type(weight) is type(average.words.weight), weight.shape)

@@ -62,6 +62,7 @@ print(sums(model.state_dict()))
 model.load_state_dict(best)
 print(sums(model.state_dict()), sums(deep))
 model.double()
+print(model[4].weight.nbytes, model[4].weight.element_size(), model[4].weight.type())
 print(f"{F.cross_entropy(model(x.double()), y).item():.5f}", model[4].weight.dtype)
 model.float()
 with torch.no_grad():
