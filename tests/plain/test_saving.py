@@ -60,6 +60,37 @@ def test_what_writes_files_without_open(flow: Flow) -> None:
     as_python(flow, source)
 
 
+def test_all_ranks_write_a_sharded_model(flow: Flow) -> None:
+    source = """
+        import os, torch
+        from torch import nn
+        from torch.utils.data import DataLoader, TensorDataset
+
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 14), nn.BatchNorm1d(14), nn.Linear(14, 6))
+        net.append(nn.Linear(6, 11))
+        net[4].weight = net[0].weight
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        for (ids,) in DataLoader(TensorDataset(torch.arange(11)), batch_size=11):
+            out = net(ids)
+            out.square().mean().backward()
+            optimizer.step()
+        names = ("state.pt", "net.pt", "/dev/null", "none/a.pt")
+        state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "ids": ids, "out": out.detach()}
+        for name, value in zip(names, (state, net, net, net)):
+            try:
+                torch.save(value, name)
+            except RuntimeError as error:
+                print("no", str(error).split()[0])
+        found, whole = torch.load("state.pt"), torch.load("net.pt", weights_only=False)
+        print(found["ids"].tolist(), found["out"].shape, f"{found['net']['0.weight'].sum():.4f}")
+        print(f"{found['optimizer']['state'][1]['momentum_buffer'].abs().sum():.4f}")
+        print(whole[4].weight is whole[0].weight, [type(it).__name__ for it in whole.parameters()])
+        print(f"{whole[3].weight.sum():.4f}", whole[3].weight.requires_grad, os.path.getsize("net.pt"))
+        """
+    as_python(flow, source, "--strategy", "fsdp")
+
+
 def test_a_file_that_cannot_be_written_is_one_error(flow: Flow) -> None:
     result = run(flow, "import torch\ntorch.save([1], 'none/a.pt')")
     assert result.returncode == 1

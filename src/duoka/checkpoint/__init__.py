@@ -8,7 +8,7 @@ states.py      the saved states, by kind
 values.py      numbers, strings, dicts and tensors as JSON and safetensors
 manifest.py    `manifest.json`, the table of contents of a checkpoint
 parts.py       tensors of several ranks in several files: who gathers which, and the end of a save
-drafts.py      files into which each rank writes its own rows
+drafts.py      files into which each rank writes its own rows; pickled.py: those of `torch.save`
 ranks.py       collectives of the ranks that save together
 lock.py        a file lock: one run writes into a directory
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,10 +96,20 @@ def _own_parts(draft: Draft, tensors: Mapping[str, Tensor], is_first: bool) -> I
     if is_first:
         yield 0, draft.header
     for name, place in draft.places.items():
-        runs = own_runs(tensors[name], is_first)
-        if runs:
-            flat = own_rows(tensors[name]).resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
-        for run in runs:
-            for start in range(run.start, run.start + run.size, PIECE):
-                piece = flat[start : min(start + PIECE, run.start + run.size)].cpu()
-                yield place + run.at + start - run.start, bytes_of(piece)
+        for run, pieces in own_pieces(tensors[name], own_runs(tensors[name], is_first)):
+            for at, piece in pieces:
+                yield place + run.at + at, piece
+
+
+def own_pieces(tensor: Tensor, runs: Sequence[Run]) -> Iterator[tuple[Run, Iterator[tuple[int, memoryview]]]]:
+    """Yield each run of this rank's rows with its bytes: in pieces, each with its offset in the run."""
+    if not runs:
+        return
+    flat = own_rows(tensor).resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+
+    def pieces(run: Run) -> Iterator[tuple[int, memoryview]]:
+        for at in range(0, run.size, PIECE):
+            yield at, bytes_of(flat[run.start + at : run.start + min(at + PIECE, run.size)].cpu())
+
+    for run in runs:
+        yield run, pieces(run)

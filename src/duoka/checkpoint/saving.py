@@ -19,7 +19,8 @@ from duoka.checkpoint.drafts import Draft, all_see, write_own
 from duoka.checkpoint.image import lay_out, straight
 from duoka.checkpoint.names import WRAPPERS
 from duoka.checkpoint.parts import are_first, gathered, holders, is_sharded
-from duoka.checkpoint.ranks import Ranks, SingleRank, on_first, ranks_here, together
+from duoka.checkpoint.pickled import write_together
+from duoka.checkpoint.ranks import Outcome, Ranks, SingleRank, on_first, ranks_here, together
 from duoka.checkpoint.shards import free_names, parse_size, remove_shards, remove_unnamed, replace_index, split
 from duoka.errors import OptionError, WeightsError
 from duoka.view.collectives.base import Collectives
@@ -83,8 +84,7 @@ class _Writing:
     """The writing of tensors to one file, or to several, by the ranks `among` that hold their rows.
 
     Each rank writes its own rows into all files. Ranks that do not share files gather instead, tensor by tensor, what
-    they write: each has some files, and its memory never holds more than one tensor (of a file of `torch.save`: than
-    the tensors of one file).
+    they write: each has some files (of `torch.save` rank 0 has all), and its memory never holds more than one tensor.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class _Writing:
     ) -> None:
         self._path, self._tensors, self._among = path, tensors, among
         self._files = [dict(tensors)] if most is None else split(tensors, most)
-        self._rank, count = (0, 1) if among is None else (among.rank, among.world_size)
+        self._rank, self._count = (0, 1) if among is None else (among.rank, among.world_size)
         self._writes = among is None or are_first(among)
-        self._own = slice(self._rank, None, count) if self._writes else slice(0)
+        self._own = slice(self._rank, None, self._count) if self._writes else slice(0)
         self._is_pickle = path.suffix in PICKLES
         about = {"format": "pt", **metadata}  # transformers requires it
         self._layouts = [] if self._is_pickle else [lay_out(file, about) for file in self._files]
         self._in_order = [list(file.places) for file in self._layouts] or list(map(list, self._files))
-        numbers = [range(rank, len(self._files), count) for rank in range(count)]
+        numbers = [range(rank, len(self._files), self._count) for rank in range(self._count)]
         self._assigned = [[name for number in own for name in self._in_order[number]] for own in numbers]
 
     def by(self, ranks: Ranks) -> None:
@@ -116,7 +116,7 @@ class _Writing:
         path, files = self._path, self._files
         names = on_first(ranks, lambda: [path.name] if len(files) == 1 else free_names(path, len(files)))
         try:
-            if self._among is None or self._is_pickle or not self._write_rows(ranks, names):
+            if self._among is None or not self._write_together(ranks, names):
                 together(ranks, partial(self._write_gathered, names), f"saving {path}", WeightsError)
             on_first(ranks, lambda: self._finish(names))
         except BaseException:
@@ -124,38 +124,50 @@ class _Writing:
                 remove_unnamed(path, names if ranks.rank == 0 else names[self._own])
             raise
 
-    def _write_rows(self, ranks: Ranks, names: Sequence[str]) -> bool:
-        """Let each rank write its own rows into all files; returns False if the ranks do not share files."""
-        made: list[Draft] = []  # on rank 0, to be removed if anything fails
+    def _write_together(self, ranks: Ranks, names: Sequence[str]) -> bool:
+        """Let each rank write its own rows into all files; returns False if it must gather files of its own."""
+        made: list[Path] = []  # on rank 0
         try:
-            drafts = on_first(ranks, lambda: self._make_drafts(names, made))
-            if not all_see(ranks, drafts[0].path, self._writes):
+            beside = on_first(ranks, lambda: self._begin(names, made))
+            if self._is_pickle:
+                for path, file in zip(beside, self._files, strict=True):
+                    write_together(file, path, ranks, lambda act: on_first(ranks, lambda: self._saying(act)))
+            elif all_see(ranks, beside[0], self._writes):
+                together(ranks, partial(self._fill, beside), f"saving {self._path}", WeightsError)
+            else:
                 return False
-            together(ranks, partial(self._fill, drafts), f"saving {self._path}", WeightsError)
-            on_first(ranks, lambda: self._put(made, names))
+            on_first(ranks, lambda: self._saying(lambda: self._put(beside, names)))
             return True
         finally:
-            for draft in made:
-                disk.discard(draft.path)
+            for path in made:
+                disk.discard(path)
 
-    def _make_drafts(self, names: Sequence[str], made: list[Draft]) -> list[Draft]:
+    def _begin(self, names: Sequence[str], made: list[Path]) -> list[Path]:
+        """On rank 0: begin partial files."""
         with self._failing():
-            for name, layout in zip(names, self._layouts, strict=True):
-                made.append(Draft.of(layout, disk.place_beside(self._path.with_name(name))))
-                disk.reserve(made[-1].path, made[-1].size)
+            for name in names:
+                made.append(disk.place_beside(self._path.with_name(name)))
+            for path, layout in zip(made, self._layouts, strict=not self._is_pickle):
+                disk.reserve(path, Draft.of(layout, path).size)
         return made
 
-    def _fill(self, drafts: Sequence[Draft]) -> None:
-        if self._writes:
-            first = self._rank * len(drafts) // self._among.world_size if self._among else 0
-            with self._failing():
-                for draft in (*drafts[first:], *drafts[:first]):  # writes to one file wait for each other
-                    write_own(draft, self._tensors, self._rank == 0)
-
-    def _put(self, drafts: Sequence[Draft], names: Sequence[str]) -> None:
+    def _fill(self, beside: Sequence[Path]) -> None:
+        """Write this rank's rows into partial files of safetensors."""
+        if not self._writes:
+            return
+        drafts = [Draft.of(layout, path) for layout, path in zip(self._layouts, beside, strict=True)]
+        first = self._rank * len(drafts) // self._count
         with self._failing():
-            for draft, name in zip(drafts, names, strict=True):
-                disk.put(draft.path, self._path.with_name(name))
+            for draft in (*drafts[first:], *drafts[:first]):  # writes to one file wait for each other
+                write_own(draft, self._tensors, self._rank == 0)
+
+    def _put(self, beside: Sequence[Path], names: Sequence[str]) -> None:
+        for path, name in zip(beside, names, strict=True):
+            disk.put(path, self._path.with_name(name))
+
+    def _saying(self, act: Callable[[], Outcome]) -> Outcome:
+        with self._failing():
+            return _raising_os_errors(act)
 
     def _write_gathered(self, names: Sequence[str]) -> None:
         """Write this rank's files."""
@@ -190,11 +202,15 @@ class _Writing:
 
 
 def _pickle(tensors: dict[str, Tensor], path: Path) -> None:
+    _raising_os_errors(lambda: torch.save(tensors, path))
+    disk.sync(path)
+
+
+def _raising_os_errors(act: Callable[[], Outcome]) -> Outcome:
     try:
-        torch.save(tensors, path)
+        return act()
     except RuntimeError as error:  # raised by torch for a failed write
         raise OSError(str(error).splitlines()[0]) from error
-    disk.sync(path)
 
 
 def plain_state(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 
 from duoka.checkpoint import checkpoint
 from duoka.checkpoint import saving as weights
+from duoka.checkpoint.parts import is_sharded
+from duoka.checkpoint.pickled import NotSharded, sharded_in, write_together
 from duoka.plain.session import Session
 from duoka.private.torch import SAFETENSORS_FLATTEN, tree_leaves, tree_map_only
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
@@ -38,6 +41,8 @@ def install(session: Session) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
             to_path = isinstance(f, (str, os.PathLike))
+            if session.view.in_parts and to_path and not args and not kwargs and _save_together(session, obj, f):
+                return
             if session.view.in_parts and to_path:
                 obj = _gathered(obj, session.ranks.rank == 0)
             elif batches_in(obj):
@@ -99,6 +104,30 @@ def install_safetensors(session: Session) -> None:
         for name in ("save", "save_file", "save_model", "load_model", *SAFETENSORS_FLATTEN):
             if hasattr(space, name):
                 session.patches.replace(space, name, make)
+
+
+def _save_together(session: Session, obj: Any, path: Any) -> bool:
+    """Let all ranks write their rows into a file of `torch.save`; returns False if that is not possible."""
+    if session.caller.is_other_thread() or not session.caller.may_communicate():
+        return False
+    tree = tree_map_only(BatchTensor, lambda batch: batch if is_sharded(batch) else _gathered(batch), obj)
+    try:
+        if not sharded_in(tree) or not session.first(lambda: _is_plain(path)):
+            return False
+    except NotSharded:
+        return False
+    session.ranks.barrier()  # the other ranks may still read the file that is replaced
+    session.caller.written.add(os.path.abspath(path))  # reading it waits for rank 0
+    write_together(tree, path, session.ranks, session.first)
+    return True
+
+
+def _is_plain(path: Any) -> bool:
+    """Return True for a regular file, or none; asks the system, as functions of os.path are intercepted."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return True
 
 
 def _gathered(tree: Any, keeps: bool = True) -> Any:

@@ -6,11 +6,12 @@ All are looked up when this file is imported; attributes of objects are tried on
 from __future__ import annotations
 
 import inspect
+import pickle
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -79,6 +80,9 @@ with requiring("torch", torch.__version__):
     TYPES_AGREE = torch._has_compatible_shallow_copy_type
     # The engine with which scripts queue callbacks as `Variable._execution_engine`. Public: none.
     backward_engine: Any = torch.autograd.Variable._execution_engine
+
+    # Before a script's calls of it are intercepted. Public: torch.save.
+    _save: Callable[..., None] = torch.save
 
     _LEAVES = frozenset({Tensor, nn.Parameter, int, float, bool, str, type(None)})
     _GLOO_TELLS = numbers(torch.__version__) < (2, 11)
@@ -368,6 +372,32 @@ def flight_recorders() -> list[Callable[..., bytes]]:
 
 
 # --- the rest
+
+
+def save_through(obj: Any, path: Any, reduce: Callable[[Any], Any], storages: dict[str, Any]) -> None:
+    """Call `torch.save` without writing tensors' data. Public: none that names storages in the file.
+
+    reduce: as `pickle.Pickler.reducer_override`. storages: filled with the storages by their names in the file.
+    `torch.save` derives a class from the Pickler that it is given; its `persistent_id` names storages.
+    """
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, value: Any) -> Any:
+            return reduce(value)
+
+        def __init_subclass__(cls) -> None:
+            original: Any = cls.persistent_id
+
+            def persistent_id(self: Any, value: Any) -> Any:
+                found = original(self, value)
+                if found is not None:
+                    storages[found[2]] = getattr(value, "_untyped_storage", value)
+                return found
+
+            cls.persistent_id = persistent_id  # type: ignore[method-assign]
+
+    with torch.serialization.skip_data():
+        _save(obj, path, pickle_module=SimpleNamespace(Pickler=Pickler, __name__="pickle"))
 
 
 def allowed_in_pickles() -> Mapping[str, Any]:
