@@ -22,6 +22,7 @@ import duoka
 from duoka.errors import OptionError, Refused
 from duoka.origins.forked import Forked
 from duoka.strategies.fsdp import blocks
+from duoka.view.collectives.process import ProcessCollectives
 from tests.run.ranks import on_ranks
 from tests.strategies.test_conformance import gradients, leaves, weights
 
@@ -230,6 +231,52 @@ def test_the_loader_s_options(how: dict[str, Any]) -> None:
     (expected,) = on_ranks(1, lambda run: work(run, "auto"))
     for found in on_ranks(2, lambda run: work(run, "fsdp")):
         assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-5)
+
+
+def test_no_sync_communicates_gradients_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    start = ProcessCollectives.start_all_to_all
+    monkeypatch.setattr(
+        ProcessCollectives, "start_all_to_all", lambda self, rows: (sent.append(rows.numel()), start(self, rows))[1]
+    )
+
+    def work(run: duoka.Run, strategy: str) -> Any:
+        torch.manual_seed(1)
+        model = run.model(mlp(), strategy=strategy)
+        first, second = model[0], model[3]
+        batches = [x for x, _ in run.loader((ROWS, LABELS), 9)]
+        counts, seen = [], []
+
+        def sums(*losses: Tensor) -> None:
+            for loss in losses:
+                loss.backward()
+            counts.append(len(sent))
+            seen.append([-1.0 if p.grad is None else p.grad.norm().item() for p in model.parameters()])
+            counts.append(len(sent))
+            sent.clear()
+
+        sums(*(model(x).square().mean() for x in batches[:3]))
+        model.zero_grad()
+        with run.no_sync(model):
+            for x in batches[:2]:
+                model(x).square().mean().backward()
+        counts.append(len(sent))
+        sums(model(batches[2]).square().mean())  # the last one takes them along
+        with run.no_sync(model):
+            sums(model(batches[0]).square().mean())  # who reads gradients gets them all
+            model(batches[1]).square().mean().backward()
+        sums(second(first(batches[0]).detach()).mean())  # a pass that does not reach all
+        with run.no_sync(model):
+            model(batches[0]).square().mean().backward()
+            assert [p.grad for p in copy.deepcopy(model).parameters()] == [None] * 4
+            first.weight.grad = None
+        sums()
+        return seen, counts
+
+    ((expected, _),) = on_ranks(1, lambda run: work(run, "auto"))
+    for found, counts in on_ranks(2, lambda run: work(run, "fsdp")):
+        assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-6)
+        assert counts == [6, 6, 0, 2, 2, 0, 2, 2, 2, 2, 2]
 
 
 def test_what_a_pass_leaves_out_is_named(capfd: pytest.CaptureFixture[str]) -> None:

@@ -359,8 +359,8 @@ class Run:
     def no_sync(self, *models: nn.Module) -> Iterator[None]:
         """Within the context, let backward passes add to the gradients of `models` on each rank alone.
 
-        The first backward pass after it averages all that was added. With strategy "fsdp" each pass does, since
-        gradients of whole parameters would need the memory of the whole model; sums over passes are the same.
+        The first backward pass after it averages all that was added. With strategy "fsdp" whole gradients are kept
+        in memory of their own until then, or until something reads or sets a gradient: an optimizer, clipping.
         """
         if not models:
             raise OptionError("run.no_sync", "nothing", "given the models whose gradients are to be held")

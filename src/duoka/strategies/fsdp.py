@@ -8,7 +8,7 @@ memory shared with other tensors) stay replicated, as with ddp.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -141,6 +141,16 @@ class ModelSharding:
                 if type(value) is Tensor and value.shape == parameter.shape:
                     state[name] = shard_like(value, parameter)
 
+    @contextmanager
+    def held(self, parameters: Iterable[Tensor]) -> Iterator[None]:
+        """Within the context, hold the whole gradients of these parameters' blocks on each rank."""
+        blocks, before = self._blocks, self._blocks.holding
+        blocks.holding = before | {parameter._block for parameter in parameters if isinstance(parameter, Sharded)}
+        try:
+            yield
+        finally:
+            blocks.holding = before
+
     def deferring(self) -> AbstractContextManager[None]:
         """Return a context of a backward pass, at whose end all gradients are in `.grad`."""
         return self._blocks.deferring()
@@ -236,6 +246,13 @@ class Fsdp(Ddp):
             self._hybrid.shard(module)
         else:
             self._sharding.shard(module)
+
+    @contextmanager
+    def held(self, parameters: Iterable[Tensor] | None = None) -> Iterator[None]:
+        listed = [] if parameters is None else [*parameters]  # of pieces: without further memory
+        hybrid = nullcontext() if self._hybrid is None else self._hybrid.held(listed)
+        with super().held(None if parameters is None else listed), self._sharding.held(listed), hybrid:
+            yield
 
     @contextmanager
     def backward(self, site: str) -> Iterator[None]:

@@ -199,12 +199,19 @@ class Block:
         if torch.is_grad_enabled():
             return [self._total(at, there[at]) if at in there else None for at in places]
         self.release()  # the backward pass has left it
-        waits = [self._start_sum({at: there.pop(at) for at in alike}) for alike in self._alike(list(there))]
-        if self.blocks.defers and all(self._only_accumulated(at) for at in places):
+        only_added = self.blocks.defers and all(self._only_accumulated(at) for at in places)
+        if only_added and self.blocks.hold(self, there):
+            return [None] * len(places)
+        waits = self.start_sums(there)
+        if only_added:
             self.blocks.defer(self, waits)
             return [None] * len(places)
         found = {at: part for wait in waits for at, part in wait().items()}
         return [found.get(at) for at in places]
+
+    def start_sums(self, grads: dict[int, Tensor]) -> list[Callable[[], dict[int, Tensor]]]:
+        """Start to reduce-scatter (sum) gradients of whole parameters, and clear `grads`; the functions wait."""
+        return [self._start_sum({at: grads.pop(at) for at in alike}) for alike in self._alike(list(grads))]
 
     def accumulate(self, at: int, grad: Tensor) -> None:
         """Add the sum over ranks of a gradient to `.grad`, as autograd does."""

@@ -57,7 +57,8 @@ class Blocks:
 
     view: of the sharded parameters. memory: memory of a whole parameter -> its block and index. process: in which
     collectives can be called. reach: called with each parameter that a backward pass reaches. defers: True in a
-    backward pass at whose end deferred gradients are added. factor: of gradients of what is computed now. copies: the
+    backward pass at whose end deferred gradients are added. holding: those whose gradients stay whole on each rank
+    for now. factor: of gradients of what is computed now. copies: the
     ranks that hold the same parts as this one, each on its machine; None: no others do.
     """
 
@@ -72,12 +73,14 @@ class Blocks:
         self.memory: dict[int, tuple[Block, int]] = {}
         self.process = os.getpid()
         self.defers, self.factor = False, 1.0
+        self.holding: frozenset[Block] = frozenset()
         self._here: list[Block] = []  # gathered blocks, the last used one last
         self._largest = 0
         self._ahead: _Ahead | None = None
         self._used: tuple[Block | None, Block | None] = None, None  # the two used last
         self._used_written = -1  # `View.written` at the last use
         self.outlived: list[Outlived] = []
+        self._held: dict[Block, dict[int, Tensor]] = {}  # whole gradients of this rank, by index
         self._deferred: list[tuple[Block, list[Callable[[], dict[int, Tensor]]]]] = []
 
     def use(self, block: Block) -> None:
@@ -181,6 +184,7 @@ class Blocks:
         try:
             yield
             if not before:
+                self.add_held(self.holding)
                 self.add_deferred()
         finally:
             self.defers = before
@@ -191,6 +195,24 @@ class Blocks:
         """Add gradients to `.grad` later. To save memory, at most one block's are being communicated at a time."""
         self.add_deferred()
         self._deferred.append((block, waits))
+
+    def hold(self, block: Block, grads: dict[int, Tensor]) -> bool:
+        """Add whole gradients to those that a block holds; returns False, and all of them in `grads`, if it must not.
+
+        So gradients of several passes are communicated once, at the price of their memory.
+        """
+        stays = block in self.holding
+        sums, more = (self._held.setdefault(block, {}), grads) if stays else (grads, self._held.pop(block, {}))
+        for at, grad in more.items():
+            sums[at] = sums[at] + grad if at in sums else grad
+        return stays
+
+    def add_held(self, but: frozenset[Block] = frozenset()) -> None:
+        """Communicate gradients that blocks hold, and add them to `.grad`; a collective. but: go on to hold theirs."""
+        with torch.no_grad():
+            for block in [block for block in self._held if block not in but]:
+                self.defer(block, block.start_sums(self._held.pop(block)))
+        self.add_deferred()
 
     @contextmanager
     def scaling(self, factor: float) -> Iterator[None]:

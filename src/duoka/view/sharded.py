@@ -66,9 +66,8 @@ class Sharded(BatchTensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Sharded:
         if id(self) not in memo:
-            part = BatchTensor(copy.deepcopy(self._rows, memo), self._meta.spec)
-            if self._rows.grad is not None:
-                part._rows.grad = self._rows.grad.clone()
+            rows = self._rows.detach().clone().requires_grad_(self._rows.requires_grad)  # nn.Parameter: no gradient
+            part = BatchTensor(rows, self._meta.spec)
             memo[id(self)] = made = Sharded(part)
             Block(self._block.blocks, [made])
         found: Sharded = memo[id(self)]
@@ -97,7 +96,8 @@ class Sharded(BatchTensor):
         for one in given:
             one._block.write_back()
         if BatchTensor.rules.get(func) in BatchTensor.unrecorded:  # functions of gradients or properties
-            given[0]._block.blocks.add_deferred()
+            blocks = given[0]._block.blocks
+            blocks.add_held() if func in _OF_GRADIENTS else blocks.add_deferred()
             return BatchTensor.dispatch(func, args, kwargs)
         if _of_parts(func, args, kwargs, given):
             given[0]._block.blocks.add_deferred()
@@ -140,6 +140,8 @@ class Sharded(BatchTensor):
 
 _data: Any = Tensor.data
 _SET_DATA = _data.__set__
+_grad: Any = Tensor.grad
+_OF_GRADIENTS = (_grad.__get__, _grad.__set__)
 _INITIALISING = frozenset(value for value in vars(nn.init).values() if callable(value))
 _IN_16_BITS = frozenset(  # under autocast
     {
