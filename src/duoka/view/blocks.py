@@ -208,7 +208,7 @@ class Blocks:
         return stays
 
     def add_held(self, but: frozenset[Block] = frozenset()) -> None:
-        """Communicate gradients that blocks hold, and add them to `.grad`; a collective. but: go on to hold theirs."""
+        """Communicate gradients that blocks hold, and add them to `.grad`. but: blocks that go on to hold theirs."""
         with torch.no_grad():
             for block in [block for block in self._held if block not in but]:
                 self.defer(block, block.start_sums(self._held.pop(block)))

@@ -11,7 +11,6 @@ parameters go through `GatherParameters`, which reduce-scatters them (`block.py`
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
