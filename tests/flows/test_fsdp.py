@@ -168,9 +168,14 @@ def test_padding_is_left_out_as_by_torchs_fast_path(flow: Flow) -> None:
 REFUSED = {
     "lbfgs": (
         "optimizer = torch.optim.LBFGS(model.parameters())\n"
+        "print('made')\n"
         "x, y = next(iter(loader))\n"
         "optimizer.step(lambda: F.cross_entropy(model(x), y))",
         "makes one vector of all parameters, which no rank holds with strategy fsdp",
+    ),
+    "too large": (
+        "with torch.device('meta'):\n    large = nn.Linear(10**7, 10**6)\nlarge.to_empty(device='cpu')",
+        "has 37,252.9 GiB, and a device",
     ),
     "address": (
         "model.to('cpu')\n"
@@ -198,4 +203,5 @@ def test_what_cannot_be_is_refused(flow: Flow, name: str) -> None:
     text, expected = REFUSED[name]
     found = flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", flow.write(f"{name}.py", MODEL + text)])
     assert found.returncode != 0
+    assert found.stdout == ""
     assert expected in found.stderr

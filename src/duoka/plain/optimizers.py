@@ -70,6 +70,9 @@ def install(session: Session) -> None:
                     )
                 params = registered.in_order(params)
             original(self, params, defaults)
+            given = (parameter for group in self.param_groups for parameter in group["params"])
+            if any(map(registered.knows, given)):
+                session.strategy.check_optimizer(self)
 
         return init
 

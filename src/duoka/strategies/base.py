@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from duoka.view.collectives.base import Collectives
 from duoka.view.view import View
@@ -29,6 +30,9 @@ class Strategy(ABC):
     def optimize(self, parameter: Tensor) -> None:
         """Adopt a parameter that the script has given to an optimizer."""
         self.adopt(parameter)
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:  # noqa: B027
+        """Raise `Refused` if the strategy cannot work with a new optimizer of a model's parameters."""
 
     def prepare_model(self, module: nn.Module) -> None:  # noqa: B027
         """Prepare the parameters of a model before it is moved to a device, or first called: `fsdp` shards them."""

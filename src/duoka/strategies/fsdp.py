@@ -7,6 +7,7 @@ memory shared with other tensors) stay replicated, as with ddp.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +22,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from duoka.devices import machine
 from duoka.errors import Refused
 from duoka.private.torch import count_references, count_users
 from duoka.strategies.compress import Compression
@@ -83,7 +85,8 @@ class ModelSharding:
                 if len(members) > 1:
                     Block(self._blocks, members)
         if self._cut > before:
-            self._say(_description(module, self._count))
+            _check_room(module)
+            self._say(_description(module, self._count, self._every))
             self._name_missing(module)
             return
         parameters = list(module.parameters())
@@ -119,16 +122,25 @@ class ModelSharding:
         if parameter.is_meta:
             self._early[parameter] = None
 
-    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
-        """Shard optimizer state that was made before its parameter was sharded; refuse LBFGS."""
+    def check(self, optimizer: Optimizer) -> list[Sharded]:
+        """Return the optimizer's sharded parameters.
+
+        Raises:
+            Refused: it is LBFGS, and has some.
+        """
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         sharded = [parameter for parameter in parameters if isinstance(parameter, Sharded)]
-        # If every model is sharded, what is whole yet may be sharded within this step, at its model's first call.
+        # If every model is sharded, what is whole yet may be sharded at its model's first call.
         if isinstance(optimizer, LBFGS) and (sharded or (self._every and parameters)):
             raise Refused(
                 f"LBFGS at {user_line()} makes one vector of all parameters, which no rank holds with strategy fsdp; "
                 "use another optimizer, or another strategy"
             )
+        return sharded
+
+    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+        """Shard optimizer state that was made before its parameter was sharded."""
+        sharded = self.check(optimizer)
         if any(parameter in self._early for parameter in sharded):
             self._early.clear()
             self._say(
@@ -173,17 +185,44 @@ def _parts(ranks: Collectives, machines: Sequence[Sequence[int]]) -> tuple[Colle
     return PartCollectives(ranks, own, "machine"), PartCollectives(ranks, copies, "copies")
 
 
-def _description(module: nn.Module, ranks: int) -> str:
-    """Describe the parts of a model that each rank holds."""
+def _description(module: nn.Module, ranks: int, named: bool) -> str:
+    """Describe the parts of a model that each rank holds. named: names of blocks can be given by an option."""
     parameters = list(module.parameters())
     apart = [parameter for parameter in parameters if isinstance(parameter, Sharded)]
     blocks = {id(parameter._block): parameter._block.size() for parameter in apart}
     count, whole = sum(p.numel() for p in apart), sum(p.numel() for p in parameters if not isinstance(p, Sharded))
-    line = (
-        f"strategy fsdp: each rank holds 1/{ranks} of {count:,} parameters of {type(module).__name__}, in "
-        f"{len(blocks)} blocks that are gathered in turn, the largest of {max(blocks.values()) / 2**20:,.1f} MB"
-    )
+    largest = f"{max(blocks.values()) / 2**20:,.1f} MB"
+    turns = f"{len(blocks)} blocks that are gathered in turn, the largest of {largest}"
+    if len(blocks) == 1:
+        turns = f"one block of {largest}, as no nn.ModuleList or nn.Sequential{' or --blocks' * named} divides it"
+    line = f"strategy fsdp: each rank holds 1/{ranks} of {count:,} parameters of {type(module).__name__}, in {turns}"
     return f"{line}; {whole:,} stay whole" if whole else line
+
+
+def _check_room(module: nn.Module) -> None:
+    """Check that a device can hold each block, which is whole while something computes with it.
+
+    Raises:
+        Refused: it cannot.
+    """
+    parameters = [(name, one) for name, one in module.named_parameters() if isinstance(one, Sharded)]
+    name, largest = max(parameters, key=lambda named: named[1]._block.size())
+    size, room = largest._block.size(), _memory()
+    if size <= room:
+        return
+    what = f"{name} of shape {tuple(largest.shape)}" if largest._block.is_single else f"the block with {name}"
+    raise Refused(
+        f"{what} in {type(module).__name__} ({user_line()}) has {size / 2**30:,.1f} GiB, and a device "
+        f"{room / 2**30:,.1f} GiB; with strategy fsdp a parameter is whole while something computes with it, and so "
+        "is its block: divide it into several parameters, or into smaller blocks"
+    )
+
+
+def _memory() -> int:
+    """Return the bytes of memory of this rank's device."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return machine.read().memory or sys.maxsize
 
 
 def _can_be_cut(parameter: Tensor, ranks: int) -> bool:
@@ -234,6 +273,9 @@ class Fsdp(Ddp):
     def optimize(self, parameter: Tensor) -> None:
         self._sharding.given_to_optimizer(parameter)
         self.adopt(parameter)
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        self._sharding.check(optimizer)
 
     def prepare_model(self, module: nn.Module) -> None:
         if self._every:
