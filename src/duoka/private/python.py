@@ -68,7 +68,7 @@ def update_paths() -> None:
 
 def skip_at_exit(function: Any) -> None:
     """Do not run `weakref.finalize(…, function)` at exit. Public: `atexit` of a known finalizer."""
-    for finalizer, info in list(_finalizers.items()):
+    for finalizer, info in _finalizers.copy().items():  # a list of them may collect garbage, and with it some
         if info.func is function:
             finalizer.atexit = False
 
