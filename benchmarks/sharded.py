@@ -32,19 +32,23 @@ def measure(quick: bool) -> Iterator[Row]:
             )
             line = f"{millions} million parameters with AdamW in parts, {words}, 2 workers: duoka against fully_shard"
             yield Row(line, found["duoka"], found["by hand"], bar=1.05 if what == "step" else 1.0)
-    yield from _saving(1 if quick else 3)
+    for ranks in (2,) if quick else (2, 4):
+        for file in ("model.safetensors", "model.pth"):
+            yield from _saving(ranks, file, quick)
 
 
-def _saving(rounds: int) -> Iterator[Row]:
+def _saving(ranks: int, file: str, quick: bool) -> Iterator[Row]:
+    size = () if quick else ("large",)
     with tempfile.TemporaryDirectory() as folder:
         *times, (grown, largest) = (
             [float(word) for word in line.split()]
-            for line in output(duoka(2, SAVING, folder, str(rounds))).splitlines()
+            for line in output(duoka(ranks, SAVING, folder, "1" if quick else "5", file, *size)).splitlines()
         )
     saved, written = (Samples(tuple(values), "s") for values in zip(*times, strict=True))
-    yield Row(
-        "256 MB of weights in parts, saved by 2 workers: against writing as many bytes", saved, written, bar=1.1
+    kind = (
+        f"{'80 MB' if quick else '800 MB'} of weights in parts, saved as {file.partition('.')[2]} by {ranks} workers"
     )
+    yield Row(f"{kind}: against one process that writes as many bytes", saved, written, bar=1.1)
     yield Row(
-        "the same: growth of a rank against the largest file", Samples((grown,), "MB"), Samples((largest,), "MB"), 1.0
+        f"{kind}: growth of a rank against the largest shard", Samples((grown,), "MB"), Samples((largest,), "MB"), 1.0
     )

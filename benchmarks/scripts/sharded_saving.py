@@ -1,9 +1,12 @@
-"""Weights of 67 million parameters in parts, saved by all ranks, beside as many bytes that each rank just writes.
+"""Weights of a model in parts, saved by all ranks, beside as many bytes that one process writes to one file.
 
-Rank 0 says, for each round: seconds to save, seconds to write the bytes; at the end, MB by which the memory of the
-rank that grew most has grown, and MB of the largest file.
+    sharded_saving.py FOLDER ROUNDS FILE [large]
+
+FILE: model.safetensors or model.pth. Rank 0 says, for each round: seconds to save, seconds to write the bytes; at the
+end, MB by which the memory of the rank that grew most has grown, and MB of the largest part of a tensor.
 """
 
+import os
 import secrets
 import sys
 import time
@@ -14,12 +17,14 @@ from torch import nn
 import duoka
 from duoka.checkpoint import disk
 
-folder, rounds = Path(sys.argv[1]), int(sys.argv[2])
+folder, rounds, name = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+words, width, layers = (24000, 2048, 36) if "large" in sys.argv else (8000, 512, 60)
 run = duoka.start(seed=0)
-net = nn.Sequential(nn.Embedding(8000, 512), *(nn.Linear(512, 512) for _ in range(240)))
+net = nn.Sequential(nn.Embedding(words, width), *(nn.Linear(width, width) for _ in range(layers)))
 run.model(net, strategy="fsdp")
-size = sum(parameter.numel() * parameter.itemsize for parameter in net.parameters())
-data = memoryview(bytearray(secrets.token_bytes(1 << 20)) * (size // run.world_size >> 20))
+sizes = [parameter.numel() * parameter.itemsize for parameter in net.parameters()]
+block = memoryview(secrets.token_bytes(16 << 20))
+data = [block] * (sum(sizes) // len(block)) + [block[: sum(sizes) % len(block)]]
 
 
 def megabytes(what: str) -> float:
@@ -29,16 +34,16 @@ def megabytes(what: str) -> float:
 
 
 def save() -> None:
-    duoka.save_weights(net, folder / "model.safetensors", max_shard_size=-(-size // run.world_size))
+    duoka.save_weights(net, folder / name)
 
 
 def write() -> None:
-    path = folder / f"raw-{run.rank}"
-    disk.write(path, [data])
-    path.unlink()
+    if run.is_first:
+        disk.replace(folder / "bytes", lambda beside: disk.write(beside, data))
 
 
 def timed(work) -> float:
+    os.sync()  # what was written before is not measured
     run.barrier()
     start = time.perf_counter()
     work()
@@ -49,13 +54,13 @@ def timed(work) -> float:
 with open("/proc/self/clear_refs", "w") as file:
     file.write("5")  # the peak of resident memory begins anew
 before = megabytes("VmRSS")
-saved = timed(save)
+save()
 grown = run.gather_objects(megabytes("VmHWM") - before)
-timed(write)
+write()
 for _ in range(rounds):
     seconds = timed(save), timed(write)
     if run.is_first:
         print(*seconds)
 if run.is_first:
-    print(max(grown), max(path.stat().st_size for path in folder.glob("model-*")) / 2**20)
+    print(max(grown), max(sizes) / run.world_size / 2**20)
 run.close()

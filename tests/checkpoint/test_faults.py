@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import duoka
+from duoka.checkpoint import disk
 from tests.checkpoint.nets import Net, same
 from tests.checkpoint.runs import die, fail, fault, filled, in_child, small, value_in
 
@@ -125,6 +126,12 @@ def test_weights_are_the_old_or_the_new_at_every_call(
             assert ended in ends, number
             duoka.load_weights(found, path)
             assert same(found, new) or (same(found, old) and ended != 0)
+            duoka.save_weights(new, path)  # also removes what a killed process left
+            assert os.listdir(path.parent) == [name]
+    beside = disk.partial(path)
+    beside.touch()  # of a process that runs
+    duoka.save_weights(new, path)
+    assert beside.exists()
 
 
 def seconds_of_a_save(directory: Path) -> float:

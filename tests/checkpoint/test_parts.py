@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
+import random
 import shutil
 import signal
+import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -238,6 +242,75 @@ def test_a_kill_at_every_call_leaves_the_old_or_the_new(
         print(f" [killed at each of {count} calls: {found.count(0)} times the old, {found.count(1)} the new]", end="")
     assert count > 5
     assert found == sorted(found)
+
+
+def save_until_killed(run: duoka.Run, root: Path, first: int, after: float) -> None:
+    """Save checkpoints and weights with ever higher values, until a rank is killed after so many seconds."""
+    model = run.model(net(), strategy="fsdp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for (ids,) in run.loader((torch.arange(11),), batch_size=11):
+        (model(ids).square().mean() * model.scale).backward()
+        optimizer.step()
+    note = [0]
+    saved = run.checkpoint(root / "kept", model=model, optimizer=optimizer, note=note)
+    saved.restore()
+    victim = run.rank == first % run.world_size
+    threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start() if victim else None
+    for value in itertools.count(first):
+        for tensor in [*model.state_dict().values(), *(it["momentum_buffer"] for it in optimizer.state.values())]:
+            tensor.detach().fill_(value)
+        note[0] = value
+        saved.step_number += 1
+        saved.save()
+        for name in WEIGHTS:
+            duoka.save_weights(model, root / name)
+
+
+WEIGHTS = ("net.safetensors", "net.pth")
+
+
+def the_value(root: Path) -> list[int]:
+    """Return the value of the newest checkpoint and of each file of weights; fails if the numbers of one differ."""
+    model, note = net(), [0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    saved = duoka.Checkpoint(root / "kept", {"model": model, "optimizer": optimizer, "note": note})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # none is damaged
+        assert saved.restore() is not None
+    saved.close()
+    found = []
+    kept = [it["momentum_buffer"] for it in optimizer.state.values()]
+    for file in (None, *WEIGHTS):
+        if file is not None:
+            duoka.load_weights(model, root / file)
+        tensors = [*model.state_dict().values(), *([] if file else [*kept, torch.tensor(note)])]
+        (value,) = {value for tensor in tensors for value in tensor.flatten().tolist()}
+        found.append(int(value))
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(5))
+def test_hundreds_of_kills_at_random_moments(
+    part: int, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(f"{request.config.getoption('--seed')} {part}")
+    last, within, progress = [1, 1, 1], 0, 0
+    for number in range(100):
+        after = 3.0 if number == 0 else rng.uniform(0, 0.3)  # the first one writes all files
+        with pytest.raises(RunError, match="SIGKILL"):
+            on_ranks(2, lambda run: save_until_killed(run, tmp_path, max(last) + 1, after))  # noqa: B023
+        within += bool([*tmp_path.glob(".*.partial"), *tmp_path.glob("kept/.*.partial")])
+        found = the_value(tmp_path)
+        assert all(now >= before for now, before in zip(found, last, strict=True))
+        progress += found != last
+        last = found
+        duoka.save_weights({"any": torch.ones(1)}, tmp_path / "any.safetensors")
+        assert not [*tmp_path.glob(".*.partial"), *tmp_path.glob("kept/.*.partial")]
+    with capsys.disabled():
+        print(f" [100 kills: {within} within a save; after {progress} something new was there]", end="")
+    assert within > 10
+    assert progress > 10
 
 
 FILES = {"one": ("net.safetensors", None), "several": ("net.safetensors", 200), "pickled": ("net.pth", 200)}

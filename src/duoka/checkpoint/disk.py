@@ -6,7 +6,9 @@ Write a partial file, fsync it, rename it, fsync the directory. All changes of t
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable
@@ -14,8 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from duoka.system import libc
+from duoka.system.machine_name import machine_name
 
 PARTIAL = ".partial"  # suffix of files that are incomplete or about to be removed
+_PARTIAL = re.compile(rf"\..+\.([0-9a-f]{{8}})-(\d+)-[0-9a-f]{{8}}{re.escape(PARTIAL)}")
 PIECE = 16 << 20  # bytes written at once
 
 Data = bytes | memoryview
@@ -85,10 +89,32 @@ def replace(path: Path, write_to: Callable[[Path], None]) -> None:
 
 
 def place_beside(path: Path) -> Path:
-    """Return a name for the partial file of `path`, links followed; its directory is made if it is missing."""
+    """Return a name for the partial file of `path`, links followed; its directory is made if it is missing.
+
+    Partial files there of processes that were killed are removed.
+    """
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
+    machine = _machine()
+    for entry in os.listdir(path.parent):
+        found = _PARTIAL.fullmatch(entry)
+        if found and found[1] == machine and not _runs(int(found[2])):
+            discard(path.parent / entry)
     return partial(path)
+
+
+def _machine() -> str:
+    return hashlib.sha256(machine_name().encode()).hexdigest()[:8]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        pass
+    return True
 
 
 def put(beside: Path, path: Path) -> None:
@@ -105,8 +131,8 @@ def discard(beside: Path) -> None:
 
 
 def partial(path: Path) -> Path:
-    """Return an unused name for a partial file in the same directory."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+    """Return an unused name for a partial file in the same directory; it names this machine and process."""
+    return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
 
 
 def sync(path: Path) -> None:
