@@ -181,7 +181,7 @@ def make_loader(
     loading: Loading,
     on_share: Callable[[Partition | None], None],
     held: ContextFactory,
-    by_itself: ContextFactory,
+    rank_local: ContextFactory,
     *,
     shuffle: bool = False,
     accumulate: int | None = None,
@@ -192,7 +192,7 @@ def make_loader(
     """Create a Loader; see `duoka.run.Run.loader`.
 
     on_share: called with the share of every batch that this rank computes on, with view="local". held: a context in
-    which gradients are not all-reduced. by_itself: a context in which this rank reads data that the others do not.
+    which gradients are not all-reduced. rank_local: a context in which this rank reads data that the others do not.
     """
     one_of("view", words, get_args(ViewWord))
     loader = data if isinstance(data, DataLoader) else _made(data, batch_size, shuffle, device, how)
@@ -205,7 +205,7 @@ def make_loader(
         hint = "leave it out: duoka splits every batch by itself"
         raise OptionError("run.loader", "a DistributedSampler", "given samplers of one device", hint)
     piece_sampler = _piece_sampler(loader, accumulate, micro_batch)
-    source = choose(loader, piece_sampler, view, loading, by_itself)
+    source = choose(loader, piece_sampler, view, loading, rank_local)
     if words == "local":
         _check_last(loader, view)
     return Loader(loader, source, piece_sampler, device, on_share, held, words, view.ranks.world_size)

@@ -1,7 +1,7 @@
 """The sources of a loader's batches: one class for each way of reading them.
 
 in memory   tensors, indexed at once, without reading samples one by one
-shared      any dataset with indices, stacked: each rank reads its own rows (`shared.py`)
+split       any dataset with indices, stacked: each rank reads its own rows (`splitting.py`)
 counted     everything else: a custom `collate_fn`, a stream without indices. Every rank reads all of it; of a stream
             with default_collate each stacks its own rows only.
 
@@ -30,10 +30,10 @@ from torch.utils.data import (
 )
 
 from duoka.data.order import PieceSampler, ResumableSampler
-from duoka.data.shared import Reader, SharedIterator, can_share, is_stacked
+from duoka.data.splitting import LabelledBatch, Reader, SplitIterator, can_split, is_stacked
 from duoka.errors import Refused
 from duoka.options import Loading
-from duoka.private.torch import GET_ITERATOR, KEPT_ITERATOR, pin_memory, tree_leaves, tree_map_only
+from duoka.private.torch import GET_ITERATOR, KEPT_ITERATOR, tree_leaves, tree_map_only
 from duoka.view.collectives.base import Collectives
 from duoka.view.shares.partition import Partition
 from duoka.view.tensor.batch import BatchTensor, Spec, join
@@ -62,9 +62,9 @@ def choose(
     piece_sampler: PieceSampler | None,
     view: View,
     loading: Loading,
-    by_itself: ContextFactory,
+    rank_local: ContextFactory,
 ) -> BatchSource:
-    """Choose the fastest source for a loader. by_itself: a context for reading data that the others do not."""
+    """Choose the fastest source for a loader. rank_local: a context for reading data that the others do not."""
     if _is_in_memory(loader):
         return InMemorySource(loader, piece_sampler, view)
     batches = None
@@ -75,8 +75,8 @@ def choose(
     through.__dict__[KEPT_ITERATOR] = None
     if view.ranks.world_size == 1:
         return WholeSource(through, batches)
-    if can_share(loader, loading):
-        return SharedSource(through, batches, view, loading, by_itself)
+    if can_split(loader, loading):
+        return SplitSource(through, batches, view, loading, rank_local)
     return CountedSource(through, batches, view)
 
 
@@ -181,7 +181,7 @@ class WholeSource(BatchSource):
             self._order.draw()
 
 
-class SharedSource(WholeSource):
+class SplitSource(WholeSource):
     """A loader of which each rank reads its own rows."""
 
     def __init__(
@@ -190,17 +190,12 @@ class SharedSource(WholeSource):
         batches: ResumableSampler | None,
         view: View,
         loading: Loading,
-        by_itself: ContextFactory,
+        rank_local: ContextFactory,
     ) -> None:
         super().__init__(through, batches)
-        ranks = view.shares.ranks
-        own = view.shares
-        reader = Reader(
-            through.dataset, ranks.rank, ranks.world_size, loading, by_itself, own.world_size, reseeds=own.exact
-        )
-        self._reader = reader
+        self._reader = reader = Reader.of_view(through.dataset, view, loading, rank_local)
         plain = copy.copy(through)
-        through.__dict__[GET_ITERATOR[1]] = lambda: SharedIterator(plain, reader, view)
+        through.__dict__[GET_ITERATOR[1]] = lambda: SplitIterator(plain, reader, view)
 
     def begin(self, skip: int) -> Iterator[Any]:
         self._reader.epochs = self.epoch
@@ -214,8 +209,10 @@ class CountedSource(WholeSource):
         ranks, stacks = view.shares.ranks, through.collate_fn is default_collate
         stream = isinstance(through.dataset, IterableDataset)
         if through.batch_size is not None or through.batch_sampler is not None:
-            own = stream and stacks
-            through.__dict__["collate_fn"] = CountingCollate(through.collate_fn, ranks, own, view.shares.world_size)
+            splits = stream and stacks
+            through.__dict__["collate_fn"] = CountingCollate(
+                through.collate_fn, ranks, splits, view.shares.world_size
+            )
         super().__init__(through, batches)
         self._view = view
 
@@ -229,44 +226,33 @@ class CountedSource(WholeSource):
         if n is None or not self._view.splits(n):
             return batch
         view = self._view
-        if counted.own:
+        if counted.is_local:
             if not is_stacked(batch, Partition(n, view.shares.ranks.rank, view.shares.ranks.world_size).rows):
                 raise Refused(
                     f"a batch of {n} samples is not stacked as the first one was; give the loader a collate_fn"
                 )
             return tree_map_only(Tensor, lambda leaf: BatchTensor.of_rows(leaf, n, view), batch)
 
-        def shared_out(leaf: Tensor) -> Tensor:
+        def as_batch(leaf: Tensor) -> Tensor:
             return BatchTensor.of(leaf, view) if leaf.dim() and leaf.shape[0] == n else leaf
 
-        return tree_map_only(Tensor, shared_out, batch)
-
-
-class LabelledBatch:
-    """A batch of n samples. own: it holds this rank's rows only."""
-
-    def __init__(self, batch: Any, n: int | None, own: bool) -> None:
-        self.batch, self.n, self.own = batch, n, own
-
-    def pin_memory(self) -> LabelledBatch:
-        """Pin the batch; called by torch's pinning thread."""
-        return LabelledBatch(pin_memory(self.batch), self.n, self.own)
+        return tree_map_only(Tensor, as_batch, batch)
 
 
 class CountingCollate:
     """A `collate_fn` that returns a `LabelledBatch`.
 
-    own: stack only this rank's rows, of batches with at least `shares` samples.
+    splits: stack only this rank's rows, of batches with at least `shares` samples.
     """
 
-    def __init__(self, collate: Callable[[list[Any]], Any], ranks: Collectives, own: bool, shares: int) -> None:
-        self._collate, self._rank, self._world_size, self._own = collate, ranks.rank, ranks.world_size, own
+    def __init__(self, collate: Callable[[list[Any]], Any], ranks: Collectives, splits: bool, shares: int) -> None:
+        self._collate, self._rank, self._world_size, self._splits = collate, ranks.rank, ranks.world_size, splits
         self._fewest = shares
         self._is_stacked: bool | None = None  # unknown before the first batch
 
     def __call__(self, samples: list[Any]) -> LabelledBatch:
         n = len(samples)
-        if self._own and self._is_stacked and n >= self._fewest:
+        if self._splits and self._is_stacked and n >= self._fewest:
             partition = Partition(n, self._rank, self._world_size)
             return LabelledBatch(self._collate(samples[partition.start : partition.start + partition.rows]), n, True)
         batch = self._collate(samples)

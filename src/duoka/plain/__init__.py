@@ -3,7 +3,7 @@
 modules     module calls                                -> view/modules/calls.py
 norm        BatchNorm                                   -> view/shares/batch_norm.py
 autograd    backward passes, torch.autograd.grad        -> strategies
-loaders     DataLoader iterators                        -> data/shared.py
+loaders     DataLoader iterators                        -> data/splitting.py
 transforms  torch.compile, vmap, cond, torch.func        -> view/dispatch
 optimizers  parameters of optimizers are kept in step     -> strategies
 parallel    nn.DataParallel calls its module

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader
 
-from duoka.data.shared import Reader, SharedIterator, can_share
+from duoka.data.splitting import Reader, SplitIterator, can_split
 from duoka.plain.entropy import DrawingAlike
 from duoka.plain.session import Session
 from duoka.private.torch import GET_ITERATOR
@@ -32,22 +32,13 @@ def install(session: Session) -> None:
         def get_iterator(self: DataLoader[Any]) -> Any:
             if isinstance(self.dataset, Reader):
                 return original(self)
-            if not can_share(self, session.plan.loading):
+            if not can_split(self, session.plan.loading):
                 return original(_drawing_alike(self, session))
             reader = readers.get(self)
             if reader is None:
-                ranks, loading = session.ranks, session.plan.loading
-                reader = Reader(
-                    self.dataset,
-                    ranks.rank,
-                    ranks.world_size,
-                    loading,
-                    rank_local,
-                    session.view.shares.world_size,
-                    reseeds=session.view.shares.exact,
-                )
+                reader = Reader.of_view(self.dataset, session.view, session.plan.loading, rank_local)
                 readers[self] = reader
-            return SharedIterator(self, reader, session.view)
+            return SplitIterator(self, reader, session.view)
 
         return get_iterator
 

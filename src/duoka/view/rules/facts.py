@@ -28,13 +28,13 @@ _NO_MEMORY = 1 << 55  # no process on x86-64 or ARM64 has memory at such address
 LOCAL_GETTERS = "requires_grad is_leaf grad_fn retains_grad output_nr _version"
 
 
-def whole_batch_error(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def global_property(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Query the batch tensor itself, which has the global shape."""
     with AsPlainTensors():
         return func(*args, **kwargs)
 
 
-def of_the_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def local_property(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Query this rank's rows, for properties that are equal on all ranks."""
     if func is Tensor.type and (len(args) > 1 or kwargs):  # a conversion, not a query
         return BatchTensor(func(args[0]._local, *args[1:], **kwargs), args[0]._spec)
@@ -108,15 +108,15 @@ def is_tensor(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return True
 
 
-TOGETHER: frozenset[Rule] = frozenset({whole_batch_error, is_same_size, is_tensor})
+TOGETHER: frozenset[Rule] = frozenset({global_property, is_same_size, is_tensor})
 
 _data: Any = Tensor.data
 RULES: dict[Function, Rule] = {
-    **dict.fromkeys(functions(GLOBAL), whole_batch_error),
-    **dict.fromkeys(getters(GLOBAL_GETTERS), whole_batch_error),
-    **dict.fromkeys(functions(LOCAL), of_the_rows),
+    **dict.fromkeys(functions(GLOBAL), global_property),
+    **dict.fromkeys(getters(GLOBAL_GETTERS), global_property),
+    **dict.fromkeys(functions(LOCAL), local_property),
     **dict.fromkeys(functions(ADDRESSES), address),
-    **dict.fromkeys(getters(LOCAL_GETTERS), of_the_rows),
+    **dict.fromkeys(getters(LOCAL_GETTERS), local_property),
     **dict.fromkeys(getters("data"), data),
     **dict.fromkeys(getters("_base"), base),
     Tensor.retain_grad: retain_grad,

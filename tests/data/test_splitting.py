@@ -25,7 +25,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from duoka.data.shared import Reader, SharedIterator, can_share, is_stacked
+from duoka.data.splitting import Reader, SplitIterator, can_split, is_stacked
 from duoka.errors import Refused
 from duoka.options import Loading
 from duoka.view.tensor.batch import BatchTensor
@@ -64,11 +64,11 @@ def on_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         readers: WeakKeyDictionary[Any, Reader] = WeakKeyDictionary()
 
         def get_iterator(self: DataLoader[Any]) -> Any:
-            if isinstance(self.dataset, Reader) or not can_share(self, loading):
+            if isinstance(self.dataset, Reader) or not can_split(self, loading):
                 return _own_iterator(self)
             if self not in readers:
                 readers[self] = Reader(self.dataset, rank, world_size, loading)
-            return SharedIterator(self, readers[self], view)
+            return SplitIterator(self, readers[self], view)
 
         with monkeypatch.context() as patched:
             patched.setattr(DataLoader, "_get_iterator", get_iterator)
@@ -200,7 +200,7 @@ def test_where_reading_draws_every_rank_reads_all(on_rank: Any, sample: Any, wor
     for batch, whole in zip(found, expected, strict=True):
         assert_rows(batch, whole, 1, 2)
     assert [line for line in said if "reading its samples draws random numbers" in line]
-    assert [line for line in said if "test_shared.py:" in line]
+    assert [line for line in said if "test_splitting.py:" in line]
 
 
 @pytest.mark.parametrize("first", [4, 9])
@@ -293,7 +293,7 @@ class _Stream(IterableDataset[Any]):
     ],
 )
 def test_which_loaders_may_be_shared_out(make: Make, loading: Loading, can: bool) -> None:
-    assert can_share(make(), loading) == can
+    assert can_split(make(), loading) == can
 
 
 def test_what_is_left_alone_is_read_as_it_was(on_rank: Any) -> None:

@@ -3,9 +3,10 @@
 The loader's own samplers, generator and workers are unchanged, so batches come in the order and with the content that
 one device would see; only reading and collating are limited to the rows.
 
-The first batch is read whole, by every loader worker that reads one first. It shows that collating only stacks, that
-reading draws no random numbers, and that the dataset keeps no state between samples. Otherwise every rank reads whole
-batches: the same result, but not faster.
+The first batch is read whole. It shows that collating only stacks, that reading draws no random numbers, and that the
+dataset keeps no state between samples. Otherwise every rank reads whole batches: the same result, but not faster.
+Each loader worker decides so on the first batch that it reads; the first decision that arrives is sent to the workers
+of the next epoch.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from duoka.private.torch import (
     KEPT_ITERATOR,
     ExceptionWrapper,
     new_iterator,
+    pin_memory,
     reset_iterator,
     tree_leaves,
     tree_map_only,
@@ -72,15 +74,33 @@ class NumberedSampler:
         return len(self._batches)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class LabelledBatch:
+    """A batch of `n` samples, as a loader worker sends it.
+
+    is_local: it holds this rank's rows only. why: the reason for reading it whole, if it was decided. seeded: each of
+    its samples has drawn from a generator of its own.
+    """
+
+    batch: Any
+    n: int | None
+    is_local: bool
+    why: str = ""
+    seeded: bool = False
+
+    def pin_memory(self) -> LabelledBatch:
+        """Pin the batch; called by torch's pinning thread."""
+        return replace(self, batch=pin_memory(self.batch))
+
+
 class Reader:
-    """Stands for a loader's dataset and `collate_fn`: reads the batch of a request, with labels.
+    """Stands for a loader's dataset and `collate_fn`: reads the batch of a request.
 
     It is sent to loader workers, so it holds numbers and the dataset, no process group. With loading "auto" it checks
     whether reading draws random numbers. With "shared" every sample draws from a generator seeded by (seed, epoch,
-    index):
-    the same for any number of ranks.
+    index): the same for any number of ranks.
 
-    by_itself: a context for reading rows that the other ranks do not read. shares: number of shares of a batch, if
+    rank_local: a context for reading rows that the other ranks do not read. shares: number of shares of a batch, if
     larger than that of ranks; smaller batches are read whole. reseeds: with "auto", switch to "shared" if reading
     draws.
     """
@@ -91,23 +111,31 @@ class Reader:
         rank: int,
         world_size: int,
         loading: Loading,
-        by_itself: Callable[[], AbstractContextManager[None]] = nullcontext,
+        rank_local: Callable[[], AbstractContextManager[None]] = nullcontext,
         shares: int = 0,
         reseeds: bool = False,
     ) -> None:
-        self.dataset, self.rank, self.world_size, self._by_itself = dataset, rank, world_size, by_itself
-        self._fewest = max(shares, world_size)  # minimum samples of a batch that is cut
+        self.dataset, self.rank, self.world_size, self._rank_local = dataset, rank, world_size, rank_local
+        self._fewest = max(shares, world_size)  # minimum samples of a batch that is split
         self.seeded = loading == "shared"
         self._reseeds, self._draws = reseeds and loading == "auto", False
-        self.shared: bool | None = None  # None: not known yet
+        self.may_split: bool | None = None  # None: not known yet
         self.why = ""  # reason for reading whole batches
         self.epochs = 0  # epochs begun
         self._changes = 0  # observed changes of the dataset
         self._generators: list[Any] = []  # of the dataset
         self._seed = torch.initial_seed()
 
+    @classmethod
+    def of_view(
+        cls, dataset: Any, view: View, loading: Loading, rank_local: Callable[[], AbstractContextManager[None]]
+    ) -> Reader:
+        """Return the reader of this process's rows in the batches of a view."""
+        ranks, shares = view.shares.ranks, view.shares
+        return cls(dataset, ranks.rank, ranks.world_size, loading, rank_local, shares.world_size, shares.exact)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_by_itself": nullcontext}  # a loader worker reads by itself anyway
+        return {**self.__dict__, "_rank_local": nullcontext}  # what a loader worker does is rank-local anyway
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -124,45 +152,45 @@ class Reader:
             where = f"in DataLoader worker process {info.id}"
             return ExceptionWrapper((type(error), error, error.__traceback__), where)
 
-    def _labelled(self, request: BatchRequest) -> dict[str, Any]:
-        """Read this rank's rows if the batch may be cut, else all of them."""
+    def _labelled(self, request: BatchRequest) -> LabelledBatch:
+        """Read this rank's rows if the batch may be split, else all of them."""
         n = len(request.indices)
-        if n >= self._fewest and self.shared:
+        if n >= self._fewest and self.may_split:
             partition = Partition(n, self.rank, self.world_size)
             own = replace(request, indices=request.indices[partition.start : partition.start + partition.rows])
-            return self._label(self._read_own_rows(own), n, True)
-        if n >= self._fewest and self.shared is None:
-            return self._label(self._read_first(request), n, False)
-        return self._label(self._read(request), n, False)
+            return LabelledBatch(self._read_own_rows(own), n, True, seeded=self.seeded)
+        checks = n >= self._fewest and self.may_split is None
+        batch = self._read_and_check(request) if checks else self._read(request)
+        return LabelledBatch(batch, n, False, self.why, self.seeded)
 
-    def _label(self, batch: Any, n: int, shared: bool) -> dict[str, Any]:
-        return {"batch": batch, "n": n, "shared": shared, "why": "" if shared else self.why, "seeded": self.seeded}
-
-    def _read_first(self, request: BatchRequest) -> Any:
-        """Read a whole batch, and decide whether the next ones may be cut."""
-        before, memory = random_marks(), self._dataset_state()
-        if self._reseeds:
-            self.seeded = True
-        batch = self._read(request)
-        if self._reseeds:
-            self._reseeds, self.seeded = False, self._draws
+    def _read_and_check(self, request: BatchRequest) -> Any:
+        """Read a whole batch, and decide whether the next ones may be split."""
+        before, state = random_marks(), self._dataset_state()
+        batch = self._read_reseeding(request) if self._reseeds else self._read(request)
         now = self._dataset_state()
-        changed = memory and now and memory.changed(now)
+        changed = state.changed(now) if state and now else None
+        self._changes += bool(changed)
         if not is_stacked(batch, len(request.indices)):
             self.why = "its batches are not stacked tensors"
         elif before != random_marks():
             self.why = "reading its samples draws random numbers (--loading shared lets each rank draw its own)"
+        elif changed and self._changes < CHANGES:
+            return batch  # the next batch decides
         elif changed:
-            self._changes += 1
-            if self._changes < CHANGES:
-                return batch
             self.why = f"reading its samples changes `{changed}` (--loading shared lets each rank have its own)"
-        self.shared = not self.why
+        self.may_split = not self.why
         self._generators = now.generators if now else []
         return batch
 
+    def _read_reseeding(self, request: BatchRequest) -> Any:
+        """Read a batch with a generator for each sample, and go on so if a sample draws."""
+        self.seeded = True
+        batch = self._read(request)
+        self._reseeds, self.seeded = False, self._draws
+        return batch
+
     def rows_of(self, n: int) -> int:
-        """Return the number of rows that this rank reads of a cut batch of n."""
+        """Return the number of rows that this rank reads of a split batch of n."""
         return Partition(n, self.rank, self.world_size).rows
 
     def _dataset_state(self) -> DatasetState | None:
@@ -171,10 +199,10 @@ class Reader:
     def _read_own_rows(self, request: BatchRequest) -> Any:
         """Read this rank's rows, and check that reading still draws nothing."""
         if self.seeded:
-            with self._by_itself():
+            with self._rank_local():
                 return self._read(request)
         before, own = random_marks(), [state_of(generator) for generator in self._generators]
-        with self._by_itself():
+        with self._rank_local():
             batch = self._read(request)
         if before != random_marks() or own != [state_of(generator) for generator in self._generators]:
             raise Refused(
@@ -208,7 +236,7 @@ class Reader:
             set_random_states(states)
 
 
-class SharedIterator:
+class SplitIterator:
     """The iterator of `iter(loader)`: wraps the loader's own iterator, and converts its batches to batch tensors."""
 
     def __init__(self, loader: DataLoader[Any], reader: Reader, view: View) -> None:
@@ -240,24 +268,24 @@ class SharedIterator:
         except Exception as error:
             self._view.raised(error)
             raise
-        batch, n, shared = labelled["batch"], labelled["n"], labelled["shared"]
+        batch, n, is_local = labelled.batch, labelled.n, labelled.is_local
         if not self._view.splits(n):
             return batch
-        if shared and not is_stacked(batch, self._reader.rows_of(n)):
+        if is_local and not is_stacked(batch, self._reader.rows_of(n)):
             raise Refused(f"a batch of {n} samples is not stacked as the first one was; use --loading whole")
-        if labelled["why"]:
-            self._view.say(f"the loader at {user_line()} is read whole by every rank: {labelled['why']}")
-        if labelled["seeded"] and not self._reader.seeded:
+        if labelled.why:
+            self._view.say(f"the loader at {user_line()} is read whole by every rank: {labelled.why}")
+        if labelled.seeded and not self._reader.seeded:
             self._reader.seeded = True  # for the workers of the next epoch
             self._view.say(f"the loader at {user_line()} draws random numbers: each sample its own, of its epoch")
-        if not shared and not is_stacked(batch, n):
+        if not is_local and not is_stacked(batch, n):
             return batch
-        if self._reader.shared is None:
-            self._reader.shared = shared or None  # the workers of the next epoch need not check again
+        if self._reader.may_split is None:
+            self._reader.may_split = is_local or None  # the workers of the next epoch need not check again
         view = self._view
 
         def as_batch(leaf: Tensor) -> BatchTensor:
-            return BatchTensor.of_rows(leaf, n, view) if shared else BatchTensor.of(leaf, view)
+            return BatchTensor.of_rows(leaf, n, view) if is_local else BatchTensor.of(leaf, view)
 
         return tree_map_only(Tensor, as_batch, batch)
 
@@ -300,8 +328,8 @@ def as_is(batch: Any) -> Any:
     return batch
 
 
-def can_share(loader: DataLoader[Any], loading: Loading) -> bool:
-    """Return True if this loader's batches may be cut: a map-style dataset, batched, with default_collate."""
+def can_split(loader: DataLoader[Any], loading: Loading) -> bool:
+    """Return True if this loader's batches may be split: a map-style dataset, batched, with default_collate."""
     return (
         loading != "whole"
         and loader.batch_sampler is not None
