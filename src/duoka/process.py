@@ -41,7 +41,7 @@ class OpenRun(Protocol):
     def close(self, wait: bool = True) -> None:
         """Close the run. wait: for the other ranks."""
 
-    def has_held(self, parameters: Iterable[Tensor]) -> bool:
+    def has_unsynced(self, parameters: Iterable[Tensor]) -> bool:
         """Return whether the gradient of one of these parameters is this rank's own, not yet averaged."""
 
 

@@ -76,7 +76,7 @@ def test_16_bits_do_not_keep_a_model_from_being_shared_out(who: str) -> None:
         for (x,) in run.loader((X,), batch_size=8):
             with nullcontext() if who == "run.model" else torch.autocast("cpu", torch.bfloat16):
                 model(x).sum().backward()
-        return dict(run._session.view.gathered)
+        return dict(run._session.view.whole_operations)
 
     assert on_ranks(2, work) == [{}, {}]
 

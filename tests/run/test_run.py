@@ -317,7 +317,7 @@ def test_a_model_that_keeps_a_method_of_its_own() -> None:
         model = run.model(Net())
         data = torch.arange(42.0).view(14, 3) / 42
         losses = [model(x).square().mean().item() for (x,) in run.loader((data,), batch_size=7)]
-        return losses, len(run._session.view.gathered)
+        return losses, len(run._session.view.whole_operations)
 
     expected, _ = on_ranks(1, work)[0]
     assert on_ranks(2, work) == [(pytest.approx(expected, rel=1e-5), 0)] * 2

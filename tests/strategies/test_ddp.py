@@ -274,7 +274,7 @@ class _Many(OneRank):
 
 
 def test_the_report_of_many_ranks_is_exact() -> None:
-    ddp, some = Ddp(_Many(), stream=lambda: 65535), parameters(3)
+    ddp, some = Ddp(_Many(), rng_digest=lambda: 65535), parameters(3)
     ddp.adopt(some[0])
     for _ in range(2):
         backward(ddp, weighted(some, 2.0))

@@ -34,12 +34,12 @@ def _called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if not calls.is_outermost:
         return calls.call(_call, self, args, kwargs)
     view = calls.view
-    met, whole = view.interactions, view.gathered.total()
+    met, whole = view.interactions, view.whole_operations.total()
     try:
         return calls.call(_call, self, args, kwargs)
     finally:
         HERE.seen.append(
-            "whole" if view.gathered.total() > whole else "exchanged" if view.interactions > met else "apart"
+            "whole" if view.whole_operations.total() > whole else "exchanged" if view.interactions > met else "apart"
         )
 
 

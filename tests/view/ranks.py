@@ -73,7 +73,7 @@ class ThreadRanks(Collectives):
         self.table, self.rank, self.world_size = table, rank, table.world_size
 
     def _exchange(self, value: Any) -> list[Any]:
-        self.count()
+        self._before_collective()
         return self.table.exchange(self.rank, value)
 
     def _exchange_named(self, name: str, tensor: Tensor) -> list[Tensor]:

@@ -206,7 +206,7 @@ class CountedSource(WholeSource):
     """A loader that every rank reads whole, with the number of samples in each batch."""
 
     def __init__(self, through: DataLoader[Any], batches: ResumableSampler | None, view: View) -> None:
-        ranks, stacks = view.shares.ranks, through.collate_fn is default_collate
+        ranks, stacks = view.shares.processes, through.collate_fn is default_collate
         stream = isinstance(through.dataset, IterableDataset)
         if through.batch_size is not None or through.batch_sampler is not None:
             splits = stream and stacks
@@ -227,7 +227,7 @@ class CountedSource(WholeSource):
             return batch
         view = self._view
         if counted.is_local:
-            if not is_stacked(batch, Partition(n, view.shares.ranks.rank, view.shares.ranks.world_size).rows):
+            if not is_stacked(batch, Partition(n, view.shares.processes.rank, view.shares.processes.world_size).rows):
                 raise Refused(
                     f"a batch of {n} samples is not stacked as the first one was; give the loader a collate_fn"
                 )

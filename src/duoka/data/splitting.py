@@ -131,7 +131,7 @@ class Reader:
         cls, dataset: Any, view: View, loading: Loading, rank_local: Callable[[], AbstractContextManager[None]]
     ) -> Reader:
         """Return the reader of this process's rows in the batches of a view."""
-        ranks, shares = view.shares.ranks, view.shares
+        ranks, shares = view.shares.processes, view.shares
         return cls(dataset, ranks.rank, ranks.world_size, loading, rank_local, shares.world_size, shares.exact)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -152,13 +152,13 @@ def _waiting(
     everywhere = {**progress, **remote}
     number, missing = _first_missed(present, progress, remote)
     waits = {rank: one.seen - one.since for rank, one in everywhere.items() if one.waiting and one.number >= number}
-    unseen = _asleep_with_lock(present, progress)
-    seen_missing = [worker for worker in missing if worker.rank not in unseen]
-    missing = seen_missing if remote else seen_missing or missing
-    if not waits and unseen:
-        waits = unseen
-        number = max(progress[rank].begun + 1 for rank in unseen)
-        missing = [worker for worker in present if worker.rank not in unseen]
+    asleep = _asleep_with_lock(present, progress)
+    awake_missing = [worker for worker in missing if worker.rank not in asleep]
+    missing = awake_missing if remote else awake_missing or missing
+    if not waits and asleep:
+        waits = asleep
+        number = max(progress[rank].begun + 1 for rank in asleep)
+        missing = [worker for worker in present if worker.rank not in asleep]
     return number, waits, missing
 
 

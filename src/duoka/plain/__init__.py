@@ -142,6 +142,6 @@ def _finish(view: View, verbose: bool) -> None:
     view.aliased.write_back()
     for name in sorted(view.row_independent.unused):
         view.say(f"--row-independent {name}: nothing of that name, and without a rule, was called with a batch")
-    warning = view.gathered.warning()
-    for line in view.gathered.lines()[:SHOWN] if verbose else filter(None, [warning]):
+    warning = view.whole_operations.warning()
+    for line in view.whole_operations.lines()[:SHOWN] if verbose else filter(None, [warning]):
         view.say(line)

@@ -55,7 +55,7 @@ class Caller:
 
     def may_communicate(self) -> bool:
         """Return whether ranks may communicate here: main thread, no rank-local work, not in an intercepted call."""
-        if not self._patches.active or self._nested or self._ranks.alone or self.is_apart():
+        if not self._patches.active or self._nested or self._ranks.rank_local or self.is_apart():
             return False
         return threading.get_ident() == self._thread
 
@@ -69,7 +69,7 @@ class Caller:
 
     def is_rank_local(self) -> bool:
         """Return whether this code runs on this rank only, in this process or one that it forked."""
-        here = self._nested or self._ranks.alone
+        here = self._nested or self._ranks.rank_local
         return self._patches.rank_local or (here and threading.get_ident() == self._thread)
 
     def is_script_call(self) -> bool:

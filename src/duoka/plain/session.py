@@ -47,7 +47,7 @@ class Session:
 
         A rank that runs without the others does it itself.
         """
-        if not self.patches.active or self.ranks.alone:
+        if not self.patches.active or self.ranks.rank_local:
             return action()
         result, error = None, None
         if self.ranks.rank == 0:

@@ -136,7 +136,7 @@ class Run:
         prepare(module, session, bring)
         session.backward.observe(module, options)
         if gradient_as_bucket_view:
-            session.strategy.give_views(module.parameters())
+            session.strategy.use_bucket_views(module.parameters())
         if strategy == "dp":
             self._placement.share_out(module, on, output_device, dim)
         if precision == "fp16":
@@ -204,7 +204,7 @@ class Run:
             self.device,
             session.plan.loading,
             on_share,
-            session.strategy.held,
+            session.strategy.no_sync,
             session.calls.computed_whole,
             shuffle=shuffle,
             accumulate=accumulate,
@@ -365,12 +365,12 @@ class Run:
         if not models:
             raise OptionError("run.no_sync", "nothing", "given the models whose gradients are to be held")
         parameters = [parameter for model in models for parameter in model.parameters()]
-        with self._session.strategy.held(parameters):
+        with self._session.strategy.no_sync(parameters):
             yield
 
-    def has_held(self, parameters: Iterable[Tensor]) -> bool:
+    def has_unsynced(self, parameters: Iterable[Tensor]) -> bool:
         """Return whether the gradient of a parameter is this rank's own, by `no_sync` or pieces of a batch."""
-        return self._session.strategy.has_held(parameters)
+        return self._session.strategy.has_unsynced(parameters)
 
     # --- its end
 

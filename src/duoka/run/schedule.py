@@ -67,7 +67,7 @@ def clip_grad_norm_(
     """
     listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     run = this_process().run
-    if run is not None and run.has_held(listed):
+    if run is not None and run.has_unsynced(listed):
         hint = "clip after the first backward pass outside of no_sync, or the last piece"
         raise OptionError("clip_grad_norm_", "gradients held by no_sync", "given gradients of the whole batch", hint)
     return torch.nn.utils.clip_grad_norm_(listed, max_norm, norm_type, **how)

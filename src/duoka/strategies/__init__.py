@@ -34,14 +34,14 @@ def create(
     those given to `Strategy.shard`. machines: with `hsdp`, the ranks of each machine.
     """
 
-    def stream() -> int:
+    def rng_digest() -> int:
         return random_digest() & 0xFFFF
 
     makers: dict[str, Callable[[], Strategy]] = {
         "single": Single,
-        "ddp": lambda: Ddp(ranks, stream=stream, compression=compression(compress)),
-        "fsdp": lambda: Fsdp(ranks, stream, blocks, checkpoint_activations, every, compression(compress)),
-        "hsdp": lambda: Fsdp(ranks, stream, blocks, checkpoint_activations, every, None, machines),
-        "exact": lambda: Exact(ranks, shares, stream=stream),
+        "ddp": lambda: Ddp(ranks, rng_digest=rng_digest, compression=compression(compress)),
+        "fsdp": lambda: Fsdp(ranks, rng_digest, blocks, checkpoint_activations, every, compression(compress)),
+        "hsdp": lambda: Fsdp(ranks, rng_digest, blocks, checkpoint_activations, every, None, machines),
+        "exact": lambda: Exact(ranks, shares, rng_digest=rng_digest),
     }
     return makers[name]()

@@ -48,18 +48,18 @@ class Strategy(ABC):
         """Within the context, run one backward pass, started at line `site`; then gradients are the whole batch's."""
 
     @abstractmethod
-    def held(self, parameters: Iterable[Tensor] | None = None) -> AbstractContextManager[None]:
+    def no_sync(self, parameters: Iterable[Tensor] | None = None) -> AbstractContextManager[None]:
         """Within the context, keep gradients of these parameters (or all) local; the next pass averages them."""
 
     @abstractmethod
-    def has_held(self, parameters: Iterable[Tensor]) -> bool:
-        """Return whether a gradient of these parameters is held, and so this rank's own."""
+    def has_unsynced(self, parameters: Iterable[Tensor]) -> bool:
+        """Return whether a gradient of these parameters stayed local, and is not averaged yet."""
 
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
         """Register a hook for the whole batch's gradient of a leaf. register: torch's own function."""
         return register(leaf, hook)
 
-    def give_views(self, parameters: Iterable[Tensor]) -> None:  # noqa: B027
+    def use_bucket_views(self, parameters: Iterable[Tensor]) -> None:  # noqa: B027
         """Let gradients of these be views of larger tensors, where that saves a copy."""
 
     def observe(self, observer: Observer) -> None:  # noqa: B027

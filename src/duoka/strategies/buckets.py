@@ -6,6 +6,8 @@ several backward passes, parameters outside of modules).
 
 The last pass that began at the same line predicts which parameters a pass reaches, and in which order. Each pass ends
 with an agreement of all ranks on it: a parameter that only some ranks reached is summed all the same.
+
+Why: docs/decisions/0012-gradients-without-a-wrapper.md.
 """
 
 from __future__ import annotations
@@ -74,11 +76,11 @@ class _Pass:
     """One backward pass."""
 
     buckets: list[list[int]]
-    reached: dict[int, int] = field(default_factory=dict)  # parameter -> position in the order
-    missing: list[int] = field(default_factory=list)  # per bucket, number of gradients not computed yet
+    ready: dict[int, int] = field(default_factory=dict)  # parameter whose gradient is computed -> position in order
+    pending: list[int] = field(default_factory=list)  # per bucket, number of gradients not computed yet
     bucket_of: dict[int, int] = field(default_factory=dict)
     sent_buckets: list[_SentBucket] = field(default_factory=list)
-    surprises: set[int] = field(default_factory=set)  # reached but not planned, or again after being sent
+    unplanned: set[int] = field(default_factory=set)  # reached but not planned, or again after being sent
     sharded: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # the sharded ones that were reached
     sparse: set[int] = field(default_factory=set)  # those whose gradient is sparse
 
@@ -86,36 +88,37 @@ class _Pass:
 class Bucketed(Strategy):
     """Records which parameters a backward pass reaches, and sums the ranks' parts of their gradients.
 
-    How gradients are found, summed and stored is each strategy's: `_watch`, `_part`, `_start`, `_store_gradients`.
+    How gradients are found, summed and stored is each strategy's: `_register`, `_local_gradient`, `_start_reduction`,
+    `_store_gradients`.
 
-    bucket_bytes: size of a bucket. stream: returns 16 bits of this rank's random state, which must be equal on all
-    ranks at the end of every pass.
+    bucket_bytes: size of a bucket. rng_digest: returns 16 bits of this rank's random state, which must be equal on
+    all ranks at the end of every pass.
     """
 
-    def __init__(self, ranks: Collectives, bucket_bytes: int, stream: Callable[[], int]) -> None:
-        self._ranks, self._stream, self._bucket_bytes = ranks, stream, bucket_bytes
-        self._watched: list[ParameterInfo] = []
+    def __init__(self, ranks: Collectives, bucket_bytes: int, rng_digest: Callable[[], int]) -> None:
+        self._ranks, self._rng_digest, self._bucket_bytes = ranks, rng_digest, bucket_bytes
+        self._infos: list[ParameterInfo] = []
         self._free: list[int] = []  # indices of parameters deleted on all ranks
         self._index: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._frozen: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._plans: dict[str, list[list[int]]] = {}
         self._pass: _Pass | None = None
         self._hooks: list[Any] = []
-        self._held: set[int] = set()  # parameters whose gradients stay local now
+        self._no_sync: set[int] = set()  # parameters whose gradients stay local now
         self._sparse: set[int] = set()  # parameters whose gradients have been sparse on any rank
-        self._behind: set[int] = set()  # those held before, with a gradient to be averaged
+        self._unsynced: set[int] = set()  # those whose gradients stayed local before, and are to be averaged
         self._observers: list[Observer] = []
 
     @abstractmethod
-    def _watch(self, parameter: Tensor, index: int) -> None:
-        """Arrange that `_reach(index)` is called when the gradient of a new parameter is computed."""
+    def _register(self, parameter: Tensor, index: int) -> None:
+        """Arrange that `_mark_ready(index)` is called when the gradient of a new parameter is computed."""
 
     @abstractmethod
-    def _part(self, index: int) -> Tensor:
+    def _local_gradient(self, index: int) -> Tensor:
         """Return this rank's part of a parameter's gradient, in the parameter's shape."""
 
     @abstractmethod
-    def _start(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
+    def _start_reduction(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
         """Begin to sum a bucket over ranks: the gradients of `members`, then `report` numbers of a report."""
 
     @abstractmethod
@@ -128,8 +131,8 @@ class Bucketed(Strategy):
 
     def _holds_numbers(self, index: int) -> bool:
         """Return whether the dtype of this parameter's bucket represents the report's numbers exactly."""
-        watched = self._watched[index]
-        return (watched.device.type, watched.dtype) == _EXACT
+        info = self._infos[index]
+        return (info.device.type, info.dtype) == _EXACT
 
     def leave(self, parameter: Tensor) -> None:
         """Forget a parameter that has become a sharded one."""
@@ -149,17 +152,17 @@ class Bucketed(Strategy):
             self._frozen[parameter] = None  # it may require a gradient later
             return
         self._frozen.pop(parameter, None)
-        watched = ParameterInfo(ref(parameter), parameter.shape, parameter.dtype, parameter.device)
+        info = ParameterInfo(ref(parameter), parameter.shape, parameter.dtype, parameter.device)
         if self._free:
             index = self._free.pop(0)
-            self._watched[index] = watched
+            self._infos[index] = info
         else:
-            index = len(self._watched)
-            self._watched.append(watched)
+            index = len(self._infos)
+            self._infos.append(info)
         self._index[parameter] = index
         self._ranks.broadcast_into(parameter, 0)
         with unnumbered():
-            self._watch(parameter, index)
+            self._register(parameter, index)
 
     def reach(self, parameter: Tensor) -> None:
         """Note that the pass reached a sharded parameter, for observers."""
@@ -170,16 +173,16 @@ class Bucketed(Strategy):
         return {self._index[parameter] for parameter in parameters if parameter in self._index}
 
     @contextmanager
-    def held(self, parameters: Iterable[Tensor] | None = None) -> Iterator[None]:
-        before = self._held
-        self._held = before | (set(range(len(self._watched))) if parameters is None else self._known(parameters))
+    def no_sync(self, parameters: Iterable[Tensor] | None = None) -> Iterator[None]:
+        before = self._no_sync
+        self._no_sync = before | (set(range(len(self._infos))) if parameters is None else self._known(parameters))
         try:
             yield
         finally:
-            self._held = before
+            self._no_sync = before
 
-    def has_held(self, parameters: Iterable[Tensor]) -> bool:
-        return not self._behind.isdisjoint(self._known(parameters))
+    def has_unsynced(self, parameters: Iterable[Tensor]) -> bool:
+        return not self._unsynced.isdisjoint(self._known(parameters))
 
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
         everyone = LocalShares(self._ranks)
@@ -207,7 +210,7 @@ class Bucketed(Strategy):
             return
         for parameter in [p for p in self._frozen if p.requires_grad]:
             self.adopt(parameter)
-        whole = not self._held
+        whole = not self._no_sync
         self._pass = self._begin(self._plans.get(site, []) if whole else [])
         try:
             yield
@@ -225,48 +228,48 @@ class Bucketed(Strategy):
 
     def _begin(self, buckets: list[list[int]]) -> _Pass:
         bucket_of = {index: number for number, members in enumerate(buckets) for index in members}
-        return _Pass(buckets, missing=[len(members) for members in buckets], bucket_of=bucket_of)
+        return _Pass(buckets, pending=[len(members) for members in buckets], bucket_of=bucket_of)
 
-    def _reach(self, index: int) -> None:
+    def _mark_ready(self, index: int) -> None:
         """Record that a parameter's gradient is computed; called by autograd."""
         now = self._pass
         if now is None:
             raise Refused("a backward pass began outside of torch.autograd.backward")
-        if index in self._held:
-            self._behind.add(index)
+        if index in self._no_sync:
+            self._unsynced.add(index)
             return
         if self._is_sparse(index):
             now.sparse.add(index)
             return
-        again = index in now.reached
-        now.reached.setdefault(index, len(now.reached))
+        again = index in now.ready
+        now.ready.setdefault(index, len(now.ready))
         number = now.bucket_of.get(index)
         if number is None or (again and number < len(now.sent_buckets)):
-            now.surprises.add(index)
+            now.unplanned.add(index)
         elif not again:
-            now.missing[number] -= 1
+            now.pending[number] -= 1
             # In order, and the last one only at the end, with the report.
-            while len(now.sent_buckets) < len(now.buckets) - 1 and not now.missing[len(now.sent_buckets)]:
+            while len(now.sent_buckets) < len(now.buckets) - 1 and not now.pending[len(now.sent_buckets)]:
                 now.sent_buckets.append(self._send(now.buckets[len(now.sent_buckets)]))
 
     def _finish(self, now: _Pass) -> list[list[int]]:
         """Complete all buckets; return those to expect next time."""
-        for index in sorted(self._behind - self._held):  # held gradients are averaged with the others
-            self._behind.discard(index)
+        for index in sorted(self._unsynced - self._no_sync):  # their gradients are averaged with the others
+            self._unsynced.discard(index)
             if self._is_sparse(index):
                 now.sparse.add(index)
-            elif index not in now.reached:
-                now.reached[index] = len(now.reached)
+            elif index not in now.ready:
+                now.ready[index] = len(now.ready)
                 if index not in now.bucket_of:
-                    now.surprises.add(index)
+                    now.unplanned.add(index)
         buckets = now.buckets or [[]]
         while len(now.sent_buckets) < len(buckets) - 1:
             now.sent_buckets.append(self._send(buckets[len(now.sent_buckets)]))
         planned = [index for bucket in buckets for index in bucket]
-        report = [float(index in now.reached) for index in planned]
-        report += [float(len(now.surprises | (now.sparse - self._sparse))), float(self._stream())]
-        reached, surprised = self._send_report(now, buckets[-1], report)
-        if not surprised:
+        report = [float(index in now.ready) for index in planned]
+        report += [float(len(now.unplanned | (now.sparse - self._sparse))), float(self._rng_digest())]
+        reached, others = self._send_report(now, buckets[-1], report)
+        if not others:
             self._store_gradients(self._gradients(now.sent_buckets, reached))
             self._average_sparse()
             return (
@@ -283,7 +286,7 @@ class Bucketed(Strategy):
 
     def _average_sparse(self) -> None:
         if self._sparse:
-            average_sparse([self._watched[index].tensor() for index in sorted(self._sparse)], self._ranks)
+            average_sparse([self._infos[index].tensor() for index in sorted(self._sparse)], self._ranks)
 
     def _send_report(self, now: _Pass, last: list[int], report: list[float]) -> tuple[set[int], bool]:
         """Send the last bucket and wait for all.
@@ -292,20 +295,20 @@ class Bucketed(Strategy):
         of the last bucket, unless reading it would make the script wait for its GPU, or the bucket's dtype cannot
         represent its numbers.
         """
-        rides = self._ranks.world_size <= _EXACT_RANKS and (not last or self._holds_numbers(last[0]))
-        if rides or last:
-            now.sent_buckets.append(self._send(last, report if rides else []))
+        in_bucket = self._ranks.world_size <= _EXACT_RANKS and (not last or self._holds_numbers(last[0]))
+        if in_bucket or last:
+            now.sent_buckets.append(self._send(last, report if in_bucket else []))
         for sent_bucket in now.sent_buckets:
             sent_bucket.wait()
-        totals = now.sent_buckets[-1].wait()[-len(report) :] if rides else self._sum_report(report)
-        *reached, surprises, streams = totals.tolist()
-        if streams != report[-1] * self._ranks.world_size:
+        totals = now.sent_buckets[-1].wait()[-len(report) :] if in_bucket else self._sum_report(report)
+        *reached, unplanned, digests = totals.tolist()
+        if digests != report[-1] * self._ranks.world_size:
             raise RanksApart(
                 f"the ranks' random states differ at {user_line()}: something draws random numbers on one rank that "
                 "it does not draw on another (a layer that is skipped at random?); try --randomness worker"
             )
         planned = [index for sent_bucket in now.sent_buckets for index in sent_bucket.members]
-        return {index for index, flag in zip(planned, reached, strict=True) if flag}, bool(surprises)
+        return {index for index, flag in zip(planned, reached, strict=True) if flag}, bool(unplanned)
 
     def _sum_report(self, report: list[float]) -> Tensor:
         return self._ranks.all_reduce(torch.tensor(report, dtype=torch.float64, device="cpu"))
@@ -313,41 +316,41 @@ class Bucketed(Strategy):
     def _send(self, members: list[int], report: list[float] | None = None) -> _SentBucket:
         """Begin to sum the gradients of one bucket."""
         for index in members:
-            self._watched[index].update()
-        first = self._watched[members[0]] if members else None
+            self._infos[index].update()
+        first = self._infos[members[0]] if members else None
         dtype, device = (first.dtype, first.device) if first else (torch.float32, torch.device("cpu"))
-        pieces = [self._part(index).reshape(-1) for index in members]
+        pieces = [self._local_gradient(index).reshape(-1) for index in members]
         flat = torch.cat([*pieces, torch.tensor(report or [], dtype=dtype, device=device)])
-        return _SentBucket(members, self._start(flat, members, len(report or [])))
+        return _SentBucket(members, self._start_reduction(flat, members, len(report or [])))
 
     def _gradients(self, sent_buckets: list[_SentBucket], reached: set[int]) -> dict[int, Tensor]:
         """Return the summed gradients of the parameters that any rank reached."""
         found = {}
         for sent_bucket in sent_buckets:
-            sizes = [self._watched[index].shape.numel() for index in sent_bucket.members]
+            sizes = [self._infos[index].shape.numel() for index in sent_bucket.members]
             parts = sent_bucket.wait()[: sum(sizes)].split(sizes)
             for index, part in zip(sent_bucket.members, parts, strict=True):
                 if index in reached:
-                    found[index] = part.view(self._watched[index].shape)
+                    found[index] = part.view(self._infos[index].shape)
         return found
 
     def _agree(self, now: _Pass) -> tuple[list[int], list[int]]:
-        """Return the surprises of any rank, and all parameters reached, in rank 0's order."""
-        mine = torch.full((4, len(self._watched)), -1)
-        for index, place in now.reached.items():
+        """Return the unplanned parameters of any rank, and all parameters reached, in rank 0's order."""
+        mine = torch.full((4, len(self._infos)), -1)
+        for index, place in now.ready.items():
             mine[0, index] = place
-        for index in now.surprises:
+        for index in now.unplanned:
             mine[1, index] = 1
-        for index, watched in enumerate(self._watched):
-            mine[2, index] = watched.tensor() is not None
+        for index, info in enumerate(self._infos):
+            mine[2, index] = info.tensor() is not None
             mine[3, index] = index in now.sparse or index in self._sparse
-        places, surprising, alive, sparse = self._ranks.all_gather(mine).unbind(1)
+        places, unplanned, alive, sparse = self._ranks.all_gather(mine).unbind(1)
         self._free = (~(alive > 0).any(0)).nonzero().flatten().tolist()
         self._sparse = set((sparse > 0).any(0).nonzero().flatten().tolist()).difference(self._free)
-        order = [index for index in range(len(self._watched)) if bool((places[:, index] >= 0).any())]
+        order = [index for index in range(len(self._infos)) if bool((places[:, index] >= 0).any())]
         # Those that rank 0 did not reach come last, in the order of adoption.
         order.sort(key=lambda index: (int(places[0, index]) < 0, int(places[0, index])))
-        extra = [index for index in order if bool((surprising[:, index] > 0).any())]
+        extra = [index for index in order if bool((unplanned[:, index] > 0).any())]
         return extra, order
 
     def _buckets(self, order: list[int]) -> list[list[int]]:
@@ -355,11 +358,11 @@ class Bucketed(Strategy):
         buckets: list[list[int]] = []
         room, kind = 0, None
         for index in order:
-            watched = self._watched[index]
-            size = watched.shape.numel() * watched.dtype.itemsize
-            if kind != (watched.dtype, watched.device) or size > room:
+            info = self._infos[index]
+            size = info.shape.numel() * info.dtype.itemsize
+            if kind != (info.dtype, info.device) or size > room:
                 buckets.append([])
-                room, kind = self._bucket_bytes, (watched.dtype, watched.device)
+                room, kind = self._bucket_bytes, (info.dtype, info.device)
             buckets[-1].append(index)
             room -= size
         return buckets

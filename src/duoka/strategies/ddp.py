@@ -21,37 +21,37 @@ class Ddp(Bucketed):
         self,
         ranks: Collectives,
         bucket_bytes: int = BUCKET_BYTES,
-        stream: Callable[[], int] = lambda: 0,
+        rng_digest: Callable[[], int] = lambda: 0,
         compression: Compression | None = None,
     ) -> None:
-        super().__init__(ranks, bucket_bytes, stream)
+        super().__init__(ranks, bucket_bytes, rng_digest)
         self._compression = compression or Unchanged()
         self._as_views: set[int] = set()  # parameters whose gradients are views of their bucket
 
-    def give_views(self, parameters: Iterable[Tensor]) -> None:
+    def use_bucket_views(self, parameters: Iterable[Tensor]) -> None:
         self._as_views |= self._known(parameters)
 
-    def _watch(self, parameter: Tensor, index: int) -> None:
-        self._hooks.append(when_accumulated(parameter, lambda _: self._reach(index)))
+    def _register(self, parameter: Tensor, index: int) -> None:
+        self._hooks.append(when_accumulated(parameter, lambda _: self._mark_ready(index)))
 
-    def _part(self, index: int) -> Tensor:
+    def _local_gradient(self, index: int) -> Tensor:
         """Return this rank's gradient; zeros if it has none, or a sparse one."""
-        watched = self._watched[index]
-        parameter = watched.tensor()
+        info = self._infos[index]
+        parameter = info.tensor()
         if parameter is None or parameter.grad is None or parameter.grad.is_sparse:
-            return torch.zeros(watched.shape, dtype=watched.dtype, device=watched.device)
+            return torch.zeros(info.shape, dtype=info.dtype, device=info.device)
         return parameter.grad
 
     def _is_sparse(self, index: int) -> bool:
-        parameter = self._watched[index].tensor()
+        parameter = self._infos[index].tensor()
         return parameter is not None and parameter.grad is not None and parameter.grad.is_sparse
 
     def _holds_numbers(self, index: int) -> bool:
         return super()._holds_numbers(index) and self._compression.exact
 
-    def _start(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
+    def _start_reduction(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
         flat[: flat.numel() - report].div_(self._ranks.world_size)
-        shapes = [self._watched[index].shape for index in members]
+        shapes = [self._infos[index].shape for index in members]
         wait = (
             self._ranks.start_all_reduce(flat)
             if report
@@ -67,7 +67,7 @@ class Ddp(Bucketed):
     def _store_gradients(self, gradients: dict[int, Tensor]) -> None:
         targets, sources = [], []
         for index, mean in gradients.items():
-            parameter = self._watched[index].tensor()
+            parameter = self._infos[index].tensor()
             if parameter is None:
                 continue
             if parameter.grad is not None and parameter.grad.is_sparse:

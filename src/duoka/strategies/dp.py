@@ -70,7 +70,7 @@ class _MultiDeviceForward(ReplacedForward):
             return self.original(*args, **kwargs)
         leaves, tree = tree_flatten((args, kwargs))
         lead = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > self.dim), None)
-        first, output = self.view.siblings[0].device, self.view.shares.home
+        first, output = self.view.siblings[0].device, self.view.shares.combine_device
         if lead is None or not self.view.splits(lead.shape[self.dim]):
             args, kwargs = tree_map_only(Tensor, lambda leaf: leaf.to(first), (args, kwargs))
             return tree_map_only(Tensor, lambda leaf: leaf.to(output), self.original(*args, **kwargs))
@@ -82,10 +82,10 @@ class _MultiDeviceForward(ReplacedForward):
             return leaf
 
         args, kwargs = tree_unflatten(list(map(share, leaves)), tree)
-        before = self.view.gathered.total()
+        before = self.view.whole_operations.total()
         out = Contents(self.original(*args, **kwargs))
-        if not batches_in(out.leaves) and self.view.gathered.total() > before:
-            operation, line = next(reversed(self.view.gathered))
+        if not batches_in(out.leaves) and self.view.whole_operations.total() > before:
+            operation, line = next(reversed(self.view.whole_operations))
             name = type(self.module).__name__
             self._say(f"{name} at {line}: {operation} needs all rows, and is computed on {output}")
         return out.put([_whole(leaf, output) for leaf in out.leaves])

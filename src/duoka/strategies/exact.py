@@ -51,9 +51,9 @@ class Exact(Bucketed):
         ranks: Collectives,
         shares: int,
         bucket_bytes: int = BUCKET_BYTES,
-        stream: Callable[[], int] = lambda: 0,
+        rng_digest: Callable[[], int] = lambda: 0,
     ) -> None:
-        super().__init__(ranks, bucket_bytes, stream)
+        super().__init__(ranks, bucket_bytes, rng_digest)
         self._shares, self._count = shares, shares // ranks.world_size
         self._aliases_of: dict[int, _Aliases] = {}  # by id of the parameter
         self._aliases: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -85,7 +85,7 @@ class Exact(Bucketed):
         """Return whether a leaf is an alias."""
         return leaf in self._aliases
 
-    def _watch(self, parameter: Tensor, index: int) -> None:
+    def _register(self, parameter: Tensor, index: int) -> None:
         aliases = self._made(parameter, index)
         self._aliases_of[id(parameter)] = _Aliases(ref(parameter), index, aliases)
 
@@ -106,8 +106,8 @@ class Exact(Bucketed):
         self._sums.clear()
         with self._with_hooks(), super().backward(site):
             yield
-            for index in [index for index in self._sums if index not in self._pass.reached]:  # type: ignore[attr-defined]
-                self._reach(index)  # reached by some own shares only
+            for index in [index for index in self._sums if index not in self._pass.ready]:  # type: ignore[attr-defined]
+                self._mark_ready(index)  # reached by some own shares only
 
     def _arrive(self, index: int, place: int, alias: Tensor) -> None:
         """Add the gradient of one share; called by autograd."""
@@ -118,28 +118,28 @@ class Exact(Bucketed):
         if gradient.is_sparse:
             raise Refused("sparse gradients (nn.Embedding(sparse=True)) cannot be added up share by share yet")
         known = self._sums.setdefault(index, Subtree(self._count))
-        if index in self._pass.reached or known.has(place):
+        if index in self._pass.ready or known.has(place):
             raise Refused(f"the backward pass at {user_line()} reaches a parameter twice; use another strategy")
         with torch.no_grad():
             if known.put(place, gradient.detach()):
-                self._reach(index)
+                self._mark_ready(index)
 
-    def _part(self, index: int) -> Tensor:
-        watched = self._watched[index]
+    def _local_gradient(self, index: int) -> Tensor:
+        info = self._infos[index]
 
         def zero() -> Tensor:
-            return torch.zeros(watched.shape, dtype=watched.dtype, device=watched.device)
+            return torch.zeros(info.shape, dtype=info.dtype, device=info.device)
 
         known = self._sums.get(index)
         return zero() if known is None else known.total(zero)
 
-    def _start(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
+    def _start_reduction(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
         return start_sum(self._ranks, flat)
 
     def _store_gradients(self, gradients: dict[int, Tensor]) -> None:
         targets, sources = [], []
         for index, total in gradients.items():
-            parameter = self._watched[index].tensor()
+            parameter = self._infos[index].tensor()
             if parameter is None:
                 continue
             mean = torch.empty_like(parameter).copy_(total).div_(self._shares)  # exact: a power of two
@@ -156,7 +156,7 @@ class Exact(Bucketed):
     # --- what a script may do with gradients
 
     @contextmanager
-    def held(self, parameters: Iterable[Tensor] | None = None) -> Iterator[None]:
+    def no_sync(self, parameters: Iterable[Tensor] | None = None) -> Iterator[None]:
         """Do nothing: sums over passes have the same bits only if each pass is averaged before it is added."""
         yield
 

@@ -249,14 +249,14 @@ class Fsdp(Ddp):
     def __init__(
         self,
         ranks: Collectives,
-        stream: Callable[[], int] = lambda: 0,
+        rng_digest: Callable[[], int] = lambda: 0,
         names: Sequence[str] = (),
         recomputes: bool = False,
         every: bool = True,
         compression: Compression | None = None,
         machines: Sequence[Sequence[int]] = (),
     ) -> None:
-        super().__init__(ranks, stream=stream, compression=compression)
+        super().__init__(ranks, rng_digest=rng_digest, compression=compression)
         self._machines = machines
         self._names, self._recomputes, self._every = names, recomputes, every
 

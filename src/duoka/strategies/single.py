@@ -20,11 +20,11 @@ class Single(Strategy):
         """Do nothing."""
         return nullcontext()
 
-    def held(self, parameters: Iterable[Tensor] | None = None) -> AbstractContextManager[None]:
+    def no_sync(self, parameters: Iterable[Tensor] | None = None) -> AbstractContextManager[None]:
         """Do nothing."""
         return nullcontext()
 
-    def has_held(self, parameters: Iterable[Tensor]) -> bool:
+    def has_unsynced(self, parameters: Iterable[Tensor]) -> bool:
         """Return False."""
         return False
 

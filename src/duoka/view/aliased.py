@@ -21,7 +21,7 @@ from torch import Tensor
 from duoka.errors import Refused
 from duoka.private.torch import count_references, is_mapped_over, is_transformed, memory_of, tree_leaves, version_of
 from duoka.view.parts_of_copies import Samples, part_of_copy
-from duoka.view.support.transforms import unseen
+from duoka.view.support.transforms import without_modes
 from duoka.view.support.user_code import user_line
 
 
@@ -36,7 +36,7 @@ class Placement(Samples, Protocol):
         """Return this rank's rows of a whole tensor."""
 
     @staticmethod
-    def together(parts: Any) -> Tensor:
+    def gather_shares(parts: Any) -> Tensor:
         """Gather rows, given as a list of (placement, rows) of the local shares."""
 
 
@@ -131,14 +131,15 @@ class _Copy:
 class AliasedCopies:
     """The gathered copies of all batches of a view that the script can still write to; nearly always none.
 
-    unseen: True once the script has used `x.data` of a batch, as writes through it are not counted. unnumbered:
-    memory of tensors of the inference mode, which do not count their writes -> calls that may have written to it.
-    numbers: memory of rows -> how often the script has got a copy of it, or may have written to one but the last.
+    has_uncounted_writes: True once the script has used `x.data` of a batch, as writes through it are not counted.
+    unnumbered: memory of tensors of the inference mode, which do not count their writes -> calls that may have
+    written to it. numbers: memory of rows -> how often the script has got a copy of it, or may have written to one
+    but the last.
     """
 
     def __init__(self) -> None:
         self.copies: list[_Copy] = []
-        self.unseen = False
+        self.has_uncounted_writes = False
         self.unnumbered: Counter[int] = Counter()
         self.numbers: Counter[int] = Counter()
 
@@ -164,7 +165,7 @@ class AliasedCopies:
                 copy.number = self._next(copy.memory)
                 return
         if any(_has_memory_of(whole, leaf) for leaf in ([out] if isinstance(out, Tensor) else tree_leaves(out))):
-            with unseen():
+            with without_modes():
                 copy = _Copy(rows.detach(), spec, whole, holders, written_back)
                 copy.number = self._next(copy.memory)
                 self.copies.append(copy)
@@ -246,7 +247,7 @@ def _refuse_if_stale(copy: _Copy) -> None:
 def _gather_again(copies: list[_Copy]) -> list[None]:
     """Update a copy from the rows of the local shares."""
     with torch.no_grad():
-        whole = copies[0].spec.together([(copy.spec, copy.rows) for copy in copies])
+        whole = copies[0].spec.gather_shares([(copy.spec, copy.rows) for copy in copies])
         copies[0].whole.copy_(whole)
     for copy in copies:
         copy.mark_equal()

@@ -85,7 +85,7 @@ class Blocks:
 
     def use(self, block: Block) -> None:
         """Note that a gathered block is used, and start to gather the one that followed it in the last pass."""
-        if (self._used[1] is block and self._here[-1:] == [block]) or self.view.ranks.alone:
+        if (self._used[1] is block and self._here[-1:] == [block]) or self.view.ranks.rank_local:
             return
         if block in self._here:
             self._here.remove(block)
@@ -124,7 +124,7 @@ class Blocks:
                 f"{user_line()} computes with a sharded parameter in a process that the script started, without the "
                 "other ranks; do so in the script's own process, or use another strategy"
             )
-        if view.ranks.alone:
+        if view.ranks.rank_local:
             raise IsolatedRank
         with torch.inference_mode(False), torch.no_grad():
             ahead, self._ahead = self._ahead, None

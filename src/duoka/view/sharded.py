@@ -104,7 +104,7 @@ class Sharded(BatchTensor):
                 return _with_parts(func, args, kwargs)
         return _compute(func, args, kwargs, given)
 
-    def gathered(self) -> Tensor:
+    def duoka_unsharded(self) -> Tensor:
         """Return the whole parameter, to compute with."""
         return self._block.whole(self._place)
 
@@ -215,7 +215,7 @@ def _autocast_dtype(func: Function, one: Sharded) -> torch.dtype | None:
 
 def _operand(one: Sharded, dtype: torch.dtype | None) -> Tensor:
     if dtype is None or one.dtype is not torch.float32 or one.dim() < 2:
-        return one.gathered()
+        return one.duoka_unsharded()
     return one._block.cast(one._place, dtype)
 
 

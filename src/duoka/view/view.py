@@ -39,17 +39,21 @@ _REPLICATED = backward_of(Replicate)
 class View:
     """The state of one rank that its batch tensors share.
 
+    With `exact` and `dp` a process computes several shares of a batch, each with a view of its own, and each share is
+    a rank to its view: `ranks` are the collectives among all shares, `shares.processes` those among processes. With
+    other strategies both are the same.
+
     Args:
-        ranks: the collectives of this rank, or of this share.
+        ranks: the collectives among shares.
         adopt: called with every leaf tensor that needs a gradient and is used with rows; from then on its gradient is
             averaged over ranks (`Strategy.adopt`).
         say: prints a line for the user.
         shares: the local shares.
         alias: returns the leaf that replaces a given leaf in this share (itself, except under `exact`).
-        siblings: the views of the local shares, to which this one is appended; its index is `place`.
+        siblings: the views of the local shares, to which this one is appended.
 
     Attributes:
-        gathered: counts of operations that were computed whole.
+        whole_operations: counts of operations that were computed whole.
         device: of this share, if a process has shares on several devices.
         watch: detects uses of batch sizes, while a compiled module is being checked.
         of_parameters: True if its batches are sharded parameters and what is computed from them (`sharded.py`).
@@ -80,11 +84,10 @@ class View:
         self.ranks = ranks
         self.shares = LocalShares(ranks) if shares is None else shares
         self.siblings = [] if siblings is None else siblings
-        self.place = len(self.siblings)
         self.siblings.append(self)
         self.adopt, self.alias = adopt, alias
         self.say = lru_cache(maxsize=256)(say)  # each line once
-        self.gathered = Tally()
+        self.whole_operations = Tally()
         self.device: torch.device | None = None
         self.watch: SizeWatch | None = None
         self.of_parameters = self.in_parts = False
@@ -108,7 +111,7 @@ class View:
         partition = Partition(n, self.ranks.rank, self.ranks.world_size)
         if not self.partition.cache_info().currsize:
             self.say(f"batch {partition}")
-            self.gathered.begin()
+            self.whole_operations.begin()
         return partition
 
     def raised(self, error: Exception) -> None:
@@ -117,13 +120,13 @@ class View:
         A Refused ends the run when the script ends. Any other error may have happened on this rank alone (an index
         out of range): the next collective reports it if the other ranks call another one.
         """
-        if self.ranks.alone or isinstance(error, StopIteration):
+        if self.ranks.rank_local or isinstance(error, StopIteration):
             return
         if isinstance(error, Refused):
             for view in self.siblings:
                 view.refusal = view.refusal or error
         elif not isinstance(error, DuokaError):
-            self.shares.ranks.raised(type(error).__name__, user_line())
+            self.shares.processes.raised(type(error).__name__, user_line())
 
     def set_row_independent(self, names: Iterable[str]) -> None:
         """Set the functions that the user says compute each row by itself."""
@@ -137,7 +140,9 @@ class View:
 
         Collectives, random draws, and operations computed whole (possibly on rows gathered before).
         """
-        return self.shares.ranks.begun + self.drawn + self.gathered.total() + self.gathered.repeated
+        return (
+            self.shares.processes.begun + self.drawn + self.whole_operations.total() + self.whole_operations.repeated
+        )
 
     def splits(self, n: int) -> bool:
         """Return True if a batch of n samples is split over ranks; each rank holds a smaller one whole."""
@@ -149,12 +154,12 @@ class View:
         A leaf is adopted instead: the strategy averages its gradient at the end of the backward pass. So are the
         leaves behind `tensor`, if they are few.
         """
-        if (gathered := getattr(tensor, "gathered", None)) is not None:  # of a sharded parameter
-            tensor = gathered()
+        if (unsharded := getattr(tensor, "duoka_unsharded", None)) is not None:  # of `Sharded`, which imports View
+            tensor = unsharded()
         if not tensor.requires_grad or not torch.is_grad_enabled():
             return tensor if self.device is None else tensor.to(self.device)
         shares = self.shares
-        if shares.home is not None:
+        if shares.combine_device is not None:
             return self._copied(tensor)
         if tensor.is_leaf:
             if id(tensor) not in self._adopted:
@@ -227,20 +232,20 @@ class View:
         shares = self.shares
 
         def reduce(parts: list[Tensor]) -> list[Tensor]:
-            if shares.home is not None:
-                parts = [part.to(shares.home) for part in parts]
+            if shares.combine_device is not None:
+                parts = [part.to(shares.combine_device) for part in parts]
             return [AllReduceSum.apply(shares, *parts)] * len(parts)
 
         total: Tensor = shares.synchronize(reduce, part)
         return total
 
 
-def device_view(devices: Sequence[torch.device], home: torch.device, say: Callable[[str], None]) -> View:
+def device_view(devices: Sequence[torch.device], combine_device: torch.device, say: Callable[[str], None]) -> View:
     """Make a view for each device, in one process, and return the last.
 
-    home: the device on which the shares are combined.
+    combine_device: the device on which the shares are combined.
     """
-    shares = DeviceShares(OneRank(), len(devices), home)
+    shares = DeviceShares(OneRank(), len(devices), combine_device)
     siblings: list[View] = []
     for place, device in enumerate(devices):
         View(ShareCollectives(shares, place), lambda _: None, say, shares, siblings=siblings).device = device
@@ -251,7 +256,7 @@ def _with_one_report(siblings: list[View]) -> View:
     """Share the last view's printing and counts with all views, and return the last one."""
     last = siblings[-1]
     for view in siblings:
-        view.say, view.gathered = last.say, last.gathered
+        view.say, view.whole_operations = last.say, last.whole_operations
     return last
 
 

@@ -220,10 +220,10 @@ def test_a_rank_that_does_not_come_is_told_with_the_line(nearby: bool, size: int
 
 def test_a_rank_that_finds_something_out_alone_meets_nobody(nearby: bool) -> None:
     def work(ranks: ProcessCollectives) -> None:
-        ranks.alone = True
+        ranks.rank_local = True
         with pytest.raises(IsolatedRank):
             ranks.all_reduce(torch.zeros(3))
-        ranks.alone = False
+        ranks.rank_local = False
         ranks.barrier()
 
     assert in_processes(2, work, nearby=nearby) == [None] * 2
@@ -240,10 +240,10 @@ def test_ranks_agree_on_errors_without_a_message_of_its_own_if_they_exchange_any
         ranks._enter = count  # type: ignore[method-assign]
         total, found = partial(ranks.all_reduce, torch.ones(2)), list[Any]()
         for good in (True, ranks.rank == 0, False, ranks.rank == 1):
-            found.append(ranks.agreed(lambda: total() if good else 1 / 0, lambda: "otherwise"))  # noqa: B023
+            found.append(ranks.run_or_fall_back(lambda: total() if good else 1 / 0, lambda: "otherwise"))  # noqa: B023
         found[0] = found[0].tolist()
         for good in (True, ranks.rank == 0):  # a rank that does not exchange asks the others at the end
-            found.append(ranks.agreed(lambda: 5 if good else 1 / 0, lambda: "otherwise"))  # noqa: B023
+            found.append(ranks.run_or_fall_back(lambda: 5 if good else 1 / 0, lambda: "otherwise"))  # noqa: B023
         return found, len(came), ranks.all_reduce(torch.ones(1)).item()
 
     expected = [[2, 2], "otherwise", "otherwise", "otherwise", 5, "otherwise"]
@@ -251,7 +251,7 @@ def test_ranks_agree_on_errors_without_a_message_of_its_own_if_they_exchange_any
 
 
 def test_tensors_are_broadcast_together(monkeypatch: pytest.MonkeyPatch, nearby: bool) -> None:
-    monkeypatch.setattr(base, "TOGETHER", 64)
+    monkeypatch.setattr(base, "COALESCE_BYTES", 64)
 
     def work(ranks: ProcessCollectives) -> Any:
         torch.manual_seed(ranks.rank)
@@ -265,7 +265,7 @@ def test_tensors_are_broadcast_together(monkeypatch: pytest.MonkeyPatch, nearby:
         ]
         same = torch.ones(2)
         version, begun = same._version, ranks.begun
-        with ranks.broadcasts_together():
+        with ranks.coalesced_broadcasts():
             for tensor in [*tensors, same]:
                 ranks.broadcast_into(tensor, 0)
         assert same._version == version

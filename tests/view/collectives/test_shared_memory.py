@@ -200,7 +200,7 @@ def test_an_exchange_that_nobody_waits_for_keeps_no_other_from_a_slot() -> None:
         for number in range(3 * RING):
             took.append(ranks._exchange.takes(torch.zeros(1)))
             totals.append(ranks.all_reduce(torch.tensor(number)).item())
-            totals.append(ranks.agreed(lambda: 1, lambda: 2))
+            totals.append(ranks.run_or_fall_back(lambda: 1, lambda: 2))
         return totals, took, early().tolist()
 
     for totals, took, came in all_well(in_processes(2, work, nearby=True)):

@@ -58,7 +58,7 @@ def test_what_a_rule_does_not_fit_is_computed_whole() -> None:
     def on_rank(view: View) -> list[Any]:
         x = shared(view, whole())
         out = [torch.sort(x, 0).values, torch.special.entr(x.abs())]
-        return [[whole_of(one) for one in out], [name for name, _ in view.gathered]]
+        return [[whole_of(one) for one in out], [name for name, _ in view.whole_operations]]
 
     for out, names in on_ranks(2, on_rank):
         torch.testing.assert_close(out, [whole().sort(0).values, torch.special.entr(whole().abs())])

@@ -67,7 +67,7 @@ def test_what_is_computed_whole_is_counted_with_its_name() -> None:
         x = shared(view, whole())
         for _ in range(3):
             torch.linalg.svdvals(x)
-        return [(name, count) for (name, _), count in view.gathered.items()]
+        return [(name, count) for (name, _), count in view.whole_operations.items()]
 
     assert on_ranks(2, on_rank) == [[("linalg_svdvals", 3)]] * 2
 

@@ -460,7 +460,7 @@ def _check(operation: Operation, n: int, world_size: int, seed: int) -> list[int
 
     def on_rank(view: View) -> tuple[dict[str, Any], int, int]:
         found = _values(operation, values, view)
-        return found, sum(view.gathered.values()), view.ranks.rank
+        return found, sum(view.whole_operations.values()), view.ranks.rank
 
     gathered = []
     for found, count, rank in on_ranks(world_size, on_rank):

@@ -230,7 +230,7 @@ def test_layers_are_one_device_s(name: str, world_size: int) -> None:
 
     def on_rank(view: View) -> dict[str, Any]:
         found = _values(name, given, view)
-        assert {name for name, _ in view.gathered} <= {"sort", "tolist"}  # of lengths
+        assert {name for name, _ in view.whole_operations} <= {"sort", "tolist"}  # of lengths
         return found
 
     for found in in_turns(world_size, on_rank):

@@ -95,7 +95,7 @@ def test_it_says_of_itself_what_the_whole_batch_is() -> None:
         assert x.to_local().shape == (view.partition(5).rows, 3)
         assert isinstance(x, Tensor)
         assert torch.is_tensor(x)
-        assert not view.gathered
+        assert not view.whole_operations
 
     on_ranks(2, on_rank)
 
@@ -281,9 +281,9 @@ def test_what_is_gathered_is_counted_by_operation_and_line() -> None:
         x = shared(view, torch.arange(8.0).view(4, 2))
         for _ in range(3):
             x.flip(0)
-        (name, where), times = next(iter(view.gathered.items()))
+        (name, where), times = next(iter(view.whole_operations.items()))
         assert (name, times) == ("flip", 3)
         assert where.startswith("test_batch.py:")
-        assert len(view.gathered) == 1
+        assert len(view.whole_operations) == 1
 
     on_ranks(2, on_rank)

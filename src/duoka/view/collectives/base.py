@@ -53,12 +53,12 @@ class Exchange(Protocol):
         """
 
 
-TOGETHER = 1 << 22  # bytes of tensors that are broadcast in one call
-MAY_FAIL = "all_reduce of whether any failed"  # the collective of `Collectives.agreed`
+COALESCE_BYTES = 1 << 22  # bytes of tensors that are broadcast in one call
+AGREEMENT = "all_reduce of whether any failed"  # the collective of `Collectives.run_or_fall_back`
 
 
 class IsolatedRank(Exception):
-    """A collective was called by a rank that is trying something out by itself (`Collectives.alone`)."""
+    """A collective was called by a rank that is trying something out by itself (`Collectives.rank_local`)."""
 
 
 class PeerFailed(BaseException):
@@ -68,17 +68,17 @@ class PeerFailed(BaseException):
 class Collectives(ABC):
     """The collectives of a rank among `world_size` ranks. All ranks must make the same calls in the same order.
 
-    begun: number of collectives so far. key: of the run; signs objects. alone: True while this rank tries something
-    out by itself and must not call a collective.
+    begun: number of collectives so far. key: of the run; signs objects. rank_local: True while this rank tries
+    something out that the others do not, and must not call a collective.
     """
 
     rank: int
     world_size: int
     begun: int = 0
     key: Key = Key()
-    alone: bool = False
-    _agreeing: bool = False  # within `agreed`, before the first collective
-    _delayed: list[Tensor] | None = None  # within `broadcasts_together`
+    rank_local: bool = False
+    _agreeing: bool = False  # within `run_or_fall_back`, before the first collective
+    _delayed: list[Tensor] | None = None  # within `coalesced_broadcasts`
 
     @property
     def whole(self) -> Collectives:
@@ -90,21 +90,21 @@ class Collectives(ABC):
         """The ranks of the run that take part in these collectives."""
         return range(self.world_size)
 
-    def count(self) -> None:
+    def _before_collective(self) -> None:
         """Count a collective; every subclass calls this before it communicates.
 
         Raises:
             IsolatedRank: this rank is trying something out by itself.
-            PeerFailed: another rank failed before its first collective within `agreed`.
+            PeerFailed: another rank failed before its first collective within `run_or_fall_back`.
         """
-        if self.alone:
+        if self.rank_local:
             raise IsolatedRank
         if self._agreeing:
             self._agree(False)
         self.begun += 1
 
-    def agreed(self, work: Callable[[], T], otherwise: Callable[[], T]) -> T:
-        """Return `work()`; if it raises an error on any rank, return `otherwise()` on all.
+    def run_or_fall_back(self, work: Callable[[], T], fallback: Callable[[], T]) -> T:
+        """Return `work()`; if it raises an error on any rank, return `fallback()` on all.
 
         Errors must be raised before the first collective of `work`: there, or at its end, the ranks compare.
         """
@@ -127,7 +127,7 @@ class Collectives(ABC):
             pass
         finally:
             self._agreeing = False
-        return otherwise()
+        return fallback()
 
     def _agree(self, failed: bool) -> None:
         """Raise PeerFailed if any rank has failed."""
@@ -151,10 +151,10 @@ class Collectives(ABC):
         found = self.all_gather(tensor)
         return lambda: found
 
-    def in_background(self, wait: Callable[[], T], count: int = 1) -> Callable[[], T]:
-        """Allow collectives of any thread while the `count` collectives that were started last go on.
+    def in_background(self, wait: Callable[[], T], started: int = 1) -> Callable[[], T]:
+        """Take the `started` last collectives off the status board and the thread check while they go on.
 
-        wait: waits for these. Returns the function to call instead of `wait`.
+        wait: waits for these. Returns the function to call instead of `wait`: it enters them again, and waits.
         """
         return wait
 
@@ -188,7 +188,7 @@ class Collectives(ABC):
             _set_values(tensor, values)
 
     @contextmanager
-    def broadcasts_together(self) -> Iterator[None]:
+    def coalesced_broadcasts(self) -> Iterator[None]:
         """Delay `broadcast_into(tensor, 0)` to the end of this context, and send small tensors together."""
         tensors: list[Tensor] = []
         self._delayed = tensors
@@ -237,12 +237,12 @@ def _set_values(tensor: Tensor, values: Tensor) -> None:
 
 
 def _groups(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Split a list into groups of at most TOGETHER bytes, or of a single larger tensor."""
+    """Split a list into groups of at most COALESCE_BYTES bytes, or of a single larger tensor."""
     group: list[Tensor] = []
     size = 0
     for tensor in tensors:
         more = tensor.numel() * tensor.itemsize
-        if group and size + more > TOGETHER:
+        if group and size + more > COALESCE_BYTES:
             yield group
             group, size = [], 0
         group.append(tensor)

@@ -34,17 +34,17 @@ class PartCollectives(ProcessCollectives):
         return self._members
 
     @property
-    def alone(self) -> bool:
+    def rank_local(self) -> bool:
         """True while this rank tries something out by itself."""
-        return self._whole.alone
+        return self._whole.rank_local
 
-    @alone.setter
-    def alone(self, value: bool) -> None:
-        self._whole.alone = value
+    @rank_local.setter
+    def rank_local(self, value: bool) -> None:
+        self._whole.rank_local = value
 
-    def count(self) -> None:
-        super().count()
-        self._whole.count()
+    def _before_collective(self) -> None:
+        super()._before_collective()
+        self._whole._before_collective()
 
     def _begin(self, what: str) -> bytes:
         return self._whole._begin(what)

@@ -17,7 +17,7 @@ from duoka.errors import PeerLost, Refused, TimedOut
 from duoka.private.texts import TOO_LATE, says
 from duoka.private.torch import nccl_options, start_all_gather, without_gloo_messages
 from duoka.supervision.status_board import AT_END
-from duoka.view.collectives.base import MAY_FAIL, Collectives, CollectiveSlot, Exchange, PeerFailed, T
+from duoka.view.collectives.base import AGREEMENT, Collectives, CollectiveSlot, Exchange, PeerFailed, T
 from duoka.view.support.user_code import user_line
 
 
@@ -89,11 +89,11 @@ class ProcessCollectives(Collectives):
         """Start a collective: by the exchange, which calls `take`, or by `begin(group)`."""
         what = f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]}"
         if self._exchange is not None and self._exchange.takes(tensor):
-            if self._agreeing and not self.alone:  # a rank that has failed sends None
-                self._agreeing, what = False, MAY_FAIL
-            self.count()
+            if self._agreeing and not self.rank_local:  # a rank that has failed sends None
+                self._agreeing, what = False, AGREEMENT
+            self._before_collective()
             return self._start_exchange(what, tensor, take)
-        self.count()
+        self._before_collective()
         self._threads.begin()
         self._begin(what)
         self._slot.check_begun()
@@ -122,11 +122,11 @@ class ProcessCollectives(Collectives):
 
     def _agree(self, failed: bool) -> None:
         probe = torch.zeros(1, dtype=torch.uint8, device="cpu")
-        if self._exchange is None or self.alone or not self._exchange.takes(probe):
+        if self._exchange is None or self.rank_local or not self._exchange.takes(probe):
             super()._agree(failed)
         else:
             self._agreeing = False
-            self._start_exchange(MAY_FAIL, None if failed else probe, lambda rows: None)()
+            self._start_exchange(AGREEMENT, None if failed else probe, lambda rows: None)()
 
     def _begin(self, what: str) -> bytes:
         """Record the collective that begins, and return its name, which is the same on all ranks."""
@@ -190,15 +190,15 @@ class ProcessCollectives(Collectives):
 
         return gathered
 
-    def in_background(self, wait: Callable[[], T], count: int = 1) -> Callable[[], T]:
+    def in_background(self, wait: Callable[[], T], started: int = 1) -> Callable[[], T]:
         # On the status board they end here, as this rank does not wait for the others yet; `wait_now` records the
         # wait.
-        for _ in range(count):
+        for _ in range(started):
             self._threads.end()
             self._slot.end_collective(0)
 
         def wait_now() -> T:
-            for _ in range(count):
+            for _ in range(started):
                 self._threads.begin()
                 self._begin("wait")
             return wait()

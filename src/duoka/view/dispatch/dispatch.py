@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from duoka.private.torch import tree_leaves, tree_map_only
-from duoka.view.dispatch.failing import MAY_FAIL, may_fail
+from duoka.view.dispatch.failing import RAISES_FOR_ROWS, may_fail
 from duoka.view.dispatch.kept import index_kept
 from duoka.view.dispatch.own_rows import compute_opaque
 from duoka.view.dispatch.replay import DescribedCall, Outdated, Recorder
@@ -26,7 +26,7 @@ from duoka.view.random.draws import DrawCache
 from duoka.view.row_independent import OPERATORS, names_of_operator
 from duoka.view.rules.lookup import dtype_of, ndim_of
 from duoka.view.shares.local import LocalShares
-from duoka.view.support.transforms import looks_below
+from duoka.view.support.transforms import operators_are_observed
 from duoka.view.tensor.batch import (
     BatchTensor,
     MultiShareBatch,
@@ -56,7 +56,7 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         out = index_kept(*args)
         if out is not NotImplemented:
             return out
-    if looks_below() and BatchTensor.rules.get(func) not in BatchTensor.unrecorded:
+    if operators_are_observed() and BatchTensor.rules.get(func) not in BatchTensor.unrecorded:
         return compute_whole(func, args, kwargs)
     call = DescribedCall(func, args, kwargs)
     first = call.batches[0]
@@ -68,8 +68,8 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if view.shares.count > 1 and type(first) is not MultiShareBatch:
         return _call(func, args, kwargs, call)  # one of several shares
     try:
-        if func in MAY_FAIL and may_fail(func, args, call.batches):
-            return view.shares.ranks.agreed(
+        if func in RAISES_FOR_ROWS and may_fail(func, args, call.batches):
+            return view.shares.processes.run_or_fall_back(
                 lambda: _call(func, args, kwargs, call), lambda: compute_whole(func, args, kwargs)
             )
         return _call(func, args, kwargs, call)
@@ -240,7 +240,7 @@ def _with_distinct_floats(value: Any) -> Any:
 def _call_each_share(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], shares: LocalShares) -> Any:
     """Make the call for each local share."""
     rule = BatchTensor.rules.get(func)
-    if rule in BatchTensor.together:
+    if rule in BatchTensor.once_for_all_shares:
         return rule(func, args, kwargs)
     draws = rule in BatchTensor.drawing
     shares.draw_cache = DrawCache() if draws else None

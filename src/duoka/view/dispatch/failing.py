@@ -31,11 +31,11 @@ _BY_ITEM = (Tensor.__getitem__, Tensor.__setitem__)
 _BY_INDEX = frozenset({*functions(_INDEXING), *_BY_ITEM})
 _BY_VALUE = frozenset({F.binary_cross_entropy, F.gaussian_nll_loss})
 _BY_MATRIX = frozenset(functions(_MATRICES, (Tensor, torch, torch.linalg)))
-MAY_FAIL = _BY_INDEX | _BY_VALUE | _BY_MATRIX
+RAISES_FOR_ROWS = _BY_INDEX | _BY_VALUE | _BY_MATRIX
 
 
 def may_fail(func: Any, args: tuple[Any, ...], batches: Sequence[BatchTensor]) -> bool:
-    """Return True if a function of MAY_FAIL can raise an error for some rows of the batches in `args`."""
+    """Return True if a function of RAISES_FOR_ROWS can raise an error for some rows of the batches in `args`."""
     if func in _BY_MATRIX:
         return True
     if batches[0].device.type != "cpu":

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from duoka.private.torch import memory_of
 from duoka.view.aliased import AliasedCopies, holders, version
-from duoka.view.support.transforms import looks_below
+from duoka.view.support.transforms import operators_are_observed
 from duoka.view.tensor.batch import BatchTensor, Spec
 
 _PARTS = (int, slice, type(None), type(Ellipsis), Tensor)
@@ -71,11 +71,16 @@ def index_kept(batch: Any, index: Any, *value: Any) -> Any:
     if type(batch) is not BatchTensor or batch._kept is None or not chooses_rows(batch, index):
         return NotImplemented
     view, whole = batch._meta.spec.view, batch._kept.whole
-    if view.of_parameters or view.in_parts or looks_below() or (value and not _may_be_written(batch, *value)):
+    if (
+        view.of_parameters
+        or view.in_parts
+        or operators_are_observed()
+        or (value and not _may_be_written(batch, *value))
+    ):
         return NotImplemented
     if not _is_up_to_date(batch, view.aliased):
         return NotImplemented
-    view.gathered.repeated += 1
+    view.whole_operations.repeated += 1
     if not value:
         return whole[index]
     whole[index] = value[0]
@@ -111,7 +116,7 @@ def _may_be_written(batch: BatchTensor, value: Any) -> bool:
 def _is_up_to_date(batch: BatchTensor, aliased: AliasedCopies) -> bool:
     """Return True if the copy that the batch keeps has its values; then writes to it are seen."""
     kept, rows = batch._kept, batch._rows
-    if aliased.unseen or rows is not kept.rows or rows.data_ptr() != kept.pointer:
+    if aliased.has_uncounted_writes or rows is not kept.rows or rows.data_ptr() != kept.pointer:
         return False
     memory = memory_of(rows)
     if aliased.numbers[memory] != kept.number:

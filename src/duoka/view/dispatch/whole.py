@@ -44,21 +44,23 @@ def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
     if name in REFUSED:
         raise Refused(f"{name} of a batch cannot be split over ranks ({user_line()}){REFUSED[name]}")
     batches = batches_in((args, kwargs))
-    with batches[0]._spec.view.gathered.timed(name):
+    with batches[0]._spec.view.whole_operations.timed(name):
         keep = name in _ROW_OPERATIONS or (name == "__setitem__" and keeps_written(*args))
         copies = {id(batch): _Copy(batch, keep) for batch in batches}
         args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].whole, (args, kwargs))
         out = func(*args, **kwargs)
-        unseen = name.endswith("_") and name.startswith("_") and not name.startswith("__")  # counts no version
+        bypasses_version = (
+            name.endswith("_") and name.startswith("_") and not name.startswith("__")
+        )  # counts no version
         for copy in copies.values():
-            unwritten = copy.is_unwritten() and not unseen
+            unwritten = copy.is_unwritten() and not bypasses_version
             out = copy.returned(out) if unwritten else copy.written_back(name, out)
         return out
 
 
 def take_row(batch: BatchTensor, index: int) -> Any:
     """Compute `batch[index]` whole; the fast path for loops over rows."""
-    with batch._spec.view.gathered.timed("__getitem__"):
+    with batch._spec.view.whole_operations.timed("__getitem__"):
         copy = _Copy(batch, keep=True)
         return copy.returned(copy.whole[index])
 
@@ -70,13 +72,13 @@ class _Copy:
         parts = [(share._spec, share._local) for share in batch._shares]
         spec, rows = parts[0]
         known = spec.view.aliased.of(rows, spec)
-        keep = keep and not spec.view.aliased.unseen
+        keep = keep and not spec.view.aliased.has_uncounted_writes
         if known is None and keep and batch._kept is not None:
             known = batch._kept.of(rows, spec.view.aliased)
         if known is None:
             records = records_gradients()  # before inference_mode(False) enables gradients
             with torch.inference_mode(False), torch.set_grad_enabled(records):  # its own tensors have no version
-                known = Spec.together(parts)
+                known = Spec.gather_shares(parts)
             if keep:
                 keep_copy(batch, known)
         self.batch, self.whole, self._keeps = batch, known, keep

@@ -27,7 +27,7 @@ from duoka.view.modules.recomputing import computed_again
 from duoka.view.row_independent import names_of_module
 from duoka.view.shares.partition import Partition
 from duoka.view.support.kinds import is_compiled
-from duoka.view.support.transforms import looks_below
+from duoka.view.support.transforms import operators_are_observed
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 from duoka.view.view import View
 
@@ -94,9 +94,9 @@ class ModuleCalls:
         if here.whole:
             with with_whole_parameters(module) if here.leaves_out_padding else nullcontext():
                 return original(module, *args, **kwargs)
-        if looks_below() and not is_compiled(module):
+        if operators_are_observed() and not is_compiled(module):
             return original(module, *args, **kwargs)
-        if looks_below() or _is_opaque(module):
+        if operators_are_observed() or _is_opaque(module):
             return self._whole(original, module, args, kwargs)
         if leaves_out_padding(module):
             return self._whole(partial(self._without_padding, original), module, args, kwargs)
@@ -169,8 +169,8 @@ class ModuleCalls:
             return
         self._synchronized.add(module)
         self.view.prepare_model(module)
-        ranks = self.view.shares.ranks
-        with ranks.broadcasts_together():
+        ranks = self.view.shares.processes
+        with ranks.coalesced_broadcasts():
             for parameter in module.parameters():
                 self.view.adopt(parameter)
             for buffer in module.buffers():
@@ -182,10 +182,15 @@ class ModuleCalls:
             if not batches_in((args, kwargs)):
                 return original(module, *args, **kwargs)
             name = self.view.row_independent.name_of(names_of_module(module))
-            if name is not None and not looks_below() and not self.view.shares.exact and self.view.shares.count == 1:
+            if (
+                name is not None
+                and not operators_are_observed()
+                and not self.view.shares.exact
+                and self.view.shares.count == 1
+            ):
                 self._synchronize(module)
                 return on_own_rows(name, partial(original, module), args, kwargs)
-            with self.view.gathered.timed(names_of_module(module)[0]):
+            with self.view.whole_operations.timed(names_of_module(module)[0]):
                 args, kwargs = gather_all((args, kwargs))
                 return original(module, *args, **kwargs)
 
@@ -222,10 +227,10 @@ class ModuleCalls:
         """Make a call whose batch is a plain input, and note what was computed whole."""
         n, trials = candidate.leaf.shape[candidate.dim], candidate.trials
         dims = {id(leaf): 0 for leaf in _plain_in((*args, *kwargs.values())) if holds(leaf, n)}
-        before = self.view.gathered.total()
+        before = self.view.whole_operations.total()
         out = self._with_batches(original, module, args, kwargs, {**dims, id(candidate.leaf): candidate.dim})
         if not trials.decided:
-            cost = self.view.gathered.total() - before
+            cost = self.view.whole_operations.total() - before
             trials.costs[candidate.dim] = cost if cost == 0 or batches_in(out) else 2 * cost
             _decide(trials, candidate.leaf, self.view, out)
         return out

@@ -91,7 +91,7 @@ class Compiled:
             set_random_states(states)
             return self._prove(original, module, args, kwargs, kinds, kind)
 
-        return self._view.shares.ranks.agreed(on_rows, again)
+        return self._view.shares.processes.run_or_fall_back(on_rows, again)
 
     def ran_eagerly(self, part: nn.Module) -> None:
         """Raise an error if a compiled module is being called with local rows; called by modules that run uncompiled.
@@ -173,7 +173,7 @@ class Compiled:
         # Besides each batch, the table, the list, this loop and the call refer to a meta.
         keeps = any(sys.getrefcount(meta) > 4 + known[id(meta)] for meta in view.metas.everything())
         found = _ON_RANK.index(self._failed.get(module, _KEEPS if keeps else _NO_REASON))
-        return _ON_RANK[int(view.shares.ranks.all_reduce(torch.tensor(found), ReduceOp.MAX))]
+        return _ON_RANK[int(view.shares.processes.all_reduce(torch.tensor(found), ReduceOp.MAX))]
 
     def _uncompiled(
         self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

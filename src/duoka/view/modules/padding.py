@@ -26,9 +26,9 @@ def with_whole_parameters(module: nn.Module) -> Iterator[None]:
     replaced = []
     for part in module.modules():
         for name, parameter in list(parameters_in(part).items()):
-            if (gathered := getattr(parameter, "gathered", None)) is not None:
+            if (unsharded := getattr(parameter, "duoka_unsharded", None)) is not None:
                 replaced.append((parameters_in(part), name, parameter))
-                parameters_in(part)[name] = gathered()
+                parameters_in(part)[name] = unsharded()
     try:
         yield
     finally:

@@ -50,7 +50,7 @@ FAMILIES = (
 def install() -> None:
     """Install the rules in BatchTensor."""
     BatchTensor.rules = {func: rule for family in FAMILIES for func, rule in family.RULES.items()}
-    BatchTensor.together = facts.TOGETHER | gradients.TOGETHER
+    BatchTensor.once_for_all_shares = facts.ONCE_FOR_ALL_SHARES | gradients.ONCE_FOR_ALL_SHARES
     BatchTensor.drawing = frozenset(randomness.RULES.values()) | attention.DRAWING | recurrent.DRAWING
     BatchTensor.unrecorded = frozenset({*facts.RULES.values(), *gradients.RULES.values()})
     BatchTensor.computing = frozenset(

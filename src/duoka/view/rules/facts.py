@@ -61,7 +61,7 @@ def base(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return `x.data`, which shares memory, without autograd."""
-    args[0]._spec.view.aliased.unseen = True
+    args[0]._spec.view.aliased.has_uncounted_writes = True
     return BatchTensor(args[0]._local.data, args[0]._spec)
 
 
@@ -108,7 +108,7 @@ def is_tensor(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return True
 
 
-TOGETHER: frozenset[Rule] = frozenset({global_property, is_same_size, is_tensor})
+ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({global_property, is_same_size, is_tensor})
 
 _data: Any = Tensor.data
 RULES: dict[Function, Rule] = {

@@ -173,7 +173,7 @@ def _true_gradient(found: list[Tensor | None], of: Tensor, view: View) -> Tensor
     if not isinstance(of, BatchTensor):
         # The leaf itself was used outside of shares, or among rows if each rank has one share.
         parts, apart = (found[:-1], found[-1]) if len(found) > 1 or own.exact else (found, None)
-        if not of.is_leaf and (own.exact or own.home is not None):
+        if not of.is_leaf and (own.exact or own.combine_device is not None):
             return found[0]
         total: Tensor | None = None
         if any(part is not None for part in parts):
@@ -211,7 +211,7 @@ def register_hook(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     return originals.register_hook(batch._local, rows_hook)
 
 
-TOGETHER: frozenset[Rule] = frozenset({backward, backward_of_several, grad, register_hook})
+ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({backward, backward_of_several, grad, register_hook})
 
 RULES: dict[Function, Rule] = {
     Tensor.requires_grad_: requires_grad_,

@@ -114,7 +114,7 @@ class _WholeBatchNorm(torch.autograd.Function):
         dense = [part if part.dtype == torch.float64 else part.float() for part in rows]
         found = [torch.var_mean(part, dim=all_but_channels(part), correction=0) for part in dense]
         mine = torch.stack([torch.stack([mean, var]) for var, mean in found])
-        means, variances = shares.ranks.all_gather(mine).view(shares.world_size, 2, -1).unbind(1)
+        means, variances = shares.processes.all_gather(mine).view(shares.world_size, 2, -1).unbind(1)
         mean, var = combined(means, variances, counts.to(means.dtype) / total)
         ctx.save_for_backward(*given, mean, var)
         ctx.eps, ctx.total, ctx.shares = eps, total, shares

@@ -1,7 +1,10 @@
 """Collectives with gradients. Each call is one node of the autograd graph, for all shares of a process.
 
-One convention holds everywhere: the objective is the sum over shares of each share's copy of the loss, and gradients
-of parameters are divided by the number of shares. So a replicated loss needs no weighting by share.
+One convention holds everywhere. Every one of W shares runs the backward pass on its own copy of the replicated loss
+L, so what is differentiated is W * L. A part that `AllReduceSum` adds up flows into all W copies: its gradient is the
+sum of W equal ones, W times the given one. So a parameter that computes with rows gets W * (its rows' part of dL/dp),
+and one that computes with replicated tensors only gets dL/dp on each share. The mean over shares, which strategies
+compute, is dL/dp in both cases. A batch that is a leaf divides its own gradient by W (`View.divide_gradient`).
 """
 
 from __future__ import annotations
@@ -62,10 +65,10 @@ class AllGatherRows(torch.autograd.Function):
         sent = rows[0].detach() if len(rows) == 1 else torch.cat([part.detach() for part in rows])
         if sent.dtype == torch.bool:
             sent = sent.view(torch.uint8)
-        partition = partitions[0].of_process(shares.ranks.rank, shares.ranks.world_size)
+        partition = partitions[0].of_process(shares.processes.rank, shares.processes.world_size)
         if partition.rows < partition.largest:
             sent = torch.cat([sent, sent.new_zeros((partition.largest - partition.rows, *sent.shape[1:]))])
-        parts = shares.ranks.all_gather(sent)
+        parts = shares.processes.all_gather(sent)
         whole = torch.cat([part[:size] for part, size in zip(parts, partition.sizes, strict=True)])
         return whole.view(torch.bool) if rows[0].dtype == torch.bool else whole
 

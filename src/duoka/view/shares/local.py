@@ -35,26 +35,27 @@ class RuleRecorder(Protocol):
 
 
 class LocalShares:
-    """The only share of a process; subclasses have several.
+    """The local shares of a process: one. Subclasses have several.
 
-    ranks: collectives between processes. count: shares of each process. exact: True if sums are added in a fixed
-    tree. home: the device on which shares on several devices are combined. is_alias: returns True for a leaf that
-    replaces a parameter in one share. recorder: of the running rule. draw_cache: of the running call.
+    processes: collectives between processes. count: local shares, the same on every process. exact: True if sums are
+    added in a fixed tree. combine_device: the device on which shares on several devices are combined. is_alias:
+    returns True for a leaf that replaces a parameter in one share. recorder: of the running rule. draw_cache: of the
+    running call.
     """
 
     count, exact = 1, False
-    home: torch.device | None = None
+    combine_device: torch.device | None = None
     is_alias: Callable[[Tensor], bool] = staticmethod(lambda leaf: False)
 
-    def __init__(self, ranks: Collectives) -> None:
-        self.ranks = ranks
+    def __init__(self, processes: Collectives) -> None:
+        self.processes = processes
         self.recorder: RuleRecorder | None = None
         self.draw_cache: DrawCache | None = None
 
     @property
     def world_size(self) -> int:
         """Number of shares of all processes."""
-        return self.ranks.world_size * self.count
+        return self.processes.world_size * self.count
 
     def each(self, work: Callable[[int], T], draws: bool = False) -> list[T]:
         """Return `work(index)` for each local share; all must call `synchronize` equally often.
@@ -72,14 +73,14 @@ class LocalShares:
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the sum over all shares of all processes. parts: those of the local shares."""
-        return self.ranks.all_reduce(parts[0].detach().clone())
+        return self.processes.all_reduce(parts[0].detach().clone())
 
 
 class SeveralLocalShares(LocalShares):
     """Several shares of one process."""
 
-    def __init__(self, ranks: Collectives, count: int) -> None:
-        super().__init__(ranks)
+    def __init__(self, processes: Collectives, count: int) -> None:
+        super().__init__(processes)
         self.count = count
 
     def each(self, work: Callable[[int], T], draws: bool = False) -> list[T]:
@@ -105,16 +106,16 @@ class SeveralLocalShares(LocalShares):
 
 
 class DeviceShares(SeveralLocalShares):
-    """A share on each of several devices of one process. home: the device on which they are combined."""
+    """A share on each of several devices of one process. combine_device: the device on which they are combined."""
 
-    def __init__(self, ranks: Collectives, count: int, home: torch.device) -> None:
-        super().__init__(ranks, count)
-        self.home = home
+    def __init__(self, processes: Collectives, count: int, combine_device: torch.device) -> None:
+        super().__init__(processes, count)
+        self.combine_device = combine_device
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
-        total = parts[0].detach().to(self.home, copy=True)
+        total = parts[0].detach().to(self.combine_device, copy=True)
         for part in parts[1:]:
-            total += part.detach().to(self.home)
+            total += part.detach().to(self.combine_device)
         return total
 
 
@@ -126,8 +127,8 @@ class ExactShares(SeveralLocalShares):
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         local = add_up([part.detach() for part in parts])
         if not local.is_floating_point() and not local.is_complex():
-            return self.ranks.all_reduce(local)
-        return start_sum(self.ranks, local)()
+            return self.processes.all_reduce(local)
+        return start_sum(self.processes, local)()
 
 
 class _ShareTask:
@@ -195,16 +196,16 @@ class ShareCollectives(Collectives):
     """
 
     def __init__(self, shares: LocalShares, place: int) -> None:
-        self._shares, self.key = shares, shares.ranks.key
-        self.rank, self.world_size = shares.ranks.rank * shares.count + place, shares.world_size
+        self._shares, self.key = shares, shares.processes.key
+        self.rank, self.world_size = shares.processes.rank * shares.count + place, shares.world_size
 
     @property
-    def alone(self) -> bool:
-        return self._shares.ranks.alone
+    def rank_local(self) -> bool:
+        return self._shares.processes.rank_local
 
-    @alone.setter
-    def alone(self, value: bool) -> None:
-        self._shares.ranks.alone = value
+    @rank_local.setter
+    def rank_local(self, value: bool) -> None:
+        self._shares.processes.rank_local = value
 
     def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
         def reduce(parts: list[Tensor]) -> list[None]:
@@ -215,7 +216,7 @@ class ShareCollectives(Collectives):
                 total = parts[0].clone()
                 for part in parts[1:]:
                     total = choose(total, part)
-                total = self._shares.ranks.all_reduce(total, op)
+                total = self._shares.processes.all_reduce(total, op)
             with torch.no_grad():
                 for part in parts:
                     part.copy_(total)
@@ -226,7 +227,7 @@ class ShareCollectives(Collectives):
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         def gather(parts: list[Tensor]) -> list[Tensor]:
-            found = self._shares.ranks.all_gather(torch.stack([part.detach() for part in parts]))
+            found = self._shares.processes.all_gather(torch.stack([part.detach() for part in parts]))
             return [found.view(self.world_size, *tensor.shape)] * len(parts)
 
         return self._shares.synchronize(gather, tensor)  # type: ignore[no-any-return]
@@ -234,7 +235,7 @@ class ShareCollectives(Collectives):
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         def send(parts: list[Tensor]) -> list[Tensor]:
             rank, place = divmod(source, self._shares.count)
-            sent = self._shares.ranks.broadcast(parts[place].detach().clone(), rank)
+            sent = self._shares.processes.broadcast(parts[place].detach().clone(), rank)
             with torch.no_grad():
                 return [part.copy_(sent) for part in parts]
 

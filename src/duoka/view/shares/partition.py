@@ -12,6 +12,9 @@ class Partition:
     """A batch of `n` samples, split into contiguous shares whose sizes differ by at most 1, as seen by `rank`.
 
     The last ranks have the larger shares, so rank `world_size - 1` always has one of the largest.
+
+    It is also the interface of `Scattered` (`rules/packing.py`), whose rows are not contiguous: there `start` and
+    `bounds` count rows that are concatenated rank by rank, and only `local_rows` and `in_order` know their places.
     """
 
     n: int

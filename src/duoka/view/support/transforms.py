@@ -23,7 +23,7 @@ _COUNTING = "torch.utils.flop_counter"
 _TRACING = ("torch._subclasses.", "torch.fx.")
 
 
-def looks_below() -> bool:
+def operators_are_observed() -> bool:
     """Return True if torch functions of batches must be computed whole."""
     return (
         transform_level() is not None
@@ -43,7 +43,7 @@ def _is_scripts(mode: Any) -> bool:
 
 
 @contextmanager
-def unseen() -> Iterator[None]:
+def without_modes() -> Iterator[None]:
     """Suspend transforms and dispatch modes, to gather rows."""
     with ExitStack() as stack:
         if transform_level() is not None:

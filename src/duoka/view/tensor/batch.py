@@ -15,7 +15,7 @@ from duoka.private.torch import make_wrapper, tree_leaves, tree_map_only
 from duoka.view.random.draws import memory_order
 from duoka.view.shares.differentiable import AllGatherRows
 from duoka.view.shares.partition import Partition
-from duoka.view.support.transforms import looks_below, unseen
+from duoka.view.support.transforms import operators_are_observed, without_modes
 from duoka.view.support.user_code import user_line
 from duoka.view.view import View
 
@@ -64,21 +64,23 @@ class Spec:
 
     def gather(self, local: Tensor) -> Tensor:
         """All-gather: return the replicated tensor of which `local` are this rank's rows."""
-        whole: Tensor = self.view.shares.synchronize(lambda parts: [Spec.together(parts)] * len(parts), (self, local))
+        whole: Tensor = self.view.shares.synchronize(
+            lambda parts: [Spec.gather_shares(parts)] * len(parts), (self, local)
+        )
         return whole
 
     @staticmethod
-    def together(parts: list[tuple[Spec, Tensor]]) -> Tensor:
+    def gather_shares(parts: list[tuple[Spec, Tensor]]) -> Tensor:
         """All-gather the rows of all shares. parts: placement and rows of each local share."""
-        if looks_below():
-            with unseen():
-                return Spec._together(parts)
-        return Spec._together(parts)
+        if operators_are_observed():
+            with without_modes():
+                return Spec._gather_shares(parts)
+        return Spec._gather_shares(parts)
 
     @staticmethod
-    def _together(parts: list[tuple[Spec, Tensor]]) -> Tensor:
+    def _gather_shares(parts: list[tuple[Spec, Tensor]]) -> Tensor:
         spec, local = parts[0]
-        home = spec.view.shares.home
+        home = spec.view.shares.combine_device
         if home is not None:
             parts = [(of, rows.to(home)) for of, rows in parts]
         apart = [
@@ -134,7 +136,7 @@ class BatchTensor(Tensor):
 
     Class attributes, set by `view/rules`:
         rules: torch function -> rule.
-        together: rules that are called once for all local shares.
+        once_for_all_shares: rules that are called once for all local shares.
         drawing: rules that draw random numbers.
         unrecorded: rules that do more than call torch functions on local tensors.
         computing: rules of what models compute with parameters.
@@ -144,7 +146,7 @@ class BatchTensor(Tensor):
     _meta: Meta
     _kept: Any = None  # a gathered copy (dispatch/whole.py)
     rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}
-    together: ClassVar[frozenset[Rule]] = frozenset()
+    once_for_all_shares: ClassVar[frozenset[Rule]] = frozenset()
     drawing: ClassVar[frozenset[Rule]] = frozenset()
     unrecorded: ClassVar[frozenset[Rule]] = frozenset()
     computing: ClassVar[frozenset[Rule]] = frozenset()
@@ -175,6 +177,11 @@ class BatchTensor(Tensor):
 
     @property
     def _local(self) -> Tensor:
+        """This rank's rows, up to date.
+
+        First it copies into them what the script wrote to copies of the batch (`aliased.py`). `_rows` are the same
+        tensor without that step, for its shape, dtype, version and identity only.
+        """
         aliased = self._meta.spec.view.aliased
         if aliased.copies:
             aliased.write_back(self._rows)
@@ -315,7 +322,7 @@ class MultiShareBatch(BatchTensor):
         return rows
 
     def full_tensor(self) -> Tensor:
-        return Spec.together([(own._spec, own._local) for own in self._own])
+        return Spec.gather_shares([(own._spec, own._local) for own in self._own])
 
 
 # Scripts print the names of types.
@@ -404,14 +411,14 @@ def whole_batch_error(error: Exception, view: View, again: Callable[[], object])
     """
     if not isinstance(error, (RuntimeError, ValueError)) or isinstance(error, (DuokaError, torch.OutOfMemoryError)):
         return error
-    before, view.ranks.alone = view.ranks.alone, True
+    before, view.ranks.rank_local = view.ranks.rank_local, True
     try:
         again()
     except Exception as whole:
         alike_but_for_numbers = _NUMBER.sub("#", repr(whole)) == _NUMBER.sub("#", repr(error))
         return whole.with_traceback(error.__traceback__) if alike_but_for_numbers else error
     finally:
-        view.ranks.alone = before
+        view.ranks.rank_local = before
     return error
 
 
