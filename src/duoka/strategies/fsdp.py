@@ -154,7 +154,7 @@ class ModelSharding:
                     state[name] = shard_like(value, parameter)
 
     @contextmanager
-    def held(self, parameters: Iterable[Tensor]) -> Iterator[None]:
+    def no_sync(self, parameters: Iterable[Tensor]) -> Iterator[None]:
         """Within the context, hold the whole gradients of these parameters' blocks on each rank."""
         blocks, before = self._blocks, self._blocks.holding
         blocks.holding = before | {parameter._block for parameter in parameters if isinstance(parameter, Sharded)}
@@ -290,10 +290,10 @@ class Fsdp(Ddp):
             self._sharding.shard(module)
 
     @contextmanager
-    def held(self, parameters: Iterable[Tensor] | None = None) -> Iterator[None]:
+    def no_sync(self, parameters: Iterable[Tensor] | None = None) -> Iterator[None]:
         listed = [] if parameters is None else [*parameters]  # of pieces: without further memory
-        hybrid = nullcontext() if self._hybrid is None else self._hybrid.held(listed)
-        with super().held(None if parameters is None else listed), self._sharding.held(listed), hybrid:
+        hybrid = nullcontext() if self._hybrid is None else self._hybrid.no_sync(listed)
+        with super().no_sync(None if parameters is None else listed), self._sharding.no_sync(listed), hybrid:
             yield
 
     @contextmanager

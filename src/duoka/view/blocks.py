@@ -80,7 +80,7 @@ class Blocks:
         self._used: tuple[Block | None, Block | None] = None, None  # the two used last
         self._used_written = -1  # `View.written` at the last use
         self.outlived: list[Outlived] = []
-        self._held: dict[Block, dict[int, Tensor]] = {}  # whole gradients of this rank, by index
+        self._unsynced: dict[Block, dict[int, Tensor]] = {}  # whole gradients of this rank, by index
         self._deferred: list[tuple[Block, list[Callable[[], dict[int, Tensor]]]]] = []
 
     def use(self, block: Block) -> None:
@@ -202,7 +202,9 @@ class Blocks:
         So gradients of several passes are communicated once, at the price of their memory.
         """
         stays = block in self.holding
-        sums, more = (self._held.setdefault(block, {}), grads) if stays else (grads, self._held.pop(block, {}))
+        sums, more = (
+            (self._unsynced.setdefault(block, {}), grads) if stays else (grads, self._unsynced.pop(block, {}))
+        )
         for at, grad in more.items():
             sums[at] = sums[at] + grad if at in sums else grad
         return stays
@@ -210,8 +212,8 @@ class Blocks:
     def add_held(self, but: frozenset[Block] = frozenset()) -> None:
         """Communicate gradients that blocks hold, and add them to `.grad`. but: blocks that go on to hold theirs."""
         with torch.no_grad():
-            for block in [block for block in self._held if block not in but]:
-                self.defer(block, block.start_sums(self._held.pop(block)))
+            for block in [block for block in self._unsynced if block not in but]:
+                self.defer(block, block.start_sums(self._unsynced.pop(block)))
         self.add_deferred()
 
     @contextmanager
