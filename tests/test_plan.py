@@ -145,11 +145,6 @@ def test_a_script_with_ranks_of_its_own_keeps_all_threads(plan: Any) -> None:
             "`duoka forecast --memory` says whether a model needs run.model(net, strategy='fsdp')",
         ),
         (
-            {"strategy": "auto", "machines": Machines(2, 0, "a", 1)},
-            OptionError,
-            "--strategy must be ddp or fsdp on several machines, but is 'auto'",
-        ),
-        (
             {"checkpoint_activations": True},
             OptionError,
             "--checkpoint-activations must be given with --strategy fsdp",

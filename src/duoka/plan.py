@@ -280,9 +280,6 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
     if options.checkpoint_activations and options.strategy not in ("fsdp", "hsdp"):
         hint = "auto adds it if nothing else fits" if options.strategy == "auto" else ""
         raise OptionError("--checkpoint-activations", True, "given with --strategy fsdp or hsdp", hint)
-    if options.strategy == "auto" and options.machines.count > 1:
-        hint = "`duoka forecast --memory` on one machine says which fits"
-        raise OptionError("--strategy", "auto", "ddp or fsdp on several machines", hint)
     if options.strategy == "exact":
         for name, words in (("batch_norm", "local"), ("randomness", "worker")):
             if getattr(options, name) == words:

@@ -26,9 +26,9 @@ def test_powers_of_two() -> None:
 )
 def test_options_of_one_strategy_are_refused(given: dict[str, object], said: str) -> None:
     with pytest.raises(OptionError, match=said):
-        forecast_memory(Options(Target("a.py"), **given), None, "normal")  # type: ignore[arg-type]
+        forecast_memory(Options(Target("a.py"), **given), None, 1, "normal")  # type: ignore[arg-type]
 
 
 def test_a_wrong_size() -> None:
     with pytest.raises(OptionError, match="--device-memory must be a size such as 80GB"):
-        forecast_memory(Options(Target("a.py")), "80", "normal")
+        forecast_memory(Options(Target("a.py")), "80", 1, "normal")

@@ -110,6 +110,23 @@ duoka.save_weights(net, "weights.safetensors", max_shard_size=600)
 )
 
 
+CHOSEN = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(*[nn.Linear(500, 500, bias=False) for _ in range(4)])
+optimizer = torch.optim.Adam(model.parameters())
+x = torch.randn(64, 500)
+for _ in range(4):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(f"{loss.item():.6f}")
+print(sum(p.untyped_storage().nbytes() for p in model.parameters()))
+"""
+
+
 def test_each_machine_holds_a_copy_of_a_sharded_model(flow: Flow) -> None:
     import torch
 
@@ -136,6 +153,18 @@ def test_each_machine_holds_a_copy_of_a_sharded_model(flow: Flow) -> None:
         net.apply(lambda part: part.reset_parameters() if hasattr(part, "reset_parameters") else None)
     (step,) = (flow.folder / "kept").glob("step-*")
     assert len(list(step.glob("model-*-of-00002.safetensors"))) == 2  # of the ranks of the first machine
+
+
+@pytest.mark.long
+def test_both_machines_choose_the_same_strategy(flow: Flow) -> None:
+    script = flow.write("train.py", CHOSEN)
+    expected = flow.python([script], env=SAME_HASHES).ok().stdout.splitlines()
+    for memory, part in (("17MB", 2), ("13MB", 4)):  # hsdp, fsdp
+        first, other = run(flow, script, workers=(2, 2), options=("--strategy", "auto", "--device-memory", memory))
+        assert other.ok().stdout == ""
+        *lines, held = first.ok().stdout.splitlines()
+        assert lines == expected[:-1]
+        assert int(held) * part == int(expected[-1])
 
 
 def test_machines_of_different_sizes_hold_no_copies(flow: Flow) -> None:

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from duoka import environment
+from duoka.cli.memory import on_machines
 from duoka.cli.trial import sayer, to_the_end
 from duoka.devices import inventory
 from duoka.devices.memory import memory_of_each
 from duoka.errors import AskedError, DuokaError
-from duoka.options import Options
+from duoka.options import ONE_MACHINE, Options
 from duoka.plan import Plan, decide
 
 
@@ -34,10 +35,20 @@ def _chosen(plan: Plan, opts: Options, memory: int | None) -> Plan:
 
     seen = inventory.read()
     limit = memory_of_each(plan.devices, seen) if memory is None else memory
-    alone = replace(opts, strategy="", devices="cpu:1", blocks=(), restarts=0, report=None)
+    alone = replace(opts, strategy="", devices="cpu:1", blocks=(), restarts=0, report=None, machines=ONE_MACHINE)
     on_cpu = decide(alone, seen, environment.visible_gpus(), environment.threads())
+    count, name = plan.machines.count, plan.device_words
+    devices = len(plan.devices) * count
     request = MemoryRequest(
-        opts.target.name, on_cpu, [plan.device_words], [len(plan.devices)], [limit], opts.blocks, None, choosing=True
+        opts.target.name,
+        on_cpu,
+        [name if count == 1 else on_machines(name, count)],
+        [devices],
+        [limit],
+        opts.blocks,
+        None,
+        choosing=True,
+        machines=count if plan.machines.each == "machine" else 1,  # else it is not known which ranks are on one
     )
     say = sayer(plan.verbosity)
     try:
@@ -46,7 +57,7 @@ def _chosen(plan: Plan, opts: Options, memory: int | None) -> Plan:
     except DuokaError:
         say("--strategy auto: the strategy cannot be chosen; --strategy ddp or fsdp starts the script at once")
         raise
-    need = found.advice(len(plan.devices))
+    need = found.advice(devices)
     if need is None:
         raise AskedError(f"--strategy auto: {verdict(found)}; --strategy fsdp starts the script all the same")
     layout = need.layout

@@ -49,6 +49,7 @@ MEMORY = "Print the peak memory of a device under each strategy, and which one t
 DEVICE_MEMORY = (
     "With --memory: what each device has, such as 24GB. [default: as the GPU says; what is free, for CPUs]"
 )
+MACHINES = "With --memory: so many machines, each with these devices. [default: 1]"
 FEWEST, MOST = 7, 100_000  # fewer would leave too few to count
 
 FORECAST_GROUPS: Groups = (
@@ -60,6 +61,7 @@ FORECAST_GROUPS: Groups = (
             click.Option(["--steps"], type=int, metavar="N", help=STEPS),
             click.Option(["--memory"], is_flag=True, help=MEMORY),
             click.Option(["--device-memory"], metavar="SIZE", help=DEVICE_MEMORY),
+            click.Option(["--machines"], type=int, default=1, metavar="N", help=MACHINES),
             OF_RUN["kind"],
             OF_RUN["threads"],
             OF_RUN["timeout"],
@@ -76,6 +78,7 @@ def forecast(
     steps: int | None,
     memory: bool,
     device_memory: str | None,
+    machines: int,
     as_json: bool,
     **given: Any,
 ) -> Callable[[], int]:
@@ -90,9 +93,13 @@ def forecast(
         raise OptionError("--steps", steps, f"a whole number from {FEWEST} to {MOST:,}")
     opts = asked_for(Target(words[0], words[1:], is_module), step_timeout="auto", restarts="0", **given)
     if memory:
-        return forecast_memory(opts, device_memory, "json" if as_json else opts.verbosity)
+        if machines < 1:
+            raise OptionError("--machines", machines, "a whole number, at least 1")
+        return forecast_memory(opts, device_memory, machines, "json" if as_json else opts.verbosity)
     if device_memory is not None:
         raise OptionError("--device-memory", device_memory, "given with --memory")
+    if machines != 1:
+        raise OptionError("--machines", machines, "given with --memory")
     return partial(_forecast, opts, steps, "json" if as_json else opts.verbosity)
 
 

@@ -18,8 +18,11 @@ from duoka.plan import Kind, Plan, decide
 EVERY = "every strategy is compared with --memory"  # a reason to leave out an option
 
 
-def forecast_memory(opts: Options, device_memory: str | None, shown: str) -> Callable[[], int]:
-    """Check the options, and return the function that runs the forecast. device_memory: of each device, as text."""
+def forecast_memory(opts: Options, device_memory: str | None, machines: int, shown: str) -> Callable[[], int]:
+    """Check the options, and return the function that runs the forecast.
+
+    device_memory: of each device, as text. machines: their number, each with the devices asked for.
+    """
     for option, value, is_given in (
         ("--strategy", opts.strategy, opts.strategy != ""),
         ("--checkpoint-activations", True, opts.checkpoint_activations),
@@ -29,18 +32,28 @@ def forecast_memory(opts: Options, device_memory: str | None, shown: str) -> Cal
         if is_given:
             raise OptionError(option, str(value), "left out", EVERY if option != "--report" else "--json gives data")
     limit = None if device_memory is None else memory_size(device_memory, "--device-memory")
-    return lambda: to_the_end(lambda: _run(opts, limit, shown))
+    return lambda: to_the_end(lambda: _run(opts, limit, machines, shown))
 
 
-def _run(opts: Options, limit: int | None, shown: str) -> int:
+def _run(opts: Options, limit: int | None, machines: int, shown: str) -> int:
     from duoka.forecasting.memory.forecast import MemoryRequest  # imports torch; a plan is made without it
     from duoka.forecasting.memory.forecast import forecast_memory as start
     from duoka.forecasting.memory.showing import as_data, as_text
 
-    request = MemoryRequest(opts.target.name, *_decided(opts, limit), opts.blocks, opts.log_dir)
+    plan, names, counts, limits = _decided(opts, limit)
+    if machines > 1:
+        names, counts = [on_machines(name, machines) for name in names], [count * machines for count in counts]
+    request = MemoryRequest(
+        opts.target.name, plan, names, counts, limits, opts.blocks, opts.log_dir, machines=machines
+    )
     found = start(request, sayer(shown))
     click.echo(as_data(found) if shown == "json" else as_text(found, shown))
     return 0
+
+
+def on_machines(devices: str, machines: int) -> str:
+    """Name the devices of several machines."""
+    return f"{devices} on each of {machines} machines"
 
 
 def _decided(opts: Options, limit: int | None) -> tuple[Plan, list[str], list[int], list[int | None]]:

@@ -52,10 +52,15 @@ def test_what_a_device_holds(flow: Flow) -> None:
 
 
 def test_fsdp_where_only_that_fits(flow: Flow) -> None:
-    data = found(flow, "--device-memory", "17MB")
-    assert data["take"] == {"strategy": "fsdp", "devices": 2, "checkpoint_activations": False}
-    assert [layout["fits"] for layout in data["layouts"]] == [False, False, True, True]
+    data = found(flow, "--device-memory", "17MB", "--machines", "2")
+    assert data["take"] == {"strategy": "hsdp", "devices": 4, "checkpoint_activations": False}
+    two, (_, hsdp, fsdp, *_) = data["layouts"][:3], data["layouts"][3:]
+    assert [(one["strategy"], one["fits"]) for one in two] == [("ddp", False), ("fsdp", True), ("fsdp", True)]
+    assert hsdp["fits"]
+    assert 0 <= two[1]["peak"] - hsdp["peak"] < 4 * 64 * 500  # as much of the model, and half of the rows
+    assert fsdp["peak"] < 0.8 * hsdp["peak"]
     assert "ddp needs 2" in data["verdict"]
+    assert "fsdp on cpu:2 on each of 2 machines, " in data["verdict"].replace("hsdp", "fsdp")
 
 
 def test_a_script_that_makes_no_second_step(flow: Flow) -> None:

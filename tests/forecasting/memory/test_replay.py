@@ -25,6 +25,15 @@ def test_rows_are_shared_and_parameters_are_not_with_ddp() -> None:
     assert megabytes(story, FSDP) == 5 + 10 + 3 + 4 + 1
 
 
+def test_hsdp_divides_the_model_by_the_devices_of_a_machine() -> None:
+    story = Story(8)
+    story.alive(8, "parameter", 0)
+    story.alive(16, "state", 0)
+    story.make(8, "rows")
+    assert megabytes(story, MemoryLayout("hsdp", 4, machines=2)) == 4 + 8 + 2
+    assert megabytes(story, MemoryLayout("fsdp", 4, machines=2)) == 2 + 4 + 2
+
+
 @pytest.mark.parametrize(("batch", "devices", "share"), [(8, 4, 2 / 8), (7, 2, 4 / 7), (3, 4, 1.0), (None, 2, 1.0)])
 def test_the_largest_share_counts(batch: int | None, devices: int, share: float) -> None:
     story = Story(batch)

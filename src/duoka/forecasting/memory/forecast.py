@@ -37,7 +37,8 @@ class MemoryRequest:
 
     names: of the devices, in the syntax of `--devices`. devices: their numbers. limits: bytes that a device has, for
     each of these; None if not known. blocks: as `duoka run --blocks`. log_dir: where to keep the script's output, or
-    None. choosing: end after the first step if the script needs less than the devices have in any case.
+    None. choosing: end after the first step if the script needs less than the devices have in any case. machines: on
+    which the devices are, equally many on each.
     """
 
     target: str
@@ -48,6 +49,7 @@ class MemoryRequest:
     blocks: tuple[str, ...]
     log_dir: Path | None
     choosing: bool = False
+    machines: int = 1
 
     @property
     def plenty(self) -> int:
@@ -86,9 +88,9 @@ class MemoryForecast:
         found = []
         if self.record.steps == 1:
             known = zip(self.request.devices, self.request.limits, strict=True)
-            return tuple(Need(layouts(devices)[0], self.record.bound, limit) for devices, limit in known)
+            return tuple(Need(self._layouts(devices)[0], self.record.bound, limit) for devices, limit in known)
         for devices, limit in zip(self.request.devices, self.request.limits, strict=True):
-            for layout in layouts(devices, self.request.plan.kind is Kind.PLAIN):
+            for layout in self._layouts(devices):
                 found.append(Need(layout, peak(self.record, layout), limit))
         return tuple(found)
 
@@ -105,10 +107,13 @@ class MemoryForecast:
         devices = self.request.devices[-1]
         while devices < MOST_DEVICES:
             devices *= 2
-            for layout in layouts(devices, self.request.plan.kind is Kind.PLAIN):
+            for layout in self._layouts(devices):
                 if Need(layout, peak(self.record, layout), limit).fits:
                     return layout
         return None
+
+    def _layouts(self, devices: int) -> list[MemoryLayout]:
+        return layouts(devices, self.request.plan.kind is Kind.PLAIN, self.request.machines)
 
     @cached_property
     def alone(self) -> int:
@@ -121,12 +126,19 @@ class MemoryForecast:
         return sum(storage.size for storage in alive if storage.scope in scopes)
 
 
-def layouts(devices: int, is_plain: bool = True) -> list[MemoryLayout]:
-    """Return the layouts on so many devices. is_plain: for plain scripts, which alone take all options."""
+def layouts(devices: int, is_plain: bool = True, machines: int = 1) -> list[MemoryLayout]:
+    """Return the layouts on so many devices of all machines, the one that communicates or computes least first.
+
+    is_plain: for plain scripts, which alone take all options.
+    """
     if devices == 1:
         return [MemoryLayout("single", 1)]
-    recomputed = [MemoryLayout("fsdp", devices, checkpoints=True)] * is_plain
-    return [MemoryLayout("ddp", devices), MemoryLayout("fsdp", devices), *recomputed]
+    found = [MemoryLayout("ddp", devices, machines=machines)]
+    for checkpoints in (False, True)[: 1 + is_plain]:
+        if 1 < machines < devices:
+            found.append(MemoryLayout("hsdp", devices, checkpoints, machines))
+        found.append(MemoryLayout("fsdp", devices, checkpoints, machines))
+    return found
 
 
 def forecast_memory(request: MemoryRequest, say: Callable[[str], None]) -> MemoryForecast:

@@ -17,11 +17,17 @@ from duoka.strategies.buckets import BUCKET_BYTES
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """A strategy on a number of devices. checkpoints: with `--checkpoint-activations`."""
+    """A strategy on a number of devices, of all `machines` together. checkpoints: with `--checkpoint-activations`."""
 
-    strategy: Literal["single", "ddp", "fsdp"]
+    strategy: Literal["single", "ddp", "hsdp", "fsdp"]
     devices: int
     checkpoints: bool = False
+    machines: int = 1
+
+    @property
+    def holders(self) -> int:
+        """The number of devices that hold one copy of the model in parts: with hsdp, those of a machine."""
+        return self.devices // self.machines if self.strategy == "hsdp" else self.devices
 
 
 def peak(record: MemoryRecord, layout: MemoryLayout) -> int:
@@ -34,12 +40,12 @@ class _Replay:
 
     def __init__(self, record: MemoryRecord, layout: MemoryLayout) -> None:
         self._record, self._layout = record, layout
-        self._is_sharded = layout.strategy == "fsdp"
+        self._is_sharded = layout.strategy in ("fsdp", "hsdp")
         batch, devices = record.batch or 1, layout.devices
         self._share = math.ceil(batch / devices) / batch if batch >= devices else 1.0
         self._held: dict[int, float] = {}  # number of the storage -> bytes here
         self._now = self._peak = 0.0
-        self._gathered = Gathered(*_groups(record, devices))
+        self._gathered = Gathered(*_groups(record, layout.holders))
         self._sent = _Sent(record)
         self._casts: dict[int, float] = {}  # group -> bytes of copies of its parameters in another dtype
         self._recomputed = _recomputed(record) if layout.checkpoints else {}
@@ -145,7 +151,7 @@ class _Replay:
         self._held[number] = size
 
     def _goes_apart(self, storage: Storage) -> bool:
-        return self._is_sharded and storage.group >= 0 and storage.largest >= self._layout.devices
+        return self._is_sharded and storage.group >= 0 and storage.largest >= self._layout.holders
 
     def _size(self, number: int) -> float:
         """Return the bytes of a storage on a device of the layout."""
@@ -153,9 +159,9 @@ class _Replay:
         if storage.scope == "rows":
             return storage.size * self._share
         if storage.scope in ("parameter", "gradient", "state") and self._goes_apart(storage):
-            return storage.size / self._layout.devices
+            return storage.size / self._layout.holders
         if storage.scope == "optimizer" and self._is_sharded:
-            return storage.size / self._layout.devices
+            return storage.size / self._layout.holders
         return storage.size
 
     # --- activation checkpointing

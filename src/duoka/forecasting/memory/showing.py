@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 from rich.table import Table
@@ -89,7 +90,8 @@ def choice(forecast: MemoryForecast, need: Need) -> str:
 
 def _why(forecast: MemoryForecast, need: Need) -> str:
     """Name the layouts that would communicate or compute less, and do not fit."""
-    before = [one for one in forecast.of(need.layout.devices) if not one.fits and one.bytes > need.bytes]
+    first = takewhile(lambda one: one is not need, forecast.of(need.layout.devices))
+    before = [one for one in first if not one.fits and one.bytes > need.bytes]
     if not before:
         return ""
     listed = " and ".join(f"{words(one.layout)} needs {in_bytes(one.bytes)}" for one in before)
