@@ -19,22 +19,29 @@ def measure(quick: bool) -> Iterator[Row]:
     With 200 million parameters a rank of two needs 3 GB.
     """
     for millions in (20,) if quick else (20, 200):
-        for what, (unit, words) in WHAT.items():
-            large = ("large",) if millions == 200 else ()
-            found = in_turn(
-                {
-                    "duoka": told(duoka(2, "--strategy", "fsdp", SCRIPT, what, *large)),
-                    "by hand": told(torchrun(2, SCRIPT, what, *large, "by_hand")),
-                },
-                1 if quick else ROUNDS,
-                unit,
-                warm_up=False,
-            )
-            line = f"{millions} million parameters with AdamW in parts, {words}, 2 workers: duoka against fully_shard"
-            yield Row(line, found["duoka"], found["by hand"], bar=1.05 if what == "step" else 1.0)
+        for what in WHAT:
+            yield _beside_by_hand(what, millions, 2, quick)
+    if not quick:
+        yield _beside_by_hand("live", 200, 4, quick)
     for ranks in (2,) if quick else (2, 4):
         for file in ("model.safetensors", "model.pth"):
             yield from _saving(ranks, file, quick)
+
+
+def _beside_by_hand(what: str, millions: int, ranks: int, quick: bool) -> Row:
+    unit, words = WHAT[what]
+    large = ("large",) if millions == 200 else ()
+    found = in_turn(
+        {
+            "duoka": told(duoka(ranks, "--strategy", "fsdp", SCRIPT, what, *large)),
+            "by hand": told(torchrun(ranks, SCRIPT, what, *large, "by_hand")),
+        },
+        1 if quick else ROUNDS,
+        unit,
+        warm_up=False,
+    )
+    line = f"{millions} million parameters with AdamW in parts, {words}, {ranks} workers: duoka against fully_shard"
+    return Row(line, found["duoka"], found["by hand"], bar=1.05 if what == "step" else 1.0)
 
 
 def _saving(ranks: int, file: str, quick: bool) -> Iterator[Row]:

@@ -85,7 +85,7 @@ if BY_HAND:
         fully_shard(block)
     fully_shard(model)
     rank, size = dist.get_rank(), dist.get_world_size()
-    ids = ids[rank * 16 // size : (rank + 1) * 16 // size]
+    ids = ids[rank * len(ids) // size : (rank + 1) * len(ids) // size]
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 times = []
 for _ in range(6 if "step" in sys.argv else 3):

@@ -21,8 +21,10 @@ from torch.nn import functional as F
 import duoka
 from duoka.errors import OptionError, Refused
 from duoka.origins.forked import Forked
+from duoka.run import models
 from duoka.strategies.fsdp import blocks
 from duoka.view.collectives.process import ProcessCollectives
+from duoka.view.sharded import Sharded
 from tests.run.ranks import on_ranks
 from tests.strategies.test_conformance import gradients, leaves, weights
 
@@ -572,6 +574,27 @@ def test_each_machine_holds_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert weights(other) == four[0][1]
     (step,) = (tmp_path / "4").glob("step-*")
     assert len(list(step.glob("model-*-of-00002.safetensors"))) == 2
+
+
+def test_auto_shards_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(Forked, "machine", property(lambda self: str(self.rank // 2)))
+    whole = sum(parameter.numel() for parameter in mlp().parameters())
+    bytes_of_each = {"ddp": 4 * 5 * whole, "hsdp": 4 * 4 * whole // 2, "fsdp": 4 * 4 * whole // 4}
+
+    def work(run: duoka.Run) -> Any:
+        found = []
+        for needed in bytes_of_each.values():
+            two = 2 * needed / models.ROOM + 4  # for the ranks of a machine; the least of all counts
+            monkeypatch.setattr(models, "memory_of", lambda device, size=two: size + run.rank)
+            model = run.model(mlp())
+            first = next(model.parameters())
+            found.append(len(first.to_local()) if isinstance(first, Sharded) else 0)
+        return found
+
+    for rows in on_ranks(4, work):
+        assert rows == [0, 8, 4]
+    told = [line for line in capfd.readouterr().err.splitlines() if "strategy auto: " in line]
+    assert [line.split("auto: ")[1].split(" for Sequential, as its")[0] for line in told] == ["hsdp", "fsdp"]
 
 
 def test_machines_of_different_sizes_hold_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from duoka.devices import machine as machine_facts
 from duoka.errors import OptionError
 from duoka.plain.session import Session
 from duoka.plain.transforms import run_uncompiled
@@ -19,6 +22,7 @@ from duoka.view.collectives.base import Collectives
 from duoka.view.modules.replaced_forward import restore_forwards
 from duoka.view.support.kinds import holds_shards, is_compiled
 
+ROOM = 0.9  # fraction of a device's memory that is used: the rest is for libraries and fragmentation
 OF_DDP = {
     "bucket_cap_mb": "gradients travel in buckets of 25 MB",
     "device_ids": "a rank has one device, which duoka.start(device=...) chooses; strategy='dp' takes several",
@@ -85,6 +89,39 @@ def ranks_by_machine(machine: str, ranks: Collectives) -> list[list[int]]:
         hint = f"they have {', '.join(map(str, counts))}"
         raise OptionError("strategy", "hsdp", "fsdp on machines with different numbers of ranks", hint)
     return list(found.values()) if len(found) > 1 else []
+
+
+def chosen_strategy(module: nn.Module, machine: str, session: ApiSession, device: torch.device) -> str:
+    """Return the strategy for `strategy="auto"`, the same on every rank: the first of ddp, hsdp, fsdp that may fit.
+
+    That is, if parameters, gradients and Adam's state fit into the smallest device. machine, device: of this rank.
+    """
+    _check(module)
+    ranks = session.ranks
+    if ranks.world_size == 1 or session.view.shares.exact or session.plan.compress != "none":
+        return "ddp"
+    found = gather_objects((machine, memory_of(device)), ranks)
+    here = Counter(name for name, _ in found)
+    room = ROOM * min(size / (here[name] if device.type == "cpu" else 1) for name, size in found)
+    sizes = [(one.numel() * one.itemsize, one.requires_grad) for one in module.parameters()]
+    frozen, trained = (sum(size for size, trains in sizes if trains is wanted) for wanted in (False, True))
+    need = frozen + 5 * trained  # gradients are copied to buckets
+    if need <= room:
+        return "ddp"
+    alike = len(here) > 1 and len(set(here.values())) == 1
+    chosen = "hsdp" if alike and (frozen + 4 * trained) / here[machine] <= room else "fsdp"
+    session.say(
+        f"strategy auto: {chosen} for {type(module).__name__}, as its parameters with gradients and Adam's state "
+        f"have {need / 2**30:,.1f} GiB, and a device room for {room / 2**30:,.1f} GiB; strategy='ddp' overrules it"
+    )
+    return chosen
+
+
+def memory_of(device: torch.device) -> float:
+    """Return the bytes of memory of a device; of a CPU, those of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return machine_facts.read().memory or math.inf
 
 
 def shard(

@@ -24,7 +24,7 @@ from duoka.run.agreement import check_same, gather_objects
 from duoka.run.api_session import ApiSession, open_session, set_exact_threads, settings_with
 from duoka.run.backward import DdpOptions
 from duoka.run.collect import LocalReductions
-from duoka.run.models import check_options, move, prepare, ranks_by_machine, shard
+from duoka.run.models import check_options, chosen_strategy, move, prepare, ranks_by_machine, shard
 from duoka.run.placement import DevicePlacement, Devices, check_strategy
 from duoka.run.precision import Precision, check_precision, set_precision
 from duoka.run.progress import Progress
@@ -90,11 +90,12 @@ class Run:
             precision: "bf16" or "fp16": its forward passes compute under autocast, and return float32; weights and
                 gradients stay float32. With "fp16" gradients are scaled within the model, and optimizer steps with an
                 infinite or NaN gradient are skipped.
-            strategy: "auto": gradients are averaged over ranks. "fsdp": each rank holds a part of the parameters, of
+            strategy: "ddp": gradients are averaged over ranks. "fsdp": each rank holds a part of the parameters, of
                 their gradients and of the state of optimizers. "hsdp": as fsdp within each machine, and gradients are
-                averaged between machines, which have the same number of ranks. "dp": this one process computes each
-                batch on several devices. "exact": the same bits on 1, 2, 4, ... ranks; it holds for all models of a
-                run, and is given with the first, before anything else is made.
+                averaged between machines, which have the same number of ranks. "auto": ddp, or hsdp or fsdp where
+                parameters, gradients and Adam's state do not fit into a device, which is said. "dp": this one process
+                computes each batch on several devices. "exact": the same bits on 1, 2, 4, ... ranks; it holds for all
+                models of a run, and is given with the first, before anything else is made.
             shares: for "exact": the number of shares of each batch, a power of two; None: 8, or the number of ranks
                 if that is larger.
             devices: for "dp": their number, a text as for `--devices`, or a list. The first holds the parameters.
@@ -124,6 +125,8 @@ class Run:
         if session.view.shares.exact and (strategy in ("dp", "fsdp", "hsdp") or precision == "fp16"):
             given = "precision='fp16'" if precision == "fp16" else f"strategy={strategy!r}"
             raise OptionError("run.model", given, "left out in a run of strategy='exact'", "bf16 is allowed")
+        if strategy == "auto":
+            strategy = chosen_strategy(module, self._place, session, self.device)
         options = DdpOptions(find_unused_parameters, static_graph, broadcast_buffers, gradient_as_bucket_view)
         if compile and (strategy == "dp" or precision == "fp16"):
             raise OptionError("compile", True, "left out with strategy='dp' or precision='fp16'", "bf16 compiles")
