@@ -6,7 +6,7 @@ import pytest
 
 from duoka.devices import Device
 from duoka.launchers.hints import hints
-from duoka.options import Target
+from duoka.options import Machines, Target
 from duoka.plan import Kind, Plan
 from tests.forecasting.made import plan as planned
 
@@ -41,7 +41,18 @@ def test_nothing_is_told_of_other_errors() -> None:
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        (TWO, "`duoka forecast --memory --devices 0,3 -m pack.train '--name=a b'` says what fits"),
+        (
+            TWO,
+            "`duoka forecast --memory --devices 0,3 -m pack.train '--name=a b'` says what fits, "
+            "and --strategy auto takes it",
+        ),
+        (replace(TWO, strategy="fsdp"), "says what fits; --checkpoint-activations needs less"),
+        (replace(TWO, strategy="fsdp", checkpoint_activations=True), "-m pack.train '--name=a b'` says what fits"),
+        (replace(TWO, kind=Kind.API), "run.model(net, strategy='fsdp') needs less than ddp on several devices"),
+        (
+            replace(TWO, strategy="hsdp", checkpoint_activations=True, machines=Machines(2, 0, "a", 1)),
+            "`duoka forecast --memory --devices 0,3 --machines 2 -m pack.train '--name=a b'` says what fits",
+        ),
         (
             replace(TWO, devices=TWO.devices[:1]),
             "`duoka forecast --memory -m pack.train '--name=a b'` says what fits",

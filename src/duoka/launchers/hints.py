@@ -52,6 +52,21 @@ def _less_memory(plan: Plan) -> str:
     is_script = plan.kind_reason != "duoka.launch" and target.name != STANDARD_INPUT
     if plan.kind is Kind.DISTRIBUTED or not is_script:
         return f"{batch}, more devices"
-    devices = "" if plan.is_for_one or plan.machines.count > 1 else f"--devices {plan.device_words} "
+    devices = "" if plan.is_for_one else f"--devices {plan.device_words} "
+    if plan.machines.count > 1:
+        devices = f"{devices}--machines {plan.machines.count} " if plan.machines.each == "machine" else ""
     words = shlex.join([*["-m"] * target.is_module, target.name, *target.args])
-    return f"{batch}, more devices, or less on each: `duoka forecast --memory {devices}{words}` says what fits"
+    tells = f"`duoka forecast --memory {devices}{words}` says what fits{_takes_less(plan)}"
+    return f"{batch}, more devices, or less on each: {tells}"
+
+
+def _takes_less(plan: Plan) -> str:
+    """Name the option, or the argument of the API, with which the same devices may be enough."""
+    if plan.kind is Kind.API:
+        return "; run.model(net, strategy='fsdp') needs less than ddp on several devices"
+    if plan.is_for_one:
+        return ""
+    if plan.strategy == "ddp":
+        return ", and --strategy auto takes it"
+    is_whole = plan.strategy in ("fsdp", "hsdp") and not plan.checkpoint_activations
+    return "; --checkpoint-activations needs less" * is_whole
