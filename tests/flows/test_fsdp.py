@@ -92,6 +92,38 @@ def test_vectors_of_spectral_norm_move_once(flow: Flow) -> None:
     assert flow.run(words).ok().stdout == one
 
 
+LISTS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+    def forward(self, x):
+        return x + self.mlp(x)
+
+model = nn.Sequential(*(Block() for _ in range(2)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    loss = model(torch.randn(6, 5, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(f"{loss.item():.5f}")
+"""
+
+
+def test_a_list_in_a_block_is_computed_again_with_it(flow: Flow) -> None:
+    script = flow.write("lists.py", LISTS)
+    one = flow.python([script]).ok().stdout
+    words = ["run", "--devices", "cpu:2", "--strategy", "fsdp", "--checkpoint-activations", script]
+    assert flow.run(words).ok().stdout == one
+
+
 META = """
 with torch.device("meta"):
     model = Net()

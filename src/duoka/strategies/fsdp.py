@@ -78,7 +78,9 @@ class ModelSharding:
         """
         self._hook = self._hook or register_optimizer_step_pre_hook(self._before_step)
         before, found = self._cut, blocks(module, self._names)
-        self.blocks.update(found)
+        # A part of a block is called by itself when the block is computed again: it is no block of its own then.
+        inside = {part for block in self.blocks for part in block.modules()}
+        self.blocks.update(block for block in found if block not in inside)
         with torch.inference_mode(False):  # what is made in a first call in inference mode could not be trained
             for group in groups(module, found):
                 members = [parameter for parameter in group if self._goes_apart(parameter)]
