@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from tests.flows.warm import make_forks_cheap
 
 SERVER = pytest.StashKey[WarmServer]()
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and every process of the tests would, too
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, and many compute in several threads
 settings.register_profile("duoka", deadline=None)  # tests measure no time
 settings.load_profile("duoka")

@@ -24,6 +24,7 @@ from duoka.system.code_files import is_for_scripts, is_standard, is_users
         ("/home/someone/.local/lib/python3.11/site-packages/datasets/builder.py", False, False),
         ("/usr/lib/python3/dist-packages/datasets/builder.py", False, False),
         ("train.py", False, True),
+        ("/home/someone/.local/bin/duoka", False, False),
     ],
 )
 def test_whose_a_file_is(file: str, standard: bool, users: bool) -> None:

@@ -18,6 +18,7 @@ _FOR_SCRIPTS = tuple(f"{site}{name}/" for site in _INSTALLED for name in _RUN_LO
 _PATHS = sysconfig.get_paths()
 _STANDARD = (_PATHS["stdlib"], _PATHS["platstdlib"], "<")  # "<": code generated at run time, as by dataclasses
 _TYPED = ("<stdin>", "<ipython")
+_COMMAND = "/bin/duoka"  # installed beside Python, for the user, or elsewhere
 
 
 @lru_cache(maxsize=4096)
@@ -40,7 +41,9 @@ def is_for_scripts(filename: str) -> bool:
 
 def is_installed(filename: str) -> bool:
     """Return True for a file of a library or of duoka."""
-    return filename.startswith((_torch(), _OURS)) or any(site in filename for site in _INSTALLED)
+    if filename.startswith((_torch(), _OURS)) or filename.endswith(_COMMAND):
+        return True
+    return any(site in filename for site in _INSTALLED)
 
 
 @cache
