@@ -4,6 +4,10 @@ On one device these share the batch's memory, so a write to one is visible in th
 copied into the rows before the batch is read again, and after a write to the rows the copy is gathered again. What
 the script takes of a view of the batch is a part of the same copy where it can be (`duoka.view.parts_of_copies`);
 where it cannot, a write to one of two copies of the same memory that are held is refused.
+
+Three classes describe gathered copies: a `GatheredArgument` (dispatch/whole.py) serves one operation; a `CachedCopy`
+(dispatch/cached.py) is kept by its batch as long as both are equal; an `AliasedCopy` is one whose memory the script
+holds. Why: docs/decisions/0020-gathered-copies.md.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ class Placement(Samples, Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Copy:
+class AliasedCopy:
     """A gathered copy `whole` of a rank's `rows`.
 
     holders: references to its memory before the script got one. written_back: called after rows were updated from
@@ -138,7 +142,7 @@ class AliasedCopies:
     """
 
     def __init__(self) -> None:
-        self.copies: list[_Copy] = []
+        self.copies: list[AliasedCopy] = []
         self.has_uncounted_writes = False
         self.unnumbered: Counter[int] = Counter()
         self.numbers: Counter[int] = Counter()
@@ -166,7 +170,7 @@ class AliasedCopies:
                 return
         if any(_has_memory_of(whole, leaf) for leaf in ([out] if isinstance(out, Tensor) else tree_leaves(out))):
             with without_modes():
-                copy = _Copy(rows.detach(), spec, whole, holders, written_back)
+                copy = AliasedCopy(rows.detach(), spec, whole, holders, written_back)
                 copy.number = self._next(copy.memory)
                 self.copies.append(copy)
 
@@ -186,7 +190,7 @@ class AliasedCopies:
         """Copy writes to copies into the rows; called before these rows are read, and at the end of the script.
 
         Raises:
-            Refused: see `_Copy.write_through`; or the script holds another copy, which does not show the write.
+            Refused: see `AliasedCopy.write_through`; or the script holds another copy, which does not show the write.
         """
         copies, self.copies = self.copies, []
         count = Counter(copy.memory for copy in copies)
@@ -199,7 +203,7 @@ class AliasedCopies:
                 _refuse_if_stale(copy)
         self._drop(gone, copies)
 
-    def _drop(self, dropped: list[_Copy], copies: list[_Copy]) -> None:
+    def _drop(self, dropped: list[AliasedCopy], copies: list[AliasedCopy]) -> None:
         """Set `copies`, without some. What numpy has written to these has come into the rows uncounted."""
         for copy in dropped:
             if self.numbers[copy.memory] != copy.number:
@@ -229,12 +233,12 @@ class AliasedCopies:
                 copy.spec.view.shares.synchronize(_gather_again, copy)
 
 
-def _is_last(copy: _Copy, gone: list[_Copy], count: Counter[int]) -> bool:
+def _is_last(copy: AliasedCopy, gone: list[AliasedCopy], count: Counter[int]) -> bool:
     """Return True if a write to a copy must be seen now, as another copy of the same memory may outlive it."""
     return copy in gone and count[copy.memory] > 1
 
 
-def _refuse_if_stale(copy: _Copy) -> None:
+def _refuse_if_stale(copy: AliasedCopy) -> None:
     if copy.is_equal():
         copy.mark_equal()
     elif copy.is_held():
@@ -244,7 +248,7 @@ def _refuse_if_stale(copy: _Copy) -> None:
         )
 
 
-def _gather_again(copies: list[_Copy]) -> list[None]:
+def _gather_again(copies: list[AliasedCopy]) -> list[None]:
     """Update a copy from the rows of the local shares."""
     with torch.no_grad():
         whole = copies[0].spec.gather_shares([(copy.spec, copy.rows) for copy in copies])

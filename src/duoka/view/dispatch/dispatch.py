@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from duoka.private.torch import tree_leaves, tree_map_only
+from duoka.view.dispatch.cached import index_cached
 from duoka.view.dispatch.failing import RAISES_FOR_ROWS, may_fail
-from duoka.view.dispatch.kept import index_kept
 from duoka.view.dispatch.own_rows import compute_opaque
 from duoka.view.dispatch.replay import DescribedCall, Outdated, Recorder
 from duoka.view.dispatch.whole import compute_whole, take_row
@@ -53,7 +53,7 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if not args and "input" in kwargs and func not in _INPUT_IS_NOT_FIRST:
         args, kwargs = (kwargs["input"],), {name: kwargs[name] for name in kwargs if name != "input"}
     if func is _GETITEM or func is _SETITEM:
-        out = index_kept(*args)
+        out = index_cached(*args)
         if out is not NotImplemented:
             return out
     if operators_are_observed() and BatchTensor.rules.get(func) not in BatchTensor.unrecorded:
@@ -66,13 +66,13 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if view.of_parameters and may_write(func, kwargs):
         view.written += 1
     if view.shares.count > 1 and type(first) is not MultiShareBatch:
-        return _call(func, args, kwargs, call)  # one of several shares
+        return _replay_or_run(func, args, kwargs, call)  # one of several shares
     try:
         if func in RAISES_FOR_ROWS and may_fail(func, args, call.batches):
             return view.shares.processes.run_or_fall_back(
-                lambda: _call(func, args, kwargs, call), lambda: compute_whole(func, args, kwargs)
+                lambda: _replay_or_run(func, args, kwargs, call), lambda: compute_whole(func, args, kwargs)
             )
-        return _call(func, args, kwargs, call)
+        return _replay_or_run(func, args, kwargs, call)
     except Exception as error:
         view.raised(error)
         raise
@@ -88,7 +88,8 @@ def _gather_parameters(call: DescribedCall, args: tuple[Any, ...], kwargs: dict[
     return tree_map_only(BatchTensor, lambda batch: whole.get(id(batch), batch), (args, kwargs))
 
 
-def _call(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: DescribedCall) -> Any:
+def _replay_or_run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: DescribedCall) -> Any:
+    """Run the program recorded for the call's key; else its rule."""
     first = call.batches[0]
     if type(first) is MultiShareBatch:
         return _call_each_share(func, args, kwargs, first._meta.spec.view.shares)
@@ -108,18 +109,20 @@ def _call(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], call: D
                 pass
             except Exception as error:
                 raise _with_global_shapes(error, func, args, kwargs, view) from None
-    return _call_rule(func, args, kwargs, view, call)
+    return _run_and_refresh_copies(func, args, kwargs, view, call)
 
 
-def _call_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, call: DescribedCall) -> Any:
+def _run_and_refresh_copies(
+    func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, call: DescribedCall
+) -> Any:
     """Run the rule, and update the gathered copies that the script holds of batches that the rule writes to."""
     first = args[0] if args else None
     if not view.aliased.copies or not isinstance(first, BatchTensor):
-        out = _by_rule(func, args, kwargs, view, call)
+        out = _rule_or_whole(func, args, kwargs, view, call)
         _count_write(func, kwargs, call.batches)
         return out
     with view.aliased.updated(first._rows, args[2] if func is _SETITEM else None):
-        out = _by_rule(func, args, kwargs, view, call)
+        out = _rule_or_whole(func, args, kwargs, view, call)
         _count_write(func, kwargs, call.batches)
         return out
 
@@ -131,7 +134,10 @@ def _count_write(func: Function, kwargs: dict[str, Any], batches: list[BatchTens
             share._meta.spec.view.aliased.count_write(share._rows)
 
 
-def _by_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, call: DescribedCall) -> Any:
+def _rule_or_whole(
+    func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, call: DescribedCall
+) -> Any:
+    """Run the rule of a function; compute it whole if it has none, or if the rule returns NotImplemented."""
     rule = BatchTensor.rules.get(func)
     if rule is None and isinstance(func, OPERATORS):
         return compute_opaque(names_of_operator(func), func, args, kwargs)
@@ -141,7 +147,7 @@ def _by_rule(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view
     if func is _GETITEM and type(args[1]) is int and args[0]._spec.dim == 0 and view.shares.count == 1:
         return take_row(*args)
     try:
-        out = _run_rule(rule, func, *_replicated(call, args, kwargs, view), view, call.key)
+        out = _run_and_maybe_record(rule, func, *_replicated(call, args, kwargs, view), view, call.key)
     except Exception as error:
         if has_sparse((args, kwargs)):  # rules split dense tensors
             return compute_whole(func, args, kwargs)
@@ -179,7 +185,9 @@ def _with_global_shapes(error: Exception, func: Function, args: Any, kwargs: Any
     return whole_batch_error(error, view, again)
 
 
-def _run_rule(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, key: Any) -> Any:
+def _run_and_maybe_record(
+    rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, key: Any
+) -> Any:
     """Run a rule; record it from the second call of a key on, a few times at most.
 
     Not in the first call, as sequences of some length may come only once; and not again and again, as a rule that
@@ -191,7 +199,7 @@ def _run_rule(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[st
         if calls <= _RECORDED_AT_MOST:
             view.calls.keep(key, calls + 1)
             if calls:
-                return _recorded(rule, func, args, kwargs, view)
+                return _record(rule, func, args, kwargs, view)
     return with_memory_order(rule(func, args, kwargs), func, args, kwargs)
 
 
@@ -204,7 +212,7 @@ def _kind(value: Any) -> Any:
     return value if isinstance(value, (str, bool)) else type(value)
 
 
-def _recorded(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View) -> Any:
+def _record(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View) -> Any:
     """Run a rule and record it; keep the program if there is one."""
     args, kwargs = _with_distinct_floats((args, kwargs))
     call = DescribedCall(func, args, kwargs)

@@ -11,8 +11,7 @@ from torch import Tensor
 from duoka.errors import Refused
 from duoka.private.torch import tree_map_only
 from duoka.view.aliased import holders, version
-from duoka.view.dispatch.kept import add_alias, keeps_written, records_gradients
-from duoka.view.dispatch.kept import keep as keep_copy
+from duoka.view.dispatch.cached import add_alias, cache_copy, caches_written, records_gradients
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor, Spec, batches_in, join_results, of_share
 
@@ -45,8 +44,8 @@ def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
         raise Refused(f"{name} of a batch cannot be split over ranks ({user_line()}){REFUSED[name]}")
     batches = batches_in((args, kwargs))
     with batches[0]._spec.view.whole_operations.timed(name):
-        keep = name in _ROW_OPERATIONS or (name == "__setitem__" and keeps_written(*args))
-        copies = {id(batch): _Copy(batch, keep) for batch in batches}
+        keep = name in _ROW_OPERATIONS or (name == "__setitem__" and caches_written(*args))
+        copies = {id(batch): GatheredArgument(batch, keep) for batch in batches}
         args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].whole, (args, kwargs))
         out = func(*args, **kwargs)
         bypasses_version = (
@@ -61,11 +60,11 @@ def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
 def take_row(batch: BatchTensor, index: int) -> Any:
     """Compute `batch[index]` whole; the fast path for loops over rows."""
     with batch._spec.view.whole_operations.timed("__getitem__"):
-        copy = _Copy(batch, keep=True)
+        copy = GatheredArgument(batch, keep=True)
         return copy.returned(copy.whole[index])
 
 
-class _Copy:
+class GatheredArgument:
     """A gathered copy of a batch, for one operation. keep: keep it for later operations on the batch."""
 
     def __init__(self, batch: BatchTensor, keep: bool) -> None:
@@ -73,14 +72,14 @@ class _Copy:
         spec, rows = parts[0]
         known = spec.view.aliased.of(rows, spec)
         keep = keep and not spec.view.aliased.has_uncounted_writes
-        if known is None and keep and batch._kept is not None:
-            known = batch._kept.of(rows, spec.view.aliased)
+        if known is None and keep and batch._cached is not None:
+            known = batch._cached.of(rows, spec.view.aliased)
         if known is None:
             records = records_gradients()  # before inference_mode(False) enables gradients
             with torch.inference_mode(False), torch.set_grad_enabled(records):  # its own tensors have no version
                 known = Spec.gather_shares(parts)
             if keep:
-                keep_copy(batch, known)
+                cache_copy(batch, known)
         self.batch, self.whole, self._keeps = batch, known, keep
         self._version, self._holders = version(known), holders(known)
 
@@ -105,7 +104,7 @@ class _Copy:
         view.written += 1
         view.shares.each(lambda place: shares[place]._local.copy_(shares[place]._spec.local_rows(self.whole)))
         if self._keeps:
-            keep_copy(self.batch, self.whole)
+            cache_copy(self.batch, self.whole)
         return tree_map_only(Tensor, lambda leaf: self.batch if leaf is self.whole else leaf, out)
 
 

@@ -36,7 +36,7 @@ _DIMS = 2  # the leading dimensions in which the samples of a plain input may be
 
 
 @dataclass(slots=True)
-class _Trials:
+class _DimSearch:
     """The search for the samples' dimension in a kind of plain input.
 
     costs: dimension -> number of functions that were computed whole with it. dim: the result; None: the input is not
@@ -49,12 +49,12 @@ class _Trials:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _PlainBatch:
     """A plain input that is split, with its samples in `dim`."""
 
     leaf: Tensor
     dim: int
-    trials: _Trials
+    search: _DimSearch
 
 
 class _ThreadState(threading.local):
@@ -82,7 +82,7 @@ class ModuleCalls:
         self._thread = threading.get_ident()
         self._here = _ThreadState()
         self._synchronized: WeakSet[nn.Module] = WeakSet()
-        self._trials: WeakKeyDictionary[nn.Module, dict[Any, _Trials]] = WeakKeyDictionary()
+        self._searches: WeakKeyDictionary[nn.Module, dict[Any, _DimSearch]] = WeakKeyDictionary()
         self._compiled = Compiled(view)
 
     def call(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -90,12 +90,12 @@ class ModuleCalls:
         here = self._here
         self._compiled.ran_eagerly(module)
         if threading.get_ident() != self._thread:
-            return original(module, *args, **kwargs)
+            return original(module, *args, **kwargs)  # only the script's thread may communicate
         if here.whole:
             with with_whole_parameters(module) if here.leaves_out_padding else nullcontext():
                 return original(module, *args, **kwargs)
         if operators_are_observed() and not is_compiled(module):
-            return original(module, *args, **kwargs)
+            return original(module, *args, **kwargs)  # a mode of the script's sees what it calls
         if operators_are_observed() or _is_opaque(module):
             return self._whole(original, module, args, kwargs)
         if leaves_out_padding(module):
@@ -103,12 +103,7 @@ class ModuleCalls:
         if module in self.view.recomputed and torch.is_grad_enabled():
             original = partial(computed_again, original)
         if not here.outermost:
-            if is_compiled(module):
-                return self._compiled.call(original, module, *args, **kwargs)
-            first = args[0] if args else None
-            if here.around is None or type(first) is not Tensor or first.shape[:1] != (here.around.n,):
-                return original(module, *args, **kwargs)
-            return self._converted(original, module, args, kwargs, here.around)
+            return self._inner(original, module, args, kwargs)
         return self._outermost(original, module, args, kwargs)
 
     @contextmanager
@@ -136,29 +131,39 @@ class ModuleCalls:
 
     # --- kinds of calls
 
+    def _inner(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a submodule; split a plain first input that has as many rows as the outermost module's batch."""
+        if is_compiled(module):
+            return self._compiled.call(original, module, *args, **kwargs)
+        around = self._here.around
+        first = args[0] if args else None
+        if around is None or type(first) is not Tensor or first.shape[:1] != (around.n,):
+            return original(module, *args, **kwargs)
+        return self._with_split_inputs(original, module, args, kwargs, around)
+
     def _outermost(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if next(module.parameters(), None) is None:
-            return original(module, *args, **kwargs)
+            return original(module, *args, **kwargs)  # a loss or an activation: nothing to synchronize
         here = self._here
         first = args[0] if args else None
         batch = first if type(first) is BatchTensor else next(iter(batches_in((args, kwargs))), None)
         plain = list(_plain_in((*args, *kwargs.values())))
-        candidate = self._candidate(module, plain) if batch is None and self._converts else None
-        if batch is None and candidate is None:
+        plain_batch = self._plain_batch(module, plain) if batch is None and self._converts else None
+        if batch is None and plain_batch is None:
             return original(module, *args, **kwargs)
         self._synchronize(module)
-        if candidate is not None:
-            partition = self.view.partition(candidate.leaf.shape[candidate.dim])
+        if plain_batch is not None:
+            partition = self.view.partition(plain_batch.leaf.shape[plain_batch.dim])
         else:
             partition = batch._spec.partition  # type: ignore[union-attr]
         here.outermost, here.around = False, partition
         if is_compiled(module):
             original = partial(self._compiled.call, original)
         try:
-            if candidate is not None:
-                return self._with_candidate(original, module, args, kwargs, candidate)
+            if plain_batch is not None:
+                return self._with_plain_batch(original, module, args, kwargs, plain_batch)
             if any(holds(leaf, partition.n) for leaf in plain):
-                return self._converted(original, module, args, kwargs, partition)
+                return self._with_split_inputs(original, module, args, kwargs, partition)
             return original(module, *args, **kwargs)
         finally:
             here.outermost, here.around = True, None
@@ -204,7 +209,7 @@ class ModuleCalls:
             finally:
                 here.leaves_out_padding = False
 
-    def _converted(
+    def _with_split_inputs(
         self,
         original: Original,
         module: nn.Module,
@@ -216,23 +221,23 @@ class ModuleCalls:
         dims = {id(leaf): 0 for leaf in _plain_in((*args, *kwargs.values())) if holds(leaf, partition.n)}
         return self._with_batches(original, module, args, kwargs, dims)
 
-    def _with_candidate(
+    def _with_plain_batch(
         self,
         original: Original,
         module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        candidate: _Candidate,
+        plain_batch: _PlainBatch,
     ) -> Any:
         """Make a call whose batch is a plain input, and note what was computed whole."""
-        n, trials = candidate.leaf.shape[candidate.dim], candidate.trials
+        n, search = plain_batch.leaf.shape[plain_batch.dim], plain_batch.search
         dims = {id(leaf): 0 for leaf in _plain_in((*args, *kwargs.values())) if holds(leaf, n)}
         before = self.view.whole_operations.total()
-        out = self._with_batches(original, module, args, kwargs, {**dims, id(candidate.leaf): candidate.dim})
-        if not trials.decided:
+        out = self._with_batches(original, module, args, kwargs, {**dims, id(plain_batch.leaf): plain_batch.dim})
+        if not search.decided:
             cost = self.view.whole_operations.total() - before
-            trials.costs[candidate.dim] = cost if cost == 0 or batches_in(out) else 2 * cost
-            _decide(trials, candidate.leaf, self.view, out)
+            search.costs[plain_batch.dim] = cost if cost == 0 or batches_in(out) else 2 * cost
+            _decide(search, plain_batch.leaf, self.view, out)
         return out
 
     def _with_batches(
@@ -262,7 +267,7 @@ class ModuleCalls:
                     leaf.copy_(batch.full_tensor())
         return out
 
-    def _candidate(self, module: nn.Module, plain: list[Tensor]) -> _Candidate | None:
+    def _plain_batch(self, module: nn.Module, plain: list[Tensor]) -> _PlainBatch | None:
         """Return the plain input to split as a batch, and the dimension of its samples; None if none is split.
 
         Any choice gives the right numbers. Sequences may be time-first, so the second dimension is tried, too, if
@@ -275,10 +280,10 @@ class ModuleCalls:
         if not dims or dims[0] != 0:  # fewer samples than ranks
             return None
         kind = leaf.dim(), leaf.dtype, tuple(dims), module.training
-        trials = self._trials.setdefault(module, {}).setdefault(kind, _Trials())
-        if not trials.decided:
-            return _Candidate(leaf, next(dim for dim in dims if dim not in trials.costs), trials)
-        return None if trials.dim is None else _Candidate(leaf, trials.dim, trials)
+        search = self._searches.setdefault(module, {}).setdefault(kind, _DimSearch())
+        if not search.decided:
+            return _PlainBatch(leaf, next(dim for dim in dims if dim not in search.costs), search)
+        return None if search.dim is None else _PlainBatch(leaf, search.dim, search)
 
 
 def _plain_in(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -290,14 +295,14 @@ def _plain_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _plain_in(value)
 
 
-def _decide(trials: _Trials, leaf: Tensor, view: View, out: Any) -> None:
+def _decide(search: _DimSearch, leaf: Tensor, view: View, out: Any) -> None:
     """Decide on a dimension if the cost of each is known, or one costs nothing."""
     dims = [dim for dim, size in enumerate(leaf.shape[:_DIMS]) if view.splits(size)]
-    best = min(trials.costs, key=lambda dim: trials.costs[dim])
-    if trials.costs[best] and any(dim not in trials.costs for dim in dims):
+    best = min(search.costs, key=lambda dim: search.costs[dim])
+    if search.costs[best] and any(dim not in search.costs for dim in dims):
         return
-    trials.decided = True
-    trials.dim = None if trials.costs[best] and not batches_in(out) else best
+    search.decided = True
+    search.dim = None if search.costs[best] and not batches_in(out) else best
 
 
 def _is_opaque(module: nn.Module) -> bool:

@@ -144,7 +144,7 @@ class BatchTensor(Tensor):
 
     _rows: Tensor
     _meta: Meta
-    _kept: Any = None  # a gathered copy (dispatch/whole.py)
+    _cached: Any = None  # a gathered copy (dispatch/cached.py)
     rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}
     once_for_all_shares: ClassVar[frozenset[Rule]] = frozenset()
     drawing: ClassVar[frozenset[Rule]] = frozenset()

@@ -23,7 +23,7 @@ _PARTS = (int, slice, type(None), type(Ellipsis), Tensor)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedCopy:
     """A gathered copy `whole` of a rank's `rows`.
 
     pointer: to these. versions: of both when they were last equal. number: of `AliasedCopies.numbers`: another one
@@ -48,29 +48,29 @@ class Kept:
         return self.whole if self.whole.requires_grad == (rows.requires_grad and records_gradients()) else None
 
 
-def keep(batch: BatchTensor, whole: Tensor) -> None:
+def cache_copy(batch: BatchTensor, whole: Tensor) -> None:
     """Keep a copy that equals the batch."""
     rows, aliased = batch._shares[0]._rows, batch._spec.view.aliased
     versions = aliased.version(rows), version(whole)
-    batch._kept = Kept(rows, whole, rows.data_ptr(), versions, aliased.numbers[memory_of(rows)])
+    batch._cached = CachedCopy(rows, whole, rows.data_ptr(), versions, aliased.numbers[memory_of(rows)])
 
 
-def keep_on(batch: ReferenceType[BatchTensor], whole: Tensor) -> None:
-    """Go on to keep a copy that equals the batch again."""
+def cache_again(batch: ReferenceType[BatchTensor], whole: Tensor) -> None:
+    """Mark the kept copy as equal to the batch again."""
     found = batch()
-    if found is not None and found._kept is not None and found._kept.whole is whole:
-        versions = found._spec.view.aliased.version(found._kept.rows), version(whole)
-        found._kept = replace(found._kept, versions=versions)
+    if found is not None and found._cached is not None and found._cached.whole is whole:
+        versions = found._spec.view.aliased.version(found._cached.rows), version(whole)
+        found._cached = replace(found._cached, versions=versions)
 
 
-def index_kept(batch: Any, index: Any, *value: Any) -> Any:
+def index_cached(batch: Any, index: Any, *value: Any) -> Any:
     """Compute `batch[index]`, or `batch[index] = value`, by the copy that the batch keeps.
 
     Return NotImplemented if it keeps none that is up to date, or if `index` does not choose rows by their number.
     """
-    if type(batch) is not BatchTensor or batch._kept is None or not chooses_rows(batch, index):
+    if type(batch) is not BatchTensor or batch._cached is None or not chooses_rows(batch, index):
         return NotImplemented
-    view, whole = batch._meta.spec.view, batch._kept.whole
+    view, whole = batch._meta.spec.view, batch._cached.whole
     if (
         view.of_parameters
         or view.in_parts
@@ -101,7 +101,7 @@ def chooses_rows(batch: BatchTensor, index: Any) -> bool:
     return type(first) is int or (type(first) is Tensor and first.dim() == 0 and first.dtype != torch.bool)
 
 
-def keeps_written(batch: Any, index: Any, value: Any) -> bool:
+def caches_written(batch: Any, index: Any, value: Any) -> bool:
     """Return True if the copy into which `batch[index] = value` is written is worth keeping for the next rows."""
     return type(batch) is BatchTensor and chooses_rows(batch, index) and _may_be_written(batch, value)
 
@@ -115,32 +115,32 @@ def _may_be_written(batch: BatchTensor, value: Any) -> bool:
 
 def _is_up_to_date(batch: BatchTensor, aliased: AliasedCopies) -> bool:
     """Return True if the copy that the batch keeps has its values; then writes to it are seen."""
-    kept, rows = batch._kept, batch._rows
-    if aliased.has_uncounted_writes or rows is not kept.rows or rows.data_ptr() != kept.pointer:
+    cached, rows = batch._cached, batch._rows
+    if aliased.has_uncounted_writes or rows is not cached.rows or rows.data_ptr() != cached.pointer:
         return False
     memory = memory_of(rows)
-    if aliased.numbers[memory] != kept.number:
+    if aliased.numbers[memory] != cached.number:
         return False
     here = [copy for copy in aliased.copies if copy.memory == memory]
     found = here[0] if here else None
-    if len(here) > 1 or (found is not None and found.whole is not kept.whole):
+    if len(here) > 1 or (found is not None and found.whole is not cached.whole):
         return False
-    if found is not None and not (rows.requires_grad or kept.whole.requires_grad):
+    if found is not None and not (rows.requires_grad or cached.whole.requires_grad):
         return found.versions[0] == aliased.version(rows)  # the copy may have been written to since
-    if kept.of(rows, aliased) is None:
+    if cached.of(rows, aliased) is None:
         return False
     if found is None:
-        add_alias(batch, kept.whole, holders(kept.whole), kept.whole)
+        add_alias(batch, cached.whole, holders(cached.whole), cached.whole)
     return True
 
 
 def add_alias(batch: BatchTensor, whole: Tensor, holders: int, out: Any) -> None:
     """Keep track of the copy `whole` of a batch, if the result `out` that the script gets shares its memory."""
     for share in batch._shares:
-        written_back = partial(keep_on, ref(batch), whole)
+        written_back = partial(cache_again, ref(batch), whole)
         share._spec.view.aliased.add(share._rows, share._spec, whole, holders, out, written_back)
-    if batch._kept is not None and batch._kept.whole is whole:
-        keep(batch, whole)
+    if batch._cached is not None and batch._cached.whole is whole:
+        cache_copy(batch, whole)
 
 
 def records_gradients() -> bool:
