@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import duoka
-from duoka.checkpoint import drafts, parts
+from duoka.checkpoint import drafts
+from duoka.checkpoint.rows import is_sharded
 from tests.run.ranks import on_ranks
 
 SHAPES = ((7, 5), (2, 9), (1, 2, 11), (4, 3, 2), (3,))
@@ -29,7 +30,7 @@ def test_rows_along_any_dimension_in_any_layout_are_at_their_place(
         model.all[0].data = model.all[0].data.t().contiguous().t()
         whole = [parameter.detach().clone() for parameter in model.all]
         state = dict(run.model(model, strategy="fsdp").state_dict())
-        assert {value._spec.dim for value in state.values() if parts.is_sharded(value)} == (
+        assert {value._spec.dim for value in state.values() if is_sharded(value)} == (
             {0, 1} if world == 2 else {0, 1, 2}
         )
         duoka.save_weights(model, tmp_path / "net.safetensors")

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import duoka
 from duoka.checkpoint import disk, drafts, parts
 from duoka.checkpoint.manifest import FileEntry
+from duoka.checkpoint.rows import is_sharded
 from duoka.errors import CheckpointError, RunError, WeightsError
 from tests.checkpoint.runs import die, fault
 from tests.run.ranks import on_ranks
@@ -346,7 +347,7 @@ def test_weights_are_the_files_that_one_device_writes(name: str, together: bool,
         else:
             apart(run)
         duoka.save_weights(model, tmp_path / "parts" / file, max_shard_size=most, metadata={"by": "a test"})
-        whole = {name: value.full_tensor() if parts.is_sharded(value) else value for name, value in state(model)}
+        whole = {name: value.full_tensor() if is_sharded(value) else value for name, value in state(model)}
         return names, whole, sum(own), bool(sent)
 
     found = on_ranks(WORLD, work)
@@ -418,7 +419,7 @@ def test_a_tensor_arrives_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         model.all = nn.ParameterList(torch.randn(shape) for shape in shapes)
         whole = [parameter.detach().clone() for parameter in model.all]
         tensors = dict(run.model(model, strategy="fsdp").state_dict())
-        assert sum(map(parts.is_sharded, tensors.values())) == len(shapes)
+        assert sum(map(is_sharded, tensors.values())) == len(shapes)
         assigned = parts.assign(tensors, run.world_size)
         taken = dict(parts.gathered(tensors, assigned, run.rank))
         return [torch.equal(taken[name], value) for name, value in zip(tensors, whole, strict=True) if name in taken]

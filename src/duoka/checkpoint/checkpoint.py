@@ -25,7 +25,7 @@ from duoka.checkpoint.manifest import Manifest, StateEntry
 from duoka.checkpoint.parts import are_first, give_up
 from duoka.checkpoint.preemption import Preemption
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
-from duoka.checkpoint.reading import CheckpointReader
+from duoka.checkpoint.reading import CheckpointReader, waits
 from duoka.checkpoint.states import RandomGenerators, SavedState, States, kind_of
 from duoka.checkpoint.writing import BackgroundTask, Snapshot, begin, find_best, prune, write, write_part
 from duoka.errors import CheckpointDamaged, CheckpointError, OptionError
@@ -389,7 +389,7 @@ class Checkpoint:
         if files and files == list(state.files) and kind == "model":
             load_weights(self._states.objects[name], reader.directory / files[0])
             return
-        read = reader.stored if state.is_in_parts else reader.tensors
+        read = reader.stored if waits(state) else reader.tensors
         tensors = {key: tensor for file in files for key, tensor in read(file).items()}
         value = self._states.restore(name, trees.get(name), tensors)
         if kind == "value":

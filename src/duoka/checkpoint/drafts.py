@@ -7,20 +7,19 @@ files: two NFS clients that write to one page may overwrite each other's bytes.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from duoka.checkpoint import disk
 from duoka.checkpoint.image import Layout
-from duoka.checkpoint.parts import is_sharded
 from duoka.checkpoint.ranks import Ranks
+from duoka.checkpoint.rows import Run, is_sharded, runs_of
 from duoka.checkpoint.stored import bytes_of
 from duoka.system.machine_name import machine_name
 from duoka.view.tensor.batch import BatchTensor
@@ -44,29 +43,11 @@ class Draft:
         return cls(path, layout.header, {name: begin + at for name, at in layout.places.items()}, begin + layout.size)
 
 
-class Run(NamedTuple):
-    """Rows that are contiguous in a file.
-
-    at: offset in the whole tensor. start: offset in this rank's rows, which are contiguous too. size: all in bytes.
-    """
-
-    at: int
-    start: int
-    size: int
-
-
 def own_runs(tensor: Tensor, is_first: bool) -> list[Run]:
-    """Return what this rank writes of a tensor; of one that is whole on every rank the first rank writes all.
-
-    It is one run if the tensor is sharded along its first dimension.
-    """
-    if not isinstance(tensor, BatchTensor) or not is_sharded(tensor):
-        return [Run(0, 0, tensor.numel() * tensor.itemsize)] if is_first else []
-    spec, shape = tensor._spec, tensor.shape
-    row = math.prod(shape[spec.dim + 1 :]) * tensor.itemsize
-    own, first = spec.partition.rows * row, spec.partition.start * row
-    count = math.prod(shape[: spec.dim]) if own else 0
-    return [Run(number * shape[spec.dim] * row + first, number * own, own) for number in range(count)]
+    """Return what this rank writes of a tensor; of one that is whole on every rank the first rank writes all."""
+    if isinstance(tensor, BatchTensor) and is_sharded(tensor):
+        return runs_of(tensor, tensor.itemsize)
+    return [Run(0, 0, tensor.numel() * tensor.itemsize)] if is_first else []
 
 
 def own_rows(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from duoka.checkpoint import formats, names
 from duoka.checkpoint.formats import Objects
 from duoka.checkpoint.mismatch import Mismatch, Shape
-from duoka.checkpoint.stored import Stored, part_of
+from duoka.checkpoint.stored import Stored
 from duoka.errors import WeightsError, WeightsMismatch
 from duoka.private.torch import has_own_loading
 
@@ -259,13 +259,8 @@ def _fill(model: nn.Module, pairing: Pairing, path: Path, strict: bool) -> Misma
 def _load_state(model: nn.Module, pairing: Pairing, path: Path, strict: bool, assign: bool) -> Mismatch:
     """Load by `load_state_dict`, so that the model's own code handles names that only it knows."""
     targets, group = pairing.targets, pairing.group
-    state: dict[str, Any] = {name: part_of(it.read(), targets[name]) for name, it in pairing.sources.items()}
+    state: dict[str, Any] = {name: _value(it, targets[name], assign) for name, it in pairing.sources.items()}
     state |= {name: group[name].read() for name in pairing.mismatch.unexpected}
-    if assign:
-        state = {
-            name: tensor.to(targets[name].dtype).clone() if name in targets else tensor
-            for name, tensor in state.items()
-        }
     said = model.load_state_dict(state, strict=False, assign=assign)
     skipped = {*pairing.skipped, *pairing.mismatch.wrong}
     missing = {
@@ -278,3 +273,12 @@ def _load_state(model: nn.Module, pairing: Pairing, path: Path, strict: bool, as
     if strict:
         _check(mismatch, path, model, group)
     return mismatch
+
+
+def _value(source: Stored, target: Tensor, becomes_it: bool) -> Tensor:
+    """Return the value of a target. becomes_it: the target gets this memory, so it must not be that of the file."""
+    found = source.read_like(target)
+    if not becomes_it:
+        return found
+    cast = found.to(target.dtype)
+    return cast.clone() if cast is found else cast

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from duoka.checkpoint import disk
 from duoka.checkpoint.manifest import INDEX, FileEntry
+from duoka.checkpoint.rows import is_sharded
 from duoka.errors import CheckpointError
 from duoka.view.collectives.base import Collectives
 from duoka.view.tensor.batch import BatchTensor
@@ -34,14 +35,6 @@ PATIENCE = 600.0  # seconds without a byte written by a rank for which rank 0 wa
 _LOOK = 0.02  # seconds between two looks
 _ALIGNED = 16  # bytes: rows of a tensor may be viewed as its dtype
 PIECE = 8 << 20  # bytes that a rank sends to another at once
-
-
-def is_sharded(value: Any) -> bool:
-    """Return True for a tensor whose rows are divided over ranks (with hsdp, over those of each machine)."""
-    if not isinstance(value, BatchTensor):
-        return False
-    spec = value._spec
-    return spec.view.of_parameters and spec.outer == 1 == spec.inner
 
 
 def holders(tensors: Iterable[Tensor]) -> Collectives | None:

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from duoka.checkpoint import disk
-from duoka.checkpoint.drafts import Run, all_see, own_pieces, own_runs
-from duoka.checkpoint.parts import are_first, gathered, holders, is_sharded
+from duoka.checkpoint.drafts import all_see, own_pieces, own_runs
+from duoka.checkpoint.parts import are_first, gathered, holders
 from duoka.checkpoint.ranks import Ranks, together
+from duoka.checkpoint.rows import Run, is_sharded
 from duoka.checkpoint.stored import bytes_of
 from duoka.errors import WeightsError
 from duoka.private.torch import save_through

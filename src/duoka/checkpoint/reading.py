@@ -13,6 +13,7 @@ from torch import Tensor
 from duoka.checkpoint import manifest
 from duoka.checkpoint.formats import safetensors
 from duoka.checkpoint.manifest import Manifest, StateEntry
+from duoka.checkpoint.states import OWN_FILE
 from duoka.checkpoint.stored import Stored
 from duoka.errors import CheckpointError, WeightsError
 
@@ -30,7 +31,7 @@ class CheckpointReader:
         Raises:
             CheckpointDamaged: names the files that were changed.
         """
-        ahead = {file for state in about.states.values() if not _waits(state) for file in state.files}
+        ahead = {file for state in about.states.values() if not waits(state) for file in state.files}
         with ThreadPoolExecutor(1, "duoka-check") as pool:
             sound = pool.submit(manifest.check, self.directory, about)
             with suppress(OSError, WeightsError):  # the check reports damaged files
@@ -60,6 +61,6 @@ class CheckpointReader:
         return self._read[file]
 
 
-def _waits(state: StateEntry) -> bool:
+def waits(state: StateEntry) -> bool:
     """Return True for a state whose tensors are read one by one when they are restored."""
-    return state.kind == "model" or state.is_in_parts
+    return state.kind in OWN_FILE

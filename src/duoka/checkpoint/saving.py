@@ -18,9 +18,10 @@ from duoka.checkpoint import disk
 from duoka.checkpoint.drafts import Draft, all_see, write_own
 from duoka.checkpoint.image import lay_out, straight
 from duoka.checkpoint.names import WRAPPERS
-from duoka.checkpoint.parts import are_first, gathered, holders, is_sharded
+from duoka.checkpoint.parts import are_first, gathered, holders
 from duoka.checkpoint.pickled import write_together
 from duoka.checkpoint.ranks import Outcome, Ranks, SingleRank, on_first, ranks_here, together
+from duoka.checkpoint.rows import is_sharded
 from duoka.checkpoint.shards import free_names, parse_size, remove_shards, remove_unnamed, replace_index, split
 from duoka.errors import OptionError, WeightsError
 from duoka.view.collectives.base import Collectives

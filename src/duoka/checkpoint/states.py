@@ -108,16 +108,18 @@ class States:
         return SavedState(kind, {key: taken(tensor) for key, tensor in tensors.items()}, tree)
 
     def restore(self, name: str, tree: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:
-        """Restore a state, and return its value as saved. tensors: of an optimizer they may still be in files."""
+        """Restore a state, and return its value as saved. tensors: of models and optimizers may still be in files."""
         try:
             thing, state = self.objects[name], join(tree, tensors)
         except Exception as error:  # data of another program may be of any form
             raise CheckpointError(f"the saved state of {name!r} is invalid: {error!r}") from error
         kind = self.kinds[name]
-        if kind == "optimizer":
+        if kind == "model":
+            thing.load_state_dict(_read_like(state, thing.state_dict()))
+        elif kind == "optimizer":
             thing.load_state_dict(sharded(by_index(state, self._names(thing), name), thing))
             set_stepped(thing, bool(state["state"]))  # for schedulers, which warn of a missing step
-        elif kind in ("model", "object"):
+        elif kind == "object":
             thing.load_state_dict(state)
         elif kind == "tensor":
             with torch.no_grad():
@@ -187,16 +189,21 @@ def sharded(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str
     """Shard the tensors of a state dict like the parameters they belong to."""
     parameters = dict(enumerate(it for group in optimizer.param_groups for it in group["params"]))
 
-    def part(value: Any, parameter: Tensor | None) -> Any:
-        value = _read(value)
-        alike = isinstance(value, Tensor) and parameter is not None and value.shape == parameter.shape
-        return part_of(value, parameter) if alike and parameter is not None else value
-
     own = {
-        index: {name: part(value, parameters.get(index)) for name, value in kept.items()}
-        for index, kept in state["state"].items()
+        index: _read_like(kept, dict.fromkeys(kept, parameters.get(index))) for index, kept in state["state"].items()
     }
     return {**state, "state": own, "param_groups": _read(state["param_groups"])}
+
+
+def _read_like(values: Mapping[str, Any], likes: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what is still in files, and shard what has the shape of its sharded tensor in `likes`."""
+
+    def part(value: Any, like: Any) -> Any:
+        if isinstance(like, Tensor) and tuple(getattr(value, "shape", ())) == tuple(like.shape):
+            return value.read_like(like) if isinstance(value, Stored) else part_of(value, like)
+        return _read(value)
+
+    return {name: part(value, likes.get(name)) for name, value in values.items()}
 
 
 def _read(tree: Any) -> Any:

@@ -57,9 +57,13 @@ class Stored(ABC):
     def read(self) -> Tensor:
         """Return the tensor, on the CPU. It may share memory with the file: copy it before writing into it."""
 
+    def read_like(self, like: Tensor) -> Tensor:
+        """Return the tensor, or, if `like` is sharded, this rank's part of it on the device of `like`."""
+        return part_of(self.read(), like)
+
     def read_into(self, target: Tensor) -> None:
         """Copy the values into `target`, of the same shape; type and device stay the target's."""
-        target.copy_(part_of(self.read(), target))
+        target.copy_(self.read_like(target))
 
 
 class LoadedTensor(Stored):

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from duoka.checkpoint import checkpoint
 from duoka.checkpoint import saving as weights
-from duoka.checkpoint.parts import is_sharded
+from duoka.checkpoint.drafts import own_rows
 from duoka.checkpoint.pickled import NotSharded, sharded_in, write_together
+from duoka.checkpoint.rows import is_sharded
 from duoka.plain.session import Session
 from duoka.private.torch import SAFETENSORS_FLATTEN, tree_leaves, tree_map_only
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
@@ -101,9 +102,30 @@ def install_safetensors(session: Session) -> None:
 
     if find_spec("safetensors") is not None:
         space = import_module("safetensors.torch")
-        for name in ("save", "save_file", "save_model", "load_model", *SAFETENSORS_FLATTEN):
+        for name in ("save", "save_file", "save_model", *SAFETENSORS_FLATTEN):
             if hasattr(space, name):
                 session.patches.replace(space, name, make)
+        session.patches.replace(space, "load_model", _loading_rows)
+
+
+def _loading_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a `load_model` that looks for tied parameters of a sharded model among this rank's rows.
+
+    It maps the file on the CPU, whatever the device, so that only the rows are copied there.
+    """
+
+    def load_model(model: nn.Module, filename: Any, strict: bool = True, device: Any = "cpu", **more: Any) -> Any:
+        if not batches_in(list(model.parameters())):
+            return original(model, filename, strict, device, **more)
+
+        def rows() -> dict[str, Tensor]:
+            return {name: own_rows(value) for name, value in model.state_dict().items()}
+
+        named = type(type(model).__name__, (SimpleNamespace,), {})  # for error messages
+        stand_in = named(state_dict=rows, load_state_dict=model.load_state_dict)
+        return original(stand_in, filename, strict, "cpu", **more)
+
+    return load_model
 
 
 def _save_together(session: Session, obj: Any, path: Any) -> bool:

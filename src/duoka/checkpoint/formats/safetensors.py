@@ -65,6 +65,21 @@ class FileTensor(Stored):
             self.file.read_into(self.start, bytes_of(tensor))
         return tensor
 
+    def read_like(self, like: Tensor) -> Tensor:
+        """Read the tensor; of a sharded one this rank's rows only."""
+        import torch
+
+        from duoka.checkpoint.rows import is_sharded, runs_of
+        from duoka.view.tensor.batch import BatchTensor
+
+        if not isinstance(like, BatchTensor) or not is_sharded(like) or tuple(like.shape) != self.shape:
+            return super().read_like(like)
+        rows = torch.empty(like._meta.local_shape, dtype=getattr(torch, self.dtype))
+        memory = bytes_of(rows)
+        for run in runs_of(like, rows.itemsize):
+            self.file.read_into(self.start + run.at, memory[run.start : run.start + run.size])
+        return BatchTensor(rows.to(like.device), like._spec)
+
     def read_into(self, target: Tensor) -> None:
         """Read straight into the target's memory if possible."""
         import torch
