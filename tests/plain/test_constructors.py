@@ -63,6 +63,40 @@ def test_what_is_made_of_a_batch_is_made_of_all_of_it(flow: Flow) -> None:
     as_python(flow, source)
 
 
+def test_a_batch_as_a_subclass_is_all_of_it(flow: Flow) -> None:
+    source = """
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+        from torch.utils.data import DataLoader, TensorDataset
+
+        class Named(torch.Tensor):
+            def twice(self):
+                return self * 2
+
+        torch.manual_seed(0)
+        x, y = torch.randn(2, 22, 4).unbind()
+        weight, model = nn.Parameter(torch.randn(3, 4)), nn.Linear(3, 4)
+        optimizer = torch.optim.SGD([weight, *model.parameters()], lr=0.1)
+        for x, y in DataLoader(TensorDataset(x, y), batch_size=8):
+            named = torch.Tensor.as_subclass(x, Named)
+            named.mul_(2)
+            x.add_(1)
+            print(type(named).__name__, tuple(named.shape), f"{x.sum():.3f} {named.twice().mean().item():.3f}")
+            scale = (weight * 2).tanh().as_subclass(Named)
+            for _ in range(40):
+                scale = scale * 1.01
+            hidden = F.linear(x, scale) + torch.einsum("nc,kc->nk", x, scale) * scale[:, 0]
+            out = model(hidden.as_subclass(torch.Tensor))
+            loss = F.mse_loss(out.as_subclass(Named), y) + F.l1_loss(y, out) + named.mean() * weight.sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print(f"{loss.item():.3f} {weight.grad.norm().item():.3f} {model.weight.grad.norm().item():.3f}")
+        """
+    as_python(flow, source)
+
+
 def test_a_function_may_call_modules_in_both_passes(flow: Flow) -> None:
     """As the adjoint method for ordinary differential equations does."""
     source = """

@@ -81,6 +81,7 @@ def install(session: Session) -> None:
     session.patches.put(torch.autograd, "Variable", Variable)
     session.patches.put(nn.Parameter, "__new__", _parameter)
     session.patches.put(Tensor, "data", _Data())
+    session.patches.replace(Tensor, "as_subclass", _make_as_subclass)
 
 
 _SPARSE = [f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed")]
@@ -133,3 +134,13 @@ _new_parameter = nn.Parameter.__new__
 def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
     """Create `nn.Parameter(batch)` of all rows, equal on every rank."""
     return _new_parameter(cls, gather_all(data), requires_grad)
+
+
+def _make_as_subclass(original: Callable[..., Any]) -> Callable[..., Any]:
+    def as_subclass(tensor: Tensor, cls: type[Tensor]) -> Any:
+        """Return the tensor as an instance of a subclass; of a batch, all rows."""
+        if not isinstance(tensor, BatchTensor):
+            return original(tensor, cls)
+        return tensor.view_as(tensor) if cls is Tensor else compute_whole(original, (tensor, cls), {})
+
+    return as_subclass

@@ -54,6 +54,8 @@ with requiring("torch", torch.__version__):
     AsPlainTensors = torch._C.DisableTorchFunctionSubclass
     # Disables __torch_function__ of subclasses and modes. Public: none; notes/extending names the one above.
     WithoutTorchFunctions = torch._C.DisableTorchFunction
+    # Context in which writes to a tensor are not counted. Public: none.
+    _preserve_version: Callable[[Tensor], Any] = torch.autograd._unsafe_preserve_version_counter
     # Number of active TorchDispatchModes. Public: none.
     count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
     # Depth of torch.func's transforms, or None. Public: none.
@@ -164,6 +166,11 @@ def in_backward() -> bool:
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor's memory was written to. Public: none."""
     return tensor._version
+
+
+def uncounted(tensor: Tensor) -> AbstractContextManager[None]:
+    """Return a context in which writes to a tensor's memory are not counted. Public: none."""
+    return nullcontext() if tensor.is_inference() else _preserve_version(tensor)
 
 
 def memory_of(tensor: Tensor) -> int:

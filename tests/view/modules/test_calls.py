@@ -359,6 +359,19 @@ def test_activations_computed_again_have_the_same_masks(how: str, reentrant: boo
 
 # --- plain inputs
 
+class Scaling(Part):
+    """A module that writes into its input. silently: without autograd."""
+
+    def __init__(self, silently: bool = False) -> None:
+        super().__init__()
+        self.first, self.silently = nn.Linear(6, 6), silently
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.silently):
+            x.mul_(2).clamp_(max=0.5)
+        return self.first(x)
+
+
 HAND_CUT: dict[str, tuple[Callable[[], nn.Module], Run]] = {
     "batch first": (lambda: Net(APART["along the sequence"]), lambda m, x: m(x)),
     "time first": (Recurrent, lambda m, x: m(x.transpose(0, 1))),
@@ -366,6 +379,9 @@ HAND_CUT: dict[str, tuple[Callable[[], nn.Module], Run]] = {
     "by name": (lambda: Net(lambda m, x, y: x * y), lambda m, x: m(x, y=x[:, :1])),
     "loss": (lambda: Net(TOGETHER["loss"]), lambda m, x: m(x)),
     "written into": (lambda: Net(lambda m, x, y: x + y.mul_(2)), lambda m, x: (m(x, x2 := x * 1), x2)),
+    "written into, then saved": (Scaling, lambda m, x: (m(x := x * 1), x)),
+    "written into by parameters": (lambda: Net(lambda m, x, y: y.mul_(m.first.bias).sum()), lambda m, x: (m(x, x),)),
+    "given back": (lambda: Net(lambda m, x, y: y.add_(x)), lambda m, x: (m(x, y := x * 1).data.mul_(2), y)),
 }
 
 
@@ -383,6 +399,53 @@ def test_a_batch_that_was_cut_by_hand(name: str, n: int, world_size: int) -> Non
         return found
 
     check(build, run, [normal(n, 8, 6)], world_size, rows=())
+
+
+HISTORIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "short": lambda x: x * 3,
+    "long": lambda x: sum((x * step for step in range(40)), start=x),
+    "part": lambda x: torch.cat([x * 3, x])[: len(x)],
+    "time first": lambda x: (x * 3).transpose(0, 1).contiguous().transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("silently", [False, True], ids=["recorded", "silently"])
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize(("n", "world_size"), [(8, 2), (7, 3)])
+def test_the_gradient_of_a_plain_input_that_a_module_writes_to(
+    history: str, silently: bool, n: int, world_size: int
+) -> None:
+    def run(model: Any, x: Tensor) -> Any:
+        found = []
+        for _ in range(3):
+            leaf = x.clone().requires_grad_()
+            plain = HISTORIES[history](leaf)
+            out = model(plain)
+            scalar((out, plain**3)).backward()
+            found += [out, plain, mean_of_ranks(leaf.grad)]
+        return found
+
+    check(lambda: Scaling(silently), run, [normal(n, 8, 6)], world_size, rows=())
+
+
+@pytest.mark.parametrize("silently", [False, True], ids=["recorded", "silently"])
+def test_a_plain_input_that_was_saved_before_a_module_writes_to_it_is_an_error(silently: bool) -> None:
+    def run(model: Any, x: Tensor) -> Any:
+        plain = x.clone().requires_grad_() * 1
+        saved = plain**3
+        model(plain)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            saved.sum().backward()
+
+    check(lambda: Scaling(silently), run, [normal(8, 8, 6)], rows=())
+
+
+def mean_of_ranks(gradient: Tensor | None) -> Tensor | None:
+    """The gradient of an adopted leaf as a strategy would average it."""
+    here = calls()
+    if here is None or gradient is None:
+        return gradient
+    return here.view.ranks.all_reduce(gradient) / here.view.ranks.world_size
 
 
 def on_one_rank_each(world_size: int, model: nn.Module, x: Tensor, converts: bool = True) -> list[Any]:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.private.torch import tree_leaves, tree_map_only
@@ -167,7 +167,7 @@ def _replicated(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replace replicated tensors among the arguments by what `View.replicate` returns for them."""
     values = tree_leaves((args, kwargs)) if call.key is None else [call.inputs[place] for place in call.plain]
-    tensors = [value for value in values if type(value) in (Tensor, nn.Parameter)]
+    tensors = [value for value in values if isinstance(value, Tensor) and not isinstance(value, BatchTensor)]
     replaced = {id(tensor): view.replicate(tensor) for tensor in tensors}
     if all(replaced[id(tensor)] is tensor for tensor in tensors):
         return args, kwargs

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from duoka.private.torch import has_node_hooks
-from duoka.view.aliased import version
+from duoka.private.torch import has_node_hooks, uncounted
+from duoka.view.aliased import same_memory, version
 from duoka.view.dispatch.own_rows import on_own_rows
 from duoka.view.modules.compiled import Compiled
 from duoka.view.modules.padding import leaves_out_padding, with_whole_parameters
@@ -55,6 +55,30 @@ class _PlainBatch:
     leaf: Tensor
     dim: int
     search: _DimSearch
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A plain input and the batch that a module gets in its place.
+
+    versions, histories: of both before the call (`_versions`, `_histories`).
+    """
+
+    leaf: Tensor
+    batch: BatchTensor
+    versions: list[int]
+    histories: list[Any]
+
+    def write_back(self) -> None:
+        """Copy what the module has written to the batch, with its gradient, into the plain tensor."""
+        if _versions(self.leaf, self.batch) == self.versions:
+            return
+        shares_memory = any(same_memory(self.leaf, share._rows) for share in self.batch._shares)
+        with torch.set_grad_enabled(_histories(self.batch) != self.histories):
+            whole = self.batch.full_tensor()
+            # In memory that both share this rank's rows stay what they are, and the module may have saved them.
+            with uncounted(self.leaf) if shares_memory else nullcontext():
+                self.leaf.copy_(whole)
 
 
 class _ThreadState(threading.local):
@@ -249,7 +273,7 @@ class ModuleCalls:
         dims: dict[int, int],
     ) -> Any:
         """Make the call with some plain inputs split. dims: identity of an input -> dimension of its samples."""
-        given: list[tuple[Tensor, list[int], BatchTensor]] = []
+        given: list[_Given] = []
 
         def swapped(value: Any) -> Any:
             if type(value) is tuple:
@@ -257,14 +281,14 @@ class ModuleCalls:
             if id(value) not in dims:
                 return value
             batch = BatchTensor.of(value, self.view, dims[id(value)])
-            given.append((value, _versions(value, batch), batch))
+            given.append(_Given(value, batch, _versions(value, batch), _histories(batch)))
             return batch
 
         out = original(module, *map(swapped, args), **{name: swapped(value) for name, value in kwargs.items()})
-        for leaf, before, batch in given:
-            if _versions(leaf, batch) != before:  # the rows were written to
-                with torch.no_grad():
-                    leaf.copy_(batch.full_tensor())
+        for one in given:
+            one.write_back()
+            if out is one.batch:  # the input itself, which the script may change later
+                out = one.leaf
         return out
 
     def _plain_batch(self, module: nn.Module, plain: list[Tensor]) -> _PlainBatch | None:
@@ -318,3 +342,8 @@ def holds(leaf: Any, n: int, dim: int = 0) -> bool:
 def _versions(leaf: Tensor, batch: BatchTensor) -> list[int]:
     """Return the versions of a plain tensor and of the rows that were taken from it, which change with each write."""
     return [version(leaf), *(version(share._rows) for share in batch._shares)]
+
+
+def _histories(batch: BatchTensor) -> list[Any]:
+    """Return the autograd nodes of a batch's rows, which a write changes that autograd records."""
+    return [share._rows.grad_fn for share in batch._shares]

@@ -202,11 +202,14 @@ class BatchTensor(Tensor):
         def share(place: int) -> BatchTensor:
             own = view.siblings[place]
             spec = Spec(own, own.partition(whole.shape[dim]), dim)
-            rows = spec.local_rows(whole)
+            replicated = own.replicate(whole)
+            rows = spec.local_rows(replicated)
             # Rows along another dimension are not contiguous: what is a view on one device would be a copy here.
             rows = rows.contiguous() if whole.is_contiguous() else rows
-            # Kernels round differently by alignment, which must not depend on how the rows came here (`of_rows`).
-            batch = BatchTensor(rows.clone() if view.shares.exact else rows, spec)
+            # Kernels round differently by alignment, which must not depend on how the rows came here (`of_rows`);
+            # and autograd records no writes to views of what `Replicate` returns.
+            copied = view.shares.exact or replicated is not whole
+            batch = BatchTensor(rows.clone() if copied else rows, spec)
             if spec.local_size == 1:
                 batch.set_memory_order(memory_order(whole))
             return batch
