@@ -359,6 +359,7 @@ def test_activations_computed_again_have_the_same_masks(how: str, reentrant: boo
 
 # --- plain inputs
 
+
 class Scaling(Part):
     """A module that writes into its input. silently: without autograd."""
 
