@@ -55,7 +55,7 @@ with requiring("torch", torch.__version__):
     # Disables __torch_function__ of subclasses and modes. Public: none; notes/extending names the one above.
     WithoutTorchFunctions = torch._C.DisableTorchFunction
     # Context in which writes to a tensor are not counted. Public: none.
-    _preserve_version: Callable[[Tensor], Any] = torch.autograd._unsafe_preserve_version_counter
+    _preserve_version: Callable[[Tensor], Any] = torch.autograd.grad_mode._unsafe_preserve_version_counter
     # Number of active TorchDispatchModes. Public: none.
     count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
     # Depth of torch.func's transforms, or None. Public: none.
