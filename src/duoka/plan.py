@@ -1,15 +1,9 @@
-"""Decided settings: frozen and printable.
-
-`decide` makes a `Plan` from requested settings; `header` and `details` describe a plan.
-"""
+"""Decided settings, frozen. `decide` makes a `Plan` from requested settings; `duoka.cli.describing` prints it."""
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 
 from duoka import script
@@ -30,7 +24,7 @@ from duoka.options import (
 )
 from duoka.script import Kind, Script
 
-__all__ = ["STRATEGIES", "Device", "Kind", "Machines", "Plan", "decide", "details", "header", "joined"]
+__all__ = ["STRATEGIES", "Device", "Kind", "Machines", "Plan", "decide", "joined"]
 
 STRATEGIES = {
     "auto": "ddp if it fits on each device, else fsdp, as a forecast of memory says before the run",
@@ -319,122 +313,3 @@ def _threads(
     if omp is not None and re.fullmatch(r"[1-9][0-9]{0,3}", omp):
         return int(omp), (f"OMP_NUM_THREADS={omp} respected",)
     return 1 if exact else max(1, cores // workers), ()
-
-
-def header(plan: Plan) -> str:
-    """Describe a plan in one to three lines, and a line for each note."""
-    how = _left_alone(plan) if plan.kind is Kind.DISTRIBUTED else f"{_how(plan)}, {_script(plan)}"
-    lines = [f"{_devices(plan)}, {how}"]
-    if plan.machines.count > 1:
-        lines.append(_machine(plan.machines))
-    if plan.kind is not Kind.DISTRIBUTED and not plan.is_for_one and (local := _not_as_one(plan)):
-        lines.append(f"not the numbers of one device: {', '.join(local)}")
-    if plan.kind_can_be_either and max(len(plan.devices), plan.machines.count) > 1:
-        lines.append(_other_kind(plan))
-    return "\n".join(f"duoka: {line}" for line in (*lines, *plan.notes))
-
-
-def _machine(machines: Machines) -> str:
-    """Return `machine 1 of 2, rendezvous at node1:29500`."""
-    source = f" (set by {machines.engine})" if machines.engine else ""
-    return f"{machines.each} {machines.number} of {machines.count}, rendezvous at {machines.place}{source}"
-
-
-def _how(plan: Plan) -> str:
-    return f"strategy {plan.strategy}" + f" with {plan.shares} shares of each batch" * bool(plan.shares)
-
-
-def _not_as_one(plan: Plan) -> list[str]:
-    """Return the settings with which numbers differ from those of one device."""
-    chosen = {
-        "BatchNorm of each share": plan.batch_norm == "local",
-        "each rank's own random numbers inside of models": plan.randomness == "worker",
-        "random augmentation seeded by sample": plan.loading == "shared",
-    }
-    return [words for words, holds in chosen.items() if holds]
-
-
-def _script(plan: Plan) -> str:
-    return "plain script" if plan.kind is Kind.PLAIN else f"script that uses duoka's API ({plan.kind_reason})"
-
-
-def _left_alone(plan: Plan) -> str:
-    if plan.self_launching:
-        return f"run once, as it has ranks of its own ({plan.kind_reason})"
-    return f"launched as torchrun would and left alone ({plan.kind_reason})"
-
-
-def _other_kind(plan: Plan) -> str:
-    if plan.kind is Kind.DISTRIBUTED:
-        return f"{plan.target.name} can also run as a plain script: choose it by --kind plain"
-    return (
-        f"{plan.target.name} can also make its own ranks ({plan.kind_reason}): --kind distributed launches it as "
-        "torchrun would"
-    )
-
-
-def _devices(plan: Plan) -> str:
-    """Describe the devices: `GPUs 0 and 3 (NVIDIA H200)`, `2 CPU workers of 1 thread`."""
-    first = plan.devices[0]
-    if first.type == "cpu":
-        threads = f" of {plan.threads} thread{'s' * (plan.threads > 1)}" if plan.threads else ""
-        return f"{plan.workers} CPU worker{'s' * (plan.workers > 1)}{threads}"
-    if first.type != "cuda":
-        return str(first)
-    groups = groupby(plan.devices, key=lambda device: device.name)
-    return ", ".join(_group(name, list(members)) for name, members in groups)
-
-
-def _group(name: str, members: Iterable[Device]) -> str:
-    numbers = [device.number for device in members]
-    return f"GPU{'s' * (len(numbers) > 1)} {', '.join(numbers)}{f' ({name})' * bool(name)}"
-
-
-def details(plan: Plan) -> str:
-    """Describe a plan in full, for `--dry-run`."""
-    target = plan.target
-    rows = [("run", shlex.join([*["-m"] * target.is_module, target.name, *target.args]))]
-    if plan.kind is not Kind.DISTRIBUTED:
-        rows.append(("script", _script(plan).replace("plain script", "plain")))
-        rows.append(("strategy", f"{plan.strategy}: {STRATEGIES[plan.strategy]}"))
-        if plan.shares:
-            rows.append(("shares", f"{plan.shares} of each batch"))
-        if plan.strategy in ("fsdp", "hsdp"):
-            rows.append(("blocks", ", ".join(plan.blocks) or "entries of the model's lists"))
-            if plan.checkpoint_activations:
-                rows.append(("activations", "of blocks, computed again in the backward pass"))
-        rows += [("batch norm", plan.batch_norm), ("randomness", plan.randomness), ("loading", plan.loading)]
-        if plan.row_independent:
-            rows.append(("on own rows", f"{', '.join(plan.row_independent)}, as --row-independent says"))
-    else:
-        rows.append(("script", _left_alone(plan)))
-    if plan.kind_can_be_either:
-        rows.append(("", _other_kind(plan)))
-    if plan.machines.count > 1:
-        name, _, text = _machine(plan.machines).partition(" ")
-        rows.append((name, text))
-    rows += [("device", text) for text in _device_rows(plan)]
-    rows.append(("threads", f"{plan.threads} per worker" if plan.threads else "left to torch"))
-    rows.append(("timeout", f"{plan.timeout:g} s for a collective"))
-    rows.append(("", _step_timeout(plan)))
-    if plan.restarts:
-        rows.append(("restarts", f"{plan.restarts} at most, after faults"))
-    if plan.kind is not Kind.DISTRIBUTED and not plan.is_for_one:
-        where = "here" if plan.machines.number == 0 else f"at {plan.machines.each} 0"
-        rows.append(("output", f"of rank 0 {where}, of the others in {plan.log_dir or 'a temporary directory'}"))
-    if plan.report is not None:
-        rows.append(("report", f"{plan.report}, written at the end"))
-    rows += [("note", note) for note in plan.notes]
-    return "\n".join(f"{name:<12}{text}" for name, text in rows)
-
-
-def _step_timeout(plan: Plan) -> str:
-    if plan.step_timeout is None:
-        return "after the first step 20 times the slowest step (at least 60 s) for a rank that is idle"
-    return f"{plan.step_timeout:g} s after the first step"
-
-
-def _device_rows(plan: Plan) -> list[str]:
-    named = [f"{device} ({device.name})" if device.name else str(device) for device in plan.devices]
-    rank = "rank" if plan.machines.count == 1 else "local rank"
-    return named if plan.self_launching else [f"{rank} {number}: {text}" for number, text in enumerate(named)]

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from duoka import engines, environment, options
+from duoka.cli.describing import details, header
 from duoka.cli.words import arrange, check_habits, check_times, with_values
 from duoka.devices import inventory
 from duoka.devices.allocation import Allocation, AllocationRequest, allocate, with_holders
@@ -22,7 +23,7 @@ from duoka.devices.spec import parse
 from duoka.engines import slurm, torchrun
 from duoka.errors import OptionError
 from duoka.options import ONE_MACHINE, Machines, Options, Target
-from duoka.plan import Plan, decide, details, header
+from duoka.plan import Plan, decide
 from duoka.script.files import STANDARD_INPUT
 from duoka.system import libc
 from duoka.system.messages import say

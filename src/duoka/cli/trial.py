@@ -13,13 +13,14 @@ from pathlib import Path
 import click
 
 from duoka import engines, environment
+from duoka.cli.describing import header
 from duoka.cli.run import GROUPS, Groups
 from duoka.devices import inventory
 from duoka.devices.allocation import with_holders
 from duoka.devices.locks import HeldLocks, Locks
 from duoka.errors import AskedError, OptionError
 from duoka.options import Options
-from duoka.plan import Plan, decide, header
+from duoka.plan import Plan, decide
 from duoka.system.messages import say
 from duoka.watching.document import write_page
 

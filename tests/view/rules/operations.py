@@ -32,7 +32,7 @@ LEFT_OUT = {
     "nn.functional.embedding",  # a table that is rows
     "nn.functional.embedding_bag",
 }
-# Whose second gradients for torch's samples have no right digit, or leave the range of float16 at W times their value.
+# Whose second gradients for torch's samples have no right digit, or leave float16's range at W times their value.
 STEEP = ("matrix_exp", "half")
 
 
