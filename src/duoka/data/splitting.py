@@ -7,6 +7,8 @@ The first batch is read whole. It shows that collating only stacks, that reading
 dataset keeps no state between samples. Otherwise every rank reads whole batches: the same result, but not faster.
 Each loader worker decides so on the first batch that it reads; the first decision that arrives is sent to the workers
 of the next epoch.
+
+Why: docs/decisions/0013-reading-samples.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find the rank for which the others wait, and where it is."""
+"""Find the rank for which the others wait, and where it is. Why: docs/decisions/0060-waiting.md."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class Run:
         Raises:
             OptionError: at the call, if the loss is one value for all samples.
         """
-        self._session  # noqa: B018  # is it open?
+        self._check_open()
         return self._placement.with_loss(model, loss)
 
     def loader(
@@ -311,7 +311,7 @@ class Run:
 
     def print(self, *values: Any, **how: Any) -> None:
         """Print on rank 0 only. Call it on all ranks: batch tensors are gathered."""
-        self._session  # noqa: B018  # is it open?
+        self._check_open()
         values = gather_all(values) if batches_in(values) else values
         if self.is_first:
             print(*values, **how)
@@ -322,14 +322,14 @@ class Run:
         Raises:
             OptionError: a value is no number, text, or tensor of one element; or the step is no whole number.
         """
-        self._session  # noqa: B018  # is it open?
+        self._check_open()
         check_step(step)
         check_values(values)
         self._logs.write(step, values)
 
     def progress(self, batches: Iterable[Any], name: str = "batches") -> Progress:
         """Return the same batches with a progress bar on rank 0; lines if standard output is no terminal."""
-        self._session  # noqa: B018  # is it open?
+        self._check_open()
         return Progress(batches, name, self.is_first, sys.stdout)
 
     @contextmanager
@@ -435,9 +435,13 @@ class Run:
         session.say(f"strategy exact with {self._opened.view.shares.world_size} shares of each batch")
         return self._opened
 
+    def _check_open(self) -> None:
+        """Raise OptionError if the run was closed."""
+        self._session  # noqa: B018
+
     @property
     def _checked_reductions(self) -> LocalReductions:
-        self._session  # noqa: B018  # is it open?
+        self._check_open()
         return self._reductions
 
     @property

@@ -4,6 +4,8 @@ In each share a parameter is replaced by an alias: a leaf with the parameter's m
 the gradients of all own shares are computed they are added in a tree, then over ranks, in buckets, during the
 backward pass. Gradients that reach the parameter without its aliases (a penalty on weights) are equal on every rank
 already.
+
+Why: docs/decisions/0080-exact.md
 """
 
 from __future__ import annotations

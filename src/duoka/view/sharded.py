@@ -7,6 +7,8 @@ parameters of its block are gathered, and released when other blocks need the me
 
 In the backward pass a block is gathered again when a function needs a weight that it has saved. Gradients of whole
 parameters go through `GatherParameters`, which reduce-scatters them (`block.py`).
+
+Why: docs/decisions/0120-sharded-parameters.md
 """
 
 from __future__ import annotations

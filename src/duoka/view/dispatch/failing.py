@@ -3,6 +3,8 @@
 Only the rank with such a row gets the error, and the script may catch it and continue. So after each of these
 functions the ranks exchange one number, whether any has failed. If so, all compute the function whole and raise the
 error of one device. GPUs check indices asynchronously and end the process, so they need no exchange.
+
+Why: docs/decisions/0118-errors-of-some-rows.md
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Works on torch's operators, below autograd, so that dropout within attention or recurrent layers is included.
 Operators that draw carry the tag `nondeterministic_seeded`.
+
+Why: docs/decisions/0011-draws-below-autograd.md
 """
 
 from __future__ import annotations

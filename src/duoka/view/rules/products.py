@@ -47,6 +47,11 @@ class _Product:
     summed: bool
 
 
+# Roles of the batch dimension in an operand: summed over; the rows or columns of its matrices; or, as its place from
+# the right (3 or more), a dimension of the stack of matrices.
+_SUMMED, _LINES = 0, -1
+
+
 def _product(left: Tensor, right: Tensor) -> _Product | None:
     """Return the local operands of a matmul."""
     roles = _role(left, 1), _role(right, 2)
@@ -76,9 +81,6 @@ def _product(left: Tensor, right: Tensor) -> _Product | None:
         part = spec.local_rows(other, len(shape) - role) if of_rows else spec.view.replicate(other)
     sides = (own._local, part) if own is left else (part, own._local)
     return _Product(*sides, spec, place, role == _SUMMED)
-
-
-_SUMMED, _LINES = 0, -1
 
 
 def _role(side: Tensor, summed: int) -> int | None:

@@ -4,6 +4,8 @@ Several shares are computed one after the other, each in a greenlet and with its
 Where ranks would call a collective, a share's greenlet is suspended. When all local shares have reached that point,
 their parts are combined, with those of the other processes, and each share continues. So each rule of `view/rules/`
 is written for one share.
+
+Why: docs/decisions/0080-exact.md
 """
 
 from __future__ import annotations
