@@ -104,7 +104,7 @@ def test_what_goes_this_way() -> None:
     def work(ranks: DirectExchange | None) -> list[bool]:
         assert ranks is not None
         sizes = (0, 1, MOST // 8, MOST // 8 + 1)
-        return [ranks.takes(torch.empty(size)) for size in sizes] + [ranks.takes(torch.empty(1, device="meta"))]
+        return [ranks.accepts(torch.empty(size)) for size in sizes] + [ranks.accepts(torch.empty(1, device="meta"))]
 
     assert all_well(run_ranks(3, work)) == [[False, True, True, False, False]] * 3
 

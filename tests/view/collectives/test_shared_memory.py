@@ -70,7 +70,7 @@ def test_several_are_on_their_way_and_end_in_any_order(world_size: int) -> None:
         number = most = 0
         under_way: list[Any] = []
         while number < 200:
-            if under_way and (same.random() < 0.4 or not nearby.takes(torch.zeros(1))):
+            if under_way and (same.random() < 0.4 or not nearby.accepts(torch.zeros(1))):
                 at, found, wait = under_way.pop(same.randrange(len(under_way)))
                 wait()
                 for rank, row in enumerate(found[0]):
@@ -111,22 +111,22 @@ def test_every_type_and_layout(dtype: torch.dtype) -> None:
 )
 def test_how_large_a_tensor_may_be(ranks: int, slot: int, most: int) -> None:
     nearby = SharedMemoryExchange(mmap.mmap(-1, memory_size(ranks, slot)), 0, ranks, 1.0)
-    assert nearby.takes(torch.zeros(most * SLOT, dtype=torch.uint8))
-    assert not nearby.takes(torch.zeros(most * SLOT + 1, dtype=torch.uint8))
+    assert nearby.accepts(torch.zeros(most * SLOT, dtype=torch.uint8))
+    assert not nearby.accepts(torch.zeros(most * SLOT + 1, dtype=torch.uint8))
 
 
 def test_what_goes_this_way() -> None:
     nearby = SharedMemoryExchange(mmap.mmap(-1, memory_size(2)), 0, 2, 1.0)
-    assert nearby.takes(torch.zeros(SLOT // 4))
-    assert nearby.takes(torch.zeros(()))
-    assert not nearby.takes(torch.zeros(SLOT // 4 + 1))
-    assert not nearby.takes(torch.zeros(0))
-    assert not nearby.takes(torch.zeros(3, device="meta"))
-    assert not nearby.takes(torch.zeros(3).to_sparse())
+    assert nearby.accepts(torch.zeros(SLOT // 4))
+    assert nearby.accepts(torch.zeros(()))
+    assert not nearby.accepts(torch.zeros(SLOT // 4 + 1))
+    assert not nearby.accepts(torch.zeros(0))
+    assert not nearby.accepts(torch.zeros(3, device="meta"))
+    assert not nearby.accepts(torch.zeros(3).to_sparse())
     for _ in range(RING):
-        assert nearby.takes(torch.zeros(3))
+        assert nearby.accepts(torch.zeros(3))
         nearby.start(torch.zeros(3), lambda rows: None)
-    assert not nearby.takes(torch.zeros(3))
+    assert not nearby.accepts(torch.zeros(3))
 
 
 def test_a_rank_that_does_not_come_is_waited_for_as_long_as_was_said() -> None:
@@ -198,7 +198,7 @@ def test_an_exchange_that_nobody_waits_for_keeps_no_other_from_a_slot() -> None:
         early = ranks.in_background(ranks.start_all_gather(torch.tensor([ranks.rank])))
         totals, took = [], []
         for number in range(3 * RING):
-            took.append(ranks._exchange.takes(torch.zeros(1)))
+            took.append(ranks._exchange.accepts(torch.zeros(1)))
             totals.append(ranks.all_reduce(torch.tensor(number)).item())
             totals.append(ranks.run_or_fall_back(lambda: 1, lambda: 2))
         return totals, took, early().tolist()

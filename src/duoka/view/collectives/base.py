@@ -42,13 +42,13 @@ class CollectiveSlot(Protocol):
 class Exchange(Protocol):
     """An all-gather of small CPU tensors that is faster than gloo's."""
 
-    def takes(self, tensor: Tensor) -> bool:
+    def accepts(self, tensor: Tensor) -> bool:
         """Return True if this exchange can send a tensor; the result is the same on every rank."""
 
-    def start(self, tensor: Tensor | None, take: Callable[[list[Tensor]], Any], text: bytes) -> Callable[[], None]:
+    def start(self, tensor: Tensor | None, receive: Callable[[list[Tensor]], Any], text: bytes) -> Callable[[], None]:
         """Send `tensor`, and return a function that waits for the others.
 
-        That function calls `take` with the tensors of all ranks, flattened, in the order of ranks. It raises
+        That function calls `receive` with the tensors of all ranks, flattened, in the order of ranks. It raises
         PeerFailed if any rank has sent None. text: names the collective, equal on all ranks.
         """
 

@@ -93,7 +93,7 @@ class DirectExchange:
             return None
         return cls(rank, world_size, wires, timeout)
 
-    def takes(self, tensor: Tensor) -> bool:
+    def accepts(self, tensor: Tensor) -> bool:
         """Return True if a tensor is small enough: equal on all ranks."""
         size = tensor.numel() * tensor.itemsize
         return (
@@ -102,8 +102,8 @@ class DirectExchange:
             and 0 < size * (self.world_size - 1) <= MOST
         )
 
-    def start(self, tensor: Tensor | None, take: Callable[[list[Tensor]], Any], text: bytes) -> Callable[[], None]:
-        """Send `tensor`, and return a function that waits for the others and calls `take` with all ranks' tensors.
+    def start(self, tensor: Tensor | None, receive: Callable[[list[Tensor]], Any], text: bytes) -> Callable[[], None]:
+        """Send `tensor`, and return a function that waits for the others and calls `receive` with all ranks' tensors.
 
         These are flattened and not shared. The function raises PeerFailed if any rank sent None. text: the name of
         the collective.
@@ -121,11 +121,11 @@ class DirectExchange:
 
         def wait() -> None:
             self._until(number)
-            arrived = {other: peer.taken(number, own, text, self.rank) for other, peer in self._peers.items()}
+            arrived = {other: peer.pop(number, own, text, self.rank) for other, peer in self._peers.items()}
             if tensor is None or None in arrived.values():
                 raise PeerFailed
             rows: dict[int, Any] = {**arrived, self.rank: own}
-            take([rows[rank] for rank in range(self.world_size)])
+            receive([rows[rank] for rank in range(self.world_size)])
 
         return wait
 
@@ -229,7 +229,7 @@ class _Peer:
         """Return True if the tensor of this number has arrived."""
         return number in self._arrived
 
-    def taken(self, number: int, own: Tensor, text: bytes, rank: int) -> Tensor | None:
+    def pop(self, number: int, own: Tensor, text: bytes, rank: int) -> Tensor | None:
         """Return and remove the tensor of this number, of the type of `own`; None if the other rank sent None.
 
         Raises:

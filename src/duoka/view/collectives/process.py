@@ -84,15 +84,15 @@ class ProcessCollectives(Collectives):
         name: str,
         tensor: Tensor,
         begin: Callable[[Any], Any],
-        take: Callable[[list[Tensor]], Any],
+        receive: Callable[[list[Tensor]], Any],
     ) -> Callable[[], None]:
-        """Start a collective: by the exchange, which calls `take`, or by `begin(group)`."""
+        """Start a collective: by the exchange, which calls `receive`, or by `begin(group)`."""
         what = f"{name} {tuple(tensor.shape)} {str(tensor.dtype)[6:]}"
-        if self._exchange is not None and self._exchange.takes(tensor):
+        if self._exchange is not None and self._exchange.accepts(tensor):
             if self._agreeing and not self.rank_local:  # a rank that has failed sends None
                 self._agreeing, what = False, AGREEMENT
             self._before_collective()
-            return self._start_exchange(what, tensor, take)
+            return self._start_exchange(what, tensor, receive)
         self._before_collective()
         self._threads.begin()
         self._begin(what)
@@ -101,11 +101,11 @@ class ProcessCollectives(Collectives):
         return lambda: self._finish(lambda: self._call_torch(work.wait))
 
     def _start_exchange(
-        self, what: str, tensor: Tensor | None, take: Callable[[list[Tensor]], Any]
+        self, what: str, tensor: Tensor | None, receive: Callable[[list[Tensor]], Any]
     ) -> Callable[[], None]:
         assert self._exchange is not None
         self._threads.begin()
-        finish = self._exchange.start(tensor, take, self._begin(what))
+        finish = self._exchange.start(tensor, receive, self._begin(what))
         return lambda: self._finish(finish)
 
     def _finish(self, finish: Callable[[], Any]) -> None:
@@ -122,7 +122,7 @@ class ProcessCollectives(Collectives):
 
     def _agree(self, failed: bool) -> None:
         probe = torch.zeros(1, dtype=torch.uint8, device="cpu")
-        if self._exchange is None or self.rank_local or not self._exchange.takes(probe):
+        if self._exchange is None or self.rank_local or not self._exchange.accepts(probe):
             super()._agree(failed)
         else:
             self._agreeing = False
@@ -163,14 +163,14 @@ class ProcessCollectives(Collectives):
         options = torch.distributed.AllreduceOptions()
         options.reduceOp = op
 
-        def take(rows: list[Tensor]) -> None:
+        def receive(rows: list[Tensor]) -> None:
             combine = _COMBINE[op]
             total = combine(rows[0], rows[1])
             for row in rows[2:]:
                 combine(total, row, out=total)
             tensor.copy_(total.view(tensor.shape))
 
-        return self._start("all_reduce", tensor, lambda group: group.allreduce([tensor], options), take)
+        return self._start("all_reduce", tensor, lambda group: group.allreduce([tensor], options), receive)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         return self.start_all_gather(tensor)()
@@ -179,10 +179,10 @@ class ProcessCollectives(Collectives):
         out = tensor.new_empty((self.world_size, tensor.numel()))
         flat = tensor.detach().reshape(-1)
 
-        def take(rows: list[Tensor]) -> None:
+        def receive(rows: list[Tensor]) -> None:
             torch.stack(rows, out=out)
 
-        wait = self._start("all_gather", flat, lambda group: start_all_gather(group, out.view(-1), flat), take)
+        wait = self._start("all_gather", flat, lambda group: start_all_gather(group, out.view(-1), flat), receive)
 
         def gathered() -> Tensor:
             wait()
@@ -208,10 +208,10 @@ class ProcessCollectives(Collectives):
     def start_all_to_all(self, tensor: Tensor) -> Callable[[], Tensor]:
         out, sent = torch.empty_like(tensor), tensor.detach().contiguous()
 
-        def take(rows: list[Tensor]) -> None:
+        def receive(rows: list[Tensor]) -> None:
             torch.stack([row.view(tensor.shape)[self.rank] for row in rows], out=out)
 
-        wait = self._start("all_to_all", sent, lambda group: group.alltoall_base(out, sent, [], []), take)
+        wait = self._start("all_to_all", sent, lambda group: group.alltoall_base(out, sent, [], []), receive)
 
         def exchanged() -> Tensor:
             wait()
@@ -223,11 +223,11 @@ class ProcessCollectives(Collectives):
         options = torch.distributed.BroadcastOptions()
         options.rootRank = source
 
-        def take(rows: list[Tensor]) -> None:
+        def receive(rows: list[Tensor]) -> None:
             if source != self.rank:
                 tensor.copy_(rows[source].view(tensor.shape))
 
-        self._start("broadcast", tensor, lambda group: group.broadcast([tensor], options), take)()
+        self._start("broadcast", tensor, lambda group: group.broadcast([tensor], options), receive)()
         return tensor
 
 

@@ -60,7 +60,7 @@ class SharedMemoryExchange:
         self._finished: set[int] = set()  # later than the first that is not
         self._waits: dict[int, Callable[[], None]] = {}  # of exchanges that are not finished
 
-    def takes(self, tensor: Tensor) -> bool:
+    def accepts(self, tensor: Tensor) -> bool:
         """Return True if a tensor is small enough and a slot is free: equal on all ranks."""
         return (
             tensor.device.type == "cpu"
@@ -80,12 +80,12 @@ class SharedMemoryExchange:
         return self._sent - self._left < RING
 
     def start(
-        self, tensor: Tensor | None, take: Callable[[list[Tensor]], Any], text: bytes = b""
+        self, tensor: Tensor | None, receive: Callable[[list[Tensor]], Any], text: bytes = b""
     ) -> Callable[[], None]:
-        """Send `tensor`, and return a function that waits for the others and calls `take` with all ranks' tensors.
+        """Send `tensor`, and return a function that waits for the others and calls `receive` with all ranks' tensors.
 
-        These are flattened views of the shared memory, valid until `take` returns. The function raises PeerFailed if
-        any rank sent None.
+        These are flattened views of the shared memory, valid until `receive` returns. The function raises PeerFailed
+        if any rank sent None.
         """
         number = self._sent = self._sent + 1
         self._until(_LEFT, number - RING)
@@ -105,7 +105,7 @@ class SharedMemoryExchange:
             if tensor is None or any(counters[failed] == number for counters in self._counters):
                 self._leave(number)
                 raise PeerFailed
-            take([row.view(tensor.dtype) for row in rows])
+            receive([row.view(tensor.dtype) for row in rows])
             self._leave(number)
 
         self._waits[number] = wait
