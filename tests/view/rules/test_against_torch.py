@@ -279,6 +279,13 @@ REDUCED: dict[str, Operation] = {  # replicated results: all-reduced, nothing ga
     "compared": lambda x, y, c, w, v: (
         x.sum() * (1 + torch.equal(x, x * 1) + 2 * torch.allclose(x, x + 1e-12) + 4 * torch.equal(x, y))
     ),
+    "spread": lambda x, y, c, w, v: (
+        x.std() * (y + 1e6).var((0, 2)).sum()
+        + sum(torch.std_mean(x, 0, correction=0.5, keepdim=True)).pow(2).sum()
+        + torch.var_mean(y.transpose(0, 1).reshape(-1, 6), 0, False)[0].sum()
+        + torch.var(x, False) * y.float().std(unbiased=False)
+    ),
+    "no spread": lambda x, y, c, w, v: (x.sum() - x.sum() + x[:, 0] * 0).std() + y.mean(),
     "penalty": lambda x, y, c, w, v: (x.mean() - 1) ** 2 + w.pow(2).sum() * x.sum(),
 }
 WHOLE: dict[str, Operation] = {  # no rule fits: gathered, and still right
@@ -289,9 +296,7 @@ WHOLE: dict[str, Operation] = {  # no rule fits: gathered, and still right
     "mask": lambda x, y, c, w, v: x[c > 1].sum() + y[:, 0][c > 2].exp().sum(),
     "similarity": lambda x, y, c, w, v: (x[:, 0] @ y[:, 0].t()).logsumexp(0),
     "sorted batch": lambda x, y, c, w, v: x.sort(0).values + x.cumsum(0) + x.softmax(0),
-    "std": lambda x, y, c, w, v: (
-        x.std() + x.var(0).sum() + x.norm() + x.max() + y.min(0).values.sum() + x.prod(1).amax()
-    ),
+    "norms": lambda x, y, c, w, v: x.norm() + x.max() + y.min(0).values.sum() + x.prod(1).amax(),
     "cat others": lambda x, y, c, w, v: torch.cat([x, y[:1]]),
     "split": lambda x, y, c, w, v: x.split(1)[1] + torch.cat([x, y]).split(3)[0].sum(),
     "blocks torn apart": lambda x, y, c, w, v: torch.cat([x, y])[1:3] + torch.cat([x, y])[1 - len(x) :].sum(),
@@ -496,6 +501,22 @@ def test_reduced_over_all_ranks(name: str, partition: tuple[int, int], seed: int
 @given(partition=partitions, seed=st.integers(0, 999))
 def test_computed_whole(name: str, partition: tuple[int, int], seed: int) -> None:
     _check(WHOLE[name], *partition, seed)
+
+
+def test_a_variance_that_is_small_beside_the_mean() -> None:
+    x = torch.randn(301, 5, generator=torch.Generator().manual_seed(0)) + 1e4
+    expected = [*torch.var_mean(x, 0), x.std(), x.half().var()]
+
+    def on_rank(view: View) -> list[Tensor]:
+        batch = shared(view, x)
+        return [*torch.var_mean(batch, 0), batch.std(), batch.half().var()]
+
+    for found in on_ranks(3, on_rank):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+def test_a_variance_where_a_rank_has_no_rows() -> None:
+    assert not any(_check(REDUCED["spread"], 2, 3, seed=0)), "gathered"
 
 
 def test_a_mean_of_whole_numbers_is_none() -> None:

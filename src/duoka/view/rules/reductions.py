@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from duoka.view.rules import spread
 from duoka.view.rules.lookup import Function, argument, functions, wrap
 from duoka.view.rules.pointwise import pointwise
 from duoka.view.tensor.batch import BatchTensor, Rule
@@ -33,6 +34,8 @@ def reduce(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         return NotImplemented
     dims, keepdim = _dims_of(name, batch, args, kwargs)
     if dims is None or (batch._spec.dim in dims):
+        if name in spread.NAMES:
+            return spread.spread(name, batch, dims, keepdim, spread.correction_of(args, kwargs))
         over = _OVER_THE_BATCH.get(name)
         return NotImplemented if over is None else over(batch, dims, keepdim, kwargs.get("dtype"))
     out = func(batch._local, *args[1:], **kwargs)
@@ -50,10 +53,10 @@ def _dims_of(
     """Return the reduced dimensions (None: all) and keepdim, from wherever the function takes them."""
     place = 2 if name in _DIM_SECOND else 1
     dim = argument(args, kwargs, place, "dim", kwargs.get("axis", _DIM_OF.get(name)))
-    spread = name in ("std", "var", "std_mean", "var_mean")
-    if spread and isinstance(dim, bool):  # unbiased, of everything
+    of_spread = name in spread.NAMES
+    if of_spread and isinstance(dim, bool):  # unbiased, of everything
         dim = None
-    keepdim = bool(argument(args, kwargs, place + (2 if spread else 1), "keepdim", False))
+    keepdim = bool(argument(args, kwargs, place + (2 if of_spread else 1), "keepdim", False))
     if dim is None or dim == () or dim == []:
         return None, keepdim
     dims = dim if isinstance(dim, (tuple, list)) else [dim]
