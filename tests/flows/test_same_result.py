@@ -72,7 +72,7 @@ def test_same_result(flow: Flow, reference: Callable[[str], tuple[Result, Path]]
     saved = flow.folder / "weights.pt"
     result = flow.run(["run", "--devices", f"cpu:{workers}", SCRIPTS[name], saved]).ok()
     assert_same_lines(expected.stdout, result.stdout)
-    assert_same_weights(weights, saved)
+    assert_same_weights(weights, saved, each=name != "changing")  # which rounds activations to a grid
 
 
 NOT_IN_PARTS = ("by_hand", "changing")  # LBFGS; rounding is amplified past what is compared

@@ -13,7 +13,7 @@ from duoka.trials.observer import StepLimitReached, TrialFolders
 
 
 def timer(folder: Path, steps: int, device: str) -> Timer:
-    return Timer(TrialFolders(folder, folder / "scratch", folder / "s"), steps, 0, False, device)
+    return Timer(TrialFolders(folder, folder / "scratch"), steps, 0, False, device)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class Counter(TrialObserver):
 
 def lived(folder: Path, script: Callable[[Counting], object], rank: int = 0) -> object:
     """Run a script under an observer for three steps, in a forked process; returns its outcome."""
-    counter = Counter(TrialFolders(folder, folder, folder), 3, 7, own_rows=False)
+    counter = Counter(TrialFolders(folder, folder), 3, 7, own_rows=False)
 
     def life(_: int) -> str:
         with counter.around(StatusBoard.create(rank + 1).slot(rank)):

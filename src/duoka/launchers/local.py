@@ -335,9 +335,12 @@ def _file_for_a_store(plan: Plan) -> int | None:
 
 
 def _temporary() -> str | None:
-    """Return a path for the workers' sockets, short as socket paths must be; None if no directory is writable."""
+    """Return a path for the workers' sockets, no longer than Python's own; None if no directory is writable.
+
+    The path of a socket has at most 107 bytes.
+    """
     try:
-        return os.path.join(tempfile.gettempdir(), f"duoka-{secrets.token_urlsafe(6)}")
+        return os.path.join(tempfile.gettempdir(), f"duoka-{secrets.token_urlsafe(5)}")
     except FileNotFoundError:  # no directory is writable
         return None
 

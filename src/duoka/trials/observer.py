@@ -23,7 +23,6 @@ import torch
 
 from duoka import environment
 from duoka.origins.forked import Forked
-from duoka.private.python import set_socket_folder
 from duoka.process import this_process
 from duoka.supervision.status_board import StatusSlot
 from duoka.trials.redirecting import redirect
@@ -43,13 +42,11 @@ class StepLimitReached(BaseException):
 class TrialFolders:
     """The folders of one trial.
 
-    seen: for the recorded files. scratch: for files that the script writes. sockets: for multiprocessing's sockets,
-    whose paths must be short.
+    seen: for the recorded files. scratch: for files that the script writes.
     """
 
     seen: Path
     scratch: Path
-    sockets: Path
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,6 @@ class TrialObserver(ABC):
     def begin(self, rank: int) -> None:
         """Redirect writes of this process to the scratch folder."""
         environment.disable_trackers()
-        set_socket_folder(str(self.folders.sockets))
         redirect(Scratch(self.folders.scratch))
 
     @contextmanager

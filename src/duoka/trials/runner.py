@@ -68,13 +68,6 @@ class TrialRunner:
     signals: Signals
     log_dir: Path | None
 
-    @property
-    def sockets(self) -> Path:
-        """A folder with a short name: the path of a socket is limited to 107 characters."""
-        folder = self.folder / "s"
-        folder.mkdir(exist_ok=True)
-        return folder
-
     @contextmanager
     def run(self, name: str, plan: Plan, make: Callable[[TrialFolders], TrialObserver]) -> Iterator[Path]:
         """Run the first steps of a plan's script; yields the folder with the record, which is removed at the end.
@@ -87,7 +80,7 @@ class TrialRunner:
             Stopped: a signal asked for an end.
         """
         home = Path(tempfile.mkdtemp(dir=self.folder))
-        folders = TrialFolders(home / "seen", home / "scratch", self.sockets)
+        folders = TrialFolders(home / "seen", home / "scratch")
         folders.seen.mkdir()
         try:
             self._run(name, plan, make(folders))
