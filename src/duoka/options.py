@@ -241,15 +241,17 @@ def check_shares(count: object, option: str = "--shares") -> None:
         OptionError: it is not a power of two, or too large.
     """
     if not isinstance(count, int) or not 1 <= count <= MOST_SHARES or count & (count - 1):
-        hint = "sums are added in pairs, and pairs of pairs"
+        hint = "the sums of the shares are added in a binary tree"
         raise OptionError(option, count, _NUMBERS["--shares"], hint)
 
 
 def shares_for(ranks: int, asked: int | None, option: str = "--shares") -> int:
-    """Return the number of shares into which the strategy exact cuts each batch. asked: `--shares`, or None.
+    """Return the number of shares into which the strategy exact splits each batch.
+
+    asked: the value of `--shares`, or None for the default. option: the name used in the message.
 
     Raises:
-        OptionError: so many ranks cannot compute so many shares.
+        OptionError: the number of ranks is not a power of two, or is larger than `asked`.
     """
     if ranks & (ranks - 1):
         hint = "1, 2, 4, 8, ... each add up a whole part of the tree of shares"

@@ -217,7 +217,7 @@ def test_a_pickle_that_would_run_code_is_refused(protocol: int, objects: Any, zi
     path = tmp_path / "net.pth"
     torch.save(content, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
     with pytest.raises(
-        duoka.UnsafePickle, match=r"reading it would call `posix\.system`, and nothing of it has been run$"
+        duoka.UnsafePickle, match=r"reading it would call `posix\.system`, and no code of it has been run$"
     ):
         duoka.load_weights(Net(), path, objects=objects)
     assert not (tmp_path / "ran").exists()

@@ -52,4 +52,4 @@ def test_a_size_without_the_choice(flow: Flow) -> None:
     script = flow.write("train.py", PRINTING)
     result = flow.run(["run", "--device-memory", "9MB", script])
     assert result.returncode == 2
-    assert "--device-memory must be given with --strategy auto, but is '9MB'" in result.stderr
+    assert "--strategy must be auto if --device-memory is given" in result.stderr

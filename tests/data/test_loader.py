@@ -284,8 +284,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"view": "lokal"}, "did you mean local"),
     ({"workers": 2}, "workers"),
     ({"view": "local"}, "drop_last=True"),
-    ({"data": 3}, "given a dataset"),
-    ({"data": (torch.ones(3), torch.ones(4))}, "as many rows"),
+    ({"data": 3}, "must be a dataset"),
+    ({"data": (torch.ones(3), torch.ones(4))}, "equal numbers of rows"),
     ({"data": DataLoader(Squares(4))}, "one or the other"),
 ]
 

@@ -63,7 +63,7 @@ EVERY: dict[str, tuple[Given, str]] = {  # also where there is one rank
     "replaced parameters": (lambda run: run.model(Replacing(2, 2)), "parameters stay the same .*optimizer"),
     "no model": (lambda run: run.model(3), r"given an nn\.Module"),  # type: ignore[type-var]
     "start again": (lambda run: duoka.start(), "close the run before"),
-    "nothing to hold": (lambda run: run.no_sync().__enter__(), "given the models"),
+    "nothing to hold": (lambda run: run.no_sync().__enter__(), "at least one model"),
     "no rows": (lambda run: run.batch(torch.tensor(3.0)), "samples in its first dimension"),
     "all_gather of text": (lambda run: run.all_gather("text"), "given tensors, numbers, or dicts"),
     "loader after close": (closed(lambda run: run.loader(ROWS, 4)), r"run\.loader must be used before"),

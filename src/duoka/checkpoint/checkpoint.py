@@ -139,13 +139,13 @@ class Checkpoint:
             self._preemption.uninstall()
 
     def step(self) -> None:
-        """Mark the end of a training step, and save if due.
+        """Mark the end of a training step, and save if a save is due. All ranks must call this.
 
-        Does nothing if a loader among the states calls it itself.
+        Has no effect if one of the states is a loader that calls `step` for each batch.
 
         Raises:
             CheckpointError: the previous save, in the background, has failed.
-            Preempted: a signal asked this run to end, and it has saved.
+            Preempted: a signal asked this run to end; a checkpoint has been saved.
         """
         if not self._hooked:
             self._step()
@@ -215,7 +215,7 @@ class Checkpoint:
         self.wait()
         metric = self.metric if metric is None else metric
         if metric is not None and not manifest.is_number(metric):
-            raise OptionError("metric", metric, "a number")
+            raise OptionError("metric", metric, "an int or float, and not NaN", "of a tensor, use .item()")
         on_first(self._ranks, self._prepare)
         self._states.objects |= self.values
         taken = together(self._ranks, self._states.to_saved, "saving", CheckpointError)
@@ -317,15 +317,18 @@ class Checkpoint:
     # Going on.
 
     def restore(self) -> Position | None:
-        """Restore the newest intact checkpoint; returns its position, or None if there is none.
+        """Restore the newest intact checkpoint. All ranks must call this.
 
         Every file is compared with its SHA-256. A damaged checkpoint is renamed to end in `.damaged`, with a warning,
         and the one before it is restored.
 
+        Returns:
+            The position of the restored checkpoint; None if the directory has no checkpoint.
+
         Raises:
             CheckpointBusy: another run is writing into the directory.
-            CheckpointError: all are damaged; or the saved states do not match the present ones.
-            WeightsMismatch: a model has other tensors.
+            CheckpointError: all checkpoints are damaged, or the saved states do not match the present ones.
+            WeightsMismatch: a model has other tensors than the checkpoint.
         """
         self._background.finish()
         readers: list[CheckpointReader] = []  # filled on rank 0 only
@@ -361,7 +364,10 @@ class Checkpoint:
             readers.append(reader)
             return directory, about
         if damaged:
-            raise CheckpointError(f"no checkpoint in {self.directory} is sound: {'; '.join(damaged.values())}")
+            causes = "; ".join(damaged.values())
+            raise CheckpointError(
+                f"all checkpoints in {self.directory} are damaged: {causes}; to start over, choose another directory"
+            )
         return None
 
     def _load(self, reader: CheckpointReader, about: Manifest) -> None:

@@ -28,9 +28,10 @@ class Run(NamedTuple):
 
 
 def runs_of(tensor: BatchTensor, itemsize: int) -> list[Run]:
-    """Return the places of this rank's rows in the whole of a sharded tensor, with elements of so many bytes.
+    """Return the contiguous byte ranges that this rank's rows occupy in the whole of a sharded tensor.
 
-    It is one run if the tensor is sharded along its first dimension.
+    There is one range if the tensor is sharded along its first dimension; none if this rank has no elements.
+    itemsize: bytes per element.
     """
     spec, shape = tensor._spec, tensor.shape
     row = math.prod(shape[spec.dim + 1 :]) * itemsize

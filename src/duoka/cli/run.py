@@ -21,7 +21,7 @@ from duoka.devices.allocation import Allocation, AllocationRequest, allocate, wi
 from duoka.devices.locks import Locks
 from duoka.devices.spec import parse
 from duoka.engines import slurm, torchrun
-from duoka.errors import OptionError
+from duoka.errors import MISSING, OptionError
 from duoka.options import ONE_MACHINE, Machines, Options, Target
 from duoka.plan import Plan, decide
 from duoka.script.files import STANDARD_INPUT
@@ -267,7 +267,7 @@ def run(
     several = options.which_machines(machines, machine, rendezvous, engines.machines)
     opts = asked_for(target, machines=several, **asked)
     if device_memory is not None and opts.strategy != "auto":
-        raise OptionError("--device-memory", device_memory, "given with --strategy auto")
+        raise OptionError("--strategy", opts.strategy or MISSING, "auto if --device-memory is given")
     memory = None if device_memory is None else options.memory_size(device_memory, "--device-memory")
     limit = 0.0 if wait is None else options.seconds(wait, "--wait")
     if dry_run:

@@ -237,14 +237,15 @@ def _dataset(data: Any) -> Dataset[Any]:
         tensors = [torch.as_tensor(one) for one in data]
         rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
         if len(set(rows)) > 1 or rows[0] == 0:
-            raise OptionError("run.loader", f"tensors of {rows} rows", "given tensors of as many rows, at least one")
+            allowed = "tensors with equal numbers of rows, at least 1"
+            raise OptionError("data of run.loader", f"tensors of {rows} rows", allowed)
         return TensorDataset(*tensors)
     if isinstance(data, dict):
         hint = "torch.utils.data.StackDataset(**tensors) is a dataset of dicts"
-        raise OptionError("run.loader", "a dict", "given a dataset, a DataLoader, tensors or arrays", hint)
+        raise OptionError("data of run.loader", "a dict", "a dataset, a DataLoader, tensors or arrays", hint)
     if not hasattr(data, "__getitem__") and not isinstance(data, IterableDataset):
         hint = "for example: run.loader((images, labels), batch_size=256)"
-        raise OptionError("run.loader", type(data).__name__, "given a dataset, a DataLoader, tensors or arrays", hint)
+        raise OptionError("data of run.loader", type(data), "a dataset, a DataLoader, tensors or arrays", hint)
     return data  # type: ignore[no-any-return]
 
 

@@ -18,7 +18,7 @@ from duoka.view.shares.partition import Partition
 
 
 class ResumableSampler:
-    """A batch sampler that can begin at a later batch. skip: number of batches that the next epoch leaves out."""
+    """A batch sampler that can start at a later batch. skip: number of batches that each iteration skips."""
 
     def __init__(self, batches: Iterable[Sequence[Any]]) -> None:
         self._batches, self.skip = batches, 0
@@ -66,9 +66,9 @@ class _EpochBatches:
 
 
 class PieceSampler:
-    """A batch sampler that cuts batches into pieces. groups: sizes of the pieces of each batch, in order.
+    """A batch sampler that splits batches into pieces. groups: the sizes of the pieces of each batch, in order.
 
-    accumulate: number of pieces; micro_batch: maximum number of samples of a piece. One of both is given.
+    accumulate: number of pieces; micro_batch: maximum number of samples of a piece. Give exactly one of the two.
     """
 
     def __init__(self, batches: Iterable[Sequence[Any]], accumulate: int | None, micro_batch: int | None) -> None:

@@ -199,7 +199,11 @@ class Reader:
         return None if self.seeded else DatasetState(self.dataset)
 
     def _read_own_rows(self, request: BatchRequest) -> Any:
-        """Read this rank's rows, and check that reading still draws nothing."""
+        """Read this rank's rows. If loading is not seeded, check that reading draws no random numbers.
+
+        Raises:
+            Refused: reading has drawn random numbers.
+        """
         if self.seeded:
             with self._rank_local():
                 return self._read(request)

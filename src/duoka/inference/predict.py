@@ -96,7 +96,7 @@ def predict(
         ranks, devices = None, [part.device]
     source = batches(data, batch_size, (0, 1) if ranks is None else (ranks.rank, ranks.world_size))
     if not devices:
-        raise OptionError("devices", devices, "at least one device")
+        raise OptionError("devices", devices, "a list of at least one device, or a text as for --devices")
     picked = pick_devices(devices) if isinstance(devices, str) else Picked(torch.device(device) for device in devices)
     calling = Calling(model, inputs)
 

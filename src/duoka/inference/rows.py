@@ -68,7 +68,8 @@ def stack(outputs: Sequence[Any]) -> Any:
     if isinstance(first, torch.Tensor):
         shapes = {tuple(output.shape) for output in outputs}
         if len(shapes) > 1:
-            raise AskedError(f"outputs differ in shape and cannot be stacked: {sorted(shapes)[:3]}; use a list")
+            found = sorted(shapes)[:3]
+            raise AskedError(f"outputs differ in shape and cannot be stacked: {found}; use list() instead of stack()")
         return torch.stack(list(outputs))
     if isinstance(first, Mapping):
         return {key: stack([output[key] for output in outputs]) for key in first}

@@ -87,10 +87,10 @@ def find(machines: Machines, seconds: float) -> tuple[str, int]:
     try:
         published = _store(machines, seconds).get(_name(machines)).decode()
     except RuntimeError:  # torch's timeout
-        raise TimeoutError("it has not said where it listens") from None
+        raise TimeoutError("machine 0 has not published its address yet") from None
     host, _, port = published.rpartition(" ")
     if not port.isdecimal():
-        raise ConnectionError("it has not said where it listens")
+        raise ConnectionError("machine 0 has not published its address yet")
     return host, int(port)
 
 

@@ -270,7 +270,7 @@ def _code_when_stopped(results: Collection[MachineResult], silent: Sequence[int]
 
 
 def _result_of(verdict: Verdict, group: WorkerGroup) -> MachineResult:
-    """Return the result of this machine."""
+    """Summarise how this machine's ranks ended, to be sent to the other machines."""
     one = without_agreement(verdict)
     is_cause = one.why not in ("well", "stopped", "elsewhere")
     fault = is_cause and is_fault(one) and not was_meant(one, group.signals)

@@ -120,9 +120,9 @@ class Connection:
         try:
             what, number, value = json.loads(line)
         except RecursionError:
-            raise ValueError("not a line of duoka's protocol") from None
+            raise ValueError("received a message that is not part of duoka's protocol") from None
         if not isinstance(what, str) or type(number) is not int:
-            raise ValueError("not a line of duoka's protocol")
+            raise ValueError("received a message that is not part of duoka's protocol")
         return what, number, value
 
 
@@ -174,13 +174,13 @@ def _next(line: Connection, what: str) -> Any:
     if said[0][0] == "refused":
         raise WrongKey("it has another key")
     if said[0][0] != what:
-        raise ValueError("the other end is no duoka command")
+        raise ValueError("the program at that address is not a duoka command")
     return said[0][2]
 
 
 def _both(host: Any, guest: Any) -> tuple[bytes, bytes]:
     if not isinstance(host, str) or not isinstance(guest, str):
-        raise ValueError("not a line of duoka's protocol")
+        raise ValueError("received a message that is not part of duoka's protocol")
     return host.encode(), guest.encode()
 
 

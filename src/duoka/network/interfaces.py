@@ -26,7 +26,7 @@ def interface_of(address: str) -> str | None:
 
 
 def address_of(device: str) -> str | None:
-    """Return an address of this interface; None if it has none or does not exist."""
+    """Return an IPv4 address of the network interface `device`, or else an IPv6 address; None if it has neither."""
     found = _ipv4_of(device)
     if found is None:
         with suppress(OSError):

@@ -50,7 +50,7 @@ class Communication:
 
 
 class NullSlot:
-    """Records nothing, for ranks without a status board: those of several machines."""
+    """Records nothing, for ranks without a status board: on several machines, or without shared memory."""
 
     def begin_collective(self, digest: int, text: str) -> None:
         """Do nothing."""

@@ -141,7 +141,8 @@ def _finish(view: View, verbose: bool) -> None:
         raise Refused(f"the script caught this, and went on: {view.refusal}") from view.refusal
     view.aliased.write_back()
     for name in sorted(view.row_independent.unused):
-        view.say(f"--row-independent {name}: nothing of that name, and without a rule, was called with a batch")
+        why = "no function of this name was called with a batch, or it has a rule"
+        view.say(f"--row-independent {name} had no effect: {why}")
     warning = view.whole_operations.warning()
     for line in view.whole_operations.lines()[:SHOWN] if verbose else filter(None, [warning]):
         view.say(line)

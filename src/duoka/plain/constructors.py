@@ -138,7 +138,10 @@ def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
 
 def _make_as_subclass(original: Callable[..., Any]) -> Callable[..., Any]:
     def as_subclass(tensor: Tensor, cls: type[Tensor]) -> Any:
-        """Return the tensor as an instance of a subclass; of a batch, all rows."""
+        """Return the tensor as an instance of `cls`.
+
+        Of a batch: all rows, gathered; a view of the batch if `cls` is Tensor.
+        """
         if not isinstance(tensor, BatchTensor):
             return original(tensor, cls)
         return tensor.view_as(tensor) if cls is Tensor else compute_whole(original, (tensor, cls), {})

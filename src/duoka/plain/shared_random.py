@@ -80,7 +80,11 @@ class SharedRandom:
         return partial(_of_new_process, self.entropy, reach, self._run_key, self._key("process"))
 
     def _key(self, what: str) -> str:
-        """Return a text that names this draw among all of the run."""
+        """Return a key that identifies this random draw within the run, and is equal on every rank.
+
+        what: the purpose: "draw", "agree", "process" or "fork". The key also contains the thread's name, the lines of
+        the script on the stack, and the number of earlier draws there.
+        """
         text = f"{self._scope}/{what}/{threading.current_thread().name}/{_place(sys._getframe(2))}"
         place = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         return f"{place}/{next(self._counts.setdefault(place, itertools.count()))}"

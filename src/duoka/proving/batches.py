@@ -27,9 +27,9 @@ _VALUES = (str, bytes, int, float, complex, bool, type(None))
 
 
 class BatchRecorder:
-    """Writes the batches of one rank.
+    """Writes digests of the batches of one rank to a file, one line for each batch.
 
-    own_rows: a plain tensor holds this rank's own rows, not the same on all ranks.
+    own_rows: True if a plain tensor holds only this rank's rows; False if it holds the same rows on all ranks.
     """
 
     def __init__(self, folder: Path, rank: int, own_rows: bool) -> None:

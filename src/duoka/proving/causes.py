@@ -37,7 +37,10 @@ class RepeatResult:
 
 
 def of_difference(run: ScriptRun, found: RunComparison, bound: Bound, compare_run: Compare) -> Iterator[str]:
-    """Yield causes of a difference beyond rounding. The first run must be repeatable."""
+    """Yield explanations of a difference that is larger than rounding; to find them, make further runs.
+
+    Call this only if two runs like the first one differ by no more than rounding.
+    """
     tried = list(_by_option(run, bound, compare_run))
     yield from tried
     if tried:

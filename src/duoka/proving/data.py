@@ -27,7 +27,10 @@ class DataGap:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """One tensor of a batch, with the rows of all ranks. ordered: their order is known. apart: the ranks differ."""
+    """One tensor of a batch, merged from all ranks. at: its path in the batch. rows: a digest of each row.
+
+    ordered: True if the order of the rows is known. apart: True if ranks that must have the same tensor do not.
+    """
 
     at: str
     dtype: str

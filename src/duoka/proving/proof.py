@@ -73,12 +73,14 @@ class Proof:
 
 
 def prove(request: ProofRequest, say: Callable[[str], None]) -> Proof:
-    """Make all runs that are needed. say: called with progress messages.
+    """Run the script as requested, compare the runs, and return the proof.
+
+    say: called with progress messages.
 
     Raises:
         TrialFailed: the script failed in one of the runs.
-        NoSteps: it made no optimizer step.
-        Stopped: a signal asked for an end; all files are removed.
+        NoSteps: the script made no optimizer step.
+        Stopped: a signal asked this command to end; all files are removed.
     """
     with trial_runner("prove", request.log_dir) as trials:
         recorder = RunRecorder(trials, request.steps, request.seed)

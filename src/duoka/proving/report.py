@@ -48,7 +48,10 @@ def _charts(proof: Proof, outcome: Outcome) -> Iterator[str]:
 
 
 def _differences(proof: Proof, name: str, gaps: list[Gap], end: float, ticks: tuple[tuple[float, str], ...]) -> str:
-    """Return the chart of the tensors that differ most, on a logarithmic axis, with the limit of the first."""
+    """Return a chart of the tensors that differ most, on a logarithmic axis, with the tolerance of the first one.
+
+    end: the last step. ticks: (step, label) of each tick of the step axis.
+    """
     worst: dict[str, float] = {}
     for gap in gaps:
         worst[gap.name] = max(worst.get(gap.name, 0.0), gap.relative)

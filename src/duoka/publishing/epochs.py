@@ -162,7 +162,7 @@ def _value(node: ast.expr, names: dict[str, Any]) -> Any:
 
 
 def _sets_own_names(loop: ast.For) -> bool:
-    """Return whether the body sets the loop's variable or a name in its numbers."""
+    """Return whether the loop's body assigns to the loop variable or to a name in the loop's iterable."""
     used = {one.id for one in ast.walk(loop.iter) if isinstance(one, ast.Name)} | {loop.target.id}  # type: ignore[attr-defined]
     parts = (one for line in loop.body for one in ast.walk(line))
     return any(isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and one.id in used for one in parts)

@@ -24,7 +24,7 @@ def main() -> None:
     """
     folder, origin = environment.variable("DUOKA_CALL"), this_process().origin
     if folder is None or origin is None:
-        raise OptionError("DUOKA_CALL", MISSING, "set by duoka.ray.launch, which starts this module")
+        raise OptionError("DUOKA_CALL", MISSING, "set", "call duoka.ray.launch, which sets it and starts this module")
     try:
         result = import_module("ray.cloudpickle").dumps(_call(Path(folder, "call").read_bytes()))
     except PeerLost:

@@ -187,7 +187,7 @@ def _check(module: Any) -> None:
 
 
 def _layout(module: nn.Module) -> list[tuple[str, str, str]]:
-    """Return name, shape and dtype of each parameter and buffer, which must be equal on all ranks."""
+    """Return the name, shape and dtype of each parameter and buffer, to compare the models of all ranks."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     return [(name, str(tuple(tensor.shape)), str(tensor.dtype)[6:]) for name, tensor in tensors]
 

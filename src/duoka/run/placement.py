@@ -78,7 +78,7 @@ def _device(asked: int | str | torch.device) -> torch.device:
 
 
 class DevicePlacement:
-    """Devices on which the models of one run compute. here: this rank's. timeout: seconds that copies may wait."""
+    """Chooses the devices on which the models of a run compute. here: the device of this rank."""
 
     def __init__(self, session: ApiSession, here: torch.device, timeout: float) -> None:
         self._session, self._here, self._timeout = session, here, timeout

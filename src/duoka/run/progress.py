@@ -28,7 +28,10 @@ class Progress:
         self._values: dict[str, Any] = {}
 
     def show(self, **values: Any) -> None:
-        """Set values to show beside it: `bar.show(loss=loss)`. A tensor is read only when it is shown."""
+        """Show values beside the bar: `bar.show(loss=loss)`. They replace those of the previous call.
+
+        A tensor is read only when the bar is drawn.
+        """
         self._values = values
 
     def __len__(self) -> int:

@@ -366,7 +366,7 @@ class Run:
         in memory of their own until then, or until something reads or sets a gradient: an optimizer, clipping.
         """
         if not models:
-            raise OptionError("run.no_sync", "nothing", "given the models whose gradients are to be held")
+            raise OptionError("models", models, "at least one model", "for example: run.no_sync(model)")
         parameters = [parameter for model in models for parameter in model.parameters()]
         with self._session.strategy.no_sync(parameters):
             yield

@@ -45,7 +45,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def backward(self, site: str) -> AbstractContextManager[None]:
-        """Within the context, run one backward pass, started at line `site`; then gradients are the whole batch's."""
+        """Return a context for one backward pass; on exit, the gradients are those of the whole batch.
+
+        Within `no_sync`, they stay local. A pass inside another one belongs to that one. site: file and line of the
+        script's call.
+        """
 
     @abstractmethod
     def no_sync(self, parameters: Iterable[Tensor] | None = None) -> AbstractContextManager[None]:

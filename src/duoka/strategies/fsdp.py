@@ -353,7 +353,7 @@ def blocks(module: nn.Module, names: Sequence[str] = ()) -> list[nn.Module]:
 
 
 def _named(module: nn.Module, names: Sequence[str]) -> Iterator[nn.Module]:
-    """Yield the outermost parts of these classes."""
+    """Yield the outermost submodules whose class name is in `names`."""
     for child in module.children():
         if type(child).__name__ in names:
             yield child

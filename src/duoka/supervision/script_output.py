@@ -64,7 +64,7 @@ class ScriptOutput:
         self.lines.append(_LINE.pack(time.monotonic_ns(), redrawn) + text[:TEXT].encode(errors="replace"))
 
     def place(self, levels: Mapping[str, Any]) -> None:
-        """Write where the script is in its loops and progress bars."""
+        """Write the script's position in its loops and progress bars, which `placed` reads."""
         self.levels.append(json.dumps(levels).encode())
 
     def logged(self, after: int) -> Iterator[tuple[int, LoggedValue]]:

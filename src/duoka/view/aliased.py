@@ -249,7 +249,10 @@ def _refuse_if_stale(copy: AliasedCopy) -> None:
 
 
 def _gather_again(copies: list[AliasedCopy]) -> list[None]:
-    """Update a copy from the rows of the local shares."""
+    """Gather the rows again into a copy, and return None for each local share.
+
+    copies: the same copy as each local share knows it.
+    """
     with torch.no_grad():
         whole = copies[0].spec.gather_shares([(copy.spec, copy.rows) for copy in copies])
         copies[0].whole.copy_(whole)

@@ -232,7 +232,7 @@ class Blocks:
             block.untrack()
 
     def add_deferred(self) -> None:
-        """Wait for the gradients that are being communicated, and add them to `.grad`."""
+        """Wait until the communication of deferred gradients ends, and add these gradients to `.grad`."""
         deferred, self._deferred = self._deferred, []
         with torch.no_grad():
             for block, waits in deferred:

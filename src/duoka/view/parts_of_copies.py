@@ -72,7 +72,10 @@ def part_of_copy(whole: Tensor, rows: Tensor, spec: Samples, part: Tensor, of: S
 
 
 def _steps_within(rows: Tensor, spec: Samples, whole: Tensor) -> list[_Step] | None:
-    """Return the dimensions within a sample, from the slowest to the fastest in memory; None if elements overlap."""
+    """Return the dimensions within a sample by descending stride; None if elements overlap or interleave.
+
+    Dimensions of size 1 are left out, and dimensions that are contiguous in `rows` and `whole` are merged.
+    """
     samples = _Step(spec.partition.rows, rows.stride(spec.dim) * spec.inner, whole.stride(spec.dim) * spec.inner)
     sizes = [spec.inner if dim == spec.dim else size for dim, size in enumerate(rows.shape)]
     steps = [_Step(*one) for one in zip(sizes, rows.stride(), whole.stride(), strict=True) if one[0] > 1]

@@ -75,7 +75,7 @@ class Sharded(BatchTensor):
         return found
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle the whole parameter, as files hold no parts."""
+        """Pickle the whole parameter, as files do not hold the parts of ranks. All ranks must call this."""
         return nn.Parameter(self.full_tensor().detach(), self._rows.requires_grad).__reduce_ex__(protocol)
 
     @classmethod

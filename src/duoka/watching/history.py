@@ -52,7 +52,7 @@ class PartsPoint(NamedTuple):
 
 @dataclass
 class Thinned:
-    """Values of one name: every `stride`-th one, and the last."""
+    """Logged values of one name: every `stride`-th one, and the last. The stride doubles when there are too many."""
 
     points: list[Point] = field(default_factory=list)
     stride: int = 1
@@ -174,7 +174,7 @@ class History:
 
 
 def _ends(samples: Sequence[RunSample], rank: int) -> tuple[RankSample, RankSample] | None:
-    """Return the first and the last sample of a rank; None if there is none."""
+    """Return the first known sample of a rank, and its last one; None if none is known."""
     first = next((one for sample in samples if (one := sample.of(rank)).is_known), None)
     return None if first is None else (first, samples[-1].of(rank))
 

@@ -110,7 +110,7 @@ def _rank(board: StatusBoard, rank: int, pid: int, device: str, sees_waits: bool
 
 
 def _main_thread(pid: int) -> tuple[float, float]:
-    """Return how long a process's main thread has run, and how long it was ready without a core; 0 if it ended."""
+    """Return the seconds that a process's main thread has run and has waited for a core; zeros if it has ended."""
     with suppress(OSError, ValueError):
         with open(f"/proc/{pid}/task/{pid}/schedstat") as file:
             ran, queued, _ = map(int, file.read().split())

@@ -39,11 +39,11 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """A run now. Rates are averages of the last seconds; None if they cannot be known yet, or at all.
+    """The state of a run at one time. Rates are averages of the last seconds; None while, or if, they are unknown.
 
-    seconds: since its begin. slowest: the rank for which others waited most often, and the fraction of readings in
-    which they did; None if there are no waits to see. place: in epochs and batches. values: the latest of each name.
-    lines: the last ones that the script printed.
+    seconds: since the run began. slowest: the rank for which others waited most often, and the fraction of readings
+    in which they did; None if no waits are measured. place: position in epochs and batches. values: the latest value
+    of each name. lines: the last lines that the script printed.
     """
 
     record: RunRecord
@@ -115,7 +115,7 @@ class RunWatcher:
         )
 
     def add(self, sample: RunSample) -> None:
-        """Add a sample."""
+        """Add a sample, count which rank the others waited for, and drop samples that are older than the window."""
         self._compare(sample)
         self._samples.append(sample)
         if not all(one.is_known for one in self._samples[0].ranks):  # others came later: they are seen from then on

@@ -192,7 +192,7 @@ def test_exact_gives_the_same_bits_on_any_number_of_devices(flow: Flow) -> None:
 def test_a_name_that_nothing_has_is_told(flow: Flow) -> None:
     source = "import torch\nx = torch.nn.Linear(2, 2)(torch.ones(4, 2))\n"
     found = flow.run(["run", "--devices", "cpu:2", "--row-independent", "Skan", flow.write("s.py", source)]).ok()
-    assert "--row-independent Skan: nothing of that name, and without a rule, was called with a batch" in found.stderr
+    assert "--row-independent Skan had no effect: no function of this name was called with a batch" in found.stderr
 
 
 def test_no_name_is_refused(flow: Flow) -> None:

@@ -37,11 +37,15 @@ class Format(Protocol):
 
 
 def read(path: str | Path, objects: Objects = "refuse") -> FileContents:
-    """Read the contents of a file or directory of any format.
+    """Read the contents of a file or directory of any supported format.
+
+    objects: "refuse" rejects pickles that contain objects of unknown classes; "inert" reads them with stand-ins that
+    run no code.
 
     Raises:
+        OptionError: `objects` has another value.
         WeightsError: the file does not exist, has an unknown format, or is damaged.
-        UnsafePickle: it is a pickle that would run code.
+        UnsafePickle: the pickle would run code.
     """
     if objects not in ("refuse", "inert"):
         raise OptionError("objects", objects, "'refuse' or 'inert'")

@@ -80,7 +80,10 @@ class _Restricted(pickle.Unpickler):
             return lambda sizes=(): tuple(sizes)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return name
-        raise UnsafePickle(f"reading it would call `{module}.{name}`, and nothing of it has been run")
+        raise UnsafePickle(
+            f"reading it would call `{module}.{name}`, and no code of it has been run; if you trust its origin, "
+            "load it with torch.distributed.checkpoint"
+        )
 
 
 class Chunked(Stored):

@@ -123,7 +123,7 @@ def _refuse_calls(path: Path, calls: list[str], in_any_case: bool = False) -> No
     )
     blocked = in_any_case or any(name.split(".")[0] in BLOCKED for name in calls)
     raise UnsafePickle(
-        f"{path} is refused: reading it would call {listed}, and nothing of it has been run{'' if blocked else hint}"
+        f"{path} is refused: reading it would call {listed}, and no code of it has been run{'' if blocked else hint}"
     )
 
 
@@ -279,7 +279,11 @@ def _text(key: Any) -> Any:
 
 
 def _check_sums(path: Path) -> None:
-    """Compare every record with its checksum, unless torch.save has omitted them."""
+    """Compare every record with its checksum. If all differ, torch.save has left the checksums out.
+
+    Raises:
+        WeightsError: a checksum is wrong, or the file is damaged.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             records = [info for info in archive.infolist() if info.file_size]

@@ -155,7 +155,8 @@ def _tensor(file: TensorFile, begin: int, name: str, entry: Any) -> FileTensor:
         raise _damaged(file.path, f"{name!r} would have more numbers than there can be")
     dtype = _NAMES[code]
     if end - start != math.prod(shape) * DTYPES[dtype][1] or begin + end > file.size:
-        raise _damaged(file.path, f"{name!r} {tuple(shape)} {dtype} does not fit bytes {start} to {end}")
+        what = f"{name!r} {tuple(shape)} {dtype}"
+        raise _damaged(file.path, f"{what} differs in size from bytes {start} to {end}, or the file ends before them")
     return FileTensor(file, dtype, tuple(shape), begin + start)
 
 
@@ -164,7 +165,7 @@ def _check_covers(path: Path, begin: int, size: int, tree: dict[str, FileTensor]
     at = begin
     for tensor in sorted(tree.values(), key=lambda tensor: (tensor.start, tensor.nbytes)):
         if tensor.start != at:
-            raise _damaged(path, f"byte {min(at, tensor.start)} of it belongs to two tensors, or to none")
+            raise _damaged(path, f"byte {min(at, tensor.start)} belongs to two tensors, or to none")
         at += tensor.nbytes
     if at != size:
         raise _damaged(path, f"it has {size} bytes, but should have {at}")

@@ -48,7 +48,7 @@ class _Made:
 
 
 class _Storages(LiveStorages):
-    """The storages of the script. record: of what happens, once `records`."""
+    """Tracks the storages that a script allocates. record: its events are recorded only while `records` is True."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -183,7 +183,10 @@ class _Replay:
 
 
 class _Sent:
-    """Memory of gradients that are being communicated. lasts: the events at which a step's last gradient is made."""
+    """Counts the bytes of the buffers in which gradients are communicated, in the replay of a record.
+
+    lasts: for each step, the index in the record's events at which its last gradient is made.
+    """
 
     def __init__(self, record: MemoryRecord) -> None:
         self.group, self.under_way = -1, 0.0

@@ -64,11 +64,11 @@ class ProcessCollectives(Collectives):
         return self._groups[device_type]
 
     def _call_torch(self, call: Callable[[], Any]) -> Any:
-        """Call torch, and convert its network errors.
+        """Call torch, and convert any RuntimeError of the collective.
 
         Raises:
-            TimedOut: another rank did not answer.
-            PeerLost: the connection to another rank was lost.
+            TimedOut: another rank did not answer in time.
+            PeerLost: any other RuntimeError, such as a lost connection to another rank.
         """
         try:
             return call()

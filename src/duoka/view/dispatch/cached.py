@@ -24,10 +24,11 @@ _PARTS = (int, slice, type(None), type(Ellipsis), Tensor)
 
 @dataclass(frozen=True, slots=True)
 class CachedCopy:
-    """A gathered copy `whole` of a rank's `rows`.
+    """A gathered copy, `whole`, of a rank's `rows`, and the numbers that show whether both are still equal.
 
-    pointer: to these. versions: of both when they were last equal. number: of `AliasedCopies.numbers`: another one
-    since means that the rows may have been written to through another copy, uncounted.
+    pointer: address of the rows' data. versions: write counts of `rows` and `whole` when these were last equal.
+    number: the entry of `AliasedCopies.numbers` for the rows' memory at that time. A different entry now means that a
+    write through another copy may have changed the rows without changing their version.
     """
 
     rows: Tensor

@@ -234,7 +234,10 @@ def _record(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _with_distinct_floats(value: Any) -> Any:
-    """Copy nested arguments with a new object for each float: the recorder distinguishes floats by identity."""
+    """Copy nested arguments with a new object for each float and complex number.
+
+    The recorder distinguishes these by identity.
+    """
     kind = type(value)
     if kind is float or kind is complex:
         return value * 1.0

@@ -97,7 +97,8 @@ class GatheredArgument:
         """Copy what the operation wrote into the rows, and return its result."""
         if self.whole.shape != self.batch.shape or self.whole.dtype != self.batch.dtype:
             raise Refused(
-                f"{name} at {user_line()} would change a batch's shape or type in place; assign the result instead"
+                f"{name} at {user_line()} would change a batch's shape or dtype in place; use a function that "
+                "returns a new tensor, and assign its result"
             )
         shares = self.batch._shares
         view = self.batch._spec.view

@@ -82,10 +82,10 @@ class _Given:
 
 
 class _ThreadState(threading.local):
-    """The module call in which a thread is.
+    """State of the module call that a thread is running.
 
-    whole: True in a call that is computed whole. around: the partition of the outermost module's batch. outermost:
-    True outside of calls with a batch. leaves_out_padding: True in a call of an encoder's fast path.
+    whole: True in a call that is computed on all rows. around: the partition of the outermost module's batch.
+    outermost: True outside of calls with a batch. leaves_out_padding: True in a call of an encoder's fast path.
     """
 
     whole = leaves_out_padding = False
@@ -150,7 +150,7 @@ class ModuleCalls:
         return self._here.whole
 
     def changed(self, module: nn.Module) -> None:
-        """Let a module be synchronized again, as a parameter or a submodule was added."""
+        """Synchronize a module again at its next call, because a parameter or a submodule was added to it."""
         self._synchronized.discard(module)
 
     # --- kinds of calls

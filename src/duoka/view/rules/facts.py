@@ -94,7 +94,10 @@ def new(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def storage(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return `p.untyped_storage()` of a sharded parameter's rows, by which scripts detect tied parameters."""
+    """Compute `p.untyped_storage()` of a sharded parameter: the storage of this rank's rows.
+
+    Scripts compare storages to detect tied parameters.
+    """
     return func(args[0]._local) if args[0]._spec.view.of_parameters else NotImplemented
 
 

@@ -15,7 +15,10 @@ Function = Callable[..., Any]
 
 
 def functions(names: str, spaces: Iterable[Any] = (Tensor, torch, F, torch.special)) -> list[Function]:
-    """Return all functions with these space-separated names in torch, `torch.nn.functional` and Tensor."""
+    """Return all functions with these space-separated names in `spaces`; skip names that do not exist there.
+
+    Special methods (`__add__`) are taken from Tensor only.
+    """
     found = [(space, name) for space in spaces for name in names.split() if hasattr(space, name)]
     own = [getattr(space, name) for space, name in found if space is Tensor or not name.startswith("__")]
     return [function for function in own if callable(function) and not isinstance(function, torch.dtype)]

@@ -15,9 +15,9 @@ from duoka.view.tensor.batch import BatchTensor, Rule, Spec
 
 
 def layers(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """lstm, gru and their kind of (T, n, F), or (n, T, F) where batch_first; states are (layers, n, H).
+    """Compute LSTM, GRU and RNN layers for inputs (T, n, F), or (n, T, F) with `batch_first`.
 
-    Dropout between layers is drawn for (T, n, H).
+    The n samples are the batch; states have the shape (layers, n, H). Dropout between layers is drawn for (T, n, H).
     """
     if kwargs or len(args) != 9:
         return NotImplemented

@@ -75,7 +75,7 @@ def flatten(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def unflatten(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """unflatten(dim, sizes)."""
+    """Compute `x.unflatten(dim, sizes)`."""
     batch, shape = args[0], list(args[0].shape)
     dim, sizes = argument(args, kwargs, 1, "dim") % len(shape), list(argument(args, kwargs, 2, "sizes"))
     if -1 in sizes:
@@ -145,7 +145,7 @@ _SPLITS = ("chunk", "split", "unbind", "tensor_split", "split_with_sizes")
 
 
 def in_place_on_matrices(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """tril_ and triu_, if the batch is not among the last two dimensions."""
+    """Compute tril_ and triu_ if the batch dimension is not one of the last two."""
     batch = args[0]
     if batch._spec.dim >= ndim_of(batch) - 2:
         return NotImplemented

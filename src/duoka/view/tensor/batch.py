@@ -52,7 +52,10 @@ class Spec:
         return self if dim == self.dim else replace(self, dim=dim)
 
     def local_rows(self, whole: Tensor, dim: int | None = None) -> Tensor:
-        """Return this rank's rows of a replicated tensor, along `dim` (default: `self.dim`), as a view."""
+        """Return this rank's rows of a replicated tensor, along `dim` (default: `self.dim`).
+
+        The result is a view, except with `outer` > 1, where it may be a copy.
+        """
         dim = self.dim if dim is None else dim
         whole = self.view.replicate(whole)
         if self.outer == 1 == self.inner:
@@ -188,7 +191,7 @@ class BatchTensor(Tensor):
         return self._rows
 
     def to_local(self) -> Tensor:
-        """Return this rank's rows, a plain tensor that shares memory and gradient with the batch."""
+        """Return this rank's rows as a plain tensor that shares memory and the autograd graph with the batch."""
         return self._local
 
     def full_tensor(self) -> Tensor:
