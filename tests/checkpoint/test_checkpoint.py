@@ -269,7 +269,7 @@ def test_files_of_another_checkpoint_are_found_out(tmp_path: Path) -> None:
         duoka.CheckpointError, match=r"all checkpoints in .* are damaged: .*SHA-256 is wrong; .* is missing"
     ):
         train(tmp_path)
-    with pytest.raises(duoka.CheckpointError, match="no checkpoint"):  # and the next attempt does not start over
+    with pytest.raises(duoka.CheckpointError, match="are damaged"):  # and the next attempt does not start over
         train(tmp_path)
 
 
