@@ -150,6 +150,12 @@ def test_a_script_with_ranks_of_its_own_keeps_all_threads(plan: Any) -> None:
             OptionError,
             "--checkpoint-activations must be given with --strategy fsdp",
         ),
+        ({"cpu_offload": True}, OptionError, "--cpu-offload must be given with --strategy fsdp or hsdp"),
+        (
+            {"strategy": "fsdp", "devices": "cpu:1", "cpu_offload": True},
+            OptionError,
+            "--cpu-offload must be given for several devices",
+        ),
         (
             {"strategy": "fsdp", "devices": "2", "kind": "api"},
             OptionError,

@@ -148,6 +148,7 @@ class Options:
     row_independent: functions without a rule that compute each row by itself.
     blocks: classes of modules whose parameters are gathered together, with the strategy fsdp; empty: found in lists.
     checkpoint_activations: whether blocks compute their activations again in the backward pass.
+    cpu_offload: whether parts of parameters stay in the host's memory, with the strategy fsdp.
     report: where to write a page about the run.
 
     Raises:
@@ -173,6 +174,7 @@ class Options:
     row_independent: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
     checkpoint_activations: bool = False
+    cpu_offload: bool = False
     report: Path | None = None
 
     def __post_init__(self) -> None:

@@ -74,6 +74,7 @@ class Plan:
     key_file: Path | None = None
     blocks: tuple[str, ...] = ()  # classes of modules, with the strategy fsdp; empty: found in the model's lists
     checkpoint_activations: bool = False  # of blocks
+    cpu_offload: bool = False  # of parts of parameters
     report: Path | None = None  # where to write the report of the run
     row_independent: tuple[str, ...] = ()  # functions without a rule that the user says compute each row by itself
 
@@ -166,6 +167,7 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
         row_independent=options.row_independent,
         blocks=options.blocks,
         checkpoint_activations=options.checkpoint_activations,
+        cpu_offload=options.cpu_offload,
     )
 
 
@@ -263,7 +265,10 @@ def _kind(options: Options, script_info: Script, devices: int) -> tuple[Kind, st
 def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[str, ...]]:
     if kind is Kind.DISTRIBUTED:
         asked = Options(options.target)
-        names = ("strategy", "shares", "batch_norm", "randomness", "loading", "row_independent", "blocks")
+        names = (
+            *("strategy", "shares", "batch_norm", "randomness", "loading", "row_independent", "blocks"),
+            *("checkpoint_activations", "cpu_offload"),
+        )
         unused = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)]
         return "", (f"{', '.join(unused)}: without effect, as the script is left alone",) if unused else ()
     if options.strategy == "dp" or (options.strategy in ("auto", "fsdp", "hsdp") and kind is Kind.API):
@@ -274,6 +279,8 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
     if options.checkpoint_activations and options.strategy not in ("fsdp", "hsdp"):
         hint = "auto adds it if nothing else fits" if options.strategy == "auto" else ""
         raise OptionError("--checkpoint-activations", True, "given with --strategy fsdp or hsdp", hint)
+    if options.cpu_offload and options.strategy not in ("fsdp", "hsdp"):
+        raise OptionError("--cpu-offload", True, "given with --strategy fsdp or hsdp")
     if options.strategy == "exact":
         for name, words in (("batch_norm", "local"), ("randomness", "worker")):
             if getattr(options, name) == words:
@@ -282,6 +289,8 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
         return "exact", ()
     if options.shares is not None:
         raise OptionError("--shares", options.shares, "given with --strategy exact")
+    if workers == 1 and options.cpu_offload:
+        raise OptionError("--cpu-offload", True, "given for several devices", "with one it is not implemented")
     if workers == 1:
         named = options.strategy in ("auto", "ddp", "fsdp", "hsdp")
         return "single", (f"--strategy {options.strategy}: one device has nothing to keep in step",) * named

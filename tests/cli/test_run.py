@@ -18,7 +18,7 @@ from tests.flows.flow import surroundings
 
 # A new option is a decision: it is worth a line here, and a note in docs/decisions/.
 OPTIONS = """
-    --blocks --checkpoint-activations --device-memory
+    --blocks --checkpoint-activations --cpu-offload --device-memory
     -h/--help -m -q/--quiet -v/--verbose --batch-norm --devices --dry-run --kind --loading --row-independent --log-dir
     --key-file --report --machine --machines --rendezvous
     --randomness --restarts --step-timeout --strategy --shares --threads --timeout --wait

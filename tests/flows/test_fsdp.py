@@ -68,6 +68,14 @@ def test_each_rank_holds_its_part_of_parameters_gradients_and_moments(flow: Flow
     assert int(part) * 2 == int(whole)
 
 
+def test_with_cpu_offload_the_numbers_are_the_same(flow: Flow) -> None:
+    script = flow.write("offloaded.py", TRAINED.replace("optimizer =", "model.to('cpu')\noptimizer ="))
+    one = flow.python([script]).ok().stdout
+    ran = flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", "--cpu-offload", script]).ok()
+    assert ran.stdout == one
+    assert "parameters of Net in the memory of the host, in 5 blocks" in ran.stderr
+
+
 def test_blocks_by_name_compute_their_activations_again(flow: Flow) -> None:
     script = flow.write("again.py", TRAINED + "print('calls', [block.calls for block in model.blocks])")
     one = flow.python([script]).ok().stdout.splitlines()

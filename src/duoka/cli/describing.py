@@ -94,6 +94,8 @@ def details(plan: Plan) -> str:
             rows.append(("blocks", ", ".join(plan.blocks) or "entries of the model's lists"))
             if plan.checkpoint_activations:
                 rows.append(("activations", "of blocks, computed again in the backward pass"))
+            if plan.cpu_offload:
+                rows.append(("offloaded", "parameters, gradients and optimizer states, to the host's memory"))
         rows += [("batch norm", plan.batch_norm), ("randomness", plan.randomness), ("loading", plan.loading)]
         if plan.row_independent:
             rows.append(("on own rows", f"{', '.join(plan.row_independent)}, as --row-independent says"))

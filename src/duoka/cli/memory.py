@@ -26,6 +26,7 @@ def forecast_memory(opts: Options, device_memory: str | None, machines: int, sho
     for option, value, is_given in (
         ("--strategy", opts.strategy, opts.strategy != ""),
         ("--checkpoint-activations", True, opts.checkpoint_activations),
+        ("--cpu-offload", True, opts.cpu_offload),
         ("--shares", opts.shares, opts.shares is not None),
         ("--report", opts.report, opts.report is not None),
     ):

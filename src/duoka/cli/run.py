@@ -157,6 +157,11 @@ GROUPS: Groups = (
                 help="With fsdp: blocks compute activations again in the backward pass, which takes less memory.",
             ),
             click.Option(
+                ["--cpu-offload"],
+                is_flag=True,
+                help="With fsdp: keep parameters, gradients and optimizer states in the host's memory.",
+            ),
+            click.Option(
                 ["--shares"],
                 metavar="N",
                 help="With exact: shares of each batch, a power of two. [default: 8, or as many as devices]",

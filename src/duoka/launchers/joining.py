@@ -127,6 +127,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "--loading": plan.loading,
         "--blocks": list(plan.blocks),
         "--checkpoint-activations": plan.checkpoint_activations,
+        "--cpu-offload": plan.cpu_offload,
         "--row-independent": list(plan.row_independent),
         "--timeout": plan.timeout,
         "--step-timeout": plan.step_timeout,

@@ -109,6 +109,7 @@ def run_plain(
         shares=plan.shares,
         blocks=plan.blocks,
         checkpoint_activations=plan.checkpoint_activations,
+        cpu_offload=plan.cpu_offload,
         machines=plan.machines.ranks(),
     )
     view = strategy.view(ranks, say)

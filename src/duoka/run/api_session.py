@@ -34,7 +34,7 @@ class RunSettings:
     """Settings that change numbers: the options of `duoka run` of the same names.
 
     compress: of gradients between ranks. strategy: "auto" or "exact". shares: of each batch, for exact.
-    row_independent: functions without a rule that compute each row by itself.
+    row_independent: functions without a rule that compute each row by itself. cpu_offload: of parts of parameters.
     """
 
     batch_norm: BatchNorm = "whole"
@@ -44,6 +44,7 @@ class RunSettings:
     strategy: str = "auto"
     shares: int | None = None
     row_independent: tuple[str, ...] = ()
+    cpu_offload: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def open_session(ranks: Collectives, settings: RunSettings, entropy: int, say: C
         name, shares = "exact", shares_for(ranks.world_size, settings.shares, "shares")
         _check_exact(settings)
         be_deterministic()
-    strategy = create(name, ranks, settings.compress, shares, every=False)
+    strategy = create(name, ranks, settings.compress, shares, cpu_offload=settings.cpu_offload, every=False)
     view = strategy.view(ranks, say)
     view.set_row_independent(settings.row_independent)
     for line in untested(torch.__version__):

@@ -8,7 +8,7 @@ import random
 import secrets
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -43,6 +43,7 @@ def start(
     log: str | Sequence[str] = "console",
     compress: str = "none",
     row_independent: Sequence[str] | None = None,
+    cpu_offload: bool = False,
 ) -> Run:
     """Find this process's rank, connect to the others, and open a run, until `run.close()`. One is open at a time.
 
@@ -64,8 +65,10 @@ def start(
         row_independent: names of autograd Functions, scripted functions or operators of extensions (`Scan`,
             `train.Scan`, `mylib::square`) that compute each row by itself. Without it they are computed whole by
             every rank, since nothing proves it; `duoka prove` compares the numbers.
+        cpu_offload: True: keep parameters, gradients and optimizer states of sharded models (`run.model(net,
+            strategy="fsdp")`) in the host's memory, and gather blocks on the device. For several ranks.
 
-    Omitted options are those of `duoka run`, or else whole, whole, auto, 600 and no name.
+    Omitted options are those of `duoka run`, or else whole, whole, auto, 600, no name and False.
 
     Raises:
         OptionError: a value is not allowed, or a run is open already.
@@ -80,6 +83,7 @@ def start(
     if seed is None and isinstance(origin, Forked):
         seed = origin.defaults.seed
     settings, timeout = _settings(origin, batch_norm, randomness, loading, compress, timeout, row_independent)
+    settings = replace(settings, cpu_offload=cpu_offload)
     _check_seed(seed)
     logs = check_logs(log)
     chosen = choose_device(device, origin)

@@ -24,24 +24,26 @@ def create(
     shares: int = 0,
     blocks: Sequence[str] = (),
     checkpoint_activations: bool = False,
+    cpu_offload: bool = False,
     every: bool = True,
     machines: Sequence[Sequence[int]] = (),
 ) -> Strategy:
     """Create the strategy `name` for this rank.
 
     compress: of gradients between ranks (compress.py). shares: of each batch, with `exact`. With `fsdp`: blocks:
-    classes of modules; empty: found in lists. checkpoint_activations: of blocks. every: shard every model, or only
-    those given to `Strategy.shard`. machines: with `hsdp`, the ranks of each machine.
+    classes of modules; empty: found in lists. checkpoint_activations: of blocks. cpu_offload: of parts. every: shard
+    every model, or only those given to `Strategy.shard`. machines: with `hsdp`, the ranks of each machine.
     """
 
     def rng_digest() -> int:
         return random_digest() & 0xFFFF
 
+    sharded = ranks, rng_digest, blocks, checkpoint_activations
     makers: dict[str, Callable[[], Strategy]] = {
         "single": Single,
         "ddp": lambda: Ddp(ranks, rng_digest=rng_digest, compression=compression(compress)),
-        "fsdp": lambda: Fsdp(ranks, rng_digest, blocks, checkpoint_activations, every, compression(compress)),
-        "hsdp": lambda: Fsdp(ranks, rng_digest, blocks, checkpoint_activations, every, None, machines),
+        "fsdp": lambda: Fsdp(*sharded, every, compression(compress), offloads=cpu_offload),
+        "hsdp": lambda: Fsdp(*sharded, every, None, machines, cpu_offload),
         "exact": lambda: Exact(ranks, shares, rng_digest=rng_digest),
     }
     return makers[name]()

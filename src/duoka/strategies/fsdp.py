@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import set_multithreading_enabled
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -47,7 +48,7 @@ class ModelSharding:
     leave: called with each parameter that becomes sharded. reach: called with each one that a backward pass reaches.
     say: prints a line. names: classes of the modules that are blocks; empty: found in lists. every: whether every
     model of the run is sharded. machines: the ranks of each machine, all of which hold a copy of the model; empty:
-    all ranks together hold one.
+    all ranks together hold one. offloads: as for `Blocks`.
     """
 
     def __init__(
@@ -59,14 +60,15 @@ class ModelSharding:
         names: Sequence[str] = (),
         every: bool = False,
         machines: Sequence[Sequence[int]] = (),
+        offloads: bool = False,
     ) -> None:
         self._ranks, self._leave, self._say, self._names, self._every = ranks, leave, say, names, every
         among, copies = _parts(ranks, machines)
-        self._count = among.world_size
+        self._count, self._offloads = among.world_size, offloads
         self.blocks: WeakSet[nn.Module] = WeakSet()  # found in the models so far
         view = View(among, lambda leaf: None)
         view.of_parameters = True
-        self._blocks = Blocks(view, reach, copies)
+        self._blocks = Blocks(view, reach, copies, offloads)
         self._cut = 0  # parameters so far
         self._early = WeakIdKeyDictionary()  # parameters on the meta device that an optimizer was given
         self._hook: Any = register_optimizer_step_pre_hook(self._before_step) if every else None
@@ -88,7 +90,7 @@ class ModelSharding:
                     Block(self._blocks, members)
         if self._cut > before:
             _check_room(module)
-            self._say(_description(module, self._count, self._every))
+            self._say(_description(module, self._count, self._every, self._offloads))
             self._name_missing(module)
             return
         parameters = list(module.parameters())
@@ -187,7 +189,7 @@ def _parts(ranks: Collectives, machines: Sequence[Sequence[int]]) -> tuple[Colle
     return PartCollectives(ranks, own, "machine"), PartCollectives(ranks, copies, "copies")
 
 
-def _description(module: nn.Module, ranks: int, named: bool) -> str:
+def _description(module: nn.Module, ranks: int, named: bool, offloads: bool) -> str:
     """Describe the parts of a model that each rank holds. named: names of blocks can be given by an option."""
     parameters = list(module.parameters())
     apart = [parameter for parameter in parameters if isinstance(parameter, Sharded)]
@@ -197,7 +199,8 @@ def _description(module: nn.Module, ranks: int, named: bool) -> str:
     turns = f"{len(blocks)} blocks that are gathered in turn, the largest of {largest}"
     if len(blocks) == 1:
         turns = f"one block of {largest}, as no nn.ModuleList or nn.Sequential{' or --blocks' * named} divides it"
-    line = f"strategy fsdp: each rank holds 1/{ranks} of {count:,} parameters of {type(module).__name__}, in {turns}"
+    what = f"{count:,} parameters of {type(module).__name__}{' in the memory of the host' * offloads}"
+    line = f"strategy fsdp: each rank holds 1/{ranks} of {what}, in {turns}"
     return f"{line}; {whole:,} stay whole" if whole else line
 
 
@@ -245,7 +248,8 @@ class Fsdp(Ddp):
 
     names: classes of the modules that are blocks; empty: found in lists. recomputes: whether blocks compute their
     activations again in the backward pass. every: whether every model is sharded, or those given to `shard`.
-    machines: the ranks of each machine, each of which holds a copy of the model; empty: there is one copy.
+    machines: the ranks of each machine, each of which holds a copy of the model; empty: there is one copy. offloads:
+    whether parts stay in the host's memory.
     """
 
     def __init__(
@@ -257,14 +261,19 @@ class Fsdp(Ddp):
         every: bool = True,
         compression: Compression | None = None,
         machines: Sequence[Sequence[int]] = (),
+        offloads: bool = False,
     ) -> None:
         super().__init__(ranks, rng_digest=rng_digest, compression=compression)
+        self._offloads = offloads
         self._machines = machines
         self._names, self._recomputes, self._every = names, recomputes, every
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
         view = self._view = super().view(ranks, say)
-        self._make = partial(ModelSharding, ranks, self.leave, self.reach, say, self._names, self._every)
+        if self._offloads:  # else collectives in the graph of gradients would come in the order in which threads run
+            set_multithreading_enabled(False)
+        make = partial(ModelSharding, ranks, self.leave, self.reach, say, self._names, self._every)
+        self._make = partial(make, offloads=self._offloads)
         self._sharding = self._make(self._machines)
         self._hybrid: ModelSharding | None = None  # of models that each machine holds a copy of
         if self._recomputes:
@@ -306,6 +315,8 @@ class Fsdp(Ddp):
 
     def close(self) -> None:
         super().close()
+        if self._offloads:
+            set_multithreading_enabled(True)
         self._sharding.close()
         if self._hybrid is not None:
             self._hybrid.close()

@@ -128,13 +128,13 @@ class Block:
     def kinds(self) -> tuple[Kind, ...]:
         """Return the kinds of tensors that a rank sends to gather the block, padded to the largest of any rank."""
         sent = ((sizes, self.parts[places[0]]._rows) for places, sizes in self._sent())
-        return tuple((max(map(sum, sizes)), rows.dtype, rows.device) for sizes, rows in sent)
+        return tuple((max(map(sum, sizes)), rows.dtype, self.blocks.device_of(rows)) for sizes, rows in sent)
 
     def start_gathering(self) -> Callable[[], list[Tensor]]:
         """Start to gather the parameters; the returned function waits for them."""
         started = []
-        for (places, sizes), (most, *_) in zip(self._sent(), self.kinds(), strict=True):
-            sent = torch.cat([self.parts[at]._local.reshape(-1) for at in places])
+        for (places, sizes), (most, _, device) in zip(self._sent(), self.kinds(), strict=True):
+            sent = torch.cat([self.parts[at]._local.reshape(-1) for at in places]).to(device)
             if sent.numel() < most:
                 sent = torch.cat([sent, sent.new_zeros(most - sent.numel())])
             started.append((places, sizes, self.blocks.view.ranks.start_all_gather(sent)))
@@ -234,7 +234,8 @@ class Block:
         if copies is not None:
             total = copies.all_sum(total) / copies.ranks.world_size
         total = view.replicate(total)
-        return total.narrow(spec.dim, *_span(spec.partition.bounds(view.ranks.rank)))
+        own = total.narrow(spec.dim, *_span(spec.partition.bounds(view.ranks.rank)))
+        return own.to(self.parts[at]._rows.device)
 
     def _start_sum(self, grads: dict[int, Tensor]) -> Callable[[], dict[int, Tensor]]:
         """Start to reduce-scatter (sum) gradients of one dtype and device; the returned function waits."""
@@ -250,7 +251,10 @@ class Block:
                 copies = self.blocks.copies.ranks
                 total = copies.all_reduce(total) / copies.world_size
             parts = total[:own].split([shape.numel() for shape in shapes.values()])
-            return {at: part.view(shape) for (at, shape), part in zip(shapes.items(), parts, strict=True)}
+            return {
+                at: part.view(shape).to(self.parts[at]._rows.device)
+                for (at, shape), part in zip(shapes.items(), parts, strict=True)
+            }
 
         return finish
 

@@ -59,7 +59,9 @@ class Blocks:
     collectives can be called. reach: called with each parameter that a backward pass reaches. defers: True in a
     backward pass at whose end deferred gradients are added. holding: those whose gradients stay whole on each rank
     for now. factor: of gradients of what is computed now. copies: the
-    ranks that hold the same parts as this one, each on its machine; None: no others do.
+    ranks that hold the same parts as this one, each on its machine; None: no others do. offloads: rows stay in the
+    host's memory, and so do gradients and what optimizers keep of them; blocks are gathered on the device to which
+    the model was moved.
     """
 
     def __init__(
@@ -67,8 +69,11 @@ class Blocks:
         view: View,
         reach: Callable[[Tensor], None] = lambda _: None,
         copies: Collectives | None = None,
+        offloads: bool = False,
     ) -> None:
         self.view, self.reach = view, reach
+        if offloads:
+            view.device = torch.device("cpu")
         self.copies = None if copies is None else View(copies, lambda _: None)
         self.memory: dict[int, tuple[Block, int]] = {}
         self.process = os.getpid()
@@ -108,6 +113,16 @@ class Blocks:
             self._here.remove(block)
         if self._ahead is not None and self._ahead.reference() is block:
             self.stop_ahead()
+
+    def compute_on(self, device: torch.device) -> None:
+        """Set the device to which offloaded parameters were moved."""
+        if self.view.device is not None and device.type != "meta":
+            self.view.computes_on = device
+
+    def device_of(self, rows: Tensor) -> torch.device:
+        """Return the device on which a parameter is computed with. rows: this rank's."""
+        moved_to = self.view.computes_on
+        return rows.device if moved_to is None or rows.is_meta else moved_to
 
     # --- gathering
 

@@ -34,6 +34,7 @@ from duoka.private.torch import (
 )
 from duoka.view.block import Block, records
 from duoka.view.blocks import Blocks
+from duoka.view.dispatch.moving import asked_device
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor, Spec, batches_in, may_write
 
@@ -96,15 +97,24 @@ class Sharded(BatchTensor):
             return BatchTensor.__torch_function__(func, types, args, kwargs)
         for one in given:
             one._block.write_back()
-        if BatchTensor.rules.get(func) in BatchTensor.unrecorded:  # functions of gradients or properties
-            blocks = given[0]._block.blocks
-            blocks.add_held() if func in _OF_GRADIENTS else blocks.add_deferred()
-            return BatchTensor.dispatch(func, args, kwargs)
-        if _of_parts(func, args, kwargs, given):
-            given[0]._block.blocks.add_deferred()
-            with torch.set_grad_enabled(torch.is_grad_enabled() and func not in _INITIALISING):
-                return _with_parts(func, args, kwargs)
-        return _compute(func, args, kwargs, given)
+        blocks = given[0]._block.blocks
+        if blocks.view.device is None:
+            return _call(func, args, kwargs, given)
+        asked = asked_device(func, args, kwargs)
+        out = _call(func, args, kwargs, given)
+        if isinstance(out, BatchTensor):
+            out._asked = asked
+            return out
+        onto = blocks.device_of(given[0]._rows) if asked is None else asked
+        return tree_map_only(Tensor, lambda one: one if isinstance(one, BatchTensor) else one.to(onto), out)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._block.blocks.device_of(self._rows)
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return self.device.type == "cuda"
 
     def duoka_unsharded(self) -> Tensor:
         """Return the whole parameter, to compute with."""
@@ -113,6 +123,9 @@ class Sharded(BatchTensor):
     def _set_data(self, value: Tensor) -> None:
         """Set `p.data = value`."""
         view = self._spec.view
+        asked = value.__dict__.pop("_asked", None) if isinstance(value, BatchTensor) else value.device
+        if asked is not None:
+            self._block.blocks.compute_on(asked)
         dim = cut_dimension(value, view.ranks.world_size)
         if dim is None:
             raise Refused(
@@ -124,7 +137,7 @@ class Sharded(BatchTensor):
             rows = value._local.detach()
         else:
             whole = (value.full_tensor() if isinstance(value, BatchTensor) else value).detach()
-            rows = spec.partition.local_rows(whole, dim).clone(memory_format=torch.contiguous_format)
+            rows = view.replicate(spec.partition.local_rows(whole, dim)).clone(memory_format=torch.contiguous_format)
         if value.shape != self.shape:
             self._rows.grad = None
         if self._rows.is_meta == rows.is_meta:
@@ -157,6 +170,19 @@ _DETACHING = (Tensor.detach, torch.detach, Tensor.detach_)
 
 def _sharded_in(tree: Any) -> list[Sharded]:
     return [batch for batch in batches_in(tree) if isinstance(batch, Sharded)]
+
+
+def _call(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Sharded]) -> Any:
+    """Call a function with sharded parameters: by the rules of batches, or with whole ones."""
+    blocks = given[0]._block.blocks
+    if BatchTensor.rules.get(func) in BatchTensor.unrecorded:  # functions of gradients or properties
+        blocks.add_held() if func in _OF_GRADIENTS else blocks.add_deferred()
+        return BatchTensor.dispatch(func, args, kwargs)
+    if _of_parts(func, args, kwargs, given):
+        blocks.add_deferred()
+        with torch.set_grad_enabled(torch.is_grad_enabled() and func not in _INITIALISING):
+            return _with_parts(func, args, kwargs)
+    return _compute(func, args, kwargs, given)
 
 
 def _of_parts(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Sharded]) -> bool:
@@ -287,18 +313,21 @@ def shard(parameter: nn.Parameter, blocks: Blocks) -> None:
     assert dim is not None
     spec = Spec(view, view.partition(parameter.shape[dim]), dim)
     rows = spec.partition.local_rows(parameter.detach(), dim).clone(memory_format=torch.contiguous_format)
+    blocks.compute_on(rows.device)
+    rows = rows if rows.is_meta else view.replicate(rows)
     part = BatchTensor(rows.requires_grad_(parameter.requires_grad), spec)
     if parameter.grad is not None:
-        rows.grad = spec.partition.local_rows(parameter.grad, dim).clone(memory_format=torch.contiguous_format)
+        own = spec.partition.local_rows(parameter.grad, dim).clone(memory_format=torch.contiguous_format)
+        rows.grad = own.to(rows.device)
         parameter.grad = None
     swap_contents(parameter, Sharded(part))
     Block(blocks, [parameter])
 
 
 def shard_like(whole: Tensor, like: BatchTensor) -> BatchTensor:
-    """Return this rank's rows of a whole tensor as `like` holds its own, on its device."""
+    """Return this rank's rows of a whole tensor as `like` holds its own, on their device."""
     spec = like._spec
-    rows = spec.local_rows(whole.detach()).to(like.device)
+    rows = spec.local_rows(whole.detach()).to(like._rows.device)
     return BatchTensor(rows.clone(memory_format=torch.contiguous_format), spec)
 
 

@@ -54,7 +54,8 @@ class View:
 
     Attributes:
         whole_operations: counts of operations that were computed whole.
-        device: of this share, if a process has shares on several devices.
+        device: of this share, if a process has shares on several devices; of rows of offloaded parameters.
+        computes_on: the device to which offloaded parameters were moved.
         watch: detects uses of batch sizes, while a compiled module is being checked.
         of_parameters: True if its batches are sharded parameters and what is computed from them (`sharded.py`).
         in_parts: True if models that are called with its batches have sharded parameters.
@@ -89,6 +90,7 @@ class View:
         self.say = lru_cache(maxsize=256)(say)  # each line once
         self.whole_operations = Tally()
         self.device: torch.device | None = None
+        self.computes_on: torch.device | None = None
         self.watch: SizeWatch | None = None
         self.of_parameters = self.in_parts = False
         self.written = 0
@@ -127,6 +129,11 @@ class View:
                 view.refusal = view.refusal or error
         elif not isinstance(error, DuokaError):
             self.shares.processes.raised(type(error).__name__, user_line())
+
+    @property
+    def result_device(self) -> torch.device | None:
+        """The device of what is computed from all rows; None: that of the rows."""
+        return self.shares.combine_device or self.computes_on
 
     def set_row_independent(self, names: Iterable[str]) -> None:
         """Set the functions that the user says compute each row by itself."""
@@ -229,11 +236,11 @@ class View:
 
     def all_sum(self, part: Tensor) -> Tensor:
         """All-reduce (sum) every rank's `part`, with gradients."""
-        shares = self.shares
+        shares, device = self.shares, self.result_device
 
         def reduce(parts: list[Tensor]) -> list[Tensor]:
-            if shares.combine_device is not None:
-                parts = [part.to(shares.combine_device) for part in parts]
+            if device is not None:
+                parts = [part.to(device) for part in parts]
             return [AllReduceSum.apply(shares, *parts)] * len(parts)
 
         total: Tensor = shares.synchronize(reduce, part)

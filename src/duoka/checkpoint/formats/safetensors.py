@@ -78,7 +78,7 @@ class FileTensor(Stored):
         memory = bytes_of(rows)
         for run in runs_of(like, rows.itemsize):
             self.file.read_into(self.start + run.at, memory[run.start : run.start + run.size])
-        return BatchTensor(rows.to(like.device), like._spec)
+        return BatchTensor(rows.to(like._rows.device), like._spec)
 
     def read_into(self, target: Tensor) -> None:
         """Read straight into the target's memory if possible."""

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.dispatch.cached import index_cached
 from duoka.view.dispatch.failing import RAISES_FOR_ROWS, may_fail
+from duoka.view.dispatch.moving import asked_device, staying
 from duoka.view.dispatch.own_rows import compute_opaque
 from duoka.view.dispatch.replay import DescribedCall, Outdated, Recorder
 from duoka.view.dispatch.whole import compute_whole, take_row
@@ -63,8 +64,10 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     view = first._meta.spec.view
     if (view.in_parts or view.of_parameters) and (gathered := _gather_parameters(call, args, kwargs)) is not None:
         return dispatch(func, *gathered)
-    if view.of_parameters and may_write(func, kwargs):
-        view.written += 1
+    if view.of_parameters:
+        view.written += may_write(func, kwargs)
+        if view.device is not None and asked_device(func, args, kwargs) not in (None, view.device):
+            return dispatch(*staying(func, args, kwargs, view.device))
     if view.shares.count > 1 and type(first) is not MultiShareBatch:
         return _replay_or_run(func, args, kwargs, call)  # one of several shares
     try:

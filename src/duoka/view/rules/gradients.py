@@ -93,7 +93,7 @@ def _weights_of_rows(weights: list[Any], tensors: list[Tensor]) -> list[Any]:
     found = []
     for weight, tensor in zip(weights, tensors, strict=True):
         if not isinstance(tensor, BatchTensor):
-            found.append(weight)
+            found.append(weight if weight is None else weight.to(tensor.device))
         elif weight is None:
             found += [None] * len(tensor._shares)
         else:

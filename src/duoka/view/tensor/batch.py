@@ -83,7 +83,7 @@ class Spec:
     @staticmethod
     def _gather_shares(parts: list[tuple[Spec, Tensor]]) -> Tensor:
         spec, local = parts[0]
-        home = spec.view.shares.combine_device
+        home = spec.view.result_device
         if home is not None:
             parts = [(of, rows.to(home)) for of, rows in parts]
         apart = [
@@ -148,6 +148,7 @@ class BatchTensor(Tensor):
     _rows: Tensor
     _meta: Meta
     _cached: Any = None  # a gathered copy (dispatch/cached.py)
+    _asked: torch.device | None = None  # to which the script has moved an offloaded parameter, of which this is
     rules: ClassVar[Mapping[Callable[..., Any], Rule]] = {}
     once_for_all_shares: ClassVar[frozenset[Rule]] = frozenset()
     drawing: ClassVar[frozenset[Rule]] = frozenset()

@@ -1,0 +1,36 @@
+"""Calls that move offloaded parameters: their rows stay in the host's memory, whatever device is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duoka.private.torch import parse_to
+
+Function = Callable[..., Any]
+_MOVING = (Tensor.to, Tensor.cpu, Tensor.cuda)
+
+
+def asked_device(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+    """Return the device on which a function is asked to give its result; None if it is asked for none."""
+    if func is Tensor.to:
+        given = {name: value for name, value in kwargs.items() if name != "memory_format"}
+        device: torch.device | None = parse_to(*args[1:], **given)[0]
+        return device
+    if func is Tensor.cpu:
+        return torch.device("cpu")
+    asked = args[1] if func is Tensor.cuda and len(args) > 1 else kwargs.get("device")
+    if func is not Tensor.cuda:
+        return None if asked is None else torch.device(asked)
+    return torch.device("cuda", torch.cuda.current_device()) if asked is None else torch.device(asked)
+
+
+def staying(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> tuple[Any, ...]:
+    """Return the call whose result is on `device`, that of the rows."""
+    if func not in _MOVING:
+        return func, args, {**kwargs, "device": device}
+    dtype = parse_to(*args[1:], **kwargs)[1] if func is Tensor.to else None
+    return Tensor.to, (args[0], device, dtype or args[0].dtype), {"copy": True} if kwargs.get("copy") else {}
