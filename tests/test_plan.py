@@ -138,7 +138,7 @@ def test_a_script_with_ranks_of_its_own_keeps_all_threads(plan: Any) -> None:
         (
             {"strategy": "auto", "devices": "2", "checkpoint_activations": True},
             OptionError,
-            "--strategy fsdp or hsdp, but is True; auto adds it if nothing else",
+            "--strategy fsdp or hsdp, but is given True; auto adds it if nothing else",
         ),
         (
             {"strategy": "auto", "devices": "2", "kind": "api"},

@@ -50,7 +50,8 @@ class OptionError(AskedError):
 
     def __init__(self, option: str, given: object, allowed: str, hint: str = "") -> None:
         self.option, self.given, self.allowed, self.hint = option, given, allowed, hint
-        text = f"{option} must be {allowed}, but is {given!r}"
+        shown = f"given {given!r}" if allowed.startswith("given ") and given is not MISSING else repr(given)
+        text = f"{option} must be {allowed}, but is {shown}"
         super().__init__(f"{text}; {hint}" if hint else text)
 
     def __reduce__(self) -> tuple[Any, ...]:
