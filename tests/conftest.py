@@ -17,7 +17,9 @@ from tests.flows.warm import make_forks_cheap
 
 SERVER = pytest.StashKey[WarmServer]()
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and every process of the tests would, too
+# nohup and shells in the background ignore these, and so would every process of the tests.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, and many compute in several threads
 settings.register_profile("duoka", deadline=None)  # tests measure no time
 settings.load_profile("duoka")

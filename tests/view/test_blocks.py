@@ -70,8 +70,8 @@ class Observed(Blocks):
 
     def use(self, block: Block) -> None:
         super().use(block)
-        coming = [] if self._ahead is None else [self._ahead.reference()]
-        self.most = max(self.most, sum(one.size() for one in [*self._here, *coming] if one is not None))
+        coming = [] if self._prefetch is None else [self._prefetch.reference()]
+        self.most = max(self.most, sum(one.size() for one in [*self._unsharded, *coming] if one is not None))
 
 
 def test_the_next_block_comes_while_one_computes() -> None:
@@ -157,9 +157,9 @@ def test_a_view_that_outlives_its_block_is_written_to() -> None:
         sharding = sharded(ranks, model)
         sharding.shard(other)
         counted: list[int] = []
-        found = work(model, lambda: counted.append(len(sharding._blocks.outlived)))
+        found = work(model, lambda: counted.append(len(sharding._blocks.stale_views)))
         model(inputs())  # the view is gone
-        return found, counted, len(sharding._blocks.outlived), refused(other)
+        return found, counted, len(sharding._blocks.stale_views), refused(other)
 
     expected = work(net())
     for found, counted, left, error in on_two(on_rank):

@@ -63,12 +63,12 @@ class ModelSharding:
         offloads: bool = False,
     ) -> None:
         self._ranks, self._leave, self._say, self._names, self._every = ranks, leave, say, names, every
-        among, copies = _parts(ranks, machines)
+        among, replicas = _parts(ranks, machines)
         self._count, self._offloads = among.world_size, offloads
         self.blocks: WeakSet[nn.Module] = WeakSet()  # found in the models so far
         view = View(among, lambda leaf: None)
         view.of_parameters = True
-        self._blocks = Blocks(view, reach, copies, offloads)
+        self._blocks = Blocks(view, reach, replicas, offloads)
         self._cut = 0  # parameters so far
         self._early = WeakIdKeyDictionary()  # parameters on the meta device that an optimizer was given
         self._hook: Any = register_optimizer_step_pre_hook(self._before_step) if every else None
@@ -160,12 +160,12 @@ class ModelSharding:
     @contextmanager
     def no_sync(self, parameters: Iterable[Tensor]) -> Iterator[None]:
         """Within the context, hold the whole gradients of these parameters' blocks on each rank."""
-        blocks, before = self._blocks, self._blocks.holding
-        blocks.holding = before | {parameter._block for parameter in parameters if isinstance(parameter, Sharded)}
+        blocks, before = self._blocks, self._blocks.no_sync
+        blocks.no_sync = before | {parameter._block for parameter in parameters if isinstance(parameter, Sharded)}
         try:
             yield
         finally:
-            blocks.holding = before
+            blocks.no_sync = before
 
     def deferring(self) -> AbstractContextManager[None]:
         """Return a context of a backward pass, at whose end all gradients are in `.grad`."""
@@ -175,7 +175,7 @@ class ModelSharding:
         """Remove the hook of optimizers, and end what is being gathered ahead of time."""
         if self._hook is not None:
             self._hook.remove()
-        self._blocks.stop_ahead()
+        self._blocks.stop_prefetch()
 
 
 def _parts(ranks: Collectives, machines: Sequence[Sequence[int]]) -> tuple[Collectives, Collectives | None]:
@@ -185,8 +185,8 @@ def _parts(ranks: Collectives, machines: Sequence[Sequence[int]]) -> tuple[Colle
     assert isinstance(ranks, ProcessCollectives)
     own = next(members for members in machines if ranks.rank in members)
     place = own.index(ranks.rank)
-    copies = [members[place] for members in machines]
-    return PartCollectives(ranks, own, "machine"), PartCollectives(ranks, copies, "copies")
+    replicas = [members[place] for members in machines]
+    return PartCollectives(ranks, own, "machine"), PartCollectives(ranks, replicas, "replicas")
 
 
 def _description(module: nn.Module, ranks: int, named: bool, offloads: bool) -> str:

@@ -1,11 +1,11 @@
-"""The blocks of a run: which are gathered, ahead of time too, which are released, and gradients under way.
+"""The blocks of a run: unshard, prefetch and reshard them, and reduce-scatter their gradients.
 
-The parameters of a block are gathered when a function computes with one of them, and released when other blocks need
-the memory. While one block computes, the block that followed it in the last pass is gathered ahead of time. Gradients
+A block is unsharded (all-gathered) when a function computes with one of its parameters, and resharded when other
+blocks need the memory. While one block computes, the block that followed it in the last pass is prefetched. Gradients
 are reduce-scattered while the backward pass goes on, and added to `.grad` before it ends.
 
-Which blocks are gathered and released depends on the functions that were called and on their order, never on what a
-rank holds, so that all ranks do the same.
+Which blocks are unsharded depends on the functions that were called and on their order, never on what a rank holds,
+so that all ranks do the same. Why: docs/decisions/0120-sharded-parameters.md
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.view.block import Block, Kind, Outlived
+from duoka.view.block import Block, Kind, StaleView
 from duoka.view.collectives.base import Collectives, IsolatedRank
 from duoka.view.support.user_code import user_line
 from duoka.view.view import View
 
 
 @dataclass(frozen=True, slots=True)
-class Follower:
-    """The block that was gathered after a certain other one.
+class PrefetchTarget:
+    """The block to prefetch after a certain other one.
 
     block: may be deleted on one rank earlier than on another. kinds: of what a rank then sends in its place. size: in
     bytes.
@@ -40,8 +40,8 @@ class Follower:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ahead:
-    """A block that is being gathered ahead of time. written: `View.written` at the start."""
+class _Prefetch:
+    """A block that is being prefetched. written: `View.written` at the start."""
 
     reference: ReferenceType[Block]
     written: int
@@ -56,63 +56,62 @@ class Blocks:
     """The blocks of a run.
 
     view: of the sharded parameters. memory: memory of a whole parameter -> its block and index. process: in which
-    collectives can be called. reach: called with each parameter that a backward pass reaches. defers: True in a
-    backward pass at whose end deferred gradients are added. holding: those whose gradients stay whole on each rank
-    for now. factor: of gradients of what is computed now. copies: the
-    ranks that hold the same parts as this one, each on its machine; None: no others do. offloads: rows stay in the
-    host's memory, and so do gradients and what optimizers keep of them; blocks are gathered on the device to which
-    the model was moved.
+    collectives can be called. on_gradient: called with each parameter that a backward pass reaches. defers: True in a
+    backward pass at whose end deferred gradients are added. no_sync: blocks whose gradients stay
+    unsharded on each rank for now. factor: of gradients of what is computed now. replicas: the ranks with the same
+    shards as this one, each on its machine; None: there are none. offloads: shards, gradients and the optimizer's
+    state stay in the host's memory; blocks are gathered on the device to which the model was moved.
     """
 
     def __init__(
         self,
         view: View,
-        reach: Callable[[Tensor], None] = lambda _: None,
-        copies: Collectives | None = None,
+        on_gradient: Callable[[Tensor], None] = lambda _: None,
+        replicas: Collectives | None = None,
         offloads: bool = False,
     ) -> None:
-        self.view, self.reach = view, reach
+        self.view, self.on_gradient = view, on_gradient
         if offloads:
             view.device = torch.device("cpu")
-        self.copies = None if copies is None else View(copies, lambda _: None)
+        self.replicas = None if replicas is None else View(replicas, lambda _: None)
         self.memory: dict[int, tuple[Block, int]] = {}
         self.process = os.getpid()
         self.defers, self.factor = False, 1.0
-        self.holding: frozenset[Block] = frozenset()
-        self._here: list[Block] = []  # gathered blocks, the last used one last
+        self.no_sync: frozenset[Block] = frozenset()
+        self._unsharded: list[Block] = []  # gathered blocks, the last used one last
         self._largest = 0
-        self._ahead: _Ahead | None = None
+        self._prefetch: _Prefetch | None = None
         self._used: tuple[Block | None, Block | None] = None, None  # the two used last
         self._used_written = -1  # `View.written` at the last use
-        self.outlived: list[Outlived] = []
+        self.stale_views: list[StaleView] = []
         self._unsynced: dict[Block, dict[int, Tensor]] = {}  # whole gradients of this rank, by index
         self._deferred: list[tuple[Block, list[Callable[[], dict[int, Tensor]]]]] = []
 
     def use(self, block: Block) -> None:
-        """Note that a gathered block is used, and start to gather the one that followed it in the last pass."""
-        if (self._used[1] is block and self._here[-1:] == [block]) or self.view.ranks.rank_local:
+        """Note that a gathered block is used, and start to prefetch the one that followed it in the last pass."""
+        if (self._used[1] is block and self._unsharded[-1:] == [block]) or self.view.ranks.rank_local:
             return
-        if block in self._here:
-            self._here.remove(block)
-        self._here.append(block)
+        if block in self._unsharded:
+            self._unsharded.remove(block)
+        self._unsharded.append(block)
         before, last = self._used
         if last is not block:
             if last is not None and before is not None:
                 if self.view.written == self._used_written:
-                    last.followers[before] = Follower(ref(block), block.kinds(), block.size())
-                else:  # an optimizer's step: gathering ahead of it would be useless
-                    last.followers.pop(before, None)
+                    last.prefetch_targets[before] = PrefetchTarget(ref(block), block.kinds(), block.size())
+                else:  # an optimizer's step: a prefetch over it would be useless
+                    last.prefetch_targets.pop(before, None)
             before, self._used = last, (last, block)
         self._used_written = self.view.written
-        if before is not None and (follower := block.followers.get(before)) is not None:
-            self._gather_ahead(follower, block)
+        if before is not None and (target := block.prefetch_targets.get(before)) is not None:
+            self._start_prefetch(target, block)
 
     def forget(self, block: Block) -> None:
-        """Note that a block is released, or that its parts were replaced."""
-        if block in self._here:
-            self._here.remove(block)
-        if self._ahead is not None and self._ahead.reference() is block:
-            self.stop_ahead()
+        """Note that a block is resharded, or that its shards were replaced."""
+        if block in self._unsharded:
+            self._unsharded.remove(block)
+        if self._prefetch is not None and self._prefetch.reference() is block:
+            self.stop_prefetch()
 
     def compute_on(self, device: torch.device) -> None:
         """Set the device to which offloaded parameters were moved."""
@@ -127,7 +126,7 @@ class Blocks:
     # --- gathering
 
     def gather(self, block: Block) -> list[Tensor]:
-        """Return the whole parameters of a block: those that were gathered ahead of time, or gathered now.
+        """Return the unsharded parameters of a block: those that were prefetched, or gathered now.
 
         Raises:
             Refused: this process was forked by the script, so it cannot call collectives.
@@ -142,53 +141,54 @@ class Blocks:
         if view.ranks.rank_local:
             raise IsolatedRank
         with torch.inference_mode(False), torch.no_grad():
-            ahead, self._ahead = self._ahead, None
-            found = None if ahead is None else ahead.finish()
-            if ahead is None or found is None or not ahead.is_of(block) or view.aliased.copies:
-                block.release()
+            prefetch, self._prefetch = self._prefetch, None
+            found = None if prefetch is None else prefetch.finish()
+            if prefetch is None or found is None or not prefetch.is_of(block) or view.aliased.copies:
+                block.reshard()
                 self._make_room(block.size())
-                found = block.start_gathering()()
+                found = block.start_all_gather()()
             return found
 
-    def _gather_ahead(self, follower: Follower, block: Block) -> None:
-        """Start to gather the follower of `block`."""
-        following, written = follower.block(), self.view.written
-        if self.view.aliased.copies or (following is not None and following.is_here):
+    def _start_prefetch(self, target: PrefetchTarget, block: Block) -> None:
+        """Start to prefetch `target`, which is used after `block`."""
+        following, written = target.block(), self.view.written
+        if self.view.aliased.copies or (following is not None and following.is_unsharded):
             return
-        if self._ahead is not None and (self._ahead.reference, self._ahead.written) == (follower.block, written):
+        current = self._prefetch
+        if current is not None and (current.reference, current.written) == (target.block, written):
             return
-        self.stop_ahead()
+        self.stop_prefetch()
         with torch.inference_mode(False), torch.no_grad():
             if following is not None:
-                following.release()
-            self._make_room(follower.size, block)
-            finish = _zeros(follower, self.view) if following is None else following.start_gathering()
-            finish = self.view.ranks.in_background(finish, len(follower.kinds))
-            self._ahead = _Ahead(follower.block, written, finish)
+                following.reshard()
+            self._make_room(target.size, block)
+            finish = _zeros(target, self.view) if following is None else following.start_all_gather()
+            finish = self.view.ranks.in_background(finish, len(target.kinds))
+            self._prefetch = _Prefetch(target.block, written, finish)
 
-    def stop_ahead(self) -> None:
-        """Wait for the block that is being gathered ahead of time, and drop it."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.finish()
+    def stop_prefetch(self) -> None:
+        """Wait for the block that is being prefetched, and drop it."""
+        prefetch, self._prefetch = self._prefetch, None
+        if prefetch is not None:
+            prefetch.finish()
 
     def _make_room(self, size: int, keep: Block | None = None) -> None:
-        """Release blocks, so that what is gathered has at most twice the bytes of the largest block.
+        """Reshard blocks, so that what is unsharded has at most twice the bytes of the largest block.
 
-        size: bytes of the block that comes. keep: one that is not released.
+        size: bytes of the block that comes. keep: one that stays unsharded.
         """
         self._largest = max(self._largest, size)
         room = 2 * self._largest - size
-        while sum(one.size() for one in self._here) > room:
-            oldest = next((one for one in self._here if one is not keep), None)
+        while sum(one.size() for one in self._unsharded) > room:
+            oldest = next((one for one in self._unsharded if one is not keep), None)
             if oldest is None:
                 return
-            oldest.release()
+            oldest.reshard()
 
-    def write_back_outlived(self) -> None:
-        """Copy writes to views of released parameters into the parts."""
-        outlived, self.outlived = self.outlived, []
-        self.outlived += [one for one in outlived if one.write_back()]
+    def write_back_stale_views(self) -> None:
+        """Copy writes to views of resharded parameters into the shards."""
+        stale_views, self.stale_views = self.stale_views, []
+        self.stale_views += [one for one in stale_views if one.write_back()]
 
     # --- gradients
 
@@ -199,7 +199,7 @@ class Blocks:
         try:
             yield
             if not before:
-                self.add_held(self.holding)
+                self.add_unsynced(self.no_sync)
                 self.add_deferred()
         finally:
             self.defers = before
@@ -211,12 +211,12 @@ class Blocks:
         self.add_deferred()
         self._deferred.append((block, waits))
 
-    def hold(self, block: Block, grads: dict[int, Tensor]) -> bool:
-        """Add whole gradients to those that a block holds; returns False, and all of them in `grads`, if it must not.
+    def hold_unsynced(self, block: Block, grads: dict[int, Tensor]) -> bool:
+        """Keep whole gradients of a block within `no_sync`; else return False, with all that were kept in `grads`.
 
         So gradients of several passes are communicated once, at the price of their memory.
         """
-        stays = block in self.holding
+        stays = block in self.no_sync
         sums, more = (
             (self._unsynced.setdefault(block, {}), grads) if stays else (grads, self._unsynced.pop(block, {}))
         )
@@ -224,11 +224,11 @@ class Blocks:
             sums[at] = sums[at] + grad if at in sums else grad
         return stays
 
-    def add_held(self, but: frozenset[Block] = frozenset()) -> None:
-        """Communicate gradients that blocks hold, and add them to `.grad`. but: blocks that go on to hold theirs."""
+    def add_unsynced(self, but: frozenset[Block] = frozenset()) -> None:
+        """Reduce-scatter gradients kept by `no_sync`, and add them to `.grad`. but: blocks that keep theirs."""
         with torch.no_grad():
             for block in [block for block in self._unsynced if block not in but]:
-                self.defer(block, block.start_sums(self._unsynced.pop(block)))
+                self.defer(block, block.start_reduce_scatter(self._unsynced.pop(block)))
         self.add_deferred()
 
     @contextmanager
@@ -243,7 +243,7 @@ class Blocks:
             self._untrack()
 
     def _untrack(self) -> None:
-        for block in self._here:
+        for block in self._unsharded:
             block.untrack()
 
     def add_deferred(self) -> None:
@@ -256,11 +256,11 @@ class Blocks:
                         block.accumulate(at, grad)
 
 
-def _zeros(follower: Follower, view: View) -> Callable[[], list[Tensor]]:
-    """Take part in gathering a block that is deleted on this rank, but maybe not yet on others."""
+def _zeros(target: PrefetchTarget, view: View) -> Callable[[], list[Tensor]]:
+    """Take part in the all-gather of a block that is deleted on this rank, but maybe not yet on others."""
     waits = [
         view.ranks.start_all_gather(torch.zeros(most, dtype=dtype, device=device))
-        for most, dtype, device in follower.kinds
+        for most, dtype, device in target.kinds
     ]
 
     def finish() -> list[Tensor]:

@@ -32,9 +32,10 @@ from duoka.private.torch import (
     tree_map_only,
     version_of,
 )
-from duoka.view.block import Block, records
+from duoka.view.block import Block
 from duoka.view.blocks import Blocks
 from duoka.view.dispatch.moving import asked_device
+from duoka.view.support.transforms import records_gradients
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor, Spec, batches_in, may_write
 
@@ -118,7 +119,7 @@ class Sharded(BatchTensor):
 
     def duoka_unsharded(self) -> Tensor:
         """Return the whole parameter, to compute with."""
-        return self._block.whole(self._place)
+        return self._block.unsharded(self._place)
 
     def _set_data(self, value: Tensor) -> None:
         """Set `p.data = value`."""
@@ -148,8 +149,8 @@ class Sharded(BatchTensor):
         fresh = Sharded(part)  # whose size, type and device torch knows
         fresh.__dict__.update({**self.__dict__, **fresh.__dict__})
         swap_contents(self, fresh)
-        self._block.parts[self._place] = part
-        self._block.release()
+        self._block.shards[self._place] = part
+        self._block.reshard()
 
 
 _data: Any = Tensor.data
@@ -176,7 +177,7 @@ def _call(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], given: 
     """Call a function with sharded parameters: by the rules of batches, or with whole ones."""
     blocks = given[0]._block.blocks
     if BatchTensor.rules.get(func) in BatchTensor.unrecorded:  # functions of gradients or properties
-        blocks.add_held() if func in _OF_GRADIENTS else blocks.add_deferred()
+        blocks.add_unsynced() if func in _OF_GRADIENTS else blocks.add_deferred()
         return BatchTensor.dispatch(func, args, kwargs)
     if _of_parts(func, args, kwargs, given):
         blocks.add_deferred()
@@ -222,7 +223,7 @@ def _compute(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], give
     dtype = _autocast_dtype(func, given[0])
     found = {id(one): _operand(one, dtype) for one in given}
     args, kwargs = tree_map_only(Sharded, lambda one: found[id(one)], (args, kwargs))
-    if not records():
+    if not records_gradients():
         out = func(*args, **kwargs)
     else:
         with saved_tensors_hooks(partial(_pack, given[0]._block.blocks, outer_saved_tensors_hooks()), _unpack):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from duoka.private.torch import memory_of
 from duoka.view.aliased import AliasedCopies, holders, version
-from duoka.view.support.transforms import operators_are_observed
+from duoka.view.support.transforms import operators_are_observed, records_gradients
 from duoka.view.tensor.batch import BatchTensor, Spec
 
 _PARTS = (int, slice, type(None), type(Ellipsis), Tensor)
@@ -142,8 +142,3 @@ def add_alias(batch: BatchTensor, whole: Tensor, holders: int, out: Any) -> None
         share._spec.view.aliased.add(share._rows, share._spec, whole, holders, out, written_back)
     if batch._cached is not None and batch._cached.whole is whole:
         cache_copy(batch, whole)
-
-
-def records_gradients() -> bool:
-    """Return True if autograd records what is computed now."""
-    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()

@@ -11,7 +11,8 @@ from torch import Tensor
 from duoka.errors import Refused
 from duoka.private.torch import tree_map_only
 from duoka.view.aliased import holders, version
-from duoka.view.dispatch.cached import add_alias, cache_copy, caches_written, records_gradients
+from duoka.view.dispatch.cached import add_alias, cache_copy, caches_written
+from duoka.view.support.transforms import records_gradients
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor, Spec, batches_in, join_results, of_share
 

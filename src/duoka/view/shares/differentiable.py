@@ -93,13 +93,13 @@ class GatherParameters(torch.autograd.Function):
     def forward(ctx: Any, block: Any, places: list[int], *rows: Tensor) -> Any:
         ctx.block, ctx.places, ctx.factor = block, places, block.blocks.factor
         ctx.set_materialize_grads(False)
-        return block.given(places)
+        return block.unsharded_for_forward(places)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         if ctx.factor != 1:
             grads = tuple(None if grad is None else ScaleOnce.apply(grad, ctx.factor) for grad in grads)
-        return None, None, *ctx.block.own_gradients(ctx.places, grads)
+        return None, None, *ctx.block.reduce_scatter_gradients(ctx.places, grads)
 
 
 class ScaleOnce(torch.autograd.Function):

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
+
 from duoka.private.torch import (
     count_dispatch_modes,
     dispatch_modes,
@@ -30,6 +32,11 @@ def operators_are_observed() -> bool:
         or in_forward_mode()
         or (count_dispatch_modes() > 0 and any(map(_is_scripts, dispatch_modes())))
     )
+
+
+def records_gradients() -> bool:
+    """Return True if autograd records what is computed now."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
 def is_tracing() -> bool:
