@@ -15,7 +15,8 @@ from torch.utils import _python_dispatch
 
 from duoka.view.collectives.base import Collectives
 from duoka.view.random.generators import random_states, set_random_states
-from duoka.view.tensor.batch import BatchTensor, Spec
+from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.spec import Spec
 from duoka.view.view import View
 
 T = TypeVar("T")

@@ -36,7 +36,8 @@ from duoka.options import Loading
 from duoka.private.torch import GET_ITERATOR, KEPT_ITERATOR, tree_leaves, tree_map_only
 from duoka.view.collectives.base import Collectives
 from duoka.view.shares.partition import Partition
-from duoka.view.tensor.batch import BatchTensor, Spec, join
+from duoka.view.tensor.batch import BatchTensor, join
+from duoka.view.tensor.spec import Spec
 from duoka.view.view import View
 
 ContextFactory = Callable[[], AbstractContextManager[None]]

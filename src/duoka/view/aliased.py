@@ -30,7 +30,7 @@ from duoka.view.support.user_code import user_line
 
 
 class Placement(Samples, Protocol):
-    """The placement of a batch's rows (`duoka.view.tensor.batch.Spec`)."""
+    """The placement of a batch's rows (`duoka.view.tensor.spec.Spec`)."""
 
     @property
     def view(self) -> Any:

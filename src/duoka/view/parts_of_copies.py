@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Samples(Protocol):
-    """The placement of the samples in a batch (`duoka.view.tensor.batch.Spec`)."""
+    """The placement of the samples in a batch (`duoka.view.tensor.spec.Spec`)."""
 
     @property
     def partition(self) -> Any: ...

@@ -37,7 +37,8 @@ from duoka.view.blocks import Blocks
 from duoka.view.dispatch.moving import asked_device
 from duoka.view.support.transforms import records_gradients
 from duoka.view.support.user_code import user_line
-from duoka.view.tensor.batch import BatchTensor, Spec, batches_in, may_write
+from duoka.view.tensor.batch import BatchTensor, batches_in, may_write
+from duoka.view.tensor.spec import Spec
 
 Function = Callable[..., Any]
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.view.shares.partition import Partition
-from duoka.view.tensor.batch import BatchTensor, Spec, batches_in, gather_all
+from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
+from duoka.view.tensor.spec import Spec
 from duoka.view.view import View
 from tests.view.ranks import Table, ThreadRanks, on_ranks, shared
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from duoka.private.torch import memory_of
 from duoka.view.aliased import AliasedCopies, holders, version
 from duoka.view.support.transforms import operators_are_observed, records_gradients
-from duoka.view.tensor.batch import BatchTensor, Spec
+from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.spec import Spec
 
 _PARTS = (int, slice, type(None), type(Ellipsis), Tensor)
 

@@ -17,7 +17,13 @@ from duoka.view.dispatch.whole import compute_whole
 from duoka.view.random.draws import SeededMode
 from duoka.view.rules.lookup import same_rows
 from duoka.view.support.user_code import user_line
-from duoka.view.tensor.batch import BatchTensor, MultiShareBatch, Spec, batches_in, call_each_share
+from duoka.view.tensor.batch import (
+    BatchTensor,
+    MultiShareBatch,
+    batches_in,
+    call_each_share,
+)
+from duoka.view.tensor.spec import Spec
 
 
 def compute_opaque(

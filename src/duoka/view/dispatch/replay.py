@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from duoka.view.tensor.batch import BatchTensor, Meta, batches_in
+from duoka.view.tensor.batch import BatchTensor, batches_in
+from duoka.view.tensor.spec import Meta
 
 Program = Callable[[list[Any], list[BatchTensor]], Any]  # (inputs, batches) of a call -> its result
 

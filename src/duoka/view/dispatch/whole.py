@@ -14,7 +14,13 @@ from duoka.view.aliased import holders, version
 from duoka.view.dispatch.cached import add_alias, cache_copy, caches_written
 from duoka.view.support.transforms import records_gradients
 from duoka.view.support.user_code import user_line
-from duoka.view.tensor.batch import BatchTensor, Spec, batches_in, join_results, of_share
+from duoka.view.tensor.batch import (
+    BatchTensor,
+    batches_in,
+    join_results,
+    of_share,
+)
+from duoka.view.tensor.spec import Spec
 
 
 def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str = "") -> Any:

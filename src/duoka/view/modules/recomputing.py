@@ -14,7 +14,8 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from duoka.private.torch import TreeSpec, tree_flatten, tree_unflatten, version_of
-from duoka.view.tensor.batch import BatchTensor, Meta, batches_in, join
+from duoka.view.tensor.batch import BatchTensor, batches_in, join
+from duoka.view.tensor.spec import Meta
 
 _Kinds = list[tuple[Meta, ...]]  # of each leaf: the Meta of each local share; empty for what is no batch
 

@@ -28,7 +28,7 @@ _BY_VALUE = frozenset(
 
 
 class Share(Hashable, Protocol):
-    """The placement of this rank's rows in a tensor (`duoka.view.tensor.batch.Spec` is one)."""
+    """The placement of this rank's rows in a tensor (`duoka.view.tensor.spec.Spec` is one)."""
 
     @property
     def dim(self) -> int:

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from duoka.view.rules.lookup import Function, align, localise, ndim_of, rows_in
 from duoka.view.rules.randomness import placing
-from duoka.view.tensor.batch import BatchTensor, Rule, Spec
+from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.spec import Spec
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 

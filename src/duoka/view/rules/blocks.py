@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from duoka.view.rules.lookup import Function, align, argument, dtype_of, functions, shape_of, sizes_of
-from duoka.view.tensor.batch import BatchTensor, Rule, Spec
+from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.spec import Spec
 
 
 def repeat(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -23,7 +23,8 @@ from duoka.view.rules.lookup import (
     same_rows,
     shape_of,
 )
-from duoka.view.tensor.batch import BatchTensor, Rule, Spec
+from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.spec import Spec
 
 _ALL = slice(None)
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.tensor.batch import BatchTensor, Spec
+from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.spec import Spec
 
 Function = Callable[..., Any]
 

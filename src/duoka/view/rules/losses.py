@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from duoka.view.rules.lookup import Function, align, localise, same_rows
 from duoka.view.rules.reductions import whole_mean, whole_sum
-from duoka.view.tensor.batch import BatchTensor, Rule, Spec
+from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.spec import Spec
 
 
 @lru_cache(maxsize=64)

@@ -18,7 +18,8 @@ from torch import Tensor
 from duoka.private.torch import PACK, PAD_PACKED
 from duoka.view.rules.lookup import Function, argument, functions
 from duoka.view.shares.partition import Partition
-from duoka.view.tensor.batch import BatchTensor, Rule, Spec
+from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.spec import Spec
 
 KEPT = 16  # orders and packings of a batch that are one object each, so that rows are known to be the same
 

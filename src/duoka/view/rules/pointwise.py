@@ -20,7 +20,8 @@ from duoka.view.rules.lookup import (
     shape_of,
     wrap,
 )
-from duoka.view.tensor.batch import BatchTensor, Rule, Spec
+from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.spec import Spec
 
 NAMES = """
 arccos arcsin arctan arccosh arcsinh arctanh fix conj_physical resolve_conj resolve_neg isreal bessel_j0 bessel_j1

@@ -21,7 +21,8 @@ from duoka.view.rules.lookup import (
     shape_of,
     wrap,
 )
-from duoka.view.tensor.batch import BatchTensor, Rule, Spec
+from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.spec import Spec
 
 
 def matmul(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

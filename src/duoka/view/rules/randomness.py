@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from duoka.private.torch import schema_of
 from duoka.view.random.draws import SeededMode, draw_own_rows, shape_drawn
 from duoka.view.rules.lookup import Function, align, argument, functions, localise, wrap
-from duoka.view.tensor.batch import BatchTensor, Rule, Spec
+from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.spec import Spec
 
 FRESH = """
 dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout rrelu gumbel_softmax

@@ -11,7 +11,8 @@ from torch import Tensor
 from duoka.view.rules.lookup import Function, functions, rows_in
 from duoka.view.rules.packing import packed_cut
 from duoka.view.rules.randomness import placing
-from duoka.view.tensor.batch import BatchTensor, Rule, Spec
+from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.spec import Spec
 
 
 def layers(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

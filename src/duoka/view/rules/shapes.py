@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from duoka.view.rules.blocks import repeat_interleave, split
 from duoka.view.rules.lookup import Function, argument, functions, getters, ndim_of, rows_in, shape_of, sizes_of, wrap
-from duoka.view.tensor.batch import BatchTensor, Rule, Spec
+from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.spec import Spec
 
 
 def place_after_reshape(shape: tuple[int, ...], spec: Spec, target: list[int]) -> Spec | None:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from duoka.view.shares.batch_norm import combined
 from duoka.view.shares.partition import Partition
-from duoka.view.tensor.batch import BatchTensor, Spec
+from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.spec import Spec
 
 NAMES = ("var", "std", "var_mean", "std_mean")
 

@@ -1,0 +1,121 @@
+"""The placement of the samples in a batch tensor (`Spec`), and its properties (`Meta`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from duoka.view.shares.differentiable import AllGatherRows
+from duoka.view.shares.partition import Partition
+from duoka.view.support.transforms import operators_are_observed, without_modes
+from duoka.view.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """The placement of the samples in a tensor: dimension `dim` has the size `outer * n * inner`.
+
+    `[B, T, C].view(-1, C)` has inner = T, `[T, B, C].view(-1, C)` has outer = T.
+    """
+
+    view: View
+    partition: Partition
+    dim: int = 0
+    outer: int = 1
+    inner: int = 1
+
+    @property
+    def size(self) -> int:
+        """Size of the batch dimension, of all ranks together."""
+        return self.outer * self.partition.n * self.inner
+
+    @property
+    def local_size(self) -> int:
+        """Size of the batch dimension that this rank holds."""
+        return self.outer * self.partition.rows * self.inner
+
+    def at(self, dim: int) -> Spec:
+        """Return the placement of the same rows in another dimension."""
+        return self if dim == self.dim else replace(self, dim=dim)
+
+    def local_rows(self, whole: Tensor, dim: int | None = None) -> Tensor:
+        """Return this rank's rows of a replicated tensor, along `dim` (default: `self.dim`).
+
+        The result is a view, except with `outer` > 1, where it may be a copy.
+        """
+        dim = self.dim if dim is None else dim
+        whole = self.view.replicate(whole)
+        if self.outer == 1 == self.inner:
+            rows: Tensor = self.partition.local_rows(whole, dim)
+            return rows
+        apart = whole.unflatten(dim, (self.outer, self.partition.n, self.inner))
+        own: Tensor = self.partition.local_rows(apart, dim + 1).flatten(dim, dim + 2)
+        return own
+
+    def gather(self, local: Tensor) -> Tensor:
+        """All-gather: return the replicated tensor of which `local` are this rank's rows."""
+        whole: Tensor = self.view.shares.synchronize(
+            lambda parts: [Spec.gather_shares(parts)] * len(parts), (self, local)
+        )
+        return whole
+
+    @staticmethod
+    def gather_shares(parts: list[tuple[Spec, Tensor]]) -> Tensor:
+        """All-gather the rows of all shares. parts: placement and rows of each local share."""
+        if operators_are_observed():
+            with without_modes():
+                return Spec._gather_shares(parts)
+        return Spec._gather_shares(parts)
+
+    @staticmethod
+    def _gather_shares(parts: list[tuple[Spec, Tensor]]) -> Tensor:
+        spec, local = parts[0]
+        home = spec.view.result_device
+        if home is not None:
+            parts = [(of, rows.to(home)) for of, rows in parts]
+        apart = [
+            rows.unflatten(spec.dim, (spec.outer, of.partition.rows, spec.inner)).movedim(spec.dim + 1, 0)
+            for of, rows in parts
+        ]
+        whole: Tensor = AllGatherRows.apply(spec.view.shares, tuple(of.partition for of, _ in parts), *apart)
+        whole = spec.partition.in_order(whole).movedim(0, spec.dim + 1).flatten(spec.dim, spec.dim + 2)
+        return whole.contiguous() if local.is_contiguous() else whole
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Meta:
+    """All properties of a batch tensor except its values. Equal ones are one object, to be compared by identity.
+
+    shape: of the global batch. local_shape: of this rank's rows. order: the dimensions of the whole batch from the
+    slowest to the fastest in memory, if it differs from that of the rows (a single row does not show it), or None.
+    """
+
+    spec: Spec
+    shape: torch.Size
+    dtype: torch.dtype
+    local_shape: torch.Size
+    order: tuple[int, ...] | None = None
+
+    @staticmethod
+    def of(local: Tensor, spec: Spec, order: tuple[int, ...] | None = None) -> Meta:
+        """Return the Meta of the batch of which `local` are this rank's rows.
+
+        Raises:
+            AssertionError: the size of its batch dimension is not that of this rank's share.
+        """
+        key = spec, local.shape, local.dtype, order
+        known: Meta | None = spec.view.metas[key]
+        if known is None:
+            shape = list(local.shape)
+            if shape[spec.dim] != spec.local_size:
+                raise AssertionError(
+                    f"a tensor of shape {tuple(shape)} does not hold {spec.local_size} rows in dimension {spec.dim}"
+                )
+            shape[spec.dim] = spec.size
+            watch = spec.view.watch
+            size = torch.Size(shape) if watch is None else watch.size(shape, spec.dim)
+            known = Meta(spec, size, local.dtype, local.shape, order)
+            spec.view.metas.keep(key, known)
+        return known
