@@ -21,7 +21,7 @@ from safetensors.torch import load_file, safe_open
 from torch import Tensor, nn
 
 import duoka
-from duoka.checkpoint import disk, drafts, parts
+from duoka.checkpoint import disk, drafts, gathering, marks, parts
 from duoka.checkpoint.manifest import FileEntry
 from duoka.checkpoint.rows import is_sharded
 from duoka.errors import CheckpointError, RunError, WeightsError
@@ -81,7 +81,7 @@ def restore(run: duoka.Run, root: Path, strategy: str) -> Any:
 @pytest.mark.parametrize("together", [True, False])
 def test_files_hold_whole_tensors(together: bool, tmp_path: Path) -> None:
     def work(run: duoka.Run) -> Any:
-        wrote, wrote_at, exchange = disk.write, disk.write_at, parts._exchange
+        wrote, wrote_at, exchange = disk.write, disk.write_at, gathering._exchange
         written: dict[str, int] = {}
         sent: list[Any] = []
 
@@ -94,7 +94,7 @@ def test_files_hold_whole_tensors(together: bool, tmp_path: Path) -> None:
             wrote_at(path, data)
 
         disk.write, disk.write_at = write, write_at
-        parts._exchange = lambda *args: sent.append(args) or exchange(*args)
+        gathering._exchange = lambda *args: sent.append(args) or exchange(*args)
         if not together:
             apart(run)
         return save(run, tmp_path / "out"), written, bool(sent)
@@ -326,7 +326,7 @@ def test_weights_are_the_files_that_one_device_writes(name: str, together: bool,
 
     def work(run: duoka.Run) -> Any:
         model, _ = trained(run)
-        put, at, exchange = disk.put, disk.write_at, parts._exchange
+        put, at, exchange = disk.put, disk.write_at, gathering._exchange
         names: list[str] = []
         own: list[int] = []
         sent: list[Any] = []
@@ -341,7 +341,7 @@ def test_weights_are_the_files_that_one_device_writes(name: str, together: bool,
             return at(path, data)
 
         disk.put = puts
-        parts._exchange = lambda *args: sent.append(args) or exchange(*args)
+        gathering._exchange = lambda *args: sent.append(args) or exchange(*args)
         if together:
             disk.write_at = write_at
         else:
@@ -411,7 +411,7 @@ def test_weights_that_one_rank_cannot_write_leave_the_old_files(
 
 
 def test_a_tensor_arrives_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PIECE", 16)
+    monkeypatch.setattr(gathering, "PIECE", 16)
     shapes = ((7, 5), (2, 9), (1, 2, 11), (4,))
 
     def work(run: duoka.Run) -> list[Any]:
@@ -421,7 +421,7 @@ def test_a_tensor_arrives_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         tensors = dict(run.model(model, strategy="fsdp").state_dict())
         assert sum(map(is_sharded, tensors.values())) == len(shapes)
         assigned = parts.assign(tensors, run.world_size)
-        taken = dict(parts.gathered(tensors, assigned, run.rank))
+        taken = dict(gathering.gathered(tensors, assigned, run.rank))
         return [torch.equal(taken[name], value) for name, value in zip(tensors, whole, strict=True) if name in taken]
 
     found = on_ranks(2, work)
@@ -431,18 +431,18 @@ def test_a_tensor_arrives_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rank_0_waits_for_whoever_still_writes(tmp_path: Path) -> None:
     entries = {"a": FileEntry(3, "digest")}
-    parts.say_written(tmp_path, 1)
+    marks.say_written(tmp_path, 1)
     with pytest.raises(CheckpointError, match="rank 2 has written nothing of the checkpoint for 0 s"):
-        parts.wait_for_rows(tmp_path, (1, 2), patience=0.05)
-    parts.report(tmp_path, 1, entries)
+        marks.wait_for_rows(tmp_path, (1, 2), patience=0.05)
+    marks.report(tmp_path, 1, entries)
     with pytest.raises(CheckpointError, match="rank 2, 3 has written nothing of the checkpoint for 0 s"):
-        parts.wait_for(tmp_path, (1, 2, 3), patience=0.05)
-    parts.report(tmp_path, 1, entries)
-    parts.give_up(tmp_path, 2, "a reason")
+        marks.wait_for(tmp_path, (1, 2, 3), patience=0.05)
+    marks.report(tmp_path, 1, entries)
+    marks.give_up(tmp_path, 2, "a reason")
     with pytest.raises(CheckpointError, match="rank 2 could not write its part of the checkpoint: a reason"):
-        parts.wait_for(tmp_path, (1, 2))
+        marks.wait_for(tmp_path, (1, 2))
     with pytest.raises(CheckpointError, match="rank 2 could not write its part of the checkpoint: a reason"):
-        parts.wait_for_rows(tmp_path, (1, 2))
-    parts.report(tmp_path, 1, entries)
-    assert parts.wait_for(tmp_path, (1,)) == entries
+        marks.wait_for_rows(tmp_path, (1, 2))
+    marks.report(tmp_path, 1, entries)
+    assert marks.wait_for(tmp_path, (1,)) == entries
     assert [path.name for path in tmp_path.iterdir()] == ["rank-2.json"]

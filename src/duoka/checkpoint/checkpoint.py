@@ -22,7 +22,8 @@ from duoka.checkpoint.image import Image
 from duoka.checkpoint.loading import load_weights
 from duoka.checkpoint.lock import Lock
 from duoka.checkpoint.manifest import Manifest, StateEntry
-from duoka.checkpoint.parts import are_first, give_up
+from duoka.checkpoint.marks import give_up
+from duoka.checkpoint.parts import are_first
 from duoka.checkpoint.preemption import Preemption
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
 from duoka.checkpoint.reading import CheckpointReader, waits

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from duoka.checkpoint import disk
 from duoka.checkpoint.drafts import all_see, own_pieces, own_runs
-from duoka.checkpoint.parts import are_first, gathered, holders
+from duoka.checkpoint.gathering import gathered
+from duoka.checkpoint.parts import are_first, holders
 from duoka.checkpoint.ranks import Ranks, together
 from duoka.checkpoint.rows import Run, is_sharded
 from duoka.checkpoint.stored import bytes_of

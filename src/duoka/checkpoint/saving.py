@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from duoka.checkpoint import disk
 from duoka.checkpoint.drafts import Draft, all_see, write_own
+from duoka.checkpoint.gathering import gathered
 from duoka.checkpoint.image import lay_out, straight
 from duoka.checkpoint.names import WRAPPERS
-from duoka.checkpoint.parts import are_first, gathered, holders
+from duoka.checkpoint.parts import are_first, holders
 from duoka.checkpoint.pickled import write_together
 from duoka.checkpoint.ranks import Outcome, Ranks, SingleRank, on_first, ranks_here, together
 from duoka.checkpoint.rows import is_sharded

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from duoka.checkpoint import disk, drafts, manifest, parts
+from duoka.checkpoint import disk, drafts, gathering, manifest, marks, parts
 from duoka.checkpoint.image import Image, Layout, lay_out
 from duoka.checkpoint.manifest import TREES, FileEntry, Manifest, StateEntry
 from duoka.checkpoint.states import OWN_FILE, SavedState
@@ -97,7 +97,7 @@ class Snapshot:
         layouts = [lay_out({key: tensors[key] for key in names}, {"format": "pt"}) for names in assigned]
         writes = parts.are_first(holders)
         if not self._shares:
-            stream = parts.gathered(tensors, assigned, rank)
+            stream = gathering.gathered(tensors, assigned, rank)
             image = self._image(files[rank], layouts[rank]) if writes else None
             for key, tensor in stream:
                 if image is not None:
@@ -170,7 +170,7 @@ def write(
         try:
             entries = _write_files(beside, snapshot.files)
             entries |= _write_rows(beside, snapshot, 0)
-            entries |= parts.wait_for(beside, others)
+            entries |= marks.wait_for(beside, others)
             text = replace(about, states=snapshot.states, files=entries).text()
             disk.write(beside / manifest.NAME, (text,))
             disk.sync(beside)
@@ -200,11 +200,11 @@ def write_part(beside: Path, snapshot: Snapshot, rank: int) -> None:
             entries |= _write_rows(beside, snapshot, rank)
         except CheckpointError:  # of another rank, as rank 0 reports
             return
-        parts.report(beside, rank, entries)
+        marks.report(beside, rank, entries)
     except OSError as error:
         if not beside.exists():  # another rank has given up, and reports the reason
             return
-        parts.give_up(beside, rank, str(error))
+        marks.give_up(beside, rank, str(error))
         raise CheckpointError(
             f"rank {rank} could not write its part of the checkpoint into {beside.parent}: {error}; earlier "
             "ones are unchanged"
@@ -231,9 +231,9 @@ def _write_rows(beside: Path, snapshot: Snapshot, rank: int) -> dict[str, FileEn
         disk.reserve(beside / file, size)
     for file in sorted(snapshot.rows, key=lambda file: file not in snapshot.own):  # writes to one file wait in turn
         disk.write_at(beside / file, snapshot.rows[file])
-    parts.say_written(beside, rank)
-    parts.wait_for_rows(beside, snapshot.others)
-    alive = partial(parts.say_written, beside, rank)
+    marks.say_written(beside, rank)
+    marks.wait_for_rows(beside, snapshot.others)
+    alive = partial(marks.say_written, beside, rank)
     return {file: FileEntry(size, manifest.digest(beside / file, alive)) for file, size in snapshot.own.items()}
 
 
