@@ -608,3 +608,23 @@ def test_machines_of_different_sizes_hold_no_copies(monkeypatch: pytest.MonkeyPa
     for message in on_ranks(3, work):
         assert "fsdp on machines with different numbers of ranks" in message
         assert "they have 2, 1" in message
+
+
+def test_a_loaded_optimizer_holds_its_part_before_the_first_step() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(6)).sum().backward()
+    optimizer.step()
+    saved = optimizer.state_dict()
+
+    def work(run: duoka.Run) -> Any:
+        own = run.model(copy.deepcopy(model), strategy="fsdp")
+        other = torch.optim.Adam(own.parameters())
+        other.load_state_dict(saved)
+        moments = [state["exp_avg_sq"] for state in other.state.values()]
+        shown = repr(own[0].bias), f"{own[1].bias}"
+        return [moment.to_local().numel() for moment in moments], [it.tolist() for it in moments], shown
+
+    moments = [state["exp_avg_sq"] for state in optimizer.state.values()]
+    expected = [24, 4, 16, 2], [it.tolist() for it in moments], (repr(model[0].bias), f"{model[1].bias}")
+    assert on_ranks(2, work) == [expected] * 2

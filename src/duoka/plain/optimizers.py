@@ -41,7 +41,7 @@ class _Registered:
 
 
 def install(session: Session) -> None:
-    """Intercept `Optimizer.add_param_group`, which is called for all parameters, and sets of them.
+    """Intercept `Optimizer.load_state_dict`; `add_param_group`, which is called for all parameters; and sets of them.
 
     A set's order, and that of a list made of one, follows addresses, which differ between processes: ranks that took
     parameters of one shape in such an order would average the gradient of one with that of another.
@@ -76,5 +76,12 @@ def install(session: Session) -> None:
 
         return init
 
+    def make_load(original: Callable[..., Any]) -> Callable[..., Any]:
+        def load_state_dict(self: Optimizer, state_dict: dict[str, Any]) -> Any:
+            return original(self, session.strategy.own_state(self, state_dict))
+
+        return load_state_dict
+
+    session.patches.replace(Optimizer, "load_state_dict", make_load)
     session.patches.replace(Optimizer, "add_param_group", make)
     session.patches.replace(Optimizer, "__init__", make_init)

@@ -34,6 +34,10 @@ class Strategy(ABC):
     def check_optimizer(self, optimizer: Optimizer) -> None:  # noqa: B027
         """Raise `Refused` if the strategy cannot work with a new optimizer of a model's parameters."""
 
+    def own_state(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        """Return what this rank loads of the state dict of an optimizer."""
+        return state
+
     def prepare_model(self, module: nn.Module) -> None:  # noqa: B027
         """Prepare the parameters of a model before it is moved to a device, or first called: `fsdp` shards them."""
 

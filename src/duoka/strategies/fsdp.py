@@ -153,9 +153,7 @@ class ModelSharding:
             )
         for parameter in sharded:
             state: dict[str, Any] = optimizer.state.get(parameter) or {}
-            for name, value in state.items():
-                if type(value) is Tensor and value.shape == parameter.shape:
-                    state[name] = shard_like(value, parameter)
+            state.update(_like_parameter(state, parameter))
 
     @contextmanager
     def no_sync(self, parameters: Iterable[Tensor]) -> Iterator[None]:
@@ -176,6 +174,14 @@ class ModelSharding:
         if self._hook is not None:
             self._hook.remove()
         self._blocks.stop_prefetch()
+
+
+def _like_parameter(state: dict[str, Any], parameter: Sharded) -> dict[str, Any]:
+    """Return the state of a parameter with its tensors sharded as that is."""
+    return {
+        name: shard_like(value, parameter) if type(value) is Tensor and value.shape == parameter.shape else value
+        for name, value in state.items()
+    }
 
 
 def _parts(ranks: Collectives, machines: Sequence[Sequence[int]]) -> tuple[Collectives, Collectives | None]:
@@ -287,6 +293,18 @@ class Fsdp(Ddp):
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         self._sharding.check(optimizer)
+
+    def own_state(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        """Shard a state dict, so that what is of sharded parameters is nowhere whole on the device."""
+        numbers = [number for group in state["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if len(numbers) != len(parameters):  # torch raises an error
+            return state
+        own = dict(state["state"])
+        for number, parameter in zip(numbers, parameters, strict=True):
+            if isinstance(parameter, Sharded) and isinstance(own.get(number), dict):
+                own[number] = _like_parameter(own[number], parameter)
+        return {**state, "state": own}
 
     def prepare_model(self, module: nn.Module) -> None:
         if self._every:

@@ -118,6 +118,16 @@ class Sharded(BatchTensor):
     def is_cuda(self) -> bool:  # type: ignore[override]
         return self.device.type == "cuda"
 
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return repr(self._shown())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._shown(), spec)
+
+    def _shown(self) -> nn.Parameter:
+        whole = self._rows.new_empty(self.shape) if self._rows.is_meta else self.full_tensor().detach()
+        return nn.Parameter(whole, self._rows.requires_grad)
+
     def duoka_unsharded(self) -> Tensor:
         """Return the whole parameter, to compute with."""
         return self._block.unsharded(self._place)
