@@ -118,7 +118,7 @@ class Sharded(BatchTensor):
     def is_cuda(self) -> bool:  # type: ignore[override]
         return self.device.type == "cuda"
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self._shown())
 
     def __format__(self, spec: str) -> str:
