@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,6 +60,32 @@ def prepare(module: nn.Module, session: Session, bring: Callable[[nn.Module], No
     if session.ranks.world_size > 1:
         for buffer in module.buffers():
             session.ranks.broadcast_into(buffer, 0)
+
+
+def check_combination(strategy: str, precision: str, compiles: bool, exact: bool) -> None:
+    """Check that options of `run.model` go together. exact: whether the run has the strategy exact.
+
+    Raises:
+        OptionError: they do not.
+    """
+    if exact and (strategy in ("dp", "fsdp", "hsdp") or precision == "fp16"):
+        given = "precision='fp16'" if precision == "fp16" else f"strategy={strategy!r}"
+        raise OptionError("run.model", given, "left out in a run of strategy='exact'", "bf16 is allowed")
+    if compiles and (strategy == "dp" or precision == "fp16"):
+        raise OptionError("compile", True, "left out with strategy='dp' or precision='fp16'", "bf16 compiles")
+
+
+def mover(strategy: str, machine: str, session: ApiSession, device: torch.device) -> Callable[[nn.Module], None]:
+    """Return the function that moves a model to `device`, and shards it if the strategy does. machine: of this rank.
+
+    Raises:
+        OptionError: the strategy is hsdp, and machines have different numbers of ranks.
+    """
+    if strategy in ("fsdp", "hsdp"):
+        machines = ranks_by_machine(machine, session.ranks) if strategy == "hsdp" else []
+        if not machines or len(machines[0]) > 1:  # a machine of one rank holds the model whole
+            return partial(shard, session=session, device=device, machines=machines)
+    return partial(move, device=device)
 
 
 def move(module: nn.Module, device: torch.device) -> None:

@@ -6,7 +6,6 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -24,7 +23,7 @@ from duoka.run.agreement import check_same, gather_objects
 from duoka.run.api_session import ApiSession, open_session, set_exact_threads, settings_with
 from duoka.run.backward import DdpOptions
 from duoka.run.collect import LocalReductions
-from duoka.run.models import check_options, chosen_strategy, move, prepare, ranks_by_machine, shard
+from duoka.run.models import check_combination, check_options, chosen_strategy, mover, prepare
 from duoka.run.placement import DevicePlacement, Devices, check_strategy
 from duoka.run.precision import Precision, check_precision, set_precision
 from duoka.run.progress import Progress
@@ -122,21 +121,12 @@ class Run:
         check_strategy(strategy, self.world_size, devices)
         session = self._use(strategy, shares)
         self._begun = True
-        if session.view.shares.exact and (strategy in ("dp", "fsdp", "hsdp") or precision == "fp16"):
-            given = "precision='fp16'" if precision == "fp16" else f"strategy={strategy!r}"
-            raise OptionError("run.model", given, "left out in a run of strategy='exact'", "bf16 is allowed")
+        check_combination(strategy, precision, compile, session.view.shares.exact)
         if strategy == "auto":
             strategy = chosen_strategy(module, self._place, session, self.device)
         options = DdpOptions(find_unused_parameters, static_graph, broadcast_buffers, gradient_as_bucket_view)
-        if compile and (strategy == "dp" or precision == "fp16"):
-            raise OptionError("compile", True, "left out with strategy='dp' or precision='fp16'", "bf16 compiles")
         on = self._placement.devices(strategy, devices)
-        bring: Callable[[nn.Module], None] = partial(move, device=on[0])
-        if strategy in ("fsdp", "hsdp"):
-            machines = ranks_by_machine(self._place, session.ranks) if strategy == "hsdp" else []
-            if not machines or len(machines[0]) > 1:  # a machine of one rank holds the model whole
-                bring = partial(shard, session=session, device=on[0], machines=machines)
-        prepare(module, session, bring)
+        prepare(module, session, mover(strategy, self._place, session, on[0]))
         session.backward.observe(module, options)
         if gradient_as_bucket_view:
             session.strategy.use_bucket_views(module.parameters())
