@@ -6,6 +6,7 @@ What a loop does with gradients is in test_conformance.py.
 from __future__ import annotations
 
 import copy
+import ctypes
 import operator
 import time
 from collections.abc import Callable
@@ -628,3 +629,20 @@ def test_a_loaded_optimizer_holds_its_part_before_the_first_step() -> None:
     moments = [state["exp_avg_sq"] for state in optimizer.state.values()]
     expected = [24, 4, 16, 2], [it.tolist() for it in moments], (repr(model[0].bias), f"{model[1].bias}")
     assert on_ranks(2, work) == [expected] * 2
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc")
+def test_the_memory_of_the_whole_model_is_returned() -> None:
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) << 10
+
+    def work(run: duoka.Run) -> float:
+        before = resident()
+        model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(16)))
+        size = sum(parameter.nbytes for parameter in model.parameters())
+        assert resident() - before > 0.9 * size
+        run.model(model, strategy="fsdp")
+        return (resident() - before) / size
+
+    assert max(on_ranks(2, work)) < 0.7

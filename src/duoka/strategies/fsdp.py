@@ -28,6 +28,7 @@ from duoka.errors import Refused
 from duoka.private.torch import count_references, count_users
 from duoka.strategies.compress import Compression
 from duoka.strategies.ddp import Ddp
+from duoka.system import libc
 from duoka.view.block import Block
 from duoka.view.blocks import Blocks
 from duoka.view.collectives.base import Collectives
@@ -89,6 +90,7 @@ class ModelSharding:
                 if len(members) > 1:
                     Block(self._blocks, members)
         if self._cut > before:
+            libc.return_freed_memory()  # of the whole model, whose holes are too small for whole tensors of a file
             _check_room(module)
             self._say(_description(module, self._count, self._every, self._offloads))
             self._name_missing(module)

@@ -121,6 +121,13 @@ def keep_freed_memory(limit: int) -> None:
         mallopt(M_TRIM_THRESHOLD, limit)
 
 
+def return_freed_memory() -> None:
+    """Let glibc's malloc return all free pages to the kernel, also those between memory in use."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
 def begin_writeback(fd: int, start: int, size: int) -> None:
     """Ask the kernel to start writing these bytes of a file to disk; fsync reports errors."""
     if sys.platform == "linux":
