@@ -400,9 +400,14 @@ def around(run: duoka.Run, strategy: str) -> Any:
     model = Loss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     held = list(model.parameters())
+    seen: list[Any] = []
+    early: list[list[float]] = [[] for _ in held]  # what hooks get that are there before the parameters are sharded
+    handles = [
+        parameter.register_hook(lambda grad, own=own: (own.append(grad.norm().item()), grad.clamp(-0.1, 0.1))[1])
+        for parameter, own in zip(held, early, strict=True)
+    ]
     run.model(model, strategy=strategy)
     average = copy.deepcopy(model)
-    seen: list[Any] = []
     model.head.register_forward_hook(lambda module, args, out: seen.append(out.mean().item()))
     model.head.weight.register_hook(lambda grad: (seen.append(grad.norm().item()), grad * 2)[1])
     for x, y in run.loader((ROWS, LABELS), 9):
@@ -417,8 +422,9 @@ def around(run: duoka.Run, strategy: str) -> Any:
         with torch.no_grad():
             for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
                 mean.lerp_(parameter, 0.2)
+        handles.pop().remove()
     assert all(map(operator.is_, held, model.parameters()))
-    return seen, model.calls, weights(model), weights(average)
+    return seen, early, model.calls, weights(model), weights(average)
 
 
 def test_what_stands_around_the_call_is_as_on_one_device(capfd: pytest.CaptureFixture[str]) -> None:

@@ -215,6 +215,16 @@ def count_hooks(tensor: Tensor) -> int:
     return len(tensor._backward_hooks or ())
 
 
+def hooks_of(tensor: Tensor) -> dict[int, Callable[[Tensor], Any]] | None:
+    """Return the hooks that receive the gradient of a tensor, by id. Public: none."""
+    return tensor._backward_hooks
+
+
+def set_hooks(tensor: Tensor, hooks: dict[int, Callable[[Tensor], Any]] | None) -> None:
+    """Set the hooks that receive the gradient of a leaf. Public: none."""
+    tensor._backward_hooks = hooks  # type: ignore[assignment]
+
+
 def gradient_is_accumulated(leaf: Tensor) -> bool:
     """Return whether the backward pass that is running adds the gradient of a leaf to its `.grad`. Public: none."""
     try:

@@ -71,6 +71,21 @@ class _SentBucket:
         return self.flat
 
 
+@dataclass(frozen=True, slots=True)
+class WholeHook:
+    """A hook on a tensor that every rank holds whole. hook: the script's, called with the whole batch's gradient."""
+
+    hook: Callable[[Tensor], Any]
+    ranks: Collectives
+
+    def __call__(self, grad: Tensor) -> Tensor:
+        """Return the gradient for this rank."""
+        # Averaging it here makes the average at the end of the pass change nothing.
+        whole: Tensor = AllReduceSum.apply(LocalShares(self.ranks), grad) / self.ranks.world_size  # differentiable
+        changed = self.hook(whole)
+        return whole if changed is None else changed
+
+
 @dataclass(slots=True)
 class _Pass:
     """One backward pass."""
@@ -185,15 +200,7 @@ class Bucketed(Strategy):
         return not self._unsynced.isdisjoint(self._known(parameters))
 
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
-        everyone = LocalShares(self._ranks)
-
-        def whole_hook(grad: Tensor) -> Tensor:
-            # Averaging it here makes the average at the end of the pass change nothing.
-            whole: Tensor = AllReduceSum.apply(everyone, grad) / self._ranks.world_size  # differentiable
-            changed = hook(whole)
-            return whole if changed is None else changed
-
-        return register(leaf, whole_hook)
+        return register(leaf, WholeHook(hook, self._ranks))
 
     def observe(self, observer: Observer) -> None:
         self._observers.append(observer)

@@ -25,7 +25,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.devices import machine
 from duoka.errors import Refused
-from duoka.private.torch import count_references, count_users
+from duoka.private.torch import count_references, count_users, hooks_of, set_hooks
+from duoka.strategies.buckets import WholeHook
 from duoka.strategies.compress import Compression
 from duoka.strategies.ddp import Ddp
 from duoka.system import libc
@@ -34,8 +35,10 @@ from duoka.view.blocks import Blocks
 from duoka.view.collectives.base import Collectives
 from duoka.view.collectives.part import PartCollectives
 from duoka.view.collectives.process import ProcessCollectives
+from duoka.view.rules.gradients import hook_of_rows
 from duoka.view.sharded import Sharded, cut_dimension, shard, shard_like
 from duoka.view.support.user_code import user_line
+from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -118,7 +121,11 @@ class ModelSharding:
             return False
         if not parameter.is_meta:  # has no values yet: its memory will be that of the parts
             self._ranks.broadcast_into(parameter, 0)
+        hooks = hooks_of(parameter)
+        set_hooks(parameter, None)
         shard(parameter, self._blocks)
+        if hooks:
+            _move_hooks(hooks, parameter)
         self._cut += 1
         self._leave(parameter)
         return True
@@ -249,6 +256,16 @@ def _can_be_cut(parameter: Tensor, ranks: int) -> bool:
         and (parameter.is_cuda or not parameter.is_shared())  # True for all on a GPU
         and cut_dimension(parameter, ranks) is not None
     )
+
+
+def _move_hooks(hooks: dict[int, Any], parameter: Any) -> None:
+    """Let a sharded parameter call the hooks of the whole one."""
+    rows = parameter._rows
+    part = BatchTensor(rows, parameter._spec)
+    own = {key: hook_of_rows(part, one.hook) for key, one in hooks.items() if isinstance(one, WholeHook)}
+    hooks.clear()  # the handles that a script holds refer to this dict
+    hooks.update({**(hooks_of(rows) or {}), **own})  # first the one that divides the gradient
+    set_hooks(rows, hooks)
 
 
 class Fsdp(Ddp):

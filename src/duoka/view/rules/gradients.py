@@ -8,6 +8,7 @@ A backward pass is one for all own shares.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -201,14 +202,18 @@ def register_hook(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     batch, hook = args
     if len(batch._shares) > 1:
         raise Refused(f"{user_line()} registers a hook on a batch, which cannot be called once for several shares")
-    size = batch._spec.view.ranks.world_size
-    scale = 1 if batch._local.is_leaf else size
+    return originals.register_hook(batch._local, hook_of_rows(batch, hook))
+
+
+def hook_of_rows(batch: BatchTensor, hook: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor | None]:
+    """Return the hook for the rows of a batch that calls `hook` with the gradient of the batch."""
+    scale = 1 if batch._local.is_leaf else batch._spec.view.ranks.world_size
 
     def rows_hook(grad: Tensor) -> Tensor | None:
         out = hook(BatchTensor(grad / scale, batch._spec))
         return None if out is None else _rows_of(out, batch)[0] * scale
 
-    return originals.register_hook(batch._local, rows_hook)
+    return rows_hook
 
 
 ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({backward, backward_of_several, grad, register_hook})
