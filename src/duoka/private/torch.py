@@ -222,7 +222,7 @@ def hooks_of(tensor: Tensor) -> dict[int, Callable[[Tensor], Any]] | None:
 
 def set_hooks(tensor: Tensor, hooks: dict[int, Callable[[Tensor], Any]] | None) -> None:
     """Set the hooks that receive the gradient of a leaf. Public: none."""
-    tensor._backward_hooks = hooks  # type: ignore[assignment]
+    tensor._backward_hooks = hooks
 
 
 def gradient_is_accumulated(leaf: Tensor) -> bool:
