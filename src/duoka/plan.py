@@ -188,7 +188,8 @@ def _own(chosen: Choice, request: spec.Request, machines: Machines, visible: str
     if rank >= len(devices) or (here not in (0, len(devices)) and str(request) != "auto"):
         ranks = f"{here or f'more than {rank}'} ranks"
         hint = f"{machines.engine} has started a process for each rank"
-        raise OptionError("--devices", f"{len(devices)} for {ranks} of this machine", "one for each", hint)
+        given = f"{len(devices)} devices for {ranks} on this machine"
+        raise OptionError("--devices", given, "one device for each rank", hint)
     return replace(chosen, devices=devices[rank : rank + 1])
 
 

@@ -74,5 +74,5 @@ def test_wrong_values_are_refused(wrong: dict[str, object]) -> None:
 
 
 def test_a_script_takes_words_alone() -> None:
-    with pytest.raises(OptionError, match="scripts take words"):
+    with pytest.raises(OptionError, match="left out for a script"):
         launch("train.py", epochs=3)

@@ -71,7 +71,11 @@ def _size(count: float) -> str:
 
 
 def _group(contents: FileContents, key: str | None) -> tuple[str, dict[str, Stored]]:
-    """Return the path and the tensors of the weights in a file."""
+    """Return the path within the file and the tensors of its weights: those under `key`, or the likeliest if None.
+
+    Raises:
+        WeightsError: the file holds no weights, or none under `key`.
+    """
     found = names.groups(contents.tree)
     at = names.choose(found, None, key, contents.path)
     return at, found[at]

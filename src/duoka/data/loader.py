@@ -272,7 +272,11 @@ def _piece_sampler(loader: DataLoader[Any], accumulate: Any, micro_batch: Any) -
 
 
 def _sizes(loader: DataLoader[Any]) -> Sequence[int]:
-    """Return the sizes of an epoch's batches, if they are known without drawing."""
+    """Return the sizes of an epoch's batches, computed without iterating the sampler.
+
+    Raises:
+        OptionError: the loader has a batch_sampler of the user, so that the sizes are not known.
+    """
     if loader.batch_size is None:
         raise OptionError("load_state_dict", "in mid-epoch", "used without pieces where a batch_sampler is given")
     total = len(loader.sampler)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AllocationRequest:
-    """A request, and the command that makes it. visible: CUDA_VISIBLE_DEVICES as it is set, or None."""
+    """A request for devices. command: the one that makes it. visible: CUDA_VISIBLE_DEVICES as set, or None."""
 
     request: Request
     visible: str | None

@@ -53,7 +53,10 @@ def _known(forecast: Forecast, run: TimedRun) -> Iterator[str]:
 
 
 def _rest(run: TimedRun, lost: float) -> Iterator[str]:
-    """Yield the remaining cost: neither a share of one device's step nor measured."""
+    """Yield a sentence about the part of `lost` that no measurement explains, if it is large enough to mention.
+
+    lost: seconds by which a step exceeds one device's step divided by the number of devices.
+    """
     if run.waited is None:
         return
     rest = lost - run.waited - run.timing.whole

@@ -191,7 +191,11 @@ class RemoteTraceback(Exception):
 
 
 def _raise(verdict: Verdict, results: Sequence[IO[bytes]], report: str) -> None:
-    """Raise the error that ended the workers in this process."""
+    """Raise, in this process, the error that ended the workers; if a signal ended them, raise that signal.
+
+    results: for each rank, the file of its pickled result or exception. report: the message of the error that is
+    raised if no worker's exception can be.
+    """
     if verdict.why == "stopped":
         if verdict.code == 128 + signal.SIGINT:
             raise KeyboardInterrupt

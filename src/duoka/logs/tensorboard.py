@@ -6,7 +6,7 @@ from duoka.logs.base import Log, Value, library
 
 
 class TensorBoard(Log):
-    """A TensorBoard log: numbers become scalars, texts become texts."""
+    """A log for TensorBoard: writes numbers as scalars and strings as text."""
 
     def __init__(self, place: str) -> None:
         library("tensorboard", "tensorboard", "tensorboard")

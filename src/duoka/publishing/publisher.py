@@ -32,7 +32,10 @@ class Publisher:
         self.loops = EpochLoops(self)
 
     def took(self, nanoseconds: int, samples: int, number: int, of: int) -> None:
-        """Record a batch that the main thread has taken from a loader: its number, counted from 1, of so many."""
+        """Record a batch that the main thread has taken from a loader.
+
+        nanoseconds: time it took. number: of the batch, counted from 1. of: the length of the loader; 0: unknown.
+        """
         if not self.active:
             return
         if number == 1 and self.shows_script:

@@ -101,7 +101,8 @@ def _check(what: object, nodes: int, retries: int, kwargs: dict[str, Any]) -> No
     _check_number("nodes", nodes, 1, MOST_MACHINES)
     _check_number("retries", retries, 0, MOST_RETRIES)
     if not callable(what) and kwargs:
-        raise OptionError("duoka.ray.launch", next(iter(kwargs)), "one of its own arguments", "scripts take words")
+        name, value = next(iter(kwargs.items()))
+        raise OptionError(name, value, "left out for a script", "pass its arguments as strings after its path")
 
 
 def _check_number(name: str, value: object, least: int, most: int) -> None:

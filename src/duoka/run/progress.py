@@ -86,7 +86,7 @@ class _Lines:
 
 
 class _Bar:
-    """A progress bar of rich, redrawn up to four times a second."""
+    """A progress bar by the library rich, redrawn up to four times a second."""
 
     def __init__(self, name: str, total: int | None, stream: TextIO) -> None:
         from rich.console import Console

@@ -222,7 +222,10 @@ class _Visitor(ast.NodeVisitor):
         self.findings.uses[start[1] :] = self._lifted(self.findings.uses[start[1] :], middle[1] - start[1])
 
     def _lifted(self, found: list[Found], middle: int) -> list[Found]:
-        """Remove this `if` from the conditions of signs and uses that both branches have; `middle` separates them."""
+        """Return the signs or uses `found` in an `if`, without counting it as a condition of those in both branches.
+
+        middle: index in `found` at which the second branch begins.
+        """
         first, second = ({_what(one) for one in part} for part in (found[:middle], found[middle:]))
         both = {what for what in first & second if what[2] == self.conditions + 1}
         return [replace(one, conditions=self.conditions) if _what(one) in both else one for one in found]

@@ -55,7 +55,7 @@ class Dp(Single):
 
 
 class _MultiDeviceForward(ReplacedForward):
-    """The forward pass of a model that computes on several devices."""
+    """Replaces a model's forward pass by one that splits each batch over several devices."""
 
     def __init__(self, module: nn.Module, view: View, dim: int) -> None:
         super().__init__(module)

@@ -39,9 +39,9 @@ class FrameValues:
 
 
 def values_of(error: BaseException) -> list[FrameValues]:
-    """Return the frames that an error has passed through, outermost first, without duoka's, torch's and Python's.
+    """Return the frames of an error's traceback, outermost first, except those of duoka, torch and Python's library.
 
-    If it has passed through none of the script's: the script's global variables at its end.
+    If no frame is left, return one frame with the script's global variables at its end.
     """
     link, frames = error.__traceback__, []
     while link is not None:

@@ -50,7 +50,10 @@ class Scratch:
         return place if place is not None and (exists(place) or self.is_removed(place)) else path
 
     def path_to_enter(self, path: Any) -> Any:
-        """Return the folder to change into: the original one if it exists, since reads there see both."""
+        """Return the folder to change into: the original one if it exists and the script has not removed it.
+
+        Relative paths are then read from the scratch folder or, if it does not have them, from the original one.
+        """
         place = self.scratch_path(path)
         return path if place is None or (is_folder(path) and not self.is_removed(place)) else self.path_to_read(path)
 

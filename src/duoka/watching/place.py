@@ -65,7 +65,7 @@ def read_place(board: StatusBoard, now: float) -> Place:
 
 
 def _left(epochs: dict[str, Any], batches: Batches, now: float) -> float | None:
-    """Return the seconds for the epochs that are left, if they take as long as those before."""
+    """Estimate the seconds for the remaining epochs from the mean of those before; None before any progress."""
     within = batches.trained / batches.trained_of if batches.trained_of else 0.0
     done = epochs["done"] - epochs["first"] + min(1.0, within)
     if done <= 0:

@@ -28,7 +28,7 @@ BAR = 12  # characters for the parts of a step
 
 
 def as_tables(states: Sequence[RunState]) -> Group:
-    """Return a table of each run, with what stands out below it."""
+    """Return, for each run, a headline, the table of its ranks, and notes: findings, logged values, last output."""
     return Group(*(part for state in states for part in (_headline(state), _Ranks(state), _notes(state))))
 
 

@@ -48,7 +48,8 @@ class MemoryRecord:
     """The record of one run.
 
     batch: samples in a step's batch; None if they could not be counted. bound: bytes that one device needs at most,
-    computed from the first step. alive: storages at the first event. returned: by each call of a block.
+    computed from the first step. alive: numbers of the storages at the first event. returned: call of a block ->
+    numbers of the storages that it returned.
     """
 
     steps: int = 0

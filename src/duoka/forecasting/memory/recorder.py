@@ -38,7 +38,7 @@ class MemoryRecorder(TrialObserver):
 
 @dataclass(slots=True)
 class _Made:
-    """The origin of a storage whose scope is not known yet."""
+    """The origin of a storage. scope: inferred from shape and inputs; the recorder may replace it later."""
 
     size: int
     shape: tuple[int, ...]

@@ -203,7 +203,7 @@ class _Sent:
 
     @property
     def size(self) -> float:
-        """Bytes held now, beside the gradients themselves."""
+        """Bytes that the communication buffers hold now, in addition to the gradients themselves."""
         return self.under_way + self.full
 
     def fill(self, size: int) -> None:

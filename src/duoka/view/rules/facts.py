@@ -55,7 +55,7 @@ def retain_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def base(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return `x._base`; None for what is not a view."""
+    """Return None as the `_base` of a batch that is not a view, and NotImplemented for a view."""
     return NotImplemented if func(args[0]._local) is not None else None
 
 

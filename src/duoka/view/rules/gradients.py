@@ -113,8 +113,9 @@ def _rows_of(gradient: Tensor, batch: BatchTensor) -> list[Tensor]:
 def grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`torch.autograd.grad` where outputs or inputs are batches.
 
-    Outputs that are rows count once over all ranks, so their weights are raised by world_size: then gradients
-    of rows come divided by their own hooks or here, and gradients of replicated tensors are summed.
+    Each row of an output batch is on one rank only, so its `grad_outputs` are multiplied by world_size. Gradients of
+    a batch's rows are then divided by world_size, by a hook of the rows or here, and gradients of replicated tensors
+    are averaged over the ranks.
     """
     outputs, inputs = (
         _listed(args[0] if args else kwargs.pop("outputs")),

@@ -13,7 +13,10 @@ from duoka.view.tensor.batch import BatchTensor, Rule
 
 
 def one_by_one(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`torch._foreach_add(xs, ys)` and similar, of rows and plain tensors that broadcast with them."""
+    """Compute `torch._foreach_add(xs, ys)` and similar on this rank's rows, in one call.
+
+    The operands at each index may be batches, or plain tensors that broadcast with them.
+    """
     first = args[0]
     if kwargs.keys() - {"alpha", "value", "weight", "scalar"} or not isinstance(first, (list, tuple)):
         return NotImplemented

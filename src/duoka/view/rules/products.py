@@ -249,7 +249,10 @@ def conv_tbc(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def samplewise(dims: int | None) -> Rule:
-    """Make a rule for a layer over a batch in dimension 0. dims: of its input, with the batch."""
+    """Make a rule for a layer that computes each sample along dimension 0 independently.
+
+    dims: number of dimensions of its input, including the batch; None: any.
+    """
 
     def layer(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         batch = args[0] if args else None

@@ -33,7 +33,7 @@ class RuleRecorder(Protocol):
     """Records the torch calls of the running rule (`dispatch/replay.py`)."""
 
     def abandon(self) -> None:
-        """Discard the record."""
+        """Discard the calls recorded so far, and record no more."""
 
 
 class LocalShares:

@@ -32,7 +32,7 @@ __format__ __divmod__ __rdivmod__ __round__ __and__ __or__ __xor__ __lshift__ __
 
 
 class BatchSize(int):
-    """An int that reports its use as a number to `watch`."""
+    """An int that sets `watch.used` if code other than torch's and duoka's uses it as a number."""
 
     watch: SizeWatch
 
