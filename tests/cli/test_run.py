@@ -231,7 +231,8 @@ def test_srun_tells_of_the_machines(capsys: pytest.CaptureFixture[str], monkeypa
     assert main([*words, "train.py"]) == 0
     assert "rank        1 of 16, rendezvous at gpu3:" in capsys.readouterr().out
     assert main(["run", "--devices", "cpu:3", "--dry-run", "train.py"]) == 2
-    assert "--devices must be one device for each rank, but is '3 devices for 8 ranks on this machine'" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "--devices must be one device for each rank, but is '3 devices for 8 ranks on this machine'" in shown
     monkeypatch.setenv("SLURM_STEP_NUM_NODES", "17")
     assert main([*words, "train.py"]) == 2
     assert "the number of processes set by Slurm must be at least one for each machine" in capsys.readouterr().err
