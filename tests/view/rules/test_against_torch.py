@@ -515,6 +515,21 @@ def test_a_variance_that_is_small_beside_the_mean() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
 
 
+def test_gradients_of_a_batch_and_of_a_plain_tensor_with_a_long_history() -> None:
+    values, leaf = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)), torch.linspace(-1, 1, 4)
+
+    def gradients(x: Tensor) -> list[Any]:
+        plain = leaf.clone().requires_grad_()
+        for _ in range(40):
+            plain = plain * 1.01
+        loss = (x.requires_grad_() * plain).sin().sum() + plain.sum()
+        return [whole_of(grad) for grad in torch.autograd.grad(loss, [x, plain])]
+
+    expected = gradients(values.clone())
+    for found in on_ranks(2, lambda view: gradients(shared(view, values))):
+        torch.testing.assert_close(found, expected)
+
+
 def test_a_variance_where_a_rank_has_no_rows() -> None:
     assert not any(_check(REDUCED["spread"], 2, 3, seed=0)), "gathered"
 
