@@ -123,6 +123,17 @@ def test_operations_on_all_shares(pair: tuple[Tensor, BatchTensor]) -> None:
     assert torch.equal(batch[torch.arange(11) % 3 == 0], whole[torch.arange(11) % 3 == 0])
 
 
+def test_shares_draw_the_same_numbers_from_a_generator_of_the_script(pair: tuple[Tensor, BatchTensor]) -> None:
+    whole, batch = pair
+    one, other = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    for _ in range(2):
+        expected, found = (x.sigmoid().bernoulli(generator=g) for x, g in ((whole, one), (batch, other)))
+        assert torch.equal(found.full_tensor(), expected)
+        (whole * 1).uniform_(generator=one)
+        (batch * 1).uniform_(generator=other)
+    assert torch.equal(one.get_state(), other.get_state())
+
+
 def test_what_is_written_is_in_all_shares(pair: tuple[Tensor, BatchTensor]) -> None:
     whole, batch = pair
     row = batch[7]

@@ -59,10 +59,13 @@ class LocalShares:
         """Number of shares of all processes."""
         return self.processes.world_size * self.count
 
-    def each(self, work: Callable[[int], T], draws: bool = False) -> list[T]:
+    def each(
+        self, work: Callable[[int], T], draws: bool = False, generators: Sequence[torch.Generator] = ()
+    ) -> list[T]:
         """Return `work(index)` for each local share; all must call `synchronize` equally often.
 
-        draws: `work` may draw random numbers; each share starts with the same generator states.
+        draws: `work` may draw random numbers; each share starts with the same generator states. generators: those of
+        the script from which it may draw.
         """
         return [work(0)]
 
@@ -85,12 +88,14 @@ class SeveralLocalShares(LocalShares):
         super().__init__(processes)
         self.count = count
 
-    def each(self, work: Callable[[int], T], draws: bool = False) -> list[T]:
+    def each(
+        self, work: Callable[[int], T], draws: bool = False, generators: Sequence[torch.Generator] = ()
+    ) -> list[T]:
         if self.count == 1:
             return [work(0)]
         tasks = [_ShareTask(partial(work, place)) for place in range(self.count)]
         try:
-            _run_all(tasks, draws)
+            _run_all(tasks, draws, generators)
         finally:
             for task in tasks:
                 task.cancel()
@@ -172,12 +177,15 @@ class _ShareTask:
             self._greenlet.throw(GreenletExit)
 
 
-def _run_all(tasks: list[_ShareTask], draws: bool) -> None:
-    """Run all tasks in turn until they end. draws: give each the generator states that the first one had."""
+def _run_all(tasks: list[_ShareTask], draws: bool, generators: Sequence[torch.Generator]) -> None:
+    """Run all tasks in turn until they end. draws, generators: as for `LocalShares.each`."""
     given: list[tuple[Any, ...]] = [()] * len(tasks)
     while True:
         state, mark = (random_states(), random_marks()) if draws else (None, None)
+        own = [generator.get_state() for generator in generators]
         for task, one in zip(tasks, given, strict=True):
+            for generator, before in zip(generators, own, strict=True):
+                generator.set_state(before)
             if state is not None and task is not tasks[0] and mark != random_marks():
                 set_random_states(state)
             task.resume(*one)

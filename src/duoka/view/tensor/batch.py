@@ -280,7 +280,8 @@ def call_each_share(
     found = [batch for batch in batches_in((args, kwargs)) if isinstance(batch, MultiShareBatch)]
     shares = found[0]._spec.view.shares
     calls = [of_share((args, kwargs), place) for place in range(shares.count)]
-    return join_results(shares.each(lambda place: call(*calls[place]), draws=draws), found)
+    generators = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Generator)] if draws else []
+    return join_results(shares.each(lambda place: call(*calls[place]), draws, generators), found)
 
 
 def _like(value: Any, parts: list[Any]) -> Any:
