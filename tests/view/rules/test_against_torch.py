@@ -530,6 +530,23 @@ def test_gradients_of_a_batch_and_of_a_plain_tensor_with_a_long_history() -> Non
         torch.testing.assert_close(found, expected)
 
 
+def test_a_plain_tensor_with_a_long_history_that_rows_are_written_to() -> None:
+    values, leaf = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)), torch.linspace(-1, 1, 4)
+
+    def written(x: Tensor) -> Tensor:
+        plain = leaf.clone().requires_grad_()
+        for _ in range(40):
+            plain = plain * 1.01
+        out = torch.zeros(3, 7, 4) + plain
+        for step in range(3):
+            out[step] = x + step
+        return out.detach()
+
+    expected = written(values.clone())
+    for found in on_ranks(2, lambda view: written(shared(view, values)).clone()):
+        torch.testing.assert_close(whole_of(found), expected)
+
+
 def test_a_variance_where_a_rank_has_no_rows() -> None:
     assert not any(_check(REDUCED["spread"], 2, 3, seed=0)), "gathered"
 

@@ -150,9 +150,10 @@ def _rule_or_whole(
     if func is _GETITEM and type(args[1]) is int and args[0]._spec.dim == 0 and view.shares.count == 1:
         return take_row(*args)
     try:
-        if rule not in BatchTensor.once_for_all_shares:  # a gradient is asked of a tensor itself
-            args, kwargs = _replicated(call, args, kwargs, view)
-        out = _run_and_maybe_record(rule, func, args, kwargs, view, call.key)
+        # A gradient is asked of a tensor itself.
+        itself = rule in BatchTensor.once_for_all_shares
+        operands = (args, kwargs) if itself else _replicated(call, args, kwargs, view)
+        out = _run_and_maybe_record(rule, func, *operands, view, call.key)
     except Exception as error:
         if has_sparse((args, kwargs)):  # rules split dense tensors
             return compute_whole(func, args, kwargs)
