@@ -119,7 +119,7 @@ class Reader:
     ) -> None:
         self.dataset, self.rank, self.world_size, self._rank_local = dataset, rank, world_size, rank_local
         self._fewest = max(shares, world_size)  # minimum samples of a batch that is split
-        self.seeded = loading == "shared"
+        self.seeded = self.seeds_always = loading == "shared"
         self._reseeds, self._draws = reseeds and loading == "auto", False
         self.may_split: bool | None = None  # None: not known yet
         self.why = ""  # reason for reading whole batches
@@ -281,9 +281,12 @@ class SplitIterator:
             raise Refused(f"a batch of {n} samples is not stacked as the first one was; use --loading whole")
         if labelled.why:
             self._view.say(f"the loader at {user_line()} is read whole by every rank: {labelled.why}")
-        if labelled.seeded and not self._reader.seeded:
+        if labelled.seeded and not self._reader.seeds_always:
             self._reader.seeded = True  # for the workers of the next epoch
-            self._view.say(f"the loader at {user_line()} draws random numbers: each sample its own, of its epoch")
+            self._view.say(
+                f"the loader at {user_line()} draws random numbers, seeded by sample and epoch: they are not "
+                "those of python (--loading whole gives these)"
+            )
         if not is_local and not is_stacked(batch, n):
             return batch
         if self._reader.may_split is None:
