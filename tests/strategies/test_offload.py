@@ -86,6 +86,8 @@ def numbers(run: duoka.Run | None, device: str) -> list[float]:
     x = batches(run)[0].to(device)
     with torch.no_grad():
         out += [loss_of(average.eval(), x).item(), model.blocks[0].linear.weight.max().item()]
+        out += [F.linear(torch.ones(3, 5).to(device), model.blocks[0].linear.weight[:2, :5]).sum().item()]
+        out += [parameter.std().item() for parameter in model.parameters() if parameter.dim() > 1]
         out += [F.linear(average.embedding.weight.detach(), model.blocks[1].linear.weight).sum().item()]
     grads = torch.autograd.grad(loss_of(model, x), list(model.parameters()), create_graph=True)
     sum(grad.square().sum() for grad in grads).backward()

@@ -116,7 +116,7 @@ class Blocks:
     def compute_on(self, device: torch.device) -> None:
         """Set the device to which offloaded parameters were moved."""
         if self.view.device is not None and device.type != "meta":
-            self.view.computes_on = device
+            self.view.computes_on = torch.empty(0, device=device).device  # with its index
 
     def device_of(self, rows: Tensor) -> torch.device:
         """Return the device on which a parameter is computed with. rows: this rank's."""

@@ -130,11 +130,6 @@ class View:
         elif not isinstance(error, DuokaError):
             self.shares.processes.raised(type(error).__name__, user_line())
 
-    @property
-    def result_device(self) -> torch.device | None:
-        """The device of what is computed from all rows; None: that of the rows."""
-        return self.shares.combine_device or self.computes_on
-
     def set_row_independent(self, names: Iterable[str]) -> None:
         """Set the functions that the user says compute each row by itself."""
         given = RowIndependent(names)
@@ -236,11 +231,11 @@ class View:
 
     def all_sum(self, part: Tensor) -> Tensor:
         """All-reduce (sum) every rank's `part`, with gradients."""
-        shares, device = self.shares, self.result_device
+        shares = self.shares
 
         def reduce(parts: list[Tensor]) -> list[Tensor]:
-            if device is not None:
-                parts = [part.to(device) for part in parts]
+            if shares.combine_device is not None:
+                parts = [part.to(shares.combine_device) for part in parts]
             return [AllReduceSum.apply(shares, *parts)] * len(parts)
 
         total: Tensor = shares.synchronize(reduce, part)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.dispatch.cached import index_cached
 from duoka.view.dispatch.failing import RAISES_FOR_ROWS, may_fail
-from duoka.view.dispatch.moving import asked_device, staying
+from duoka.view.dispatch.moving import asked_device, reads_beside, staying
 from duoka.view.dispatch.own_rows import compute_opaque
 from duoka.view.dispatch.replay import DescribedCall, Outdated, Recorder
 from duoka.view.dispatch.whole import compute_whole, take_row
@@ -32,6 +32,7 @@ from duoka.view.tensor.batch import (
     BatchTensor,
     MultiShareBatch,
     Rule,
+    batches_in,
     call_each_share,
     has_sparse,
     may_write,
@@ -62,8 +63,10 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     call = DescribedCall(func, args, kwargs)
     first = call.batches[0]
     view = first._meta.spec.view
-    if (view.in_parts or view.of_parameters) and (gathered := _gather_parameters(call, args, kwargs)) is not None:
-        return dispatch(func, *gathered)
+    gathered = _gather_parameters(func, call, args, kwargs) if view.in_parts or view.of_parameters else None
+    if gathered is not None:
+        args, kwargs = gathered
+        return dispatch(func, args, kwargs) if batches_in(gathered) else func(*args, **kwargs)
     if view.of_parameters:
         view.written += may_write(func, kwargs)
         if view.device is not None and asked_device(func, args, kwargs) not in (None, view.device):
@@ -81,11 +84,22 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         raise
 
 
-def _gather_parameters(call: DescribedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the arguments with sharded parameters gathered, if they stand beside batches; else None."""
+def _gather_parameters(func: Function, call: DescribedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the arguments with sharded parameters gathered; None if they need not be.
+
+    They are if they stand beside batches, or, offloaded, beside tensors of the device that computes with them.
+    """
     if len({id(batch._meta.spec.view) for batch in call.batches}) == 1:
-        return None
-    whole = {id(batch): batch.full_tensor() for batch in call.batches if batch._meta.spec.view.of_parameters}
+        view = call.batches[0]._meta.spec.view
+        if view.computes_on is None or not reads_beside(view.computes_on, func, args, kwargs):
+            return None
+        device = view.computes_on
+        return tree_map_only(BatchTensor, lambda batch: batch.full_tensor().to(device), (args, kwargs))
+    whole = {
+        id(batch): batch.full_tensor().to(batch._meta.spec.view.computes_on or batch.device)
+        for batch in call.batches
+        if batch._meta.spec.view.of_parameters
+    }
     if not 0 < len(whole) < len({id(batch) for batch in call.batches}):
         return None
     return tree_map_only(BatchTensor, lambda batch: whole.get(id(batch), batch), (args, kwargs))

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.private.torch import parse_to
+from duoka.private.torch import parse_to, tree_leaves
+from duoka.view.tensor.batch import BatchTensor, may_write
 
 Function = Callable[..., Any]
 _MOVING = (Tensor.to, Tensor.cpu, Tensor.cuda)
@@ -26,6 +27,14 @@ def asked_device(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if func is not Tensor.cuda:
         return None if asked is None else torch.device(asked)
     return torch.device("cuda", torch.cuda.current_device()) if asked is None else torch.device(asked)
+
+
+def reads_beside(device: torch.device, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return True if a function computes with rows of the host beside tensors of another device, and writes none."""
+    if device.type == "cpu" or may_write(func, kwargs) or BatchTensor.rules.get(func) in BatchTensor.unrecorded:
+        return False
+    tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+    return any(one.dim() > 0 and one.device == device for one in tensors if not isinstance(one, BatchTensor))
 
 
 def staying(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> tuple[Any, ...]:

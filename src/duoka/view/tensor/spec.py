@@ -72,7 +72,7 @@ class Spec:
     @staticmethod
     def _gather_shares(parts: list[tuple[Spec, Tensor]]) -> Tensor:
         spec, local = parts[0]
-        home = spec.view.result_device
+        home = spec.view.shares.combine_device
         if home is not None:
             parts = [(of, rows.to(home)) for of, rows in parts]
         apart = [
