@@ -42,16 +42,16 @@ def install(session: Session) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
             to_path = isinstance(f, (str, os.PathLike))
-            if session.view.in_parts and to_path and not args and not kwargs and _save_together(session, obj, f):
+            if session.view.has_sharded and to_path and not args and not kwargs and _save_together(session, obj, f):
                 return
-            if session.view.in_parts and to_path:
+            if session.view.has_sharded and to_path:
                 obj = _gathered(obj, session.ranks.rank == 0)
             elif batches_in(obj):
                 obj = gather_all(obj)
             if not to_path:  # a buffer or an open file is each rank's own
                 original(obj, f, *args, **kwargs)
                 return
-            if session.view.in_parts and any(isinstance(leaf, nn.Module) for leaf in tree_leaves(obj)):
+            if session.view.has_sharded and any(isinstance(leaf, nn.Module) for leaf in tree_leaves(obj)):
                 pickled = io.BytesIO()  # by all ranks: gathering is a collective
                 original(obj, pickled, *args, **kwargs)
 
@@ -76,7 +76,7 @@ def install(session: Session) -> None:
     for name in ("safetensors", "safetensors.torch", "safetensors.numpy"):
         if name in sys.modules or (name == "safetensors" and there):
             session.patches.replace(import_module(name), "serialize_file", make_once)
-    if session.view.in_parts:
+    if session.view.has_sharded:
         install_safetensors(session)
     for space in (checkpoint, weights):
         session.patches.put(space, "ranks_here", lambda: session.ranks)

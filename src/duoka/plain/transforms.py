@@ -42,7 +42,7 @@ def install(session: Session) -> None:
     def make_transform(original: Callable[..., Any]) -> Callable[..., Any]:
         def transform(function: Any = None, *args: Any, **kwargs: Any) -> Any:
             made = original(function, *args, **kwargs)
-            if original is compiling and session.view.in_parts:
+            if original is compiling and session.view.has_sharded:
                 run_uncompiled(session)
             return made if isinstance(made, nn.Module) or not callable(function) else of_all_rows(made)
 

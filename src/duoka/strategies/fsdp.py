@@ -36,7 +36,7 @@ from duoka.view.collectives.base import Collectives
 from duoka.view.collectives.part import PartCollectives
 from duoka.view.collectives.process import ProcessCollectives
 from duoka.view.rules.gradients import hook_of_rows
-from duoka.view.sharded import Sharded, cut_dimension, shard, shard_like
+from duoka.view.sharded import Sharded, shard, shard_dimension, shard_like
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
@@ -67,13 +67,13 @@ class ModelSharding:
         offloads: bool = False,
     ) -> None:
         self._ranks, self._leave, self._say, self._names, self._every = ranks, leave, say, names, every
-        among, replicas = _parts(ranks, machines)
+        among, replicas = _groups_of_ranks(ranks, machines)
         self._count, self._offloads = among.world_size, offloads
         self.blocks: WeakSet[nn.Module] = WeakSet()  # found in the models so far
         view = View(among, lambda leaf: None)
         view.of_parameters = True
         self._blocks = Blocks(view, reach, replicas, offloads)
-        self._cut = 0  # parameters so far
+        self._sharded_count = 0  # parameters so far
         self._early = WeakIdKeyDictionary()  # parameters on the meta device that an optimizer was given
         self._hook: Any = register_optimizer_step_pre_hook(self._before_step) if every else None
 
@@ -83,16 +83,16 @@ class ModelSharding:
         Parameters that are sharded already stay so; those of a copied model are grouped into blocks.
         """
         self._hook = self._hook or register_optimizer_step_pre_hook(self._before_step)
-        before, found = self._cut, blocks(module, self._names)
+        before, found = self._sharded_count, blocks(module, self._names)
         # A part of a block is called by itself when the block is computed again: it is no block of its own then.
         inside = {part for block in self.blocks for part in block.modules()}
         self.blocks.update(block for block in found if block not in inside)
         with torch.inference_mode(False):  # what is made in a first call in inference mode could not be trained
             for group in groups(module, found):
-                members = [parameter for parameter in group if self._goes_apart(parameter)]
+                members = [parameter for parameter in group if self._shard_parameter(parameter)]
                 if len(members) > 1:
                     Block(self._blocks, members)
-        if self._cut > before:
+        if self._sharded_count > before:
             libc.return_freed_memory()  # of the whole model, whose holes are too small for whole tensors of a file
             _check_room(module)
             self._say(_description(module, self._count, self._every, self._offloads))
@@ -113,11 +113,11 @@ class ModelSharding:
             known = ", ".join([*there][:_SHOWN]) + (", ..." if len(there) > _SHOWN else "")
             self._say(f"--blocks: {type(module).__name__} has no {', '.join(missing)}; its classes are {known}")
 
-    def _goes_apart(self, parameter: nn.Parameter) -> bool:
+    def _shard_parameter(self, parameter: nn.Parameter) -> bool:
         """Shard a parameter, if possible. Returns False if it is in a block already, or stays whole."""
         if isinstance(parameter, Sharded):
             return parameter._block.is_single
-        if not _can_be_cut(parameter, self._count):
+        if not _can_be_sharded(parameter, self._count):
             return False
         if not parameter.is_meta:  # has no values yet: its memory will be that of the parts
             self._ranks.broadcast_into(parameter, 0)
@@ -126,7 +126,7 @@ class ModelSharding:
         shard(parameter, self._blocks)
         if hooks:
             _move_hooks(hooks, parameter)
-        self._cut += 1
+        self._sharded_count += 1
         self._leave(parameter)
         return True
 
@@ -193,7 +193,7 @@ def _like_parameter(state: dict[str, Any], parameter: Sharded) -> dict[str, Any]
     }
 
 
-def _parts(ranks: Collectives, machines: Sequence[Sequence[int]]) -> tuple[Collectives, Collectives | None]:
+def _groups_of_ranks(ranks: Collectives, machines: Sequence[Sequence[int]]) -> tuple[Collectives, Collectives | None]:
     """Return the ranks that hold a model together with this one, and those that hold the same part, if any."""
     if not machines:
         return ranks, None
@@ -207,9 +207,9 @@ def _parts(ranks: Collectives, machines: Sequence[Sequence[int]]) -> tuple[Colle
 def _description(module: nn.Module, ranks: int, named: bool, offloads: bool) -> str:
     """Describe the parts of a model that each rank holds. named: names of blocks can be given by an option."""
     parameters = list(module.parameters())
-    apart = [parameter for parameter in parameters if isinstance(parameter, Sharded)]
-    blocks = {id(parameter._block): parameter._block.size() for parameter in apart}
-    count, whole = sum(p.numel() for p in apart), sum(p.numel() for p in parameters if not isinstance(p, Sharded))
+    sharded = [parameter for parameter in parameters if isinstance(parameter, Sharded)]
+    blocks = {id(parameter._block): parameter._block.size() for parameter in sharded}
+    count, whole = sum(p.numel() for p in sharded), sum(p.numel() for p in parameters if not isinstance(p, Sharded))
     largest = f"{max(blocks.values()) / 2**20:,.1f} MB"
     turns = f"{len(blocks)} blocks that are gathered in turn, the largest of {largest}"
     if len(blocks) == 1:
@@ -245,7 +245,7 @@ def _memory() -> int:
     return machine.read().memory or sys.maxsize
 
 
-def _can_be_cut(parameter: Tensor, ranks: int) -> bool:
+def _can_be_sharded(parameter: Tensor, ranks: int) -> bool:
     """Return whether no other tensor or process shares the parameter's memory, and it has an entry for each rank."""
     return (
         type(parameter) is nn.Parameter
@@ -254,7 +254,7 @@ def _can_be_cut(parameter: Tensor, ranks: int) -> bool:
         and count_users(parameter) == 0
         and count_references(parameter) == 1
         and (parameter.is_cuda or not parameter.is_shared())  # True for all on a GPU
-        and cut_dimension(parameter, ranks) is not None
+        and shard_dimension(parameter, ranks) is not None
     )
 
 
@@ -303,7 +303,7 @@ class Fsdp(Ddp):
         self._hybrid: ModelSharding | None = None  # of models that each machine holds a copy of
         if self._recomputes:
             view.recomputed = self._sharding.blocks
-        view.prepare_model, view.in_parts = self.prepare_model, self._every
+        view.prepare_model, view.has_sharded = self.prepare_model, self._every
         return view
 
     def optimize(self, parameter: Tensor) -> None:
@@ -330,7 +330,7 @@ class Fsdp(Ddp):
             self._sharding.shard(module)
 
     def shard(self, module: nn.Module, machines: Sequence[Sequence[int]] = ()) -> None:
-        self._view.in_parts = True
+        self._view.has_sharded = True
         if machines:
             self._hybrid = self._hybrid or self._make(machines)
             self._hybrid.shard(module)

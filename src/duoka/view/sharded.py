@@ -138,7 +138,7 @@ class Sharded(BatchTensor):
         asked = value.__dict__.pop("_asked", None) if isinstance(value, BatchTensor) else value.device
         if asked is not None:
             self._block.blocks.compute_on(asked)
-        dim = cut_dimension(value, view.ranks.world_size)
+        dim = shard_dimension(value, view.ranks.world_size)
         if dim is None:
             raise Refused(
                 f"{user_line()} sets the data of a sharded parameter to a tensor of shape {tuple(value.shape)}, "
@@ -190,14 +190,14 @@ def _call(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], given: 
     if BatchTensor.rules.get(func) in BatchTensor.unrecorded:  # functions of gradients or properties
         blocks.add_unsynced() if func in _OF_GRADIENTS else blocks.add_deferred()
         return BatchTensor.dispatch(func, args, kwargs)
-    if _of_parts(func, args, kwargs, given):
+    if _works_on_shards(func, args, kwargs, given):
         blocks.add_deferred()
         with torch.set_grad_enabled(torch.is_grad_enabled() and func not in _INITIALISING):
-            return _with_parts(func, args, kwargs)
+            return _on_shards(func, args, kwargs)
     return _compute(func, args, kwargs, given)
 
 
-def _of_parts(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Sharded]) -> bool:
+def _works_on_shards(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Sharded]) -> bool:
     """Return True if a function updates or reads parameters, instead of computing a model's output with them."""
     if func in _DETACHING:
         return True
@@ -214,7 +214,7 @@ def _of_parts(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], giv
     return writes or BatchTensor.rules.get(func) not in BatchTensor.computing
 
 
-def _with_parts(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _on_shards(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function by the rules of batches, with the parameters' rows."""
     whose: dict[int, Sharded] = {}
 
@@ -313,7 +313,7 @@ class _SavedElsewhere:
         return found
 
 
-def cut_dimension(parameter: Tensor, ranks: int) -> int | None:
+def shard_dimension(parameter: Tensor, ranks: int) -> int | None:
     """Return the dimension to shard: the first with an entry for each rank; None if there is none."""
     return next((dim for dim, size in enumerate(parameter.shape) if size >= ranks), None)
 
@@ -321,7 +321,7 @@ def cut_dimension(parameter: Tensor, ranks: int) -> int | None:
 def shard(parameter: nn.Parameter, blocks: Blocks) -> None:
     """Turn `parameter`, equal on all ranks, into a sharded one; it stays the same object."""
     view = blocks.view
-    dim = cut_dimension(parameter, view.ranks.world_size)
+    dim = shard_dimension(parameter, view.ranks.world_size)
     assert dim is not None
     spec = Spec(view, view.partition(parameter.shape[dim]), dim)
     rows = spec.partition.local_rows(parameter.detach(), dim).clone(memory_format=torch.contiguous_format)

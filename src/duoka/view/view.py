@@ -58,7 +58,7 @@ class View:
         computes_on: the device to which offloaded parameters were moved.
         watch: detects uses of batch sizes, while a compiled module is being checked.
         of_parameters: True if its batches are sharded parameters and what is computed from them (`sharded.py`).
-        in_parts: True if models that are called with its batches have sharded parameters.
+        has_sharded: True if models that are called with its batches have sharded parameters.
         written: number of operations that may have written to sharded parameters.
         recomputed: modules that compute their activations again in the backward pass.
         prepare_model: called with a model before its first call with a batch (`Strategy.prepare_model`).
@@ -92,7 +92,7 @@ class View:
         self.device: torch.device | None = None
         self.computes_on: torch.device | None = None
         self.watch: SizeWatch | None = None
-        self.of_parameters = self.in_parts = False
+        self.of_parameters = self.has_sharded = False
         self.written = 0
         self.recomputed: Collection[nn.Module] = ()
         self.prepare_model: Callable[[nn.Module], None] = lambda module: None

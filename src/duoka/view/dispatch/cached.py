@@ -75,7 +75,7 @@ def index_cached(batch: Any, index: Any, *value: Any) -> Any:
     view, whole = batch._meta.spec.view, batch._cached.whole
     if (
         view.of_parameters
-        or view.in_parts
+        or view.has_sharded
         or operators_are_observed()
         or (value and not _may_be_written(batch, *value))
     ):

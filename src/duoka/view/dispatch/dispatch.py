@@ -63,7 +63,7 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     call = DescribedCall(func, args, kwargs)
     first = call.batches[0]
     view = first._meta.spec.view
-    gathered = _gather_parameters(func, call, args, kwargs) if view.in_parts or view.of_parameters else None
+    gathered = _gather_parameters(func, call, args, kwargs) if view.has_sharded or view.of_parameters else None
     if gathered is not None:
         args, kwargs = gathered
         return dispatch(func, args, kwargs) if batches_in(gathered) else func(*args, **kwargs)
