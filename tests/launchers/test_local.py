@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +83,18 @@ def test_ctrl_c_before_there_is_a_worker(flow: Flow) -> None:
         """
     result = flow.python([flow.write("first.py", source)])
     assert (result.returncode, result.stderr) == (130, "duoka: interrupted\n")
+
+
+@pytest.mark.parametrize("kind", ["PLAIN", "DISTRIBUTED", "API"])
+def test_torch_is_imported_before_workers_are_forked(kind: str) -> None:
+    """Else each worker takes the time and the memory of the import."""
+    source = f"""
+import sys
+from duoka.launchers import local
+from duoka.plan import Kind
+from tests.launchers.made import plan
+local.import_once(plan(kind=Kind.{kind}))
+print("torch.distributed" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -148,6 +148,7 @@ def import_once(plan: Plan) -> None:
     """
     environment.set_pool_sizes(plan.threads)
     gc.disable()
+    import torch.distributed  # noqa: F401  # also for scripts that only use torch
 
     if plan.kind is not Kind.DISTRIBUTED:
         import duoka.plain
