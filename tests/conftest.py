@@ -6,16 +6,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests import simulated
 from tests.flows.flow import Flow, Warm, WarmServer, surroundings
 from tests.flows.warm import make_forks_cheap
 
-SERVER = pytest.StashKey[WarmServer]()
+SERVERS = pytest.StashKey[dict[str, WarmServer]]()
 
 # nohup and shells in the background ignore these, and so would every process of the tests.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -35,18 +38,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        config.stash[SERVER] = WarmServer()
+        config.stash[SERVERS] = {"cpu": WarmServer(), "cards": WarmServer("cards")}
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of pytest-xdist where the warm process is."""
-    node.workerinput["warm"] = node.config.stash[SERVER].path
+    """Tell a worker of pytest-xdist where the warm processes are."""
+    node.workerinput["warm"] = {name: server.path for name, server in node.config.stash[SERVERS].items()}
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if SERVER in config.stash:
-        config.stash[SERVER].close()
+    for server in config.stash.get(SERVERS, {}).values():
+        server.close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests that are marked so on CPUs and on simulated cards."""
+    if metafunc.definition.get_closest_marker("cpu_and_cards"):
+        metafunc.parametrize("flow", ["cpu", "cards"], indirect=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,18 +77,39 @@ def forks_are_cheap() -> None:
 
 
 @pytest.fixture(scope="session")
-def warm(pytestconfig: pytest.Config) -> Iterator[Warm]:
-    """The one process that has imported torch for all runs."""
+def warm_on(pytestconfig: pytest.Config) -> Iterator[Callable[[str], Warm]]:
+    """The process that has imported torch for all runs: "cpu", or "cards", which has simulated ones."""
     worker = getattr(pytestconfig, "workerinput", None)  # of pytest-xdist
-    warm = Warm(worker["warm"] if worker else pytestconfig.stash[SERVER].path)
-    yield warm
-    warm.close()
+    paths = worker["warm"] if worker else {name: server.path for name, server in pytestconfig.stash[SERVERS].items()}
+    with ExitStack() as stack:
+        yield cache(lambda name: stack.enter_context(closing(Warm(paths[name]))))
+
+
+@pytest.fixture(scope="session")
+def warm(warm_on: Callable[[str], Warm]) -> Warm:
+    """The one without cards."""
+    return warm_on("cpu")
+
+
+@pytest.fixture(scope="session")
+def cards() -> dict[str, str]:
+    """The variables of processes with simulated cards, built if they are not yet: 20 s, or more on a busy machine."""
+    try:
+        return simulated.variables(4)
+    except simulated.NoCompiler as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.fixture
-def flow(warm: Warm, tmp_path: Path) -> Flow:
-    """Runs of `duoka ...` and `python ...` in a folder of the test's own, forked from the warm process."""
-    return Flow(warm, tmp_path)
+def flow(request: pytest.FixtureRequest, warm_on: Callable[[str], Warm], tmp_path: Path) -> Flow:
+    """Runs of `duoka ...` and `python ...` in a folder of the test's own, forked from the warm process.
+
+    The marker `cards` gives them simulated cards; `cpu_and_cards` runs the test twice.
+    """
+    where = getattr(request, "param", "cards" if request.node.get_closest_marker("cards") else "cpu")
+    return Flow(warm_on(where), tmp_path, request.getfixturevalue("cards") if where == "cards" else {})
 
 
 @pytest.fixture

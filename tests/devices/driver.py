@@ -13,10 +13,12 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pynvml
-import pytest
+
+if TYPE_CHECKING:
+    import pytest
 
 RECORDINGS = Path(__file__).parent / "recordings"
 

@@ -12,12 +12,13 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).parents[2]
 FROM_OUTSIDE = ("PYTEST_", "CUDA_", "OMP_", "TORCHELASTIC_", "MASTER_")  # what a run must not depend on
+CPUS = re.compile(r"cpu:(\d+)")
 
 
 @dataclass(frozen=True)
@@ -83,16 +84,16 @@ def without_noise(said: str) -> str:
 
 
 class WarmServer:
-    """The warm process, one for all workers of pytest-xdist. path: of its socket."""
+    """A warm process, one for all workers of pytest-xdist. path: of its socket. words: for `tests.flows.warm`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *words: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="duoka-tests-")  # a socket's path may not be long
         self.path = f"{self._folder.name}/warm"
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(self.path)
             listener.listen()
             self._process = subprocess.Popen(
-                [sys.executable, ROOT / "tests/flows/warm.py", str(listener.fileno())],
+                [sys.executable, ROOT / "tests/flows/warm.py", str(listener.fileno()), *words],
                 cwd=ROOT,
                 env=surroundings({}),
                 stdin=subprocess.DEVNULL,
@@ -139,10 +140,14 @@ class Warm:
 
 @dataclass(frozen=True)
 class Flow:
-    """Runs in a folder of the test's own."""
+    """Runs in a folder of the test's own.
+
+    cards: variables of processes that have simulated cards; `--devices cpu:2` then is `--devices 0,1`.
+    """
 
     warm: Warm
     folder: Path
+    cards: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, name: str, source: str) -> Path:
         """Write a script into the folder."""
@@ -190,8 +195,14 @@ class Flow:
             file.seek(0)
             cwd = cwd or self.folder
             limits = {"timeout": timeout, "grace": grace}
-            env = surroundings({"TMPDIR": self.warm.temporary} | dict(env or {}))
+            env = surroundings({"TMPDIR": self.warm.temporary, **self.cards} | dict(env or {}))
+            if self.cards:
+                args = [CPUS.sub(_as_cards, str(arg)) for arg in args]
             return self.warm.start(program, args, file, stdout, cwd=str(cwd), env=env, prepare=prepare, **limits)
+
+
+def _as_cards(found: re.Match[str]) -> str:
+    return ",".join(map(str, range(int(found[1])))) + "," * (found[1] == "1")
 
 
 def surroundings(env: Mapping[str, str]) -> dict[str, str]:
