@@ -37,6 +37,42 @@ def test_models_train_as_on_one_device(flow: Flow, model: str) -> None:
     as_python(flow, TRAIN.format(model))
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "exact"])
+def test_a_model_that_lists_its_parameters_itself(flow: Flow, strategy: str) -> None:
+    """As textbooks do that build a model and an optimizer from tensors alone."""
+    source = """
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+        from torch.utils.data import DataLoader, TensorDataset
+
+        class Scratch(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.w = torch.normal(0, 0.01, (4, 3), requires_grad=True)
+                self.b = torch.zeros(3, requires_grad=True)
+
+            def parameters(self):
+                return [self.w, self.b]
+
+            def forward(self, x):
+                return x.reshape(-1, 4) @ self.w + self.b
+
+        torch.manual_seed(0)
+        net = Scratch()
+        data = TensorDataset(torch.randn(22, 4), torch.randint(0, 3, (22,)))
+        for x, y in DataLoader(data, batch_size=8, shuffle=True):
+            loss = F.cross_entropy(net(x), y)
+            loss.backward()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter -= 0.5 * parameter.grad
+                    parameter.grad.zero_()
+            print(f"{loss.item():.4f} {net.w.norm().item():.4f}")
+        """
+    as_python(flow, source, "--strategy", strategy)
+
+
 def test_batch_norm_of_each_share_if_asked_for(flow: Flow) -> None:
     source = TRAIN.format(MODELS["batch norm"])
     whole = said(flow, source)

@@ -471,7 +471,7 @@ def _names_in(code: CodeType) -> set[str]:
 
 def _try() -> None:
     """Access every private attribute of an object once."""
-    module, tensor = nn.Linear(1, 1), torch.zeros(1)
+    module, tensor = nn.PReLU(), torch.zeros(1)  # whose parameter is not drawn: the script may have seeded torch
     (
         version_of(tensor),
         memory_of(tensor),

@@ -199,7 +199,7 @@ def _check(module: Any) -> None:
         if isinstance(part, (nn.DataParallel, DistributedDataParallel)):
             hint = "run.model(net) does what they do"
             raise OptionError("run.model", type(part).__name__, "given the model itself, not wrapped", hint)
-    if next(module.parameters(), None) is None:
+    if next(iter(module.parameters()), None) is None:  # a script may return a list
         hint = "a module without parameters is called as it is"
         raise OptionError("run.model", type(module).__name__, "given a module with parameters", hint)
     if holds_shards(module):

@@ -14,6 +14,7 @@ from duoka.data.pieces import Pieces
 from duoka.logs.console import line
 from duoka.logs.values import number_of
 from duoka.private.torch import tree_leaves
+from duoka.system.imports import without_draws
 from duoka.system.seconds import duration
 
 EVERY = 10.0  # seconds between two plain lines
@@ -89,9 +90,10 @@ class _Bar:
     """A progress bar by the library rich, redrawn up to four times a second."""
 
     def __init__(self, name: str, total: int | None, stream: TextIO) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
+        with without_draws():  # rich draws the number of its first link
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
 
         columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
         columns += [TextColumn("{task.fields[rate]}"), TextColumn("{task.fields[values]}")]

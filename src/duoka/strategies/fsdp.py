@@ -102,7 +102,7 @@ class ModelSharding:
         if parameters and not any(isinstance(one, Sharded) or is_lazy(one) for one in parameters):
             self._say(
                 f"strategy fsdp: {type(module).__name__} stays whole on every rank, as its parameters have fewer "
-                "entries than there are ranks, or something else shares their memory"
+                "entries than there are ranks, or something else shares their memory, or they are no nn.Parameter"
             )
 
     def _name_missing(self, module: nn.Module) -> None:
@@ -420,4 +420,4 @@ def _entries(module: nn.Module) -> Iterator[nn.Module]:
 
 def _parameters(module: nn.Module) -> Iterator[int]:
     """Yield the id of each parameter of each part; tied ones several times."""
-    return (id(parameter) for part in module.modules() for parameter in part.parameters(recurse=False))
+    return (id(parameter) for part in module.modules() for parameter in nn.Module.parameters(part, recurse=False))

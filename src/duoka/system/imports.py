@@ -1,10 +1,11 @@
-"""Functions that are called when a module has been imported, by whoever imports it."""
+"""Imports: functions that are called after one, and imports that leave random numbers as they are."""
 
 from __future__ import annotations
 
+import random
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -20,6 +21,16 @@ def after_import(name: str, function: Callable[[ModuleType], object]) -> None:
         function(sys.modules[name])
     else:
         sys.meta_path.insert(0, _Awaited(name, function))
+
+
+@contextmanager
+def without_draws() -> Iterator[None]:
+    """Within the context, keep the state of `random`, from which some libraries draw when they are imported."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 class _Awaited(MetaPathFinder):

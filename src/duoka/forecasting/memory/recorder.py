@@ -188,7 +188,7 @@ class _Recording(StepWatcher):
 
     def _root(self, module: nn.Module) -> None:
         """Find the blocks of a model at its first call."""
-        if module in self._models or next(module.parameters(), None) is None:
+        if module in self._models or next(iter(module.parameters()), None) is None:
             return
         self._models.add(module)
         found = blocks(module, self._names)

@@ -166,7 +166,7 @@ class ModuleCalls:
         return self._with_split_inputs(original, module, args, kwargs, around)
 
     def _outermost(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if next(module.parameters(), None) is None:
+        if next(iter(module.parameters()), None) is None:  # a script may return a list
             return original(module, *args, **kwargs)  # a loss or an activation: nothing to synchronize
         here = self._here
         first = args[0] if args else None
