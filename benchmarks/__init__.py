@@ -11,6 +11,7 @@ BENCHMARKS = {
     "launch": "benchmarks.launch",
     "memory": "benchmarks.memory",
     "step": "benchmarks.step",
+    "host": "benchmarks.host",
     "far": "benchmarks.far",
     "training": "benchmarks.training",
     "loading": "benchmarks.loading",

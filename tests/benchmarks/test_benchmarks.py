@@ -78,3 +78,12 @@ def test_the_step_for_gpus_runs_on_two_workers(flow: Flow, how: str) -> None:
 @pytest.mark.parametrize("who", ["duoka", "torch"])
 def test_the_loading_for_gpus_runs(flow: Flow, who: str) -> None:
     assert float(flow.python([SCRIPTS / "cuda_loading.py", who], env={"STEPS": "2"}).ok().stdout) > 0
+
+
+@pytest.mark.parametrize("how", ["", "ddp"])
+def test_the_models_of_many_functions_run_on_two_workers(flow: Flow, how: str) -> None:
+    kind = "distributed" if how else "plain"
+    words = ["--devices", "cpu:2", "--kind", kind, SCRIPTS / "host.py", "gpt-dropout", *how.split()]
+    result = flow.run(["run", "--quiet", *words], env={"ROUNDS": "1"}).ok()
+    assert all(float(word) > 0 for word in result.stdout.split())
+    assert len(result.stdout.split()) == 5
