@@ -25,10 +25,12 @@
 #   system/       the operating system and the terminal
 #   errors.py     the tree of errors
 #
-# Importing duoka imports none of it: each public name imports its module on first use.
+# Importing duoka imports none of it: each public name imports its module on first use. So environment.py cannot
+# set the one variable that is set here.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +66,9 @@ if TYPE_CHECKING:
     from duoka.run import Run, clip_grad_norm_, scale_lr, start, warmup
 
 __version__ = "0.1.0"
+
+# torch.cuda.is_available() then asks the driver's library, and the workers that `launch` forks later can use CUDA.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 __all__ = [
     "AskedError",

@@ -1,17 +1,20 @@
 """`duoka.launch`: call a function on several devices from Python (a script, a notebook, a test).
 
 Workers are forked from this process. So the function may be a closure or a lambda, nothing is imported again, and a
-script needs no `if __name__ == "__main__"`.
+script needs no `if __name__ == "__main__"`. If this process has used CUDA, which does not work after a fork, they are
+forked from a new process, to which cloudpickle takes the function (`new_process.py`).
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import secrets
 import signal
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -23,8 +26,9 @@ from duoka import engines, environment
 from duoka.devices.allocation import Allocation, AllocationRequest, allocate
 from duoka.devices.inventory import Inventory
 from duoka.devices.spec import parse
-from duoka.errors import DeviceError, OptionError, RanksApart, RunError, TimedOut, WorkerFailed
+from duoka.errors import OptionError, RanksApart, RunError, TimedOut, WorkerFailed
 from duoka.launchers.local import RunContext, attempt
+from duoka.launchers.new_process import call_in_new_process
 from duoka.launchers.output import Outputs
 from duoka.launchers.signals import Signals
 from duoka.launchers.verdict import Verdict
@@ -66,7 +70,8 @@ def launch(
     Raises:
         OptionError: a value is not allowed; or this is a worker, or not the main thread.
         DevicesBusy: other runs use the devices, and the time to wait is over.
-        DeviceError: a device does not exist, or this process has used CUDA already.
+        DeviceError: a device does not exist; or this process has used CUDA already, and `function` cannot be
+            pickled for a new one.
         WorkerFailed: a worker died.
         RanksApart: a rank called another collective than the others, or ended while they went on.
         TimedOut: a rank did not join a collective in time.
@@ -100,14 +105,17 @@ def _allocate(options: Options, limit: float) -> Allocation[Plan]:
 
 
 def _start(plan: Plan, call: Callable[[], Any]) -> list[Any]:
-    if plan.devices[0].type == "cuda" and _has_used_cuda():
-        raise DeviceError(
-            "duoka.launch: this process has used CUDA already, and CUDA does not work after a fork; "
-            "use CUDA only in the function, and restart this program or the notebook's kernel"
-        )
+    if plan.devices[0].type == "cuda" and not _forks_can_use_cuda():
+        results: list[Any] = call_in_new_process(start_workers, plan, call)
+        return results
+    return start_workers(plan, call)
+
+
+def start_workers(plan: Plan, call: Callable[[], Any], dumps: Callable[[Any], bytes] = pickle.dumps) -> list[Any]:
+    """Call a function in workers forked from this process, and return their results, which `dumps` pickles."""
     if not end_thread_pools():
         plan = replace(plan, threads=1)  # a forked worker would wait for the threads of this process for ever
-    return _run(plan, call)
+    return _run(plan, call, dumps)
 
 
 def _check(function: Any) -> None:
@@ -121,12 +129,25 @@ def _check(function: Any) -> None:
         raise OptionError("duoka.launch", threading.current_thread().name, "called in the main thread")
 
 
-def _has_used_cuda() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized()
+def _forks_can_use_cuda() -> bool:
+    """Return whether CUDA works in forks of this process: not after its first call, also one that only asks."""
+    if "torch" not in sys.modules:
+        return True
+    import torch
+
+    from duoka.private.torch import is_in_bad_fork
+
+    if torch.cuda.is_initialized():
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads; this fork needs none
+        pid = os.fork()
+    if pid == 0:
+        os._exit(is_in_bad_fork())
+    return os.waitpid(pid, 0)[1] == 0
 
 
-def _run(plan: Plan, call: Callable[[], Any]) -> list[Any]:
+def _run(plan: Plan, call: Callable[[], Any], dumps: Callable[[Any], bytes]) -> list[Any]:
     results = [tempfile.TemporaryFile(prefix="duoka-") for _ in plan.devices]  # noqa: SIM115
     outputs = Outputs(plan.log_dir, range(1, plan.world_size))
     report: list[str] = []
@@ -137,7 +158,7 @@ def _run(plan: Plan, call: Callable[[], Any]) -> list[Any]:
 
     try:
         with Signals() as signals, closing(PublishedRun(plan)) as record:
-            keep = partial(_keep, call, results)
+            keep = partial(_keep, call, results, dumps)
             run = RunContext(plan, secrets.token_hex(8), outputs, signals, report.append, keep, record=record)
             verdict = attempt(run, 0)
         if verdict.code or verdict.why != "well":
@@ -149,26 +170,24 @@ def _run(plan: Plan, call: Callable[[], Any]) -> list[Any]:
             file.close()
 
 
-def _keep(call: Callable[[], Any], results: Sequence[IO[bytes]]) -> None:
+def _keep(call: Callable[[], Any], results: Sequence[IO[bytes]], dumps: Callable[[Any], bytes]) -> None:
     """Call the function in a worker, and pickle its result or its exception."""
     origin = this_process().origin
     assert origin is not None
     file = results[origin.rank]
     try:
-        pickle.dump(call(), file)
+        file.write(dumps(call()))
     except Exception as error:
-        file.seek(0)
-        file.truncate()
-        _write_error(error, file)
+        _write_error(error, file, dumps)
         raise
     finally:
         file.flush()
 
 
-def _write_error(error: Exception, file: IO[bytes]) -> None:
+def _write_error(error: Exception, file: IO[bytes], dumps: Callable[[Any], bytes]) -> None:
     """Pickle an exception; write nothing if it cannot be unpickled (`_raise` then raises one with its text)."""
     try:
-        data = pickle.dumps(error)
+        data = dumps(error)
         pickle.loads(data)
     except Exception:
         return

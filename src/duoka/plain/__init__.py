@@ -16,6 +16,7 @@ commands    other programs: once
 entropy     sources of random numbers, and seeds
 clocks      time.time, datetime.now and the like
 warned      the lines that warnings name
+gpu_numbers cuda:1 and the like: the rank's own GPU
 inference   duoka.predict: on every rank by itself
 refusals    calls that a plain script cannot make
 """
@@ -36,6 +37,7 @@ from duoka.plain import (
     descriptors,
     entropy,
     files,
+    gpu_numbers,
     hooks,
     inference,
     loaders,
@@ -85,6 +87,7 @@ INTERCEPTIONS = (
     warned,
     inference,
     refusals,
+    gpu_numbers,
 )
 
 SHOWN = 20  # lines of a kind in the report

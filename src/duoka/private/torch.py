@@ -110,10 +110,26 @@ with requiring("torch", torch.__version__):
     rendezvous_handlers: dict[str, Any] = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     # Functions that create tensors, as known to `with torch.device(...)`, computed at the first call. Public: none.
     note_constructors: Callable[[], object] = _device._device_constructors
+    # Whether this process was forked from one that had initialised CUDA. Public: none.
+    is_in_bad_fork: Callable[[], bool] = torch.cuda._is_in_bad_fork
+    # Map a device, an integer or None to a GPU's number, in all functions of these modules. Public: none.
+    DEVICE_INDEX = [
+        (module, "_get_device_index")
+        for module in (torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory)
+    ]
+    # Entered by `with torch.device(...)` and `torch.set_default_device`. Public: none.
+    DEVICE_CONTEXT = _device.DeviceContext
     # Classes of TorchScript's functions and methods. Public: torch.jit.ScriptFunction, for functions.
     SCRIPTED = (torch.jit.ScriptFunction, torch._C.ScriptMethod)
     # Unregisters operators at exit. Public: none.
     TAKE_DOWN = (torch.library, "_del_library")
+
+
+def constructors() -> list[tuple[Any, str]]:
+    """Return the modules and names of functions that create tensors. Public: none."""
+    spaces: tuple[Any, ...] = torch, torch.fft, torch.nested
+    names = {function.__name__.removeprefix("fft_") for function in _device._device_constructors()}
+    return [(space, name) for space in spaces for name in sorted(names) if name in vars(space)]
 
 
 class TorchDispatchMode(_python_dispatch.TorchDispatchMode):

@@ -1,0 +1,92 @@
+"""GPU numbers in a script (`cuda:1`, `.cuda(1)`, `set_device(1)`): each means the one GPU of this rank.
+
+A script written for one process sees all its GPUs, and a rank sees one, whose number is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duoka import environment
+from duoka.plain.patching import Patches
+from duoka.plain.session import Session
+from duoka.private.torch import DEVICE_CONTEXT, DEVICE_INDEX, constructors
+
+_LIKE = "zeros_like ones_like empty_like full_like rand_like randn_like randint_like"
+_NEW = "new_tensor new_empty new_empty_strided new_full new_zeros new_ones"
+_FIRST = ((Tensor, "to"), (Tensor, "cuda"), (DEVICE_CONTEXT, "__init__"))  # take it as the first argument
+
+
+def install(session: Session) -> None:
+    """Map the numbers, if this rank has a GPU."""
+    if environment.visible_gpus():
+        map_gpus(session.patches, torch.device("cuda", 0), session.say)
+
+
+def map_gpus(patches: Patches, device: torch.device, say: Callable[[str], None]) -> None:
+    """Replace functions that take a device: every GPU becomes `device`.
+
+    device: this rank's GPU; or the CPU, for a trial of a script that asks for a GPU. Functions of torch.cuda are
+    replaced for a GPU only. say: prints a line about the first number.
+    """
+    told: list[str] = []
+
+    def mapped(asked: Any) -> Any:
+        if isinstance(asked, str) and asked.startswith("cuda"):
+            asked = torch.device(asked)
+        if isinstance(asked, int) and not isinstance(asked, bool):
+            asked = torch.device("cuda", asked)
+        if not isinstance(asked, torch.device) or asked.type != "cuda" or asked == device:
+            return asked
+        if device.type == "cuda" and getattr(asked, "index", None) is None:  # the current one; torch's type says int
+            return asked
+        if device.type == "cuda" and not told:
+            told.append(f"cuda:{asked.index} in the script is each rank's own GPU")
+            say(told[0])
+        return device
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("device") is not None:
+                kwargs["device"] = mapped(kwargs["device"])
+            return original(*args, **kwargs)
+
+        return call
+
+    def make_move(original: Callable[..., Any]) -> Callable[..., Any]:
+        def move(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if args:
+                args = mapped(args[0]), *args[1:]
+            if kwargs.get("device") is not None:
+                kwargs["device"] = mapped(kwargs["device"])
+            return original(self, *args, **kwargs)
+
+        return move
+
+    def make_restore(original: Callable[..., Any]) -> Callable[..., Any]:
+        def restore(storage: Any, location: str) -> Any:
+            return original(storage, str(mapped(location)) if location.startswith("cuda") else location)
+
+        return restore
+
+    def make_index(original: Callable[..., Any]) -> Callable[..., Any]:
+        def index(asked: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(asked if isinstance(asked, int) and asked < 0 else mapped(asked), *args, **kwargs)
+
+        return index
+
+    for space, name in constructors():
+        patches.replace(space, name, make)
+    for space, names in ((torch, _LIKE), (Tensor, _NEW)):
+        for name in names.split():
+            patches.replace(space, name, make)
+    for space, name in _FIRST:
+        patches.replace(space, name, make_move)
+    patches.replace(torch.serialization, "default_restore_location", make_restore)
+    if device.type == "cuda":
+        for space, name in DEVICE_INDEX:
+            patches.replace(space, name, make_index)
