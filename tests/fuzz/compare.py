@@ -1,0 +1,190 @@
+"""Tell programs of which ranks print something else than one device does, and make them small."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.fuzz.program import Event, Played, Program, nudge, play
+from tests.fuzz.ranks import Ranks
+
+NUDGES = 4  # plays on one device with inputs moved by a unit in the last place
+MARGIN = 16  # times what these moves do
+REFUSALS = ("Refused",)  # loud, and documented as such
+_CALLED = re.compile(r"\.(\w+)\(|(\[)")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What ranks did that one device does not. kind: differs, raises, apart (between ranks), ended or refused."""
+
+    kind: str
+    text: str
+    ranks: str = ""
+
+    @property
+    def silent(self) -> bool:
+        return self.kind in ("differs", "apart")
+
+
+def difference(program: Program, ranks: Ranks, expected: Played | None = None) -> Difference | None:
+    """Play a program on one device and on ranks; return the first difference, None if there is none."""
+    expected = expected or play(program)
+    played = ranks.play(program)
+    found = _difference(program, expected, played)
+    if found is None:
+        return None
+    return Difference(found.kind, found.text, f"{ranks.strategy} on {ranks.world_size} ranks")
+
+
+def _difference(program: Program, expected: Played, played: list[Played]) -> Difference | None:
+    first = played[0]
+    for rank, other in enumerate(played):
+        if other.error is not None and other.error != expected.error:
+            name, text = other.error
+            if name.split(" ")[0] in REFUSALS:
+                return Difference("refused", text)
+            if expected.error is None or other.error[0] != expected.error[0]:
+                return Difference("ended", f"rank {rank}: {name}: {text}")
+    events = first.events
+    refused = next(
+        (place for place, event in enumerate(events) if event.values in [(one,) for one in REFUSALS]), None
+    )
+    if refused is not None:
+        events = events[:refused]
+    for rank, other in enumerate(played):
+        for one, two in zip(events, other.events, strict=False):
+            if repr((one.line, one.values)) != repr((two.line, two.values)):
+                return Difference("apart", f"rank 0: {_shown(one)}\nrank {rank}: {_shown(two)}")
+    rounding: list[tuple[int, Event, Event]] = []
+    wanted: tuple[Event, ...] = expected.events
+    for place, (one, two) in enumerate(zip(wanted, events, strict=False)):
+        if one.line != two.line or not _same_form(one.values, two.values):
+            if any(p.events[place : place + 1] and not _alike(p.events[place], one) for p in _nudged(program)):
+                return None  # rounding decides what is printed
+            raising = one.line != two.line or any(
+                isinstance(v, tuple) and len(v) == 1 and isinstance(v[0], str) for v in (one.values, two.values)
+            )
+            return Difference("raises" if raising else "differs", f"python: {_shown(one)}\nranks:  {_shown(two)}")
+        if repr(one.values) != repr(two.values):
+            rounding.append((place, one, two))
+    if refused is not None:
+        return Difference("refused", first.events[refused].text)
+    if len(wanted) != len(events):
+        return Difference("raises", f"python prints {len(wanted)} times, ranks {len(events)} times")
+    nudged = _nudged(program) if rounding else []
+    for place, one, two in rounding:
+        near = [other.events[place].values for other in nudged if len(other.events) > place]
+        error = _beyond(one.values, two.values, near)
+        if error:
+            return Difference("differs", f"python: {_shown(one)}\nranks:  {_shown(two)}\n{error}")
+    return None
+
+
+def _nudged(program: Program) -> list[Played]:
+    return [play(program, nudge(seed)) for seed in range(NUDGES)]
+
+
+def _alike(one: Event, other: Event) -> bool:
+    return one.line == other.line and _same_form(one.values, other.values)
+
+
+def _same_form(one: Any, other: Any) -> bool:
+    """Return whether two printed values are equal but for floats."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isnan(one) == math.isnan(other) and math.isinf(one) == math.isinf(other)
+    if isinstance(one, complex) and isinstance(other, complex):
+        return True
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_same_form, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same_form(one[name], other[name]) for name in one)
+    return type(one) is type(other) and one == other
+
+
+def _beyond(one: Any, other: Any, near: list[Any]) -> str:
+    """Return by how much values differ if moving the inputs by a unit in the last place does not do as much, else ""."""
+    base, values = (list(_floats(values)) for values in (one, other))
+    moved = [list(_floats(values)) for values in near]
+    moved = [values for values in moved if len(values) == len(base)]
+    if len(moved) < len(near):
+        return ""  # rounding decides what is printed
+    size = max((abs(value) for value in base if math.isfinite(value)), default=0.0)
+    does = max(
+        (abs(a - b) for values in moved for a, b in zip(base, values, strict=True) if math.isfinite(a - b)), default=0
+    )
+    differs = max((abs(a - b) for a, b in zip(base, values, strict=True) if math.isfinite(a - b)), default=0)
+    unit = math.ulp(size) if size else 0.0
+    if _single(base):
+        unit *= 2**29
+    allowed = MARGIN * max(does, unit)
+    return f"by {differs:.3g}, and moving the inputs does {does:.3g}" if differs > allowed else ""
+
+
+def _single(values: list[float]) -> bool:
+    """Return whether all values are numbers of single precision."""
+    import struct
+
+    return all(
+        not math.isfinite(v) or abs(v) > 3e38 or struct.unpack("f", struct.pack("f", v))[0] == v for v in values
+    )
+
+
+def _floats(value: Any) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, complex):
+        yield from (value.real, value.imag)
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _floats(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _floats(one)
+
+
+def _shown(event: Event) -> str:
+    return " ".join(map(str, event.values))[:600] + (f" ({event.text})" if event.text else "")
+
+
+def smallest(program: Program, fails: Callable[[Program], bool], most: int = 400) -> Program:
+    """Return a program with fewer statements that fails, too. most: programs to try."""
+    while True:
+        for smaller in program.smaller():
+            most -= 1
+            if most < 0:
+                return program
+            if smaller != program and fails(smaller):
+                program = smaller
+                break
+        else:
+            return program
+
+
+def script(program: Program) -> str:
+    """Return a program as a script to paste, with a `try` around what raises only."""
+    header, rest = program.source()
+    raising: set[int] = {event.line for event in play(program).events if len(event.values) == 1}
+    lines = (header + rest).split("\n")
+    guarded = {
+        statement
+        for statement in (*program.body, *program.end)
+        if any("print(type(error)" in lines[line - 1] and _covers(lines, line, statement) for line in raising)
+    }
+    return "".join(program.source(lambda statement: statement in guarded))
+
+
+def _covers(lines: list[str], line: int, statement: str) -> bool:
+    """Return whether the `except` above a line belongs to a statement."""
+    count = statement.count("\n") + 1
+    found = "\n".join(text.strip() for text in lines[line - 2 - count : line - 2])
+    return found == "\n".join(text.strip() for text in statement.split("\n"))
+
+
+def calls(program: Program) -> tuple[str, ...]:
+    """Return the functions that a program calls, to tell one fault from another."""
+    text = "\n".join(statement for statement in program.body if not statement.startswith("print("))
+    return tuple(sorted({a or "[]" for a, b in _CALLED.findall(text)}))

@@ -1,0 +1,199 @@
+"""Ranks that play one program after another: processes forked once, each program with a session of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import tempfile
+import traceback
+import warnings
+from datetime import timedelta
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+from duoka import plain
+from duoka.environment import use_loopback_for_gloo
+from duoka.options import Options, Target, shares_for
+from duoka.plain.patching import Patches
+from duoka.plain.shared_random import SharedRandom
+from duoka.plan import Kind, Plan
+from duoka.supervision.status_board import StatusBoard
+from duoka.view.collectives.process import ProcessCollectives
+from duoka.view.collectives.shared_memory import SharedMemoryExchange, memory_size
+from duoka.view.view import View
+from tests.fuzz.program import FILE, Played, play
+
+PATIENCE = 60.0  # seconds without an answer after which ranks are taken to wait for each other
+COLLECTIVE = 15.0  # seconds that a collective waits for other ranks
+PROGRAMS = 400  # of one set of processes
+PR_SET_PDEATHSIG = 1
+
+
+class Ranks:
+    """Processes that play programs as the ranks of a run.
+
+    strategy: ddp, exact, fsdp or offload (fsdp with --cpu-offload).
+    """
+
+    def __init__(self, world_size: int, strategy: str) -> None:
+        self.world_size, self.strategy = world_size, strategy
+        self._pids: list[int] = []
+        self._ends: list[Connection] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._played = 0
+
+    def play(self, program: Any) -> list[Played]:
+        """Return what each rank has printed. The processes are ended if one does not answer, or gave an error."""
+        if not self._pids or self._played >= PROGRAMS:
+            self.close()
+            self._start()
+        self._played += 1
+        results: dict[int, Played] = {}
+        for end in self._ends:
+            end.send(program)
+        while len(results) < self.world_size:
+            waiting = {end: rank for rank, end in enumerate(self._ends) if rank not in results}
+            ready = wait(list(waiting), PATIENCE if not results else COLLECTIVE + 15)
+            for end in ready:
+                try:
+                    results[waiting[end]] = end.recv()  # type: ignore[index]
+                except EOFError:
+                    results[waiting[end]] = Played((), ("Died", "the process has ended"))  # type: ignore[index]
+            if not ready:
+                results |= dict.fromkeys(waiting.values(), Played((), ("Hangs", "no answer")))
+        played = [results[rank] for rank in range(self.world_size)]
+        if any(one.error for one in played):
+            self.close()
+        return played
+
+    def _start(self) -> None:
+        memory, board = mmap.mmap(-1, memory_size(self.world_size)), StatusBoard.create(self.world_size)
+        self._folder = tempfile.TemporaryDirectory(prefix="duoka-fuzz-")
+        store, parent = os.path.join(self._folder.name, "store"), os.getpid()
+        pipes = [Pipe() for _ in range(self.world_size)]
+        for rank in range(self.world_size):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of threads: pytest's own are no matter
+                pid = os.fork()
+            if pid == 0:
+                try:
+                    for place, (ours, theirs) in enumerate(pipes):
+                        ours.close()
+                        if place != rank:
+                            theirs.close()
+                    self._serve(rank, parent, store, memory, board, pipes[rank][1])
+                finally:
+                    os._exit(0)
+            self._pids.append(pid)
+        for ours, theirs in pipes:
+            theirs.close()
+            self._ends.append(ours)
+        self._played = 0
+
+    def _serve(
+        self, rank: int, parent: int, store: str, memory: mmap.mmap, board: StatusBoard, end: Connection
+    ) -> None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            return
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        null = os.open(os.devnull, os.O_WRONLY)
+        if "FUZZ_SHOWN" not in os.environ:
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
+        use_loopback_for_gloo()
+        place, size = FileStore(store, self.world_size), self.world_size
+        exchange = SharedMemoryExchange(memory, rank, size, COLLECTIVE)
+        ranks = _Collectives(place, rank, size, timedelta(seconds=COLLECTIVE), board.slot(rank), exchange)
+        shared_random = SharedRandom(1234, lambda holder=None: place)
+        plan = plan_of(self.strategy, size)
+        while True:
+            try:
+                program = end.recv()
+            except EOFError:
+                return
+            end.send(in_session(plan, ranks, shared_random, program))
+
+    def close(self) -> None:
+        """End the processes."""
+        for pid in self._pids:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._pids:
+            os.waitpid(pid, 0)
+        for end in self._ends:
+            end.close()
+        self._pids, self._ends = [], []
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+class _Collectives(ProcessCollectives):
+    """The collectives of one program after another."""
+
+    def barrier_at_end(self) -> None:
+        self.barrier()
+
+
+def plan_of(strategy: str, world_size: int) -> Plan:
+    """Return the plan of `duoka run --devices cpu:N --strategy ...`."""
+    from duoka.devices import Device
+
+    options = Options(Target(FILE))
+    return Plan(
+        target=options.target,
+        kind=Kind.PLAIN,
+        kind_reason="",
+        kind_can_be_either=False,
+        devices=tuple(Device("cpu", index) for index in range(world_size)),
+        strategy="fsdp" if strategy == "offload" else strategy,
+        batch_norm=options.batch_norm,
+        randomness=options.randomness,
+        loading=options.loading,
+        threads=1,
+        timeout=COLLECTIVE,
+        step_timeout=None,
+        log_dir=None,
+        verbosity="quiet",
+        shares=shares_for(world_size, None) if strategy == "exact" else 0,
+        cpu_offload=strategy == "offload",
+    )
+
+
+def in_session(plan: Plan, ranks: Any, shared_random: SharedRandom, program: Any) -> Played:
+    """Play a program as `duoka run` runs a script; all functions of torch and Python are put back afterwards."""
+    sessions: list[Patches] = []
+
+    class Kept(Patches):
+        def __init__(self) -> None:
+            super().__init__()
+            sessions.append(self)
+
+    ours, plain.Patches = plain.Patches, Kept  # type: ignore[misc]
+    played = Played((), ("NotPlayed", ""))
+
+    def script() -> None:
+        nonlocal played
+        played = play(program)
+        if played.error is not None and played.error[0] in ("TimedOut", "PeerLost", "RanksApart", "PeerFailed"):
+            raise RuntimeError  # ends the session without a barrier
+
+    try:
+        plain.run_plain(plan, ranks, shared_random, lambda line: None, script)
+    except BaseException as error:
+        if played.error is None:
+            text = f"{error}\n{''.join(traceback.format_tb(error.__traceback__)[-3:])}"
+            played = Played(played.events, (f"{type(error).__name__} at the end", text))
+    finally:
+        plain.Patches = ours  # type: ignore[misc]
+        for patches in sessions:
+            patches.undo()
+    return played
