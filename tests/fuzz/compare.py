@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from tests.fuzz.program import Event, Played, Program, nudge, play
 from tests.fuzz.ranks import Ranks
 
@@ -74,7 +76,9 @@ def _difference(program: Program, expected: Played, played: list[Played]) -> Dif
     if refused is not None:
         return Difference("refused", first.events[refused].text)
     if len(wanted) != len(events):
-        return Difference("raises", f"python prints {len(wanted)} times, ranks {len(events)} times")
+        shown = _shown(max(wanted, events, key=len)[min(len(wanted), len(events))])
+        text = f"python prints {len(wanted)} times, ranks {len(events)} times; the first that is not of both: {shown}"
+        return Difference("raises", text)
     nudged = _nudged(program) if rounding else []
     for place, one, two in rounding:
         near = [other.events[place].values for other in nudged if len(other.events) > place]
@@ -106,31 +110,29 @@ def _same_form(one: Any, other: Any) -> bool:
 
 
 def _beyond(one: Any, other: Any, near: list[Any]) -> str:
-    """Return by how much values differ if moving the inputs by a unit in the last place does not do as much, else ""."""
+    """Return by how much values differ, if that is more than rounding does; else "".
+
+    near: the values with inputs moved by a unit in the last place.
+    """
     base, values = (list(_floats(values)) for values in (one, other))
     moved = [list(_floats(values)) for values in near]
-    moved = [values for values in moved if len(values) == len(base)]
-    if len(moved) < len(near):
+    if any(len(values) != len(base) for values in moved):
         return ""  # rounding decides what is printed
+    does = max((_distance(base, values) for values in moved), default=0)
     size = max((abs(value) for value in base if math.isfinite(value)), default=0.0)
-    does = max(
-        (abs(a - b) for values in moved for a, b in zip(base, values, strict=True) if math.isfinite(a - b)), default=0
-    )
-    differs = max((abs(a - b) for a, b in zip(base, values, strict=True) if math.isfinite(a - b)), default=0)
-    unit = math.ulp(size) if size else 0.0
-    if _single(base):
-        unit *= 2**29
+    unit = math.ulp(size) * (2**29 if all(map(_is_single, base)) else 1) if size else 0.0
+    differs = _distance(base, values)
     allowed = MARGIN * max(does, unit)
     return f"by {differs:.3g}, and moving the inputs does {does:.3g}" if differs > allowed else ""
 
 
-def _single(values: list[float]) -> bool:
-    """Return whether all values are numbers of single precision."""
-    import struct
+def _distance(values: list[float], others: list[float]) -> float:
+    return max((abs(a - b) for a, b in zip(values, others, strict=True) if math.isfinite(a - b)), default=0)
 
-    return all(
-        not math.isfinite(v) or abs(v) > 3e38 or struct.unpack("f", struct.pack("f", v))[0] == v for v in values
-    )
+
+def _is_single(value: float) -> bool:
+    """Return whether a number has single precision."""
+    return torch.tensor(value, dtype=torch.float32).item() == value or not math.isfinite(value)
 
 
 def _floats(value: Any) -> Iterator[float]:

@@ -62,17 +62,6 @@ class Program:
                     for side in (3, 2):
                         simple = (found[1] or "") + found[side]
                         yield replace(self, **{name: (*statements[:place], simple, *statements[place + 1 :])})
-        for place, statement in enumerate(self.body):
-            yield from (
-                replace(self, body=(*self.body[:place], one, *self.body[place + 1 :])) for one in _less(statement)
-            )
-
-
-def _less(statement: str) -> Iterator[str]:
-    """Yield a statement that prints less: each of what it prints by itself."""
-    if statement.startswith("print(") and "; print(" in statement:
-        for part in statement.split("; "):
-            yield part
 
 
 @dataclass(frozen=True)

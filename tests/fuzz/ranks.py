@@ -11,13 +11,13 @@ import traceback
 import warnings
 from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from duoka import plain
+from duoka.devices import Device
 from duoka.environment import use_loopback_for_gloo
 from duoka.options import Options, Target, shares_for
 from duoka.plain.patching import Patches
@@ -26,7 +26,6 @@ from duoka.plan import Kind, Plan
 from duoka.supervision.status_board import StatusBoard
 from duoka.view.collectives.process import ProcessCollectives
 from duoka.view.collectives.shared_memory import SharedMemoryExchange, memory_size
-from duoka.view.view import View
 from tests.fuzz.program import FILE, Played, play
 
 PATIENCE = 60.0  # seconds without an answer after which ranks are taken to wait for each other
@@ -145,8 +144,6 @@ class _Collectives(ProcessCollectives):
 
 def plan_of(strategy: str, world_size: int) -> Plan:
     """Return the plan of `duoka run --devices cpu:N --strategy ...`."""
-    from duoka.devices import Device
-
     options = Options(Target(FILE))
     return Plan(
         target=options.target,

@@ -107,9 +107,8 @@ class Search:
         key = (shown.kind, calls(small))
         if key not in self.faults:
             self.faults[key] = small, shown
-            print(
-                f"--- {self.family}, {shown.kind}, {shown.ranks}\n{script(small)}{_quoted(shown.text)}\n", flush=True
-            )
+            told = f"--- {self.family}, {shown.kind}, {shown.ranks}\n{script(small)}{_quoted(shown.text)}"
+            print(told, flush=True)
 
     def report(self) -> str:
         """Return how many programs were tried, and how many differed."""

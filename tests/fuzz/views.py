@@ -17,6 +17,16 @@ from tests.fuzz.program import Program
 STEPS = 4
 MOST = 500  # elements of a tensor
 NAMES = "abcdefgh"
+SHAPES = [(4, 4), (3, 3), (4,), (2, 3), (3, 4, 2), (2, 2, 2), (1, 4), (4, 1), (1,), (2, 1, 3), (2, 3, 2, 2)]
+WARM = (
+    *("{0}.contiguous()", "{0}.clone()", "{0}.reshape(-1)", "{0}.flatten(1)", "{0}.view({0}.shape)"),
+    *("{0}.mul(2)", "{0}.transpose(0,1)"),
+)
+MIXED = (
+    *("{} + {}", "{} * {}", "torch.maximum({}, {})", "torch.where({0} > 0, {0}, {1})", "torch.cat([{}, {}])"),
+    *("torch.cat([{}, {}], 1)", "torch.stack([{}, {}])", "torch.stack([{}, {}], 1)", "{0}.expand_as({1})"),
+    *("{0}.view_as({1})", "{0}.reshape({1}.shape)", "{0}.type_as({1})", "torch.empty_like({0}).copy_({1})"),
+)
 
 
 @st.composite
@@ -36,9 +46,7 @@ class _Views:
     def program(self) -> Program:
         draws = self.draws
         rows = draws.pick([6, 5, 4, 3, 7, 2, 8, 1])
-        shape = draws.pick(
-            [(4, 4), (3, 3), (4,), (2, 3), (3, 4, 2), (2, 2, 2), (1, 4), (4, 1), (1,), (2, 1, 3), (2, 3, 2, 2)]
-        )
+        shape = draws.pick(SHAPES)
         dtype = draws.pick(["float32", "float32", "float32", "int64", "float64"])
         less = draws.pick([0, 0, 0, 1, rows - 1]) if rows > 1 else 0  # rows that the last batch lacks
         total = STEPS * rows - less
@@ -56,18 +64,17 @@ class _Views:
         parts = []
         for name in self.tensors:
             parts.append(f"print({name!r}, {name}.tolist())")
-            parts.append(f"print({name!r}, {name}.shape, {name}.stride(), {name}.is_contiguous())")
+            parts.append(f"print({name!r}, {name}.shape, {name}.dtype, {name}.stride(), {name}.is_contiguous())")
             if self.draws.chance(15):
                 parts.append(f"print({name!r}, {name}.storage_offset())")
-            if self.draws.chance(30):
-                parts.append(
-                    f"print({name!r}, {name}._is_view(), {name}.dtype, {name}.is_contiguous(memory_format=torch.channels_last))"
-                )
+            if self.draws.chance(15):
+                parts.append(f"print({name!r}, {name}._is_view())")
+            if self.draws.chance(15):
+                parts.append(f"print({name!r}, {name}.is_contiguous(memory_format=torch.channels_last))")
         if len(self.tensors) > 1:
             one, other = (self.draws.pick(self.tensors) for _ in range(2))
-            parts.append(
-                f"print('memory', {one}.data_ptr() == {other}.data_ptr(), {one} is {other}, {one}._base is {other})"
-            )
+            parts.append(f"print('memory', {one}.data_ptr() == {other}.data_ptr())")
+            parts.append(f"print('same', {one} is {other}, {one}._base is {other})")
         return (*self.body, *parts)
 
     def _statement(self) -> None:
@@ -119,17 +126,7 @@ class _Views:
 
     def _mix(self) -> None:
         one, other = self._tensor(), self._tensor()
-        form = self.draws.pick(
-            ["{} + {}", "torch.maximum({}, {})", "torch.where({0} > 0, {0}, {1})", "torch.cat([{}, {}], 1)"]
-            + [
-                "torch.stack([{}, {}])",
-                "torch.stack([{}, {}], 1)",
-                "torch.cat([{}, {}])",
-                "{} * {}",
-                "{0}.expand_as({1})",
-            ]
-            + ["{0}.view_as({1})", "{0}.reshape({1}.shape)", "{0}.type_as({1})", "torch.empty_like({0}).copy_({1})"]
-        )
+        form = self.draws.pick(MIXED)
         expression = form.format(one, other)
         value = self._try(expression)
         if isinstance(value, Tensor) or self.draws.chance(15):
@@ -152,18 +149,7 @@ class _Views:
     def _warm(self) -> None:
         """Call something some times, so that it is recorded."""
         name = self._tensor()
-        call = self.draws.pick(
-            [
-                "{}.contiguous()",
-                "{}.clone()",
-                "{}.reshape(-1)",
-                "{}.flatten(1)",
-                "{}.view({}.shape)",
-                "{}.mul(2)",
-                "{}.transpose(0, 1)",
-            ]
-        )
-        self.body.append(f"for _ in range(3): {call.replace('{}', name)}")
+        self.body.append(f"for _ in range(3): {self.draws.pick(WARM).format(name)}")
 
     def _write(self) -> None:
         name = self._tensor()

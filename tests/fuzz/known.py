@@ -1,0 +1,163 @@
+"""Programs that ranks once ran otherwise than one device, made small: statements in a loop over batches of x."""
+
+from __future__ import annotations
+
+from tests.fuzz.program import Program
+
+
+def on(shape: str, *body: str, header: tuple[str, ...] = ()) -> Program:
+    """Return a program of statements on four batches x of this shape, such as "(6, 4, 4)"; x is printed, too."""
+    sizes = [int(size) for size in shape.strip("()").split(",") if size.strip()]
+    total = 4
+    for size in sizes:
+        total *= size
+    rest = ", ".join(map(str, sizes[1:]))
+    data = f"data = (torch.arange({total}.) % 23 - 11).view({', '.join(filter(None, [str(4 * sizes[0]), rest]))})"
+    loop = f"for step, x in enumerate(DataLoader(data, batch_size={sizes[0]})):"
+    return Program((data, *header), loop, (*body, "print(x.tolist())"))
+
+
+LAYOUTS = {
+    "recorded contiguous": on(
+        "(6, 4, 4)",
+        "h = x + 0",
+        "for _ in range(3): h.contiguous()",
+        "t = h.transpose(1, 2).contiguous()",
+        "t.mul_(10)",
+        "print(h.tolist(), t.tolist())",
+    ),
+    "contiguous of a transposed batch": on(
+        "(6, 4, 4)",
+        "y = x.transpose(1, 2).contiguous()",
+        "y += 1",
+        "y.flatten(1).add_(2)",
+        "print(y.tolist())",
+    ),
+    "view of columns": on("(6, 4, 4)", "print(x[:, 1:].view(-1).shape)"),
+    "view of an expanded batch": on("(6, 1, 4)", "print(x.expand(6, 2, 4).view(6, -1).shape)"),
+    "view of an expanded batch of matrices": on(
+        "(6, 4, 4)", "print(x.unsqueeze(1).expand(6, 2, 4, 4).view(6, -1).shape)"
+    ),
+    "view of a transposed batch": on("(6, 4, 4)", "print(x.transpose(1, 2).view(6, 16).shape)"),
+    "row of an expanded batch": on("(6, 4, 4)", "x.unsqueeze(1).expand(6, 2, 4, 4)[0].zero_()", "print(x.tolist())"),
+    "strides of columns": on("(6, 4, 4)", "print(x[:, ::2].stride())"),
+    "layout after flip": on("(6, 4, 4)", "y = x.transpose(1, 2).flip(1)", "print(y.stride(), y.is_contiguous())"),
+    "layout after sort": on(
+        "(6, 4, 4)", "y = x.transpose(1, 2).sort(1).values", "print(y.stride(), y.is_contiguous())"
+    ),
+    "layout after a mask": on(
+        "(6, 4, 4)", "y = x.transpose(1, 2)[x[:, 0, 0] > 0]", "print(y.stride(), y.is_contiguous())"
+    ),
+    "expand to more rows": on("(4, 2)", "print(x[:, 0].expand(8, 2).shape)"),
+    "squeeze out of range": on("(6, 4)", "print(x.squeeze(5).shape)"),
+    "unsqueeze out of range": on("(6, 4)", "print(x.unsqueeze(5).shape)"),
+    "flatten out of range": on("(6, 4)", "print(x.flatten(5).shape)"),
+    "unflatten out of range": on("(6, 4)", "print(x.unflatten(5, (2, 2)).shape)"),
+    "flatten backwards": on("(6, 4)", "print(x.flatten(1, 0).shape)"),
+    "strides": on("(6, 4)", "print(x.t().stride(), x.t().is_contiguous())"),
+    "channels last": on("(6, 2, 3, 3)", "y = x.contiguous(memory_format=torch.channels_last)", "print(y.stride())"),
+    "storage offset": on("(6, 4)", "print(x[1:].storage_offset(), x[:, 1:].storage_offset())"),
+    "strided columns": on("(6, 3)", "print(x[:, 1:].as_strided((2, 2), (6, 1)).tolist())"),
+    "squeeze of nothing": on("(6, 4)", "y = x.squeeze()", "print(y is x, y._base is x)"),
+    "itself": on(
+        "(6, 4)",
+        "print(x.to(x.dtype) is x, x.float() is x, x.type(torch.float32) is x, x.cpu() is x)",
+        "print(x.real is x, (+x) is x, x.resolve_conj() is x, x.flatten(1) is x)",
+        "print(F.dropout(x, 0.5, training=False) is x, x.contiguous() is x, x.view(6, 4) is x)",
+    ),
+    "rows of one": Program(
+        (),
+        "for step, ids in enumerate(DataLoader(torch.arange(66).view(11, 6) % 4, batch_size=8)):",
+        (
+            "labels = ids[:, 1:].contiguous()",
+            "labels[labels == 0] = -100",
+            "print(ids.sum().item(), labels.sum().item())",
+        ),
+    ),
+    "rows of one, reshaped": Program(
+        (),
+        "for step, ids in enumerate(DataLoader(torch.arange(66).view(11, 6) % 4, batch_size=8)):",
+        ("ids[:, 1:].reshape(-1).mul_(2)", "ids[:, 1:].ravel().mul_(2)", "print(ids.tolist())"),
+    ),
+    "a flag in a record": on(
+        "(6, 4)",
+        "with torch.set_grad_enabled(step % 2 == 0): h = x * weight",
+        "print(h.requires_grad, h.is_leaf, h.detach().is_leaf, h.is_inference())",
+        header=("weight = torch.ones(4, requires_grad=True)",),
+    ),
+}
+
+OTHERS = {
+    "Dropout1d on columns": on("(6, 4)", "torch.manual_seed(step)", "print(F.dropout1d(x, 0.5).tolist())"),
+    "Dropout3d on images": on("(6, 2, 3, 3)", "torch.manual_seed(step)", "print(F.dropout3d(x, 0.5).tolist())"),
+    "noise like an expanded batch": on(
+        "(6, 4)",
+        "torch.manual_seed(step)",
+        "std = x.abs().unsqueeze(1).expand(-1, 5, -1)",
+        "print(torch.randn_like(std).tolist())",
+        "print(torch.rand_like(std).tolist())",
+        "print(torch.normal(std, std).tolist())",
+        "print(torch.bernoulli(std / 100).tolist())",
+    ),
+    "sample of a mixture": on(
+        "(6, 4)",
+        "torch.manual_seed(step)",
+        "D = torch.distributions",
+        "mixture = D.MixtureSameFamily(D.Categorical(logits=x), D.Normal(x, 1.0))",
+        "print(mixture.sample().tolist())",
+    ),
+    "hook on a batch of fewer rows than shares": on(
+        "(7, 3)",
+        "weight.grad = None",
+        "h = F.linear(x, torch.diag(weight), bias)",
+        "h.register_hook(lambda g: g * 10)",
+        "(h * 1).sum().backward()",
+        "print(weight.grad.tolist())",
+        header=("weight, bias = torch.ones(3, requires_grad=True), torch.zeros(3)",),
+    ),
+    "parameters() that returns a list": on(
+        "(6, 3)",
+        "print(net(x).tolist())",
+        header=(
+            "class Net(nn.Linear):\n    def parameters(self): return [self.weight, self.bias]",
+            "torch.manual_seed(0)",
+            "net = Net(3, 2)",
+        ),
+    ),
+}
+
+SHARDED = {
+    "traced after a step": on(
+        "(6, 3)",
+        "net(x).sum().backward(); optimizer.step(); optimizer.zero_grad()",
+        "print(torch.jit.trace(net, torch.ones(1, 3))(torch.ones(2, 3)).tolist())",
+        header=(
+            "torch.manual_seed(0)",
+            "net = nn.Linear(3, 2)",
+            "optimizer = torch.optim.SGD(net.parameters(), lr=0.01)",
+        ),
+    ),
+    "jacobians after a step": on(
+        "(6, 3)",
+        "net(x).sum().backward(); optimizer.step(); optimizer.zero_grad()",
+        "print(torch.vmap(torch.func.jacrev(net))(x).tolist())",
+        header=(
+            "torch.manual_seed(0)",
+            "net = nn.Linear(3, 2)",
+            "optimizer = torch.optim.SGD(net.parameters(), lr=0.01)",
+        ),
+    ),
+    "LBFGS over one free parameter": on(
+        "(6, 3)",
+        "def closure():\n"
+        "    optimizer.zero_grad(); loss = (net(x) / temperature - 1).square().mean(); loss.backward(); return loss",
+        "optimizer.step(closure)",
+        "print(temperature.item())",
+        header=(
+            "torch.manual_seed(0)",
+            "net = nn.Linear(3, 2)",
+            "temperature = nn.Parameter(torch.ones(1))",
+            "optimizer = torch.optim.LBFGS([temperature], lr=0.1, max_iter=5)",
+        ),
+    ),
+}
