@@ -333,6 +333,7 @@ def _run_and_record(
     """Run the script, and record how it ended."""
     try:
         run(plan, info, arguments)
+        _wait_for_gpu()
     except SystemExit as error:
         end = ending.exited(info.rank, error)
         if end.said and arguments.own_log:
@@ -344,6 +345,13 @@ def _run_and_record(
         end = ending.raised(info.rank, cause)
         return end if arguments.attempt.function is not None else _show(cause, end, arguments.own_log)
     return ending.returned(info.rank)
+
+
+def _wait_for_gpu() -> None:
+    """Wait for the kernels that still run: an error of theirs is raised here, or nowhere."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def _show(error: BaseException, end: Ending, own_log: bool) -> Ending:

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).parents[2]
-FROM_OUTSIDE = ("PYTEST_", "CUDA_", "OMP_", "TORCHELASTIC_", "MASTER_")  # what a run must not depend on
+FROM_OUTSIDE = (
+    "PYTEST_",
+    "CUDA_",
+    "OMP_",
+    "TORCHELASTIC_",
+    "MASTER_",
+    "PYTORCH_NVML_",
+)  # what a run must not depend on
 CPUS = re.compile(r"cpu:(\d+)")
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+
 import pytest
 
-from tests.flows.flow import Flow
+from tests.flows.flow import Flow, surroundings
 
 pytestmark = pytest.mark.cards
 
@@ -96,6 +100,20 @@ def test_launch_after_the_program_has_looked_for_cards(flow: Flow, asked: str) -
     assert flow.python([flow.write("train.py", source)]).ok().stdout == "[(0, 'cuda:0', 2.0), (1, 'cuda:0', 2.0)]\n"
 
 
+@pytest.mark.parametrize("imports", ["torch, duoka", "torch"])
+def test_asking_for_cards_after_duoka_was_imported_leaves_forks_cuda(cards: dict[str, str], imports: str) -> None:
+    source = f"""
+import {imports}, os
+assert torch.cuda.is_available()
+if os.fork() == 0:
+    os._exit(torch.cuda._is_in_bad_fork())
+print(os.wait()[1])
+"""
+    words = [sys.executable, "-c", source]
+    done = subprocess.run(words, env=surroundings(cards), capture_output=True, text=True, check=True)
+    assert (done.stdout == "0\n") == ("duoka" in imports)
+
+
 @pytest.mark.parametrize("use", ["torch.ones(1, device='cuda')", "torch._C._cuda_getDeviceCount()"])
 def test_launch_after_the_program_has_used_cuda(flow: Flow, use: str) -> None:
     source = f"""
@@ -130,3 +148,63 @@ def test_launch_after_the_program_has_used_cuda(flow: Flow, use: str) -> None:
     assert result.stdout == "Result(rank=0, value=6.0) Result(rank=1, value=6.0)\nWrong so it is True\n"
     assert "duoka.launch: this process has used CUDA already" in result.stderr
     assert "pip install cloudpickle" in result.stderr
+
+
+def test_a_dataset_of_tensors_on_a_card(flow: Flow) -> None:
+    source = """
+        import torch, duoka
+        from torch.utils.data import StackDataset, TensorDataset
+        run = duoka.start(seed=0)
+        x = torch.arange(10.0, device=run.device)
+        for data in (TensorDataset(x), StackDataset(x=x), (x,), [{"x": value} for value in x]):
+            for batch in run.loader(data, batch_size=4):
+                value = batch["x"] if isinstance(batch, dict) else batch[0]
+                print(value.device.type, value.sum().item())
+    """
+    expected = "cuda 6.0\ncuda 22.0\ncuda 17.0\n" * 4
+    assert flow.run(["run", "--devices", "0,1", flow.write("train.py", source)]).ok().stdout == expected
+
+
+def test_forecast_of_memory(flow: Flow) -> None:
+    asks = training(
+        'torch.cuda.set_device(0); model.to("cuda"); noise = torch.zeros(3, device="cuda:0")',
+        "x, y = x.cuda(), y.pin_memory().to('cuda', non_blocking=True); torch.cuda.synchronize()",
+    )
+    words = ["forecast", "--memory", "--json", "--devices", "0,1"]
+    found, expected = (
+        flow.run([*words, flow.write(f"{n}.py", source)]).ok().stdout
+        for n, source in (("asks", asks), ("plain", training("noise = torch.zeros(3)", "")))
+    )
+    assert found.replace("asks.py", "plain.py") == expected
+    assert flow.run(["run", "--strategy", "auto", "--devices", "0,1", flow.folder / "asks.py"]).ok().stdout
+
+
+@pytest.mark.parametrize("kind", ["plain", "distributed"])
+def test_an_error_of_a_kernel_at_the_end_is_not_lost(flow: Flow, kind: str) -> None:
+    source = """
+        import os, torch
+        x = torch.zeros(3, device="cuda")
+        rank = os.environ.get("LOCAL_RANK", os.environ["CUDA_VISIBLE_DEVICES"])  # a plain script has no rank
+        x[torch.tensor([7 if rank == "1" else 0], device="cuda")]
+    """
+    result = flow.run(["run", "--devices", "0,1", "--kind", kind, flow.write("train.py", source)])
+    assert result.returncode == 1
+    assert "CUDA error: device-side assert triggered" in result.stderr
+    assert "rank 1" in result.stderr
+    assert re.search("CUDA_LAUNCH_BLOCKING=1 .*names the line", result.stderr)
+
+
+GRAPHS = {
+    "CUDAGraph": "torch.cuda.CUDAGraph()",
+    "graph": "torch.cuda.graph(None)",
+    "make_graphed_callables": "torch.cuda.make_graphed_callables(model, (torch.zeros(2, 4),))",
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_are_refused_by_name(flow: Flow, name: str) -> None:
+    script = flow.write("train.py", training("model.cuda()\n    " + GRAPHS[name], "x, y = x.cuda(), y.cuda()"))
+    result = flow.run(["run", "--devices", "0,1", script])
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert f"train.py:11 calls torch.cuda.{name}" in result.stderr

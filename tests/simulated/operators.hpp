@@ -127,8 +127,10 @@ struct Call {
     }
   }
   void check_devices(const std::string& name) {
-    static const char* may_mix[] = {"index",  "_index", "_unsafe_index", "_foreach", "_fused", "_pack",
-                                    "_cudnn", "ctc",    "_ctc",          "set_",     "segment"};
+    static const std::set<std::string> indexing = {"aten::index",       "aten::index_put",        "aten::index_put_",
+                                                   "aten::_unsafe_index", "aten::_index_put_impl_", "aten::_unsafe_index_put"};
+    static const char* may_mix[] = {"_foreach", "_fused", "_pack", "_cudnn", "ctc", "_ctc", "set_", "segment"};
+    if (indexing.count(name)) return;
     for (auto* prefix : may_mix)
       if (name.rfind(std::string("aten::") + prefix, 0) == 0) return;
     bool mixed = (has_cpu && !arguments.empty()) || other.index() >= 0;

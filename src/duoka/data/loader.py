@@ -219,7 +219,7 @@ def _made(data: Any, batch_size: int | None, shuffle: bool, device: torch.device
         raise OptionError("run.loader", "shuffle=True and a sampler", "given one of both", hint)
     if shuffle and isinstance(dataset, IterableDataset):
         raise OptionError("shuffle", True, "left out for a dataset without indices", "let the dataset shuffle")
-    if device.type == "cuda":
+    if device.type == "cuda" and not _holds_gpu_tensors(dataset):  # which cannot be pinned
         how = {"pin_memory": True} | how
     if batch_size is not None:
         how = {"batch_size": batch_size} | how
@@ -247,6 +247,16 @@ def _dataset(data: Any) -> Dataset[Any]:
         hint = "for example: run.loader((images, labels), batch_size=256)"
         raise OptionError("data of run.loader", type(data), "a dataset, a DataLoader, tensors or arrays", hint)
     return data  # type: ignore[no-any-return]
+
+
+def _holds_gpu_tensors(data: Any, depth: int = 4) -> bool:
+    """Return whether a dataset has tensors of a GPU among its attributes; no sample is read."""
+    if isinstance(data, Tensor):
+        return data.device.type != "cpu"
+    if isinstance(data, dict):
+        data = tuple(data.values())
+    parts = data[:8] if isinstance(data, (tuple, list)) else vars(data).values() if hasattr(data, "__dict__") else ()
+    return depth > 0 and any(_holds_gpu_tensors(part, depth - 1) for part in parts)
 
 
 def _check_batch_size(batch_size: object, how: dict[str, Any]) -> None:

@@ -114,15 +114,16 @@ class InMemorySource(BatchSource):
     def _batches(self, skip: int, drawn: list[Tensor]) -> Iterator[Any]:
         self._draw(drawn)
         order = drawn[0]
+        orders = {tensor.device: order.to(tensor.device) for tensor in self._tensors}
         view, world_size = self._view, self._view.ranks.world_size
         start = 0
         for number, n in enumerate(self._sizes(len(order))):
             if number >= skip:
                 if world_size == 1 or not view.splits(n):
-                    indices = order[start : start + n]
-                    yield [tensor.index_select(0, indices) for tensor in self._tensors]
+                    part = slice(start, start + n)
+                    yield [tensor.index_select(0, orders[tensor.device][part]) for tensor in self._tensors]
                 else:
-                    yield [self._rows_of(tensor, order, start, n) for tensor in self._tensors]
+                    yield [self._rows_of(tensor, orders[tensor.device], start, n) for tensor in self._tensors]
             start += n
 
     def _rows_of(self, tensor: Tensor, order: Tensor, start: int, n: int) -> BatchTensor:

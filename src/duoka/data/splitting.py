@@ -91,8 +91,11 @@ class LabelledBatch:
     seeded: bool = False
 
     def pin_memory(self) -> LabelledBatch:
-        """Pin the batch; called by torch's pinning thread."""
-        return replace(self, batch=pin_memory(self.batch))
+        """Pin the batch, but for tensors of a GPU; called by torch's pinning thread."""
+        if all(leaf.device.type == "cpu" for leaf in tree_leaves(self.batch) if isinstance(leaf, Tensor)):
+            return replace(self, batch=pin_memory(self.batch))
+        pinned = tree_map_only(Tensor, lambda leaf: leaf.pin_memory() if leaf.is_cpu else leaf, self.batch)
+        return replace(self, batch=pinned)
 
 
 class Reader:

@@ -25,6 +25,13 @@ HINTS = {
         "the script asks for NVIDIA GPUs, and this run has none: `--devices 0,1` gives it some (`duoka gpus` lists "
         "them); on CPUs its own option for the backend must say gloo, or `--kind plain` runs it as on one device"
     ),
+    r"device-side assert": (
+        "a kernel on this rank's GPU met an index or a label out of range, and the line above may be a later one; "
+        "`CUDA_LAUNCH_BLOCKING=1 duoka run ...` names the line, `--devices cpu:2` the index"
+    ),
+    r"invalid device ordinal": (
+        "each rank sees one GPU, as cuda:0; with duoka's API, run.device is the device to use"
+    ),
     r"No space left on device": "a disk is full, or /dev/shm is: `df -h` shows which",
     r"DataLoader worker .* killed by signal: Killed": (
         "a loader worker was killed, mostly by the kernel when memory ran out; what helps: fewer DataLoader workers"

@@ -19,6 +19,8 @@ from duoka.private.torch import DEVICE_CONTEXT, DEVICE_INDEX, constructors
 _LIKE = "zeros_like ones_like empty_like full_like rand_like randn_like randint_like"
 _NEW = "new_tensor new_empty new_empty_strided new_full new_zeros new_ones"
 _FIRST = ((Tensor, "to"), (Tensor, "cuda"), (DEVICE_CONTEXT, "__init__"))  # take it as the first argument
+# What functions of torch.cuda return in a trial on the CPU.
+_WITHOUT_GPU = {"set_device": None, "synchronize": None, "current_device": 0, "get_device_name": "GPU"}
 
 
 def install(session: Session) -> None:
@@ -90,3 +92,8 @@ def map_gpus(patches: Patches, device: torch.device, say: Callable[[str], None])
     if device.type == "cuda":
         for space, name in DEVICE_INDEX:
             patches.replace(space, name, make_index)
+        return
+    for name in ("cuda", "pin_memory"):
+        patches.put(Tensor, name, lambda self, *args, **kwargs: self)
+    for name, value in _WITHOUT_GPU.items():
+        patches.put(torch.cuda, name, lambda *args, value=value, **kwargs: value)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 
 from duoka.errors import Refused
@@ -13,7 +15,7 @@ from duoka.view.support.user_code import user_line
 
 
 def install(session: Session) -> None:
-    """Refuse to create a process group: scripts that do are run with --kind distributed."""
+    """Refuse to create a process group (scripts that do are run with --kind distributed), and CUDA graphs."""
 
     def make(original: Callable[..., Any]) -> Callable[..., NoReturn]:
         def init_process_group(*args: Any, **kwargs: Any) -> NoReturn:
@@ -25,3 +27,17 @@ def install(session: Session) -> None:
         return init_process_group
 
     session.patches.replace(dist, "init_process_group", make)
+    for name in ("CUDAGraph", "graph", "make_graphed_callables"):
+        session.patches.put(torch.cuda, name, _refuse_graphs(name, getattr(torch.cuda, name)))
+
+
+def _refuse_graphs(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def capture(*args: Any, **kwargs: Any) -> Any:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):  # of torch.compile, on local rows
+            return original(*args, **kwargs)
+        raise Refused(
+            f"{user_line()} calls torch.cuda.{name}: a CUDA graph repeats kernels without Python, so duoka cannot "
+            "share its batches out; leave the graph out, or run the script on one GPU"
+        )
+
+    return capture

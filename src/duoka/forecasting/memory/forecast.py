@@ -152,7 +152,8 @@ def forecast_memory(request: MemoryRequest, say: Callable[[str], None]) -> Memor
     """
 
     def recorder(folders: TrialFolders) -> MemoryRecorder:
-        return MemoryRecorder(folders, STEPS, SEED, False, request.blocks, request.plenty)
+        for_gpus = not request.names[-1].startswith("cpu")
+        return MemoryRecorder(folders, STEPS, SEED, False, request.blocks, request.plenty, for_gpus)
 
     name = "cpu:1"
     most, why = ("at most ", ", to choose a strategy") if request.choosing else ("", "")

@@ -15,6 +15,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from duoka.forecasting.memory.live import LiveStorages
 from duoka.forecasting.memory.record import MemoryEvent, MemoryRecord, Scope, Storage, What, write
 from duoka.forecasting.timer import samples
+from duoka.plain.gpu_numbers import map_gpus
+from duoka.plain.patching import Patches
 from duoka.private.torch import in_backward, tree_leaves
 from duoka.strategies.fsdp import blocks, groups
 from duoka.supervision.status_board import StatusSlot
@@ -27,10 +29,12 @@ class MemoryRecorder(TrialObserver):
     """A trial observer that records memory from the end of the first step on.
 
     blocks: as `duoka run --blocks`. plenty: bytes; a script that certainly needs less is ended after its first step.
+    for_gpus: what the script puts on a GPU is on the CPU.
     """
 
     blocks: tuple[str, ...] = ()
     plenty: int = 0
+    for_gpus: bool = False
 
     def watch(self, slot: StatusSlot) -> StepWatcher:
         return _Recording(self, slot)
@@ -120,9 +124,12 @@ class _Recording(StepWatcher):
         self._groups_of: dict[int, int] = {}  # id of the parameter -> group
         self._kinds: dict[int, tuple[Scope, int, int]] = {}  # number of the storage -> scope, group, largest size
         self._from_loader = self._seeks = False
+        self._for_gpus = recorder.for_gpus
 
     def install(self) -> None:
         """Observe operators, modules, batches and optimizers until the script ends."""
+        if self._for_gpus:
+            map_gpus(Patches(), torch.device("cpu"), lambda text: None)
         watch_loaders(self._batch)
         register_module_forward_pre_hook(self._enter)
         register_module_forward_hook(self._leave, always_call=True)
