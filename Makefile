@@ -66,7 +66,7 @@ clean:
 	rm -rf .venv .venv-* build dist src/*.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt setup.py src/duoka/view/dispatch/_replay.c
 	@test -x $(BIN)/python -o -n "$(call first,$(PYTHON))" || \
 		{ echo "make: $(if $(PYTHON),$(PYTHON) does not run,none of $(PYTHONS) runs) here, or has no ensurepip" \
 		"(on Debian: install python3-venv; with pyenv: pyenv shell). PYTHON=… takes another;" \

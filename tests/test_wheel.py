@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -63,6 +64,15 @@ def test_it_trains_on_two_workers(wheel: Path, flow: Flow) -> None:
     assert done.stderr == ""
     (numbers,) = re.findall(r"7 \d+\.\d+ ", flow.python([script]).ok().stdout)
     assert done.stdout == f"{numbers}{installed}/duoka/__init__.py\n"
+
+
+def test_it_has_an_engine_for_every_python(wheel: Path) -> None:
+    """Also for those that this one cannot try: it uses nothing but Python's limited API."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no compiler")
+    with zipfile.ZipFile(wheel) as archive:
+        assert "duoka/view/dispatch/_replay.abi3.so" in archive.namelist()
+    assert "-cp310-abi3-" in wheel.name
 
 
 def test_its_description_stands_alone(wheel: Path) -> None:

@@ -9,7 +9,15 @@ import torch
 from duoka.devices import inventory
 from duoka.devices.gpu import Gpu
 from duoka.devices.inventory import Inventory
-from duoka.doctor.versions import check_cuda, check_driver, check_kernels, check_torch, examine, nvidia_cards
+from duoka.doctor.versions import (
+    check_cuda,
+    check_driver,
+    check_engine,
+    check_kernels,
+    check_torch,
+    examine,
+    nvidia_cards,
+)
 from tests.devices.driver import play
 
 CARD = Gpu(0, "GPU-1", "H200", 1 << 37)
@@ -20,6 +28,12 @@ CARD = Gpu(0, "GPU-1", "H200", 1 << 37)
 )
 def test_torch(version: str, level: str) -> None:
     assert check_torch(version).level == level
+
+
+def test_without_the_engine_in_c_it_says_so() -> None:
+    assert check_engine(True).level == "ok"
+    assert check_engine(False).level == "advice"
+    assert "compiler" in check_engine(False).todo
 
 
 @pytest.mark.parametrize(

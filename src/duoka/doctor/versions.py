@@ -23,9 +23,11 @@ def examine() -> Iterator[Finding]:
     from torch import distributed
 
     from duoka.private.torch import built_architectures
+    from duoka.view.dispatch import engine
 
     yield Finding("ok", "python", f"{platform.python_version()} on {platform.platform()}")
     yield check_torch(torch.__version__)
+    yield check_engine(engine.built() is not None)
     machine = inventory.read()
     yield from check_driver(machine, len(nvidia_cards(PCI)))
     yield check_cuda(torch.version.cuda, machine, torch.version.hip)
@@ -57,6 +59,14 @@ def check_torch(version: str) -> Finding:
             "advice", "torch", line, "parts of torch may have changed", "a newer duoka, where there is one"
         )
     return Finding("ok", "torch", version)
+
+
+def check_engine(built: bool) -> Finding:
+    """Check that the part of duoka that is written in C was built when duoka was installed."""
+    if built:
+        return Finding("ok", "engine", "in C")
+    todo = "install a C compiler and Python's headers (Debian: gcc, python3-dev), and duoka again"
+    return Finding("advice", "engine", "in Python", "models of many small functions take longer", todo)
 
 
 def check_cuda(built: str | None, machine: Inventory, hip: str | None = None) -> Finding:

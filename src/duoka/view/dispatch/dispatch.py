@@ -120,7 +120,7 @@ def _replay_or_run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
                     inputs[place] = view.replicate(inputs[place])
             try:
                 out = program(inputs, call.batches)
-                _count_write(func, kwargs, call.batches)
+                count_write(func, kwargs, call.batches)
                 return out
             except Outdated:
                 pass
@@ -136,15 +136,33 @@ def _run_and_refresh_copies(
     first = args[0] if args else None
     if not view.aliased.copies or not isinstance(first, BatchTensor):
         out = _rule_or_whole(func, args, kwargs, view, call)
-        _count_write(func, kwargs, call.batches)
+        count_write(func, kwargs, call.batches)
         return out
     with view.aliased.updated(first._rows, args[2] if func is _SETITEM else None):
         out = _rule_or_whole(func, args, kwargs, view, call)
-        _count_write(func, kwargs, call.batches)
+        count_write(func, kwargs, call.batches)
         return out
 
 
-def _count_write(func: Function, kwargs: dict[str, Any], batches: list[BatchTensor]) -> None:
+def replay_failed(
+    error: Exception, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View
+) -> None:
+    """Raise what one device raises, in place of an error of a program that the engine in C has run."""
+    told = _with_global_shapes(error, func, args, kwargs, view)
+    view.raised(told)
+    raise told from None
+
+
+def replicate(view: View, tensor: Tensor) -> Tensor:
+    """Return what `View.replicate` returns, for the engine in C."""
+    try:
+        return view.replicate(tensor)
+    except Exception as error:
+        view.raised(error)
+        raise
+
+
+def count_write(func: Function, kwargs: dict[str, Any], batches: list[BatchTensor]) -> None:
     """Count a write in inference mode, whose tensors do not count it."""
     if torch.is_inference_mode_enabled() and may_write(func, kwargs):
         for share in (share for batch in batches for share in batch._shares):

@@ -29,8 +29,8 @@ cholesky cholesky_inverse inverse inv solve eig eigh eigvals eigvalsh svd svdval
 matrix_rank cond tensorinv tensorsolve
 """
 
-_BY_ITEM = (Tensor.__getitem__, Tensor.__setitem__)
-_BY_INDEX = frozenset({*functions(_INDEXING), *_BY_ITEM})
+BY_ITEM = (Tensor.__getitem__, Tensor.__setitem__)
+_BY_INDEX = frozenset({*functions(_INDEXING), *BY_ITEM})
 _BY_VALUE = frozenset({F.binary_cross_entropy, F.gaussian_nll_loss})
 _BY_MATRIX = frozenset(functions(_MATRICES, (Tensor, torch, torch.linalg)))
 RAISES_FOR_ROWS = _BY_INDEX | _BY_VALUE | _BY_MATRIX
@@ -42,7 +42,7 @@ def may_fail(func: Any, args: tuple[Any, ...], batches: Sequence[BatchTensor]) -
         return True
     if batches[0].device.type != "cpu":
         return False
-    if func in _BY_ITEM and args[0] is batches[0]:  # the tensor that is indexed is not an index
+    if func in BY_ITEM and args[0] is batches[0]:  # the tensor that is indexed is not an index
         batches = batches[1:]
     return func in _BY_VALUE or any(
         not batch.dtype.is_floating_point and batch.dtype != torch.bool for batch in batches

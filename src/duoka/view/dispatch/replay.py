@@ -24,9 +24,10 @@ _METADATA = """
 shape size dim ndim ndimension numel nelement dtype device layout itemsize element_size __len__ is_floating_point
 is_complex is_sparse is_quantized is_nested is_meta is_cpu is_cuda is_leaf requires_grad is_inference
 """  # determined by the key
+PLAIN = ("shape", "dtype")  # what a rule decides by of a plain tensor: attributes, methods without arguments
 _DETERMINED = frozenset(_METADATA.split())
-_CONSTANTS = frozenset({str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.memory_format})
-_TRUE, _FALSE, _LIST, _TUPLE = object(), object(), object(), object()
+CONSTANTS = frozenset({str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.memory_format})
+TRUE, FALSE, LIST, TUPLE = object(), object(), object(), object()
 
 
 class Outdated(Exception):
@@ -59,10 +60,6 @@ class DescribedCall:
                     key.append(value._meta)
                     self.inputs.append(value._rows)
                     self.batches.append(value)
-                elif kind is nn.Parameter:
-                    key.append(value.shape)
-                    self.plain.append(len(self.inputs))
-                    self.inputs.append(value)
                 else:
                     self._add(value, kind, key)
             if kwargs:
@@ -81,13 +78,13 @@ class DescribedCall:
         Raises:
             Unkeyed: it has an unknown type.
         """
-        if kind in _CONSTANTS:
+        if kind in CONSTANTS:
             key.append(value)
         elif kind is int:
             key.append(value)
             key.append(int)
         elif kind is bool:
-            key.append(_TRUE if value else _FALSE)
+            key.append(TRUE if value else FALSE)
         elif kind is BatchTensor:
             key.append(value._meta)
             self.inputs.append(value._rows)
@@ -97,12 +94,13 @@ class DescribedCall:
             key.append(value if value in (0, 1) else None)  # a probability for which nothing is drawn
             self.inputs.append(value)
         elif kind is Tensor or kind is nn.Parameter:
-            key.append(value.shape)
-            key.append(value.dtype)
+            for name in PLAIN:
+                found = getattr(value, name)
+                key.append(found() if callable(found) else found)
             self.plain.append(len(self.inputs))
             self.inputs.append(value)
         elif kind is tuple or kind is list or kind is torch.Size:
-            key.append(_LIST if kind is list else _TUPLE)
+            key.append(LIST if kind is list else TUPLE)
             key.append(len(value))
             for one in value:
                 self._add(one, type(one), key)
@@ -193,7 +191,7 @@ class Recorder(TorchFunctionMode):
             type(value) is slice
             or type(value) is bool
             or type(value) is int
-            or type(value) in _CONSTANTS
+            or type(value) in CONSTANTS
             or callable(value)
         ):
             return self._constant(value)
@@ -234,7 +232,7 @@ class Recorder(TorchFunctionMode):
                 return f"b[{place}]"
         if type(out) is BatchTensor:
             rows = self._known.get(id(out._rows))
-            return rows and f"{self._constant(_made)}({rows}, {self._constant(out._meta)})"
+            return rows and f"{self._constant(BatchTensor.remake)}({rows}, {self._constant(out._meta)})"
         if type(out) is Tensor:
             return self._known.get(id(out))
         if out is None:
@@ -248,8 +246,8 @@ class Recorder(TorchFunctionMode):
         return f"{kind}({given})" if hasattr(out, "_fields") else f"{kind}([{given}])"
 
 
-def _made(rows: Tensor, meta: Meta) -> BatchTensor:
-    """Make a batch.
+def remake(rows: Tensor, meta: Meta) -> BatchTensor:
+    """Make a batch of the rows that a program has computed.
 
     Raises:
         Outdated: the rows have not the shape that the rule returned.

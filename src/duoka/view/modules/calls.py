@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from duoka.private.torch import has_node_hooks, uncounted
+from duoka.private.torch import has_node_hooks, is_compiled_call, uncounted
 from duoka.view.aliased import same_memory, version
 from duoka.view.dispatch.own_rows import on_own_rows
 from duoka.view.modules.compiled import Compiled
@@ -27,6 +27,7 @@ from duoka.view.modules.recomputing import computed_again
 from duoka.view.row_independent import names_of_module
 from duoka.view.shares.partition import Partition
 from duoka.view.support.kinds import is_compiled
+from duoka.view.support.recent import KEPT, Recent
 from duoka.view.support.transforms import operators_are_observed
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 from duoka.view.view import View
@@ -108,10 +109,13 @@ class ModuleCalls:
         self._synchronized: WeakSet[nn.Module] = WeakSet()
         self._searches: WeakKeyDictionary[nn.Module, dict[Any, _DimSearch]] = WeakKeyDictionary()
         self._compiled = Compiled(view)
+        self._ordinary = Recent(KEPT)  # class -> False if some of its modules are compiled, opaque or encoders
 
     def call(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the call `module(*args, **kwargs)` of the script; `original` is torch's `nn.Module.__call__`."""
         here = self._here
+        if args and type(args[0]) is BatchTensor and here.around is not None and self._is_ordinary(module):
+            return original(module, *args, **kwargs)
         self._compiled.ran_eagerly(module)
         if threading.get_ident() != self._thread:
             return original(module, *args, **kwargs)  # only the script's thread may communicate
@@ -129,6 +133,20 @@ class ModuleCalls:
         if not here.outermost:
             return self._inner(original, module, args, kwargs)
         return self._outermost(original, module, args, kwargs)
+
+    def _is_ordinary(self, module: nn.Module) -> bool:
+        """Return True if there is nothing to do for a submodule that is called with a batch: most are such."""
+        ordinary = self._ordinary[type(module)]
+        if ordinary is None:
+            ordinary = not (
+                is_compiled(module) or isinstance(module, (torch.jit.ScriptModule, nn.TransformerEncoder))
+            )
+            self._ordinary.keep(type(module), ordinary)
+        return (
+            ordinary
+            and not (self._here.whole or self._compiled.is_on_rows or self.view.recomputed)
+            and not (has_node_hooks(module) or is_compiled_call(module))
+        )
 
     @contextmanager
     def computed_whole(self) -> Iterator[None]:

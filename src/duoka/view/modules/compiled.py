@@ -94,6 +94,11 @@ class Compiled:
 
         return self._view.shares.processes.run_or_fall_back(on_rows, again)
 
+    @property
+    def is_on_rows(self) -> bool:
+        """True while this thread calls a compiled module with local rows."""
+        return self._on_rows.active
+
     def ran_eagerly(self, part: nn.Module) -> None:
         """Raise an error if a compiled module is being called with local rows; called by modules that run uncompiled.
 

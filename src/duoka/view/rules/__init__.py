@@ -6,7 +6,7 @@ are gathered and the operation is computed whole. Later families win where two n
 
 from __future__ import annotations
 
-from duoka.view.dispatch.dispatch import dispatch
+from duoka.view.dispatch import engine
 from duoka.view.rules import (
     along,
     attention,
@@ -56,4 +56,4 @@ def install() -> None:
     BatchTensor.computing = frozenset(
         rule for family in (products, attention, recurrent, losses) for rule in family.RULES.values()
     )
-    BatchTensor.dispatch = dispatch
+    engine.install()

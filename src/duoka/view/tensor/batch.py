@@ -32,6 +32,7 @@ class BatchTensor(Tensor):
         drawing: rules that draw random numbers.
         unrecorded: rules that do more than call torch functions on local tensors.
         computing: rules of what models compute with parameters.
+        dispatch, remake: call a function, make a batch of what a program has computed (`dispatch/engine.py`).
     """
 
     _rows: Tensor
@@ -44,6 +45,7 @@ class BatchTensor(Tensor):
     unrecorded: ClassVar[frozenset[Rule]] = frozenset()
     computing: ClassVar[frozenset[Rule]] = frozenset()
     dispatch: ClassVar[Callable[..., Any]]
+    remake: ClassVar[Callable[..., Any]]
 
     @staticmethod
     def __new__(cls, local: Tensor, spec: Spec) -> BatchTensor:

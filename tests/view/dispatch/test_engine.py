@@ -1,0 +1,157 @@
+"""The engine in C: it describes calls as that in Python does, keeps nothing alive, and finds the same programs."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from duoka.view.dispatch import engine
+from duoka.view.dispatch.replay import DescribedCall
+from duoka.view.tensor.batch import BatchTensor
+from duoka.view.view import View
+from tests.view.ranks import on_ranks
+
+C = engine.built()
+pytestmark = pytest.mark.skipif(C is None, reason="the engine in C was not built")
+
+
+@pytest.fixture(params=["c", "python"])
+def chosen(request: pytest.FixtureRequest) -> Iterator[str]:
+    engine.use(C if request.param == "c" else None)
+    yield request.param
+    engine.install()
+
+
+def batches(view: View) -> list[BatchTensor]:
+    x = torch.arange(24.0).view(4, 3, 2)
+    return [BatchTensor.of(x, view), BatchTensor.of(x.mT.contiguous(), view), BatchTensor.of(x[0], view, 1)]
+
+
+LEAVES: list[Any] = on_ranks(1, batches)[0]
+LEAVES += [torch.zeros(3), torch.zeros(3, dtype=torch.int64), nn.Parameter(torch.zeros(2, 3)), torch.zeros(2, 3).T]
+LEAVES += [0.5, 0.0, 1.0, -0.0, float("nan"), 2j, 0, 1, 7, 2**70, True, False, None, "mean", ..., torch.float16]
+LEAVES += [torch.device("cpu"), torch.channels_last, slice(None), slice(1, 2), slice(None, None, 3), torch.Size([2])]
+LEAVES += [{1}, object, LEAVES[3].as_subclass(type("Own", (Tensor,), {})), slice(LEAVES[4][0], 2)]
+values = st.recursive(
+    st.sampled_from(LEAVES),
+    lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple)
+    | st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
+    max_leaves=6,
+)  # fmt: skip
+calls = st.tuples(
+    st.sampled_from([torch.add, Tensor.add, F.dropout]),
+    st.lists(values, max_size=4).map(tuple),
+    st.dictionaries(st.sampled_from(["dim", "p"]), values, max_size=2),
+)
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+
+
+@given(calls)
+def test_both_engines_describe_a_call_alike(call: Any) -> None:
+    in_python, in_c = DescribedCall(*call), C.described(*call)
+    if in_python.key is None:
+        assert in_c is None
+        return
+    key, inputs, plain, batches = in_c
+    assert key == in_python.key
+    assert list(map(type, key)) == list(map(type, in_python.key))
+    assert hash(key) == hash(in_python.key)
+    assert plain == in_python.plain
+    assert same(inputs, in_python.inputs)
+    assert same(batches, in_python.batches)
+
+
+@given(calls, calls)
+def test_both_engines_tell_the_same_calls_apart(one: Any, other: Any) -> None:
+    keys = [DescribedCall(*call).key for call in (one, other)]
+    if None not in keys:
+        assert (keys[0] == keys[1]) == (C.described(*one)[0] == C.described(*other)[0])
+
+
+def test_a_call_with_too_many_parts_is_left_to_python() -> None:
+    assert C.described(torch.add, (list(range(1000)),), {}) is None
+    assert C.described(torch.add, ([torch.zeros(1) for _ in range(100)],), {}) is None
+
+
+def test_programs_run_without_dispatch(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatched = []
+
+    def work(view: View) -> None:
+        batch, weight = BatchTensor.of(torch.randn(4, 3), view), nn.Parameter(torch.randn(3, 3))
+        call = engine.dispatch
+
+        def counting(func: Any, args: Any, kwargs: Any) -> Any:
+            dispatched.append(func)
+            return call(func, args, kwargs)
+
+        monkeypatch.setattr(engine, "dispatch", counting)
+        monkeypatch.setattr(BatchTensor, "dispatch", counting)
+        engine.use(C if chosen == "c" else None)
+        for _ in range(5):
+            F.linear(batch, weight)
+        with torch.inference_mode():
+            F.linear(batch, weight)
+
+    on_ranks(1, work)
+    assert len(dispatched) == (2 if chosen == "c" else 6)
+
+
+def test_errors_are_those_of_one_device(chosen: str) -> None:
+    def work(view: View) -> None:
+        batch = BatchTensor.of(torch.randn(4, 3), view)
+        for wrong in (3, 3, 3, 5):
+            weight = torch.randn(2, wrong)
+            if wrong == 3:
+                F.linear(batch, weight)
+                continue
+            with pytest.raises(RuntimeError) as raised:
+                F.linear(batch, weight)
+            with pytest.raises(RuntimeError) as expected:
+                F.linear(torch.randn(4, 3), weight)
+            assert str(raised.value) == str(expected.value)
+
+    on_ranks(2, work)
+
+
+def objects() -> int:
+    gc.collect()
+    return sys.gettotalrefcount() if hasattr(sys, "gettotalrefcount") else len(gc.get_objects())
+
+
+def test_calls_keep_nothing_alive() -> None:
+    def work(view: View) -> list[int]:
+        batch, weight = BatchTensor.of(torch.randn(4, 3), view), nn.Parameter(torch.randn(3, 3))
+        watched = [func := F.linear, kwargs := {"bias": None}, meta := batch._meta, view, weight, weight.dtype]
+
+        def some() -> None:
+            for _ in range(50):
+                func(batch, weight, **kwargs)
+                batch.transpose(0, 1)
+                batch[:, 1:] + 0.5
+                batch.add_(1.0, alpha=2)
+                C.described(func, (batch, {1}), kwargs)
+                with pytest.raises(RuntimeError):
+                    func(batch, weight[:1, :1])
+                torch.stack([batch, batch], 1)
+
+        some()
+        before = [objects(), *map(sys.getrefcount, watched)]
+        some()
+        after = [objects(), *map(sys.getrefcount, watched)]
+        assert meta is batch._meta
+        return [b - a for a, b in zip(before, after, strict=True)]
+
+    (grown,) = on_ranks(1, work)
+    assert max(grown) < 40  # of 50 calls each
