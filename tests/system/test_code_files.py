@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import duoka
-from duoka.system.code_files import is_for_scripts, is_standard, is_users
+from duoka.system.code_files import is_standard, is_users
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,3 @@ from duoka.system.code_files import is_for_scripts, is_standard, is_users
 )
 def test_whose_a_file_is(file: str, standard: bool, users: bool) -> None:
     assert (is_standard(file), is_users(file)) == (standard, users)
-
-
-@pytest.mark.parametrize("site", ["/home/x/.local/lib/python3.11/site-packages", "/usr/lib/python3/dist-packages"])
-def test_libraries_that_act_for_scripts_are_known_wherever_they_are_installed(site: str) -> None:
-    assert is_for_scripts(f"{site}/fsspec/implementations/local.py")
-    assert not is_for_scripts(f"{site}/datasets/builder.py")

@@ -6,6 +6,7 @@ import mmap
 import os
 import secrets
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -59,6 +60,28 @@ class NullSlot:
         """Do nothing."""
 
     def end_collective(self, waited: int) -> None:
+        """Do nothing."""
+
+    @property
+    def begun(self) -> int:
+        """Return 0."""
+        return 0
+
+    def has_passed(self, rank: int, begun: int) -> bool:
+        """Return False."""
+        return False
+
+    def meet(self, digest: int) -> Callable[[int], bool | None]:
+        """Take all ranks for present."""
+        return lambda rank: True
+
+    def leave(self) -> None:
+        """Do nothing."""
+
+    def begin_wait(self, text: str) -> None:
+        """Do nothing."""
+
+    def end_wait(self) -> None:
         """Do nothing."""
 
 

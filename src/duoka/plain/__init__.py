@@ -136,6 +136,9 @@ def run_plain(
         if leaving.code in (None, 0) and patches.active:
             _finish(view, plan.verbosity == "verbose")
         raise
+    finally:
+        caller.at_end = True
+        ranks.leave()
     _finish(view, plan.verbosity == "verbose")
 
 

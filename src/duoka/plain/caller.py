@@ -2,60 +2,114 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from weakref import WeakSet
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from filelock import BaseFileLock  # which torch depends on
 
 from duoka.plain.patching import Patches
-from duoka.system.code_files import is_for_scripts, is_standard
+from duoka.plain.shared_random import place_of
+from duoka.system.code_files import is_standard
 from duoka.view.collectives.base import Collectives
 from duoka.view.support.user_code import is_users_frame
 
 _OURS = os.path.join(os.path.dirname(__file__), "")
 
 
-class Caller:
-    """Distinguishes the script's own calls from those of libraries, of threads, of reading samples, and of duoka.
+class _Here(threading.local):
+    """What holds in one thread."""
 
-    Create it in the thread that runs the script. written: files that rank 0 has opened for writing.
+    nested = False  # inside an intercepted call
+
+
+_SCRIPT, _LIBRARY = "script", "library"
+# Packages in which ranks need not go together: they keep caches of a process and locks of their own, or (W&B) are
+# disabled on other ranks.
+_APART = ("duoka", "torch", "triton", "wandb")
+
+
+class Caller:
+    """Distinguishes calls that all ranks make from those of threads, of reading samples, and of duoka.
+
+    Create it in the thread that runs the script. at_end: the script has ended. written: files that rank 0 has opened
+    for writing. changed: paths that any call has changed, and their folders.
     """
 
     def __init__(self, patches: Patches, ranks: Collectives) -> None:
         self._patches, self._ranks = patches, ranks
         self._thread = threading.get_ident()
-        self._nested = False
+        self._here = _Here()
+        self._collecting = self.at_end = False
         self.written: set[str] = set()
+        self._changed: set[str] = set()
+        self._folders: set[str] = set()  # of changed paths
         inductor = os.path.join(tempfile.gettempdir(), "torchinductor")
         self.private = ["/dev/", str(Path.home() / ".cache"), inductor]  # where libraries keep files of each process
         self.temporary: list[str] = []
         self.own_files: set[str] = set()  # temporary ones that libraries have created for this process
-        self.locks: WeakSet[BaseFileLock] = WeakSet()  # that libraries hold
+        self.locks: WeakKeyDictionary[BaseFileLock, int] = WeakKeyDictionary()  # that libraries hold -> thread
+        gc.callbacks.append(self._collect)
+        patches.at_end(lambda: gc.callbacks.remove(self._collect))
+
+    def _collect(self, phase: str, info: object) -> None:
+        if threading.get_ident() == self._thread:
+            self._collecting = phase == "start"
 
     def is_private(self, path: str) -> bool:
         """Return whether a library writes this file to a place that belongs to this process."""
         if self.is_temporary(path):
             return True
-        return path.startswith(tuple(self.private)) and (path.startswith("/dev/") or is_library_frame(_calling()))
+        return path.startswith(tuple(self.private)) and (path.startswith("/dev/") or _kind(_calling()) != _SCRIPT)
 
     def is_temporary(self, path: str) -> bool:
         """Return whether a path is a file, or in a folder, that a library has created for this process."""
         return path in self.own_files or path.startswith(tuple(self.temporary))
 
+    def change(self, paths: Iterable[str]) -> None:
+        """Note that all ranks know of changes at these paths."""
+        self._changed.update(paths)
+        self._folders.update(map(os.path.dirname, paths))
+
+    def has_changed(self, path: str) -> bool:
+        """Return whether a path, something in it, or a folder above it was changed."""
+        if path in self._folders:
+            return True
+        while path not in self._changed:
+            above = os.path.dirname(path)
+            if above == path:
+                return False
+            path = above
+        return True
+
     def is_apart(self) -> bool:
-        """Return whether a library holds a file lock: it synchronizes processes itself, and ranks must not wait."""
-        return bool(self.locks)
+        """Return whether a library holds a file lock: it synchronizes processes itself, and ranks must not wait.
+
+        Other threads may work for the one that holds it.
+        """
+        here = threading.get_ident()
+        return bool(self.locks) and (here != self._thread or here in self.locks.values())
 
     def may_communicate(self) -> bool:
-        """Return whether ranks may communicate here: main thread, no rank-local work, not in an intercepted call."""
-        if not self._patches.active or self._nested or self._ranks.rank_local or self.is_apart():
+        """Return whether ranks may communicate here: main thread, no rank-local work, not in an intercepted call.
+
+        The garbage collector runs at other times on each rank.
+        """
+        if (
+            not self._patches.active
+            or self._here.nested
+            or self._ranks.rank_local
+            or self._collecting
+            or self.is_apart()
+        ):
             return False
         return threading.get_ident() == self._thread
 
@@ -63,18 +117,26 @@ class Caller:
         """Return whether this is another thread than the script's, in which ranks must not wait for each other."""
         return self._patches.active and threading.get_ident() != self._thread
 
+    def is_unordered(self) -> bool:
+        """Return whether all ranks make this call, but each at a time of its own: in a thread, at exit."""
+        if not self._patches.active or self.is_rank_local() or self.is_apart():
+            return False
+        kind = _kind(_calling())
+        late = self.is_other_thread() or self._collecting or (self.at_end and kind == _LIBRARY)
+        return late and kind is not None
+
     def is_nested(self) -> bool:
         """Return whether this is inside an intercepted call, whose nested calls are not intercepted."""
-        return self._nested and threading.get_ident() == self._thread
+        return self._here.nested
 
     def is_rank_local(self) -> bool:
         """Return whether this code runs on this rank only, in this process or one that it forked."""
-        here = self._nested or self._ranks.rank_local
-        return self._patches.rank_local or (here and threading.get_ident() == self._thread)
+        local = self._ranks.rank_local and threading.get_ident() == self._thread
+        return self._patches.rank_local or self._here.nested or local
 
-    def is_script_call(self) -> bool:
-        """Return whether the script calls, possibly through Python's library or one that runs its loop."""
-        return self.may_communicate() and not is_library_frame(_calling())
+    def is_script_call(self, through: str = "") -> bool:
+        """Return whether the script calls, possibly through Python's library and the package `through`."""
+        return self.may_communicate() and _kind(_calling(), through) == _SCRIPT
 
     def is_direct_script_call(self) -> bool:
         """Return whether the script calls directly."""
@@ -83,14 +145,54 @@ class Caller:
         frame = _calling()
         return frame is not None and is_users_frame(frame)
 
+    def is_joint(self) -> bool:
+        """Return whether all ranks make this call together.
+
+        Calls of the script must be, otherwise the ranks have gone apart. A library may make one on some ranks only:
+        then no rank waits for the others.
+        """
+        if not self.may_communicate():
+            return False
+        frame = _calling()
+        kind = _kind(frame)
+        if kind == _LIBRARY and frame is not None and not self.at_end:
+            return self._ranks.meet(place_of(frame))
+        return kind == _SCRIPT
+
+    def asks_together(self, path: str | bytes | os.PathLike[Any]) -> bool:
+        """Return whether ranks must agree on what is at this path.
+
+        The script may wait for other programs there; for libraries, ranks find the same unless the run changes it.
+        """
+        if not self.may_communicate() or self.is_temporary(where := os.path.abspath(os.fsdecode(path))):
+            return False
+        return _kind(_calling()) == _SCRIPT or self.has_changed(where)
+
+    def shares_temporary(self, folder: Any) -> bool:
+        """Return whether a temporary file or folder in `folder` is one for all ranks.
+
+        One that a library makes in the system's folder is this process's own.
+        """
+        if self.is_script_call():
+            return True
+        return folder is not None and not self.is_private(os.path.abspath(os.fsdecode(folder))) and self.is_joint()
+
+    def common_frame(self) -> FrameType | None:
+        """Return the frame that calls; None if not all ranks run this code."""
+        if not self.may_communicate():
+            return None
+        frame = _calling()
+        kind = _kind(frame)
+        return None if kind is None or (kind == _LIBRARY and self.at_end) else frame
+
     @contextmanager
     def nested(self) -> Iterator[None]:
         """Within the context, do not intercept nested calls."""
-        self._nested = True
+        before, self._here.nested = self._here.nested, True
         try:
             yield
         finally:
-            self._nested = False
+            self._here.nested = before
 
 
 def _calling() -> FrameType | None:
@@ -101,8 +203,17 @@ def _calling() -> FrameType | None:
     return frame
 
 
-def is_library_frame(frame: FrameType | None) -> bool:
-    """Return whether a library calls. Frames of Python, and of libraries that act for the script, are skipped."""
-    while frame is not None and (is_standard(name := frame.f_code.co_filename) or is_for_scripts(name)):
+def _kind(frame: FrameType | None, through: str = "") -> str | None:
+    """Return whether the script or a library calls, possibly through Python's; None for code of one rank."""
+    while frame is not None and (is_standard(frame.f_code.co_filename) or _package(frame) == through):
         frame = frame.f_back
-    return frame is None or not is_users_frame(frame)
+    if frame is None:
+        return None
+    if is_users_frame(frame):
+        return _SCRIPT
+    return None if _package(frame) in _APART and frame.f_globals["__name__"] != "torch.hub" else _LIBRARY
+
+
+def _package(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__") or "?"
+    return name.partition(".")[0]

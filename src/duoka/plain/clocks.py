@@ -1,7 +1,7 @@
-"""Clocks: if the script itself reads one, it gets rank 0's time, as its decisions may depend on it.
+"""Clocks: the script and its libraries read rank 0's, as their decisions may depend on it.
 
-A date that a library reads, for example to name a folder, is that of the first rank there. Other clocks that
-libraries read are not intercepted: they wait in loops whose lengths differ between ranks.
+Libraries also wait in loops whose lengths differ between ranks. There, and where only one rank reads a clock, it
+reads its own (`view/collectives/readings.py`). A date that a library reads is that of the first rank there.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import date, datetime
+from types import FrameType
 from typing import Any
-
-import torch
+from zlib import crc32
 
 from duoka.plain.builtin import Methods
 from duoka.plain.session import Session
+from duoka.view.support.user_code import is_users_frame
 
 CLOCKS = "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time"
 DATES = "ctime strftime localtime gmtime"  # of now, without an argument
@@ -35,13 +36,15 @@ def install(session: Session) -> None:
 
 def _clock(original: Callable[[], Any], session: Session) -> Callable[[], Any]:
     def clock() -> Any:
-        if not session.caller.is_direct_script_call():
-            return original()
-        now = original()  # one message instead of two
-        dtype = torch.float64 if isinstance(now, float) else torch.int64
-        return session.ranks.broadcast(torch.tensor([now], dtype=dtype, device="cpu"), 0).item()
+        now, frame = original(), session.caller.common_frame()
+        return now if frame is None else session.ranks.reading(now, _place(frame), is_users_frame(frame))
 
     return clock
+
+
+def _place(frame: FrameType) -> int:
+    """Return 32 bits that name a line of code."""
+    return crc32(f"{frame.f_lineno} {frame.f_code.co_name}".encode())
 
 
 def _agreed(now: Callable[[], Any], session: Session) -> Any:

@@ -43,7 +43,7 @@ def _connecting(session: Session, replicas: Replicas, original: Callable[..., An
         path, query = _file(os.fsdecode(database), is_uri)
         if path is None or caller.is_rank_local() or not session.patches.active or caller.is_temporary(path):
             return original(database, *args, **kwargs)
-        synchronizes = caller.may_communicate()  # other threads open connections in any order
+        synchronizes = caller.is_joint()  # other threads open connections in any order
         with caller.nested() if synchronizes else nullcontext():
             if synchronizes:
                 ranks.barrier()  # rank 0 has written its changes so far, and waits with the next

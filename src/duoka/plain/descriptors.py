@@ -19,6 +19,7 @@ def install(session: Session) -> None:
     for space, name, make in (
         (os, "open", _descriptors),
         (os, "scandir", _folders),
+        (tempfile, "mkdtemp", _folders_made),
         (tempfile, "mkstemp", _temporary),
         (tempfile, "NamedTemporaryFile", _named),
     ):
@@ -27,13 +28,16 @@ def install(session: Session) -> None:
 
 def _descriptors(session: Session, original: Callable[..., int]) -> Callable[..., int]:
     def open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:  # noqa: A001
-        if not flags & WRITE_FLAGS or not session.caller.is_script_call():
+        caller = session.caller
+        where = os.path.abspath(os.fsdecode(path))
+        if not flags & WRITE_FLAGS or caller.is_private(where) or not caller.is_joint():
             return original(path, flags, *args, **kwargs)
         opened: list[int] = []
-        with session.caller.nested():
+        with caller.nested():
             session.ranks.barrier()
             session.first(lambda: opened.append(original(path, flags, *args, **kwargs)))
-            session.caller.written.add(os.path.abspath(os.fsdecode(path)))
+            caller.written.add(where)
+            caller.change([where])
         return opened[0] if opened else original(os.devnull, os.O_RDWR)
 
     return open
@@ -41,8 +45,9 @@ def _descriptors(session: Session, original: Callable[..., int]) -> Callable[...
 
 def _temporary(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
     def mkstemp(*args: Any, **kwargs: Any) -> tuple[int, str]:
-        if not session.caller.is_script_call():
-            descriptor, path = original(*args, **kwargs)
+        if not session.caller.shares_temporary(_folder(original, *args, **kwargs)):
+            with session.caller.nested():
+                descriptor, path = original(*args, **kwargs)
             session.caller.own_files.add(os.path.abspath(path))
             return descriptor, path
         opened: list[int] = []
@@ -55,6 +60,7 @@ def _temporary(session: Session, original: Callable[..., Any]) -> Callable[..., 
         with session.caller.nested():
             name = session.first(make)
             session.caller.written.add(name)
+            session.caller.change([name])
             return opened[0] if opened else os.open(os.devnull, os.O_RDWR), name
 
     return mkstemp
@@ -63,8 +69,9 @@ def _temporary(session: Session, original: Callable[..., Any]) -> Callable[..., 
 def _named(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
     def named_temporary_file(mode: str = "w+b", *args: Any, **kwargs: Any) -> Any:
         caller, made = session.caller, []
-        if not caller.is_script_call():
-            own = original(mode, *args, **kwargs)
+        if not caller.shares_temporary(_folder(original, mode, *args, **kwargs)):
+            with caller.nested():
+                own = original(mode, *args, **kwargs)
             caller.own_files.add(os.path.abspath(own.name))
             return own
 
@@ -75,6 +82,7 @@ def _named(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
         with caller.nested():
             name = session.first(make)
             caller.written.add(name)
+            caller.change([name])
             file = made[0] if made else _own_copy(original, mode, *args, **kwargs)
         file.name, close = name, file.close
 
@@ -87,6 +95,27 @@ def _named(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
         return file
 
     return named_temporary_file
+
+
+def _folders_made(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    def mkdtemp(*args: Any, **kwargs: Any) -> Any:
+        caller = session.caller
+        if not caller.shares_temporary(_folder(original, *args, **kwargs)):
+            with caller.nested():
+                own = original(*args, **kwargs)
+            caller.temporary.append(os.path.join(own, ""))
+            return own
+        with caller.nested():
+            name = session.first(lambda: original(*args, **kwargs))
+            caller.change([name])
+            return name
+
+    return mkdtemp
+
+
+def _folder(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the folder that is given for a temporary file."""
+    return signature(original).bind(*args, **kwargs).arguments.get("dir")
 
 
 def _own_copy(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -121,7 +150,7 @@ class Entries:
 
 def _folders(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
     def scandir(path: Any = ".") -> Any:
-        if not session.caller.is_script_call():
+        if isinstance(path, int) or not session.caller.asks_together(path) or not session.caller.is_joint():
             return original(path)
         with session.caller.nested():
             names = session.first(lambda: [entry.name for entry in original(path)])

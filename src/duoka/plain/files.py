@@ -1,13 +1,15 @@
 """Files: changes are made once, by rank 0, and every rank has the result.
 
-Only rank 0 writes a file that the script opens for writing; reading it back waits for all ranks. Queries (`exists`,
-`listdir`, …) are answered by rank 0. Such calls of libraries and of other threads are not intercepted, nor are files
-that libraries write to caches and temporary folders.
+Only rank 0 writes a file that is opened for writing; reading it back waits for all ranks. Queries (`exists`,
+`listdir`, …) are answered by rank 0. It does not matter who calls, the script or a library, but where: each rank has
+the temporary files of its libraries and what they keep in caches for itself. In other threads and in the garbage
+collector, which ranks enter at other times, rank 0 makes changes, and no rank waits.
 """
 
 from __future__ import annotations
 
 import builtins
+import fcntl
 import glob
 import io
 import os
@@ -29,21 +31,28 @@ from duoka.private.python import PATH_FUNCTIONS
 
 # (owner, names): rank 0 calls them; the others wait for the result.
 ACTIONS: tuple[tuple[Any, str], ...] = (
-    (os, "mkdir makedirs remove unlink rename replace rmdir removedirs symlink link truncate"),
+    (os, "mkdir makedirs remove unlink rename renames replace rmdir removedirs symlink link truncate chmod utime"),
     (shutil, "copy copy2 copyfile copytree rmtree move unpack_archive make_archive"),
     (tarfile.TarFile, "extract extractall"),
     (zipfile.ZipFile, "extract extractall"),
     (np, "savetxt"),  # numpy has its own reference to `open`
-    (Path, "mkdir unlink rename replace rmdir touch symlink_to"),
+    (Path, "mkdir unlink rename replace rmdir touch chmod symlink_to"),
 )
-# (owner, names): answered by rank 0.
+_MOVES = ("rename", "renames", "replace", "move")
+_COPIES = ("copy", "copy2", "copyfile", "copytree", "symlink", "link", "unpack_archive", "extract", "extractall")
+_PATHS = ("path", "src", "base_name", "filename", "fname", "name", "dst", "target", "new", "extract_dir")  # arguments
+# (owner, names): answered by rank 0. The first argument is a path.
 QUERIES: tuple[tuple[Any, str], ...] = (
     (os.path, "exists isfile isdir islink lexists getsize getmtime getatime getctime"),
-    (os, "listdir access cpu_count sched_getaffinity"),  # scripts set num_workers by them, which changes streams
-    (shutil, "which disk_usage"),
+    (os, "listdir access"),
+    (shutil, "disk_usage"),
     (glob, "glob"),
     (Path, "exists is_file is_dir is_symlink stat"),
-    (tempfile, "mkdtemp"),
+)
+# The same of other things, if the script asks. It sets `num_workers` by the cores, which changes streams.
+SETTINGS: tuple[tuple[Any, str], ...] = (
+    (os, "cpu_count sched_getaffinity"),
+    (shutil, "which"),
     (builtins, "input"),
 )
 
@@ -53,23 +62,45 @@ def install(session: Session) -> None:
     caller = session.caller
 
     def make_action(original: Callable[..., Any]) -> Callable[..., Any]:
-        return make_once(original, changes=True)
-
-    def make_once(original: Callable[..., Any], changes: bool = False) -> Callable[..., Any]:
-        def once(*args: Any, **kwargs: Any) -> Any:
-            if not caller.is_script_call() or _is_temporary(args, caller):
-                result = original(*args, **kwargs)
-                if original.__name__ == "mkdtemp":
-                    caller.temporary.append(os.path.join(result, ""))
-                return result
+        def act(*args: Any, **kwargs: Any) -> Any:
+            paths = _paths(args, kwargs)
+            if caller.is_private(paths[-1] if original.__name__ in (*_MOVES, *_COPIES) else paths[0]):
+                return original(*args, **kwargs)
+            if caller.is_unordered():
+                makes_sure = session.ranks.rank == 0 or kwargs.get("exist_ok")
+                return original(*args, **kwargs) if makes_sure else None
+            if not caller.is_joint():
+                return original(*args, **kwargs)
+            caller.change(paths)
             with caller.nested():
-                if changes:  # other ranks may still read the file
-                    session.ranks.barrier()
-                return session.first(lambda: original(*args, **kwargs))
+                session.ranks.barrier()  # other ranks may still read the file
+                result = session.first(lambda: original(*args, **kwargs))
+                if session.ranks.rank and original.__name__ in _MOVES and caller.is_temporary(paths[0]):
+                    shutil.rmtree(paths[0]) if os.path.isdir(paths[0]) else os.remove(paths[0])
+            return result
 
-        return once
+        return act
 
-    for make, table in ((make_action, ACTIONS), (make_once, QUERIES)):
+    def make_query(original: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            path = args[0] if args else "."
+            if not isinstance(path, (str, bytes, os.PathLike)) or not caller.asks_together(path):
+                return original(*args, **kwargs)
+            return once(original, *args, **kwargs) if caller.is_joint() else original(*args, **kwargs)
+
+        return ask
+
+    def make_setting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            return once(original, *args, **kwargs) if caller.is_script_call() else original(*args, **kwargs)
+
+        return ask
+
+    def once(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with caller.nested():
+            return session.first(lambda: original(*args, **kwargs))
+
+    for make, table in ((make_action, ACTIONS), (make_query, QUERIES), (make_setting, SETTINGS)):
         for space, names in table:
             for name in names.split():
                 session.patches.replace(space, name, make)
@@ -78,13 +109,16 @@ def install(session: Session) -> None:
     session.patches.replace(io, "open", make_open)
     if PATH_FUNCTIONS is not None:
         session.patches.put(PATH_FUNCTIONS, "open", staticmethod(io.open))
-    for name in ("fsync", "fdatasync", "ftruncate"):
-        session.patches.replace(os, name, of_files_only)
+    for space, names in ((os, "fsync fdatasync ftruncate"), (fcntl, "flock lockf")):
+        for name in names.split():
+            session.patches.replace(space, name, of_files_only)
 
 
-def _is_temporary(args: tuple[Any, ...], caller: Caller) -> bool:
-    """Return whether the first argument is a path in a folder of this rank's own."""
-    return bool(args) and isinstance(args[0], (str, os.PathLike)) and caller.is_temporary(os.path.abspath(args[0]))
+def _paths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Return the paths among the arguments of an action, absolute; without one, the current folder."""
+    given = (*args[:2], *(kwargs[name] for name in _PATHS if name in kwargs))
+    paths = [value for value in given if isinstance(value, (str, bytes, os.PathLike))]
+    return [os.path.abspath(os.fsdecode(path)) for path in paths or ["."]]
 
 
 def _still_open(files: Iterable[ref[Any]]) -> list[ref[Any]]:
@@ -94,7 +128,6 @@ def _still_open(files: Iterable[ref[Any]]) -> list[ref[Any]]:
 
 def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     written = caller.written
-    read: set[str] = set()  # files read since they were written
     writers: dict[str, list[ref[Any]]] = {}  # the files as they were opened for writing
     rank = session.ranks.rank
 
@@ -146,18 +179,16 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
             path = os.path.abspath(os.fsdecode(file))
             if caller.is_apart() or path in caller.own_files:
                 return original(file, mode, *args, **kwargs)
-            if path in written and caller.may_communicate():  # rank 0 writes before it reaches this barrier
-                read.add(path)
-                session.ranks.barrier()
-                if not set(mode) & set("wax+"):
-                    return read_together(file, path, mode, *args, **kwargs)
-            if not set(mode) & set("wax+") or caller.is_private(path) or kwargs.get("opener"):
+            writes = set(mode) & set("wax+")
+            if not writes and path in written and caller.is_joint():
+                session.ranks.barrier()  # rank 0 has written
+                return read_together(file, path, mode, *args, **kwargs)
+            if not writes or caller.is_private(path) or kwargs.get("opener"):
                 return original(file, mode, *args, **kwargs)
-            if path in read and caller.may_communicate():  # all ranks have read it before
-                read.discard(path)
-                session.ranks.barrier()
+            joint = caller.is_joint()
             written.add(path)
-            if caller.is_script_call():
+            caller.change([path])
+            if joint:
                 with caller.nested():
                     session.ranks.barrier()  # other ranks may still read what this truncates
                     made = opened(file, path, mode, *args, **kwargs)

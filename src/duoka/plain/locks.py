@@ -6,6 +6,7 @@ ranks: these may wait for the lock, so waiting for them would be a deadlock.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,29 +23,31 @@ def install(session: Session) -> None:
 
     def make_acquire(original: Callable[..., Any]) -> Callable[..., Any]:
         def acquire(self: BaseFileLock, *args: Any, **kwargs: Any) -> Any:
-            if caller.is_script_call():
+            if caller.is_script_call(through="filelock"):
                 with caller.nested():
                     session.first(lambda: original(self, *args, **kwargs) and None)
                 taken[self] = taken.get(self, 0) + 1
                 return AcquireReturnProxy(self)
-            proxy = original(self, *args, **kwargs)
-            if caller.may_communicate():
-                caller.locks.add(self)
-            return proxy
+            caller.locks[self] = threading.get_ident()  # it opens its file on each rank, too
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                if not self.is_locked:
+                    caller.locks.pop(self, None)
 
         return acquire
 
     def make_release(original: Callable[..., Any]) -> Callable[..., Any]:
         def release(self: BaseFileLock, *args: Any, **kwargs: Any) -> None:
             # if in `taken`: the garbage collector releases others, on each rank at another time
-            if self in taken and caller.is_script_call():
+            if self in taken and caller.is_script_call(through="filelock"):
                 session.ranks.barrier()  # others may still change what it protects
                 taken[self] -= 1
                 if not taken[self]:
                     del taken[self]
             original(self, *args, **kwargs)
             if not self.is_locked:
-                caller.locks.discard(self)
+                caller.locks.pop(self, None)
 
         return release
 

@@ -33,7 +33,7 @@ class Patches:
         self._installed = True
         self._here = _Here()
         self._undo: list[tuple[Any, str, Any]] = []
-        self._hooks: list[RemovableHandle] = []
+        self._at_end: list[Callable[[], None]] = []
         os.register_at_fork(after_in_child=self.undo)
 
     def replace(self, space: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -83,7 +83,11 @@ class Patches:
 
     def hook(self, handle: RemovableHandle) -> None:
         """Record a global hook of torch, to be removed at the end."""
-        self._hooks.append(handle)
+        self.at_end(handle.remove)
+
+    def at_end(self, function: Callable[[], None]) -> None:
+        """Let `undo` call a function."""
+        self._at_end.append(function)
 
     @property
     def active(self) -> bool:
@@ -110,8 +114,8 @@ class Patches:
         while self._undo:
             space, name, original = self._undo.pop()
             setattr(space, name, original)
-        while self._hooks:
-            self._hooks.pop().remove()
+        while self._at_end:
+            self._at_end.pop()()
 
 
 def _is_users(module: Any) -> bool:

@@ -85,7 +85,7 @@ class SharedRandom:
         what: the purpose: "draw", "agree", "process" or "fork". The key also contains the thread's name, the lines of
         the script on the stack, and the number of earlier draws there.
         """
-        text = f"{self._scope}/{what}/{threading.current_thread().name}/{_place(sys._getframe(2))}"
+        text = f"{self._scope}/{what}/{threading.current_thread().name}/{place_of(sys._getframe(2))}"
         place = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         return f"{place}/{next(self._counts.setdefault(place, itertools.count()))}"
 
@@ -131,7 +131,7 @@ def _is_of(module: str, packages: tuple[str, ...]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-def _place(frame: FrameType | None) -> str:
+def place_of(frame: FrameType | None) -> str:
     """Return the lines on the stack, innermost first, without file names, which differ for generated code.
 
     Frames of torch and duoka are left out: they may differ between ranks.

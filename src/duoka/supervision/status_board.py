@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic_ns  # a script's `time.monotonic_ns` may be rank 0's
@@ -24,13 +24,15 @@ from duoka.supervision.script_output import ScriptOutput
 RING = 64  # collectives that a slot remembers
 ENTRY = 256  # bytes of one of them: four 64-bit numbers, then the text
 TEXT = ENTRY - 4 * 8
-HEAD = 128  # bytes in front of the entries: 16 numbers, of which 12 are used
+HEAD = 128  # bytes in front of the entries: 16 numbers, of which 14 are used
 SLOT_SIZE = HEAD + RING * ENTRY
 
 # Indices of the 64-bit numbers in a slot and in an entry.
 BEGUN, FINISHED, STEPS, STEPPED, SLOWEST, SEEN, SAVED, WAITED, LOADED, SAMPLES = range(10)
 BATCH, TRAINED = 10, 11  # the number of a batch in the upper half, how many there are in the lower
+MEETING, WAITS = 12, 13  # the last meeting (StatusSlot.meet); 1 while the rank waits outside of a collective
 HALF = 32
+EPOCH, MOST = 40, 0xFF  # shift of the number of collectives before a meeting; the most meetings until the next one
 DIGEST, SINCE, LENGTH, NUMBER = 0, 1, 2, 3
 
 AT_END = "the end of the script"  # in place of a line, in the name of a collective there
@@ -172,7 +174,7 @@ class StatusBoard:
         """Return the progress of `rank`; the text is empty before its first collective."""
         words = self._words[rank]
         while True:
-            begun, finished = words[BEGUN], words[FINISHED]
+            begun, finished = words[BEGUN] + words[WAITS], words[FINISHED]
             seen = (words[SEEN] or monotonic_ns()) / 1e9
             steps, slowest = words[STEPS], words[SLOWEST] / 1e9
             if begun == 0:
@@ -286,6 +288,57 @@ class StatusSlot:
         for words in self._others:
             if words[entry] != digest and number <= words[BEGUN] < number + RING:
                 self._check(number)
+
+    @property
+    def begun(self) -> int:
+        """Number of collectives that this rank has begun."""
+        return self._begun
+
+    def has_passed(self, rank: int, begun: int) -> bool:
+        """Return whether `rank` has begun more than `begun` collectives."""
+        return self._board._words[rank][BEGUN] > begun
+
+    def meet(self, digest: int) -> Callable[[int], bool | None]:
+        """Announce that this rank is at an operation which the others may make, too, or not.
+
+        The others make it, too, if they have begun as many collectives, and if all such operations since then were
+        the same. digest: 32 bits of the operation.
+
+        Returns a function of another rank: whether it is at this operation; None: it is not known yet. True stays
+        true until this rank begins another collective.
+        """
+        begun, words = self._begun, self._words
+        epoch = (begun & 0xFF_FFFF) << EPOCH
+        last = words[MEETING]
+        number = (last >> 32 & MOST) + 1 if last >> EPOCH == epoch >> EPOCH else 1
+        if number >= MOST:
+            self.leave()
+            return lambda rank: False
+        word = words[MEETING] = epoch | number << 32 | digest
+
+        def is_here(rank: int) -> bool | None:
+            passed = self.has_passed(rank, begun)  # read first, as the other announces its meeting first
+            there = self._board._words[rank][MEETING]
+            if there >> 32 == word >> 32:
+                return there == word
+            return False if passed or (there >> EPOCH == word >> EPOCH and there > word) else None
+
+        return is_here
+
+    def leave(self) -> None:
+        """Announce that this rank will meet no others before its next collective."""
+        self._words[MEETING] = (self._begun & 0xFF_FFFF) << EPOCH | (1 << EPOCH) - 1
+
+    def begin_wait(self, text: str) -> None:
+        """Show that this rank waits for others, outside of a collective. text: in what."""
+        entry, said = _entry(self._begun + 1), text.encode()[:TEXT]  # which the next collective overwrites
+        self._bytes[(entry + 4) * 8 : (entry + 4) * 8 + len(said)] = said
+        self._words[entry + SINCE], self._words[entry + LENGTH] = monotonic_ns(), len(said)
+        self._words[WAITS] = 1
+
+    def end_wait(self) -> None:
+        """Show that this rank does not wait any more."""
+        self._words[WAITS] = 0
 
     def step(self, steps: int) -> None:
         """Record that step number `steps` is done."""

@@ -9,12 +9,6 @@ from pathlib import Path
 
 _OURS = str(Path(__file__).parents[1])
 _INSTALLED = ("/site-packages/", "/dist-packages/")  # of this environment, of the user, or of the system below it
-# Libraries that run a script's loop or open files for it: their file operations count as the script's.
-_RUN_LOOPS = """
-accelerate filelock fsspec ignite imageio lightning lightning_fabric lightning_utilities numpy pandas PIL
-pytorch_lightning scipy transformers trl
-"""
-_FOR_SCRIPTS = tuple(f"{site}{name}/" for site in _INSTALLED for name in _RUN_LOOPS.split())
 _PATHS = sysconfig.get_paths()
 _STANDARD = (_PATHS["stdlib"], _PATHS["platstdlib"], "<")  # "<": code generated at run time, as by dataclasses
 _TYPED = ("<stdin>", "<ipython")
@@ -31,12 +25,6 @@ def is_standard(filename: str) -> bool:
 def is_users(filename: str) -> bool:
     """Return True for a file that belongs neither to Python, nor to a library, nor to duoka."""
     return not is_installed(filename) and not is_standard(filename)
-
-
-@lru_cache(maxsize=4096)
-def is_for_scripts(filename: str) -> bool:
-    """Return True for a file of a library that acts for the script that calls it."""
-    return any(folder in filename for folder in _FOR_SCRIPTS)
 
 
 def is_installed(filename: str) -> bool:

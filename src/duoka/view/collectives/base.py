@@ -38,6 +38,25 @@ class CollectiveSlot(Protocol):
             RanksApart: other ranks have called another collective.
         """
 
+    @property
+    def begun(self) -> int:
+        """Number of collectives that this rank has begun."""
+
+    def has_passed(self, rank: int, begun: int) -> bool:
+        """Return whether `rank` has begun more than `begun` collectives."""
+
+    def meet(self, digest: int) -> Callable[[int], bool | None]:
+        """Announce an operation that the others may make, too; returns a function that tells whether a rank does."""
+
+    def leave(self) -> None:
+        """Announce that this rank will meet no others before its next collective."""
+
+    def begin_wait(self, text: str) -> None:
+        """Show that this rank waits for others, outside of a collective. text: in what."""
+
+    def end_wait(self) -> None:
+        """Show that this rank does not wait any more."""
+
 
 class Exchange(Protocol):
     """An all-gather of small CPU tensors that is faster than gloo's."""
@@ -51,6 +70,12 @@ class Exchange(Protocol):
         That function calls `receive` with the tensors of all ranks, flattened, in the order of ranks. It raises
         PeerFailed if any rank has sent None. text: names the collective, equal on all ranks.
         """
+
+    def meet(self, slot: CollectiveSlot, digest: int, text: str) -> bool:
+        """Return whether all ranks are at the same operation. digest: of its name; text: the name."""
+
+    def reading(self, slot: CollectiveSlot, place: int, now: Any, expected: bool) -> Any:
+        """Return rank 0's value of a clock; None if this exchange cannot tell."""
 
 
 COALESCE_BYTES = 1 << 22  # bytes of tensors that are broadcast in one call
@@ -217,6 +242,28 @@ class Collectives(ABC):
             data = torch.empty(int(size.item()), dtype=torch.uint8, device="cpu")
         self.broadcast(data, source)
         return value if self.rank == source else verify_object(data.numpy().tobytes(), self.key)
+
+    def meet(self, name: str) -> bool:
+        """Return whether all ranks are at the operation `name` of a library, so that they may make it together.
+
+        If this returns False on any rank, it does on all that call it. It is no collective: some ranks may call it
+        and others not.
+        """
+        return True
+
+    def leave(self) -> None:  # noqa: B027
+        """Let no rank wait in `meet` for this one, whose script has ended."""
+
+    def reading(self, now: Any, place: int, expected: bool) -> Any:
+        """Return rank 0's reading of a clock, of which this rank's is `now`.
+
+        place: 32 bits that name the line of code, equal on all ranks. expected: all ranks make this reading;
+        otherwise this rank may be alone, and gets `now`.
+        """
+        if not expected:
+            return now
+        dtype = torch.float64 if isinstance(now, float) else torch.int64
+        return self.broadcast(torch.tensor([now], dtype=dtype, device="cpu"), 0).item()
 
     def raised(self, error: str, line: str) -> None:  # noqa: B027
         """Note an error at a line of the script; the next collective mentions it if the ranks differ."""

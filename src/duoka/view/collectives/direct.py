@@ -29,7 +29,7 @@ from duoka.errors import PeerLost, RanksApart, TimedOut
 from duoka.network.interfaces import address_of
 from duoka.network.keys import Key
 from duoka.system.printable import printable
-from duoka.view.collectives.base import PeerFailed
+from duoka.view.collectives.base import CollectiveSlot, PeerFailed
 from duoka.view.collectives.connecting import BUFFER, Wire, connect_all, gather_texts, listen, place_of
 
 MOST = 1 << 18  # bytes that a rank sends for one tensor, to all others together; a ring is faster for more
@@ -92,6 +92,14 @@ class DirectExchange:
                 wire.close()
             return None
         return cls(rank, world_size, wires, timeout)
+
+    def meet(self, slot: CollectiveSlot, digest: int, text: str) -> bool:
+        """Return True: a rank does not see what the ranks of other machines do."""
+        return True
+
+    def reading(self, slot: CollectiveSlot, place: int, now: Any, expected: bool) -> Any:
+        """Return None: a clock is read by a collective."""
+        return None
 
     def accepts(self, tensor: Tensor) -> bool:
         """Return True if a tensor is small enough: equal on all ranks."""

@@ -146,6 +146,21 @@ class ProcessCollectives(Collectives):
     def raised(self, error: str, line: str) -> None:
         self._raised = error, line
 
+    def meet(self, name: str) -> bool:
+        if self._exchange is None:
+            return super().meet(name)
+        return self._exchange.meet(
+            self._slot, zlib.crc32(name.encode()), f"{name.partition(' ')[0]} at {self._line()}"
+        )
+
+    def leave(self) -> None:
+        self._slot.leave()
+
+    def reading(self, now: Any, place: int, expected: bool) -> Any:
+        agrees = self._exchange is None or self._agreeing  # by a collective
+        value = None if agrees else self._exchange.reading(self._slot, place, now, expected)  # type: ignore[union-attr]
+        return super().reading(now, place, expected) if value is None else value
+
     def barrier_at_end(self) -> None:
         self._line = lambda: AT_END
         self.barrier()

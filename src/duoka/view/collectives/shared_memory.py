@@ -12,18 +12,21 @@ processors gloo is used.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import platform
-import time
 from collections.abc import Callable
+from time import monotonic, sleep  # a script's `time.monotonic` may be rank 0's
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from duoka.errors import PeerLost, TimedOut
-from duoka.view.collectives.base import PeerFailed
+from duoka.view.collectives import readings
+from duoka.view.collectives.base import CollectiveSlot, PeerFailed
+from duoka.view.collectives.readings import Readings
 
 SLOT = 1 << 20  # bytes of one tensor at most
 LARGE_SLOT = 4 * SLOT  # the same in anonymous memory, which is not limited by the size of /dev/shm
@@ -37,7 +40,7 @@ _SPINS = (64, 4096)  # checks without a pause, then checks that yield the proces
 
 def memory_size(world_size: int, slot: int = SLOT) -> int:
     """Return the bytes of memory to share. The kernel allocates only the pages that are used."""
-    return world_size * (_LINE + RING * slot)
+    return world_size * (_LINE + RING * slot) + readings.SIZE
 
 
 def give_up(memory: mmap.mmap) -> None:
@@ -52,7 +55,8 @@ class SharedMemoryExchange:
         self.rank, self.timeout = rank, timeout
         words = memoryview(memory)[: world_size * _LINE].cast("Q")
         self._counters = [words[at * _LINE // 8 :][: _LINE // 8] for at in range(world_size)]
-        slots = torch.frombuffer(memory, dtype=torch.uint8, offset=world_size * _LINE)
+        slots = torch.frombuffer(memory, dtype=torch.uint8, offset=world_size * _LINE)[: -readings.SIZE]
+        self._readings = Readings(memoryview(memory)[-readings.SIZE :], rank, world_size, self._wait)
         self._slots = slots.view(world_size, RING, -1)
         # Every rank reads all slots; for many ranks and large tensors gloo's ring is as fast.
         self._most = max(SLOT, min(self._slots.shape[2], 4 * LARGE_SLOT // world_size))
@@ -125,22 +129,53 @@ class SharedMemoryExchange:
             PeerLost: a rank has ended.
             TimedOut: a rank did not arrive.
         """
-        looks, deadline = 0, 0.0
         for rank, counters in enumerate(self._counters):
-            while counters[place] < number:
-                looks += 1
-                if looks <= _SPINS[0]:
-                    continue
-                if looks <= _SPINS[1]:
-                    os.sched_yield()
-                    continue
-                time.sleep(1e-4)
-                if self._counters[0][_OVER] and counters[place] < number:
-                    raise PeerLost(f"rank {self.rank} lost another rank while it waited for rank {rank}")
-                now = time.monotonic()
-                deadline = deadline or now + self.timeout
-                if now > deadline:
-                    raise TimedOut(f"rank {self.rank} waited {self.timeout:.0f} s for rank {rank}")
+            if counters[place] < number:
+                self._wait(rank, lambda: counters[place] >= number)  # noqa: B023 (called at once)
+
+    def _wait(self, rank: int, is_there: Callable[[], bool], seconds: float = math.inf) -> bool:
+        """Wait for something that `rank` does; returns False if it has not done it after so many seconds.
+
+        Raises:
+            PeerLost: a rank has ended.
+            TimedOut: the exchange's own limit is over.
+        """
+        looks, deadline = 0, 0.0
+        while not is_there():
+            looks += 1
+            if looks <= _SPINS[0]:
+                continue
+            if looks <= _SPINS[1]:
+                os.sched_yield()
+                continue
+            sleep(1e-4)
+            if self._counters[0][_OVER] and not is_there():
+                raise PeerLost(f"rank {self.rank} lost another rank while it waited for rank {rank}")
+            now = monotonic()
+            deadline = deadline or now + min(seconds, self.timeout)
+            if now > deadline:
+                if seconds < self.timeout:
+                    return False
+                raise TimedOut(f"rank {self.rank} waited {self.timeout:.0f} s for rank {rank}")
+        return True
+
+    def meet(self, slot: CollectiveSlot, digest: int, text: str) -> bool:
+        """Return whether all ranks are at the same operation, which is no collective yet."""
+        is_here = slot.meet(digest)
+        slot.begin_wait(text)
+        try:
+            for rank in range(len(self._counters)):
+                if rank != self.rank:
+                    self._wait(rank, lambda: is_here(rank) is not None)  # noqa: B023 (called at once)
+                    if not is_here(rank):
+                        return False
+            return True
+        finally:
+            slot.end_wait()
+
+    def reading(self, slot: CollectiveSlot, place: int, now: Any, expected: bool) -> Any:
+        """Return rank 0's value of a clock."""
+        return self._readings.expected(slot, place, now) if expected else self._readings.found(slot, place, now)
 
 
 def is_possible() -> bool:
