@@ -18,7 +18,7 @@ from duoka.view.dispatch import engine
 from duoka.view.dispatch.replay import DescribedCall
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
-from tests.view.ranks import on_ranks
+from tests.view.ranks import Turns, on_ranks
 
 C = engine.built()
 pytestmark = pytest.mark.skipif(C is None, reason="the engine in C was not built")
@@ -155,3 +155,42 @@ def test_calls_keep_nothing_alive() -> None:
 
     (grown,) = on_ranks(1, work)
     assert max(grown) < 40  # of 50 calls each
+
+
+def test_recorded_draws_are_counted_and_those_of_one_device(chosen: str) -> None:
+    """A compiled module is proven not to draw by this count."""
+    x = torch.randn(7, 5)
+
+    def draws(start: int, batch: Tensor) -> list[Tensor]:
+        torch.manual_seed(start)
+        out = [F.dropout(batch, p) for p in (0.1, 0.5, 0.0, 1.0, 0.1)]
+        out += [F.dropout(batch.transpose(0, 1), 0.3), F.dropout(batch, 0.2, False), F.dropout(batch, 0.2)]
+        return [*out, torch.rand(3)]
+
+    def work(view: View) -> list[list[Tensor]]:
+        batch = BatchTensor.of(x, view)
+        draws(0, batch)
+        draws(0, batch)
+        before = view.drawn
+        F.dropout(batch, 0.5)
+        assert view.drawn == before + 1
+        batch_of = [draws(start, batch) for start in (1, 2)]
+        return [[out.full_tensor() if isinstance(out, BatchTensor) else out for out in outs] for outs in batch_of]
+
+    for outs in on_ranks(2, work, Turns(2)):
+        for start, found in zip((1, 2), outs, strict=True):
+            for one, other in zip(found, draws(start, x), strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_programs_do_not_repeat_what_has_no_effect(chosen: str) -> None:
+    """The rule of `transpose` asks a tensor without values for the order of dimensions."""
+
+    def work(view: View) -> int:
+        batch = BatchTensor.of(torch.randn(4, 3), view)
+        for _ in range(3):
+            batch.transpose(0, 1)
+        (program,) = view.programs.everything()
+        return int(program.__code__.co_nlocals)
+
+    assert on_ranks(1, work) == [3]  # its two parameters, and the result

@@ -264,7 +264,7 @@ def _record(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str,
         recorder.stop()
         view.shares.recorder = before
     out = with_memory_order(out, func, args, kwargs)
-    if out is not NotImplemented and call.key is not None and view.interactions == interactions:
+    if out is not NotImplemented and call.key is not None and view.interactions == interactions + recorder.draws:
         program = recorder.program(out, call.batches)
         if program is not None:
             view.programs.keep(call.key, program)

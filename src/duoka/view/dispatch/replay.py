@@ -8,6 +8,7 @@ run instead. A rule that does anything else (a collective, a draw, reading a val
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from duoka.private.torch import WithoutTorchFunctions
 from duoka.view.tensor.batch import BatchTensor, batches_in
 from duoka.view.tensor.spec import Meta
 
@@ -130,9 +132,13 @@ class Recorder(TorchFunctionMode):
         self._known = {id(value): f"i[{place}]" for place, value in enumerate(inputs)}  # -> name in the program
         self._kept: list[Any] = list(inputs)  # so that ids stay unique
         self._lines: list[str] = []
+        self._without_values: set[str] = (
+            set()
+        )  # names of results on the device "meta": what computes one does nothing
         self._constants: dict[str, Any] = {}
         self._sound = True
         self._entered = False
+        self.draws = 0  # that are part of the record
 
     def start(self) -> None:
         """Start recording."""
@@ -150,6 +156,15 @@ class Recorder(TorchFunctionMode):
         self._sound = False
         self.stop()
 
+    def drawing(self, func: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Call a function that draws once for the whole batch, and record this as one call.
+
+        The function counts its draws itself, and must do the same whatever it is called with, or raise Outdated.
+        """
+        self.draws += 1
+        with WithoutTorchFunctions():
+            return self.__torch_function__(func, (), args)  # type: ignore[no-any-return]
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
@@ -157,11 +172,13 @@ class Recorder(TorchFunctionMode):
             return out
         self._kept.append(out)
         call = self._call(func, args, kwargs)
-        name = f"o{len(self._lines)}"
+        name, is_new = f"o{len(self._lines)}", id(out) not in self._known
         if call is None or not self._name_outputs(out, name):
             self._sound = False
         else:
             self._lines.append(f"{name} = {call}")
+            if is_new and isinstance(out, Tensor) and out.is_meta:
+                self._without_values.add(name)
         return out
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> str | None:
@@ -220,8 +237,12 @@ class Recorder(TorchFunctionMode):
         expression = self._result(out, batches)
         if expression is None:
             return None
-        body = "".join(f"    {line}\n" for line in self._lines)
-        source = f"def program(i, b):\n{body}    return {expression}\n"
+        body = f"    return {expression}\n"
+        for line in reversed(self._lines):
+            name = line.partition(" ")[0]
+            if name not in self._without_values or re.search(rf"\b{name}\b", body):
+                body = f"    {line}\n{body}"
+        source = f"def program(i, b):\n{body}"
         exec(compile(source, "<duoka replay>", "exec"), self._constants)
         return self._constants["program"]  # type: ignore[no-any-return]
 

@@ -189,7 +189,7 @@ def _draw_in_place(
     laid = rows.permute(order)
     if rows.device.type != "cpu" or len(order) != rows.dim() or not laid.is_contiguous() or not _is_known():
         return False
-    start = _first_of_adjacent(spec)
+    start = first_of_adjacent(spec)
     if start is None:
         return False
     run = laid.shape[order.index(spec.dim) + 1 :].numel()
@@ -199,7 +199,7 @@ def _draw_in_place(
 
 
 @lru_cache(maxsize=64)
-def _first_of_adjacent(spec: Share) -> int | None:
+def first_of_adjacent(spec: Share) -> int | None:
     """Return the place of this rank's first row; None if its rows are not adjacent."""
     places = spec.local_rows(torch.arange(spec.size).view([1] * spec.dim + [-1])).flatten()
     start, stop = int(places[0]), int(places[-1]) + 1

@@ -35,6 +35,9 @@ class RuleRecorder(Protocol):
     def abandon(self) -> None:
         """Discard the calls recorded so far, and record no more."""
 
+    def drawing(self, func: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Call a function that draws for the whole batch, and record it as one call."""
+
 
 class LocalShares:
     """The local shares of a process: one. Subclasses have several.
