@@ -125,11 +125,11 @@ def test_a_script_with_ranks_of_its_own_keeps_all_threads(plan: Any) -> None:
     ("asked", "error", "said"),
     [
         (
-            {"strategy": "dpd"},
+            {"strategy": "ddpd"},
             OptionError,
-            "--strategy must be one of auto, ddp, dp, exact, fsdp, hsdp, single, but is 'dpd'; did you mean dp?",
+            "--strategy must be one of auto, ddp, exact, fsdp, hsdp, single, but is 'ddpd'; did you mean ddp?",
         ),
-        ({"strategy": "dp", "devices": "2"}, OptionError, "run.model(net, strategy='dp', devices=2)"),
+        ({"strategy": "dp", "devices": "2"}, OptionError, "`duoka run --devices 0,1` and duoka.launch(function"),
         (
             {"blocks": ("Block",)},
             OptionError,

@@ -24,12 +24,11 @@ from duoka.options import (
 )
 from duoka.script import Kind, Script
 
-__all__ = ["STRATEGIES", "Device", "Kind", "Machines", "Plan", "decide", "joined"]
+__all__ = ["STRATEGIES", "Device", "Kind", "Machines", "Plan", "check_strategy", "decide", "joined"]
 
 STRATEGIES = {
     "auto": "ddp if it fits on each device, else fsdp, as a forecast of memory says before the run",
     "ddp": "every device holds the whole model, and gradients are averaged",
-    "dp": "one process computes on several devices; a script asks for it: run.model(net, strategy='dp')",
     "exact": "the same bits on 1, 2, 4, ... devices: batches in a fixed number of shares, sums in a fixed order",
     "fsdp": "each device holds a part of the model: of its parameters, gradients and optimizer's state",
     "hsdp": "as fsdp on each machine, which holds the whole model; gradients are averaged between machines",
@@ -40,7 +39,6 @@ _ASKED_IN_SCRIPTS = {
     "auto": "`duoka forecast --memory` says whether a model needs run.model(net, strategy='fsdp')",
     "fsdp": "in a script, run.model(net, strategy='fsdp') shards a model",
     "hsdp": "in a script, run.model(net, strategy='hsdp') shards a model within each machine",
-    "dp": "in a script, run.model(net, strategy='dp', devices=2) computes on several devices in one process",
 }
 
 
@@ -110,6 +108,18 @@ class Plan:
         return self.workers == 1 and self.machines.count == 1
 
 
+def check_strategy(option: str, name: str) -> None:
+    """Check the name of a strategy, given by `option`.
+
+    Raises:
+        OptionError: there is no such strategy.
+    """
+    if name == "dp":
+        hint = "`duoka run --devices 0,1` and duoka.launch(function, devices='0,1') start a process for each device"
+        raise OptionError(option, name, "left out: one process computes on one device", hint)
+    one_of(option, name, STRATEGIES)
+
+
 def decide(options: Options, inventory: Inventory, visible: str | None, omp_threads: str | None) -> Plan:
     """Decide the settings of a run. Reads the script, and starts nothing.
 
@@ -125,7 +135,7 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
         ScriptError: the script does not exist or cannot be read.
     """
     if options.strategy:
-        one_of("--strategy", options.strategy, STRATEGIES)
+        check_strategy("--strategy", options.strategy)
     request = spec.parse(options.devices)
     script_info = script.read(options.target)
     chosen = choose(request, inventory, visible)
@@ -272,7 +282,7 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
         )
         unused = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)]
         return "", (f"{', '.join(unused)}: without effect, as the script is left alone",) if unused else ()
-    if options.strategy == "dp" or (options.strategy in ("auto", "fsdp", "hsdp") and kind is Kind.API):
+    if options.strategy in ("auto", "fsdp", "hsdp") and kind is Kind.API:
         hint = _ASKED_IN_SCRIPTS[options.strategy]
         raise OptionError("--strategy", options.strategy, "left out or ddp, which starts a worker per device", hint)
     if options.blocks and options.strategy not in ("auto", "fsdp", "hsdp"):

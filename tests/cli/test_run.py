@@ -163,8 +163,8 @@ def test_an_option_of_the_script_before_it_is_told_where_it_belongs(capsys: pyte
         ("--devices 0,0 train.py", "--devices must be auto, cpu, "),
         ("--devices cuda:99 train.py", "--devices cuda:99: "),
         (
-            "--strategy dpd train.py",
-            "--strategy must be one of auto, ddp, dp, exact, fsdp, hsdp, single, but is 'dpd'; did you mean dp?",
+            "--strategy ddpd train.py",
+            "--strategy must be one of auto, ddp, exact, fsdp, hsdp, single, but is 'ddpd'; did you mean ddp?",
         ),
         (
             "--kind plan train.py",

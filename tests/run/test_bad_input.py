@@ -43,6 +43,11 @@ def closed(use: Callable[[duoka.Run], Any]) -> Callable[[duoka.Run], Any]:
 Given = Callable[[duoka.Run], Any]
 EVERY: dict[str, tuple[Given, str]] = {  # also where there is one rank
     "strategy": (lambda run: run.model(nn.Linear(1, 1), strategy="dpp"), "strategy must be one of .* did you mean d"),
+    "dp": (
+        lambda run: run.model(nn.Linear(1, 1), strategy="dp", devices=2, output_device=1),
+        r"strategy must be left out.*but is 'dp'; `duoka run --devices 0,1` and duoka\.launch\(function",
+    ),
+    "device_ids": (lambda run: run.model(nn.Linear(1, 1), device_ids=[0]), "a rank has one device"),
     "precision": (
         lambda run: run.model(nn.Linear(1, 1), precision="half"),
         "precision must be one of 32, bf16, fp16",
@@ -74,7 +79,6 @@ EVERY: dict[str, tuple[Given, str]] = {  # also where there is one rank
 }
 SEVERAL: dict[str, tuple[Given, str]] = {  # where ranks give different things
     "single": (lambda run: run.model(nn.Linear(1, 1), strategy="single"), "strategy must be auto or ddp for 2 ranks"),
-    "dp": (lambda run: run.model(nn.Linear(1, 1), strategy="dp", devices=2), "in a run of one process"),
     "shape of a tensor": (
         lambda run: run.all_gather(torch.ones(2, 3 + run.rank)),
         r"rank 1 and rank 0 differ: .*\(rows, 3\).*\(rows, 4\)",

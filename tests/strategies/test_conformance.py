@@ -17,7 +17,7 @@ from duoka.errors import Refused
 from duoka.plan import STRATEGIES as NAMES
 from tests.run.ranks import each_on_ranks, on_ranks
 
-STRATEGIES = {"single": (1,), "ddp": (2, 3), "dp": (2, 3), "exact": (1, 2), "fsdp": (3,)}
+STRATEGIES = {"single": (1,), "ddp": (2, 3), "exact": (1, 2), "fsdp": (3,)}
 REFUSED = {"fsdp": {"second_order_optimizer": "LBFGS"}}  # which makes one vector of all parameters
 DATA = torch.Generator().manual_seed(3)
 X, Y = torch.randn(23, 6, generator=DATA), torch.randint(0, 4, (23,), generator=DATA)
@@ -265,20 +265,12 @@ def sharding(work: Program) -> Program:
 
 
 def on_devices(strategy: str, devices: int) -> dict[str, list[Any]]:
-    """Run all programs on each rank, one for each device, or on one rank with all devices; return the results."""
+    """Run all programs on each rank, one for each device; return the results."""
     if strategy == "exact":
         return each_on_ranks(devices, {name: exactly(work) for name, work in PROGRAMS.items()})
     if strategy == "fsdp":
         return each_on_ranks(devices, {name: sharding(work) for name, work in PROGRAMS.items()})
-    if strategy != "dp":
-        return each_on_ranks(devices, PROGRAMS)
-
-    def alone(work: Program) -> Any:
-        with duoka.start(seed=0) as run:
-            run.model = partial(run.model, strategy="dp", devices=devices)  # type: ignore[method-assign]
-            return work(run)
-
-    return {name: [alone(work)] for name, work in PROGRAMS.items()}
+    return each_on_ranks(devices, PROGRAMS)
 
 
 @cache

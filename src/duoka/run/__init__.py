@@ -2,7 +2,7 @@
 
 starting            find this process's rank, open a run; api_session, calls: its interceptions
 run                 Run
-models              run.model: precision and scaling (16 bits), placement (dp), sharding and sharded_tensors (fsdp)
+models              run.model: precision and scaling (16 bits), sharding and sharded_tensors (fsdp)
 backward            checks after each backward pass
 schedule            learning rates, clipping
 collect             reductions of values that differ between ranks; loss_weights: losses of a rank's own rows

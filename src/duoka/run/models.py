@@ -26,7 +26,7 @@ from duoka.view.support.kinds import holds_shards, is_compiled
 ROOM = 0.9  # fraction of a device's memory that is used: the rest is for libraries and fragmentation
 OF_DDP = {
     "bucket_cap_mb": "gradients travel in buckets of 25 MB",
-    "device_ids": "a rank has one device, which duoka.start(device=...) chooses; strategy='dp' takes several",
+    "device_ids": "a rank has one device, which duoka.start(device=...) chooses",
     "process_group": "all ranks of the run keep the model in step",
 }
 
@@ -62,17 +62,19 @@ def prepare(module: nn.Module, session: Session, bring: Callable[[nn.Module], No
             session.ranks.broadcast_into(buffer, 0)
 
 
-def check_combination(strategy: str, precision: str, compiles: bool, exact: bool) -> None:
+def check_combination(strategy: str, precision: str, compiles: bool, exact: bool, world_size: int) -> None:
     """Check that options of `run.model` go together. exact: whether the run has the strategy exact.
 
     Raises:
         OptionError: they do not.
     """
-    if exact and (strategy in ("dp", "fsdp", "hsdp") or precision == "fp16"):
+    if exact and (strategy in ("fsdp", "hsdp") or precision == "fp16"):
         given = "precision='fp16'" if precision == "fp16" else f"strategy={strategy!r}"
         raise OptionError("run.model", given, "left out in a run of strategy='exact'", "bf16 is allowed")
-    if compiles and (strategy == "dp" or precision == "fp16"):
-        raise OptionError("compile", True, "left out with strategy='dp' or precision='fp16'", "bf16 compiles")
+    if compiles and precision == "fp16":
+        raise OptionError("compile", True, "left out with precision='fp16'", "bf16 compiles")
+    if strategy == "single" and world_size > 1:
+        raise OptionError("strategy", "single", f"auto or ddp for {world_size} ranks")
 
 
 def mover(strategy: str, machine: str, session: ApiSession, device: torch.device) -> Callable[[nn.Module], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -18,13 +18,13 @@ from duoka.data.loader import Loader, ViewWord, make_loader
 from duoka.errors import OptionError, PeerLost, RanksApart
 from duoka.logs import Logs, check_step, check_values
 from duoka.origins import Origin
+from duoka.plan import check_strategy
 from duoka.process import this_process
 from duoka.run.agreement import check_same, gather_objects
 from duoka.run.api_session import ApiSession, open_session, set_exact_threads, settings_with
 from duoka.run.backward import DdpOptions
 from duoka.run.collect import LocalReductions
 from duoka.run.models import check_combination, check_options, chosen_strategy, mover, prepare
-from duoka.run.placement import DevicePlacement, Devices, check_strategy
 from duoka.run.precision import Precision, check_precision, set_precision
 from duoka.run.progress import Progress
 from duoka.run.scaling import GradientScale
@@ -43,9 +43,7 @@ class Run:
     machine: host name. is_first: whether this is rank 0, which prints and writes.
     """
 
-    def __init__(
-        self, origin: Origin, device: torch.device, session: ApiSession, logs: Logs, timeout: float = 600.0
-    ) -> None:
+    def __init__(self, origin: Origin, device: torch.device, session: ApiSession, logs: Logs) -> None:
         self.rank, self.world_size = origin.rank, origin.world_size
         self.local_rank = origin.local_rank
         self.device = device
@@ -56,7 +54,6 @@ class Run:
         self._reductions = LocalReductions(session.ranks)
         self._checkpoints: list[Checkpoint] = []
         self._begun = False  # an object was made that depends on the strategy
-        self._placement = DevicePlacement(session, device, timeout)
         self._scale: GradientScale | None = None
 
     @property
@@ -72,9 +69,6 @@ class Run:
         precision: Precision = "32",
         strategy: str = "auto",
         shares: int | None = None,
-        devices: Devices | None = None,
-        output_device: int | str | torch.device | None = None,
-        dim: int = 0,
         find_unused_parameters: bool | None = None,
         static_graph: bool = False,
         broadcast_buffers: bool | None = None,
@@ -92,69 +86,42 @@ class Run:
             strategy: "ddp": gradients are averaged over ranks. "fsdp": each rank holds a part of the parameters, of
                 their gradients and of the state of optimizers. "hsdp": as fsdp within each machine, and gradients are
                 averaged between machines, which have the same number of ranks. "auto": ddp, or hsdp or fsdp where
-                parameters, gradients and Adam's state do not fit into a device, which is said. "dp": this one process
-                computes each batch on several devices. "exact": the same bits on 1, 2, 4, ... ranks; it holds for all
-                models of a run, and is given with the first, before anything else is made.
+                parameters, gradients and Adam's state do not fit into a device, which is said. "exact": the same bits
+                on 1, 2, 4, ... ranks; it holds for all models of a run, and is given with the first, before anything
+                else is made.
             shares: for "exact": the number of shares of each batch, a power of two; None: 8, or the number of ranks
                 if that is larger.
-            devices: for "dp": their number, a text as for `--devices`, or a list. The first holds the parameters.
-            output_device: for "dp": the device of its outputs; None: the first.
-            dim: for "dp": the dimension of samples in its inputs.
             find_unused_parameters: True: a backward pass may leave out parameters; False: that is an error; None: it
                 is reported once.
             static_graph: every backward pass must reach the same parameters; else it is an error.
             broadcast_buffers: copy rank 0's buffers to all ranks after each pass; None: only with
                 batch_norm="local", as they are equal otherwise.
             gradient_as_bucket_view: gradients are views of larger tensors, which saves a copy.
-            more: `device_ids`, another name of `devices`. Other options of DistributedDataParallel raise an error
-                with the reason.
+            more: further options of DistributedDataParallel raise an error with the reason.
 
         Raises:
             OptionError: it is no `nn.Module`, has no parameters, or is wrapped; or an option is not allowed.
-            DeviceError: a device does not exist.
             RanksApart: its parameters have other names or shapes on another rank.
         """
-        if strategy == "dp" and devices is None:
-            devices = more.pop("device_ids", None)
+        check_strategy("strategy", strategy)
         check_options(more)
         check_precision(precision)
-        check_strategy(strategy, self.world_size, devices)
         session = self._use(strategy, shares)
         self._begun = True
-        check_combination(strategy, precision, compile, session.view.shares.exact)
+        check_combination(strategy, precision, compile, session.view.shares.exact, self.world_size)
         if strategy == "auto":
             strategy = chosen_strategy(module, self._place, session, self.device)
         options = DdpOptions(find_unused_parameters, static_graph, broadcast_buffers, gradient_as_bucket_view)
-        on = self._placement.devices(strategy, devices)
-        prepare(module, session, mover(strategy, self._place, session, on[0]))
+        prepare(module, session, mover(strategy, self._place, session, self.device))
         session.backward.observe(module, options)
         if gradient_as_bucket_view:
             session.strategy.use_bucket_views(module.parameters())
-        if strategy == "dp":
-            self._placement.share_out(module, on, output_device, dim)
         if precision == "fp16":
             self._scale = self._scale or GradientScale(session.say)
         set_precision(module, precision, self.device, self._scale)
         if compile:
             module.compile()
         return module
-
-    def loss(self, model: nn.Module, loss: Callable[[Any, Any], Tensor]) -> nn.Module:
-        """Return a module that computes the loss next to the model.
-
-        `run.loss(model, loss)(x, y)` is `loss(model(x), y)`. With a model of strategy "dp", each device computes the
-        losses of its own rows, so outputs are not gathered on the first device.
-
-        Args:
-            model: a model given to `run.model`.
-            loss: returns a value for each sample (reduction="none"): a mean over a device's rows would not be that
-                of the batch.
-
-        Raises:
-            OptionError: at the call, if the loss is one value for all samples.
-        """
-        self._check_open()
-        return self._placement.with_loss(model, loss)
 
     def loader(
         self,
@@ -379,7 +346,6 @@ class Run:
         finally:
             for saved in self._checkpoints:
                 saved.close(wait=False)
-            self._placement.close()
             if self._scale is not None:
                 self._scale.close()
             session.strategy.close()

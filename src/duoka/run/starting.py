@@ -94,7 +94,7 @@ def start(
     if seed is not None or ranks.world_size > 1:
         _seed_all(entropy)
     opened = open_logs(logs if origin.rank == 0 else [])
-    run = Run(origin, chosen, open_session(ranks, settings, entropy, _sayer(origin)), opened, timeout)
+    run = Run(origin, chosen, open_session(ranks, settings, entropy, _sayer(origin)), opened)
     process.run = run
     atexit.register(_close_at_exit, run)
     return run

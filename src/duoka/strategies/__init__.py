@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from duoka.strategies.base import Strategy
 from duoka.strategies.compress import compression
 from duoka.strategies.ddp import Ddp
-from duoka.strategies.dp import Dp
 from duoka.strategies.exact import Exact
 from duoka.strategies.fsdp import Fsdp
 from duoka.strategies.single import Single
 from duoka.view.collectives.base import Collectives
 from duoka.view.random.generators import random_digest
 
-__all__ = ["Ddp", "Dp", "Exact", "Fsdp", "Single", "Strategy", "create"]
+__all__ = ["Ddp", "Exact", "Fsdp", "Single", "Strategy", "create"]
 
 
 def create(

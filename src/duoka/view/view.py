@@ -1,11 +1,11 @@
 """The state that all batch tensors, module calls and rules of one rank have in common.
 
-With `--strategy exact` or `dp` a process computes several shares, and each has a `View` of its own, like a rank.
+With `--strategy exact` a process computes several shares, and each has a `View` of its own, like a rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache, partial
 from typing import Any
 from weakref import ReferenceType, ref
@@ -19,11 +19,10 @@ from duoka.errors import DuokaError, Refused
 from duoka.private.torch import backward_of
 from duoka.view.aliased import AliasedCopies
 from duoka.view.collectives.base import Collectives
-from duoka.view.collectives.one_rank import OneRank
 from duoka.view.random.generators import RankStream
 from duoka.view.row_independent import RowIndependent
 from duoka.view.shares.differentiable import GATHERED, AllReduceSum, Replicate
-from duoka.view.shares.local import DeviceShares, ExactShares, LocalShares, ShareCollectives
+from duoka.view.shares.local import ExactShares, LocalShares, ShareCollectives
 from duoka.view.shares.partition import Partition
 from duoka.view.support.hook_numbers import unnumbered
 from duoka.view.support.originals import register_hook
@@ -39,9 +38,9 @@ _REPLICATED = backward_of(Replicate)
 class View:
     """The state of one rank that its batch tensors share.
 
-    With `exact` and `dp` a process computes several shares of a batch, each with a view of its own, and each share is
-    a rank to its view: `ranks` are the collectives among all shares, `shares.processes` those among processes. With
-    other strategies both are the same.
+    With `exact` a process computes several shares of a batch, each with a view of its own, and each share is a rank
+    to its view: `ranks` are the collectives among all shares, `shares.processes` those among processes. With other
+    strategies both are the same.
 
     Args:
         ranks: the collectives among shares.
@@ -54,7 +53,7 @@ class View:
 
     Attributes:
         whole_operations: counts of operations that were computed whole.
-        device: of this share, if a process has shares on several devices; of rows of offloaded parameters.
+        device: of the rows of offloaded parameters; None if parameters stay where they compute.
         computes_on: the device to which offloaded parameters were moved.
         watch: detects uses of batch sizes, while a compiled module is being checked.
         of_parameters: True if its batches are sharded parameters and what is computed from them (`sharded.py`).
@@ -161,8 +160,6 @@ class View:
         if not tensor.requires_grad or not torch.is_grad_enabled():
             return tensor if self.device is None else tensor.to(self.device)
         shares = self.shares
-        if shares.combine_device is not None:
-            return self._copied(tensor)
         if tensor.is_leaf:
             if id(tensor) not in self._adopted:
                 if shares.is_alias(tensor):
@@ -175,19 +172,6 @@ class View:
             return tensor
         replicated: Tensor = shares.synchronize(lambda tensors: Replicate.apply(shares, tensors[0]), tensor)
         return replicated
-
-    def _copied(self, tensor: Tensor) -> Tensor:
-        """Return a copy of a replicated tensor on this share's device."""
-        if isinstance(tensor.grad_fn, _REPLICATED):
-            return tensor
-        shares = self.shares
-
-        def copies(tensors: list[Tensor]) -> list[Tensor]:
-            replicated = Replicate.apply(shares, tensors[0])
-            return [one.to(view.device) for one, view in zip(replicated, self.siblings, strict=True)]
-
-        copied: Tensor = shares.synchronize(copies, tensor)
-        return copied
 
     def _adopt(self, leaf: Tensor) -> None:
         key = id(leaf)
@@ -234,32 +218,10 @@ class View:
         shares = self.shares
 
         def reduce(parts: list[Tensor]) -> list[Tensor]:
-            if shares.combine_device is not None:
-                parts = [part.to(shares.combine_device) for part in parts]
             return [AllReduceSum.apply(shares, *parts)] * len(parts)
 
         total: Tensor = shares.synchronize(reduce, part)
         return total
-
-
-def device_view(devices: Sequence[torch.device], combine_device: torch.device, say: Callable[[str], None]) -> View:
-    """Make a view for each device, in one process, and return the last.
-
-    combine_device: the device on which the shares are combined.
-    """
-    shares = DeviceShares(OneRank(), len(devices), combine_device)
-    siblings: list[View] = []
-    for place, device in enumerate(devices):
-        View(ShareCollectives(shares, place), lambda _: None, say, shares, siblings=siblings).device = device
-    return _with_one_report(siblings)
-
-
-def _with_one_report(siblings: list[View]) -> View:
-    """Share the last view's printing and counts with all views, and return the last one."""
-    last = siblings[-1]
-    for view in siblings:
-        view.say, view.whole_operations = last.say, last.whole_operations
-    return last
 
 
 def exact_view(
@@ -285,4 +247,7 @@ def exact_view(
     siblings: list[View] = []
     for place in range(shares.count):
         View(ShareCollectives(shares, place), adopt, say, shares, partial(alias, place), siblings)
-    return _with_one_report(siblings)
+    last = siblings[-1]
+    for view in siblings:  # one report of all
+        view.say, view.whole_operations = last.say, last.whole_operations
+    return last

@@ -36,8 +36,8 @@ static PyObject *given[COUNT];
 /* Names of attributes. */
 #define ATTRIBUTES(X)                                                                                                  \
     X(_meta) X(_rows) X(_cached) X(_adopted) X(spec) X(view) X(shape) X(dtype) X(device) X(local_shape) X(programs)    \
-    X(aliased) X(copies) X(shares) X(count) X(exact) X(combine_device) X(computes_on) X(of_parameters) X(has_sharded)  \
-    X(requires_grad) X(is_leaf) X(start) X(stop) X(step)
+    X(aliased) X(copies) X(shares) X(count) X(exact) X(computes_on) X(of_parameters) X(has_sharded) X(requires_grad)  \
+    X(is_leaf) X(start) X(stop) X(step)
 
 enum {
 #define X(name) A_##name,
@@ -293,7 +293,6 @@ static int is_ordinary(PyObject *view)
 static int is_one_share(PyObject *shares)
 {
     ADD(attribute_is(shares, A_exact, Py_False));
-    ADD(attribute_is(shares, A_combine_device, Py_None));
     PyObject *count = GET(shares, count);
     if (count == NULL)
         return FAILED;

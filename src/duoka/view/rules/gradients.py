@@ -175,7 +175,7 @@ def _true_gradient(found: list[Tensor | None], of: Tensor, view: View) -> Tensor
     if not isinstance(of, BatchTensor):
         # The leaf itself was used outside of shares, or among rows if each rank has one share.
         parts, apart = (found[:-1], found[-1]) if len(found) > 1 or own.exact else (found, None)
-        if not of.is_leaf and (own.exact or own.combine_device is not None):
+        if not of.is_leaf and own.exact:
             return found[0]
         total: Tensor | None = None
         if any(part is not None for part in parts):

@@ -1,4 +1,4 @@
-"""The shares of a batch that this process computes: one, or several with the strategies `exact` and `dp`.
+"""The shares of a batch that this process computes: one, or several with the strategy `exact`.
 
 Several shares are computed one after the other, each in a greenlet and with its own `View`, as if each were a rank.
 Where ranks would call a collective, a share's greenlet is suspended. When all local shares have reached that point,
@@ -40,16 +40,14 @@ class RuleRecorder(Protocol):
 
 
 class LocalShares:
-    """The local shares of a process: one. Subclasses have several.
+    """The local shares of a process: one. `ExactShares` has several.
 
     processes: collectives between processes. count: local shares, the same on every process. exact: True if sums are
-    added in a fixed tree. combine_device: the device on which shares on several devices are combined. is_alias:
-    returns True for a leaf that replaces a parameter in one share. recorder: of the running rule. draw_cache: of the
-    running call.
+    added in a fixed tree. is_alias: returns True for a leaf that replaces a parameter in one share. recorder: of the
+    running rule. draw_cache: of the running call.
     """
 
     count, exact = 1, False
-    combine_device: torch.device | None = None
     is_alias: Callable[[Tensor], bool] = staticmethod(lambda leaf: False)
 
     def __init__(self, processes: Collectives) -> None:
@@ -84,8 +82,10 @@ class LocalShares:
         return self.processes.all_reduce(parts[0].detach().clone())
 
 
-class SeveralLocalShares(LocalShares):
-    """Several shares of one process."""
+class ExactShares(LocalShares):
+    """Shares of a fixed number for the whole run; sums do not depend on which process has which shares."""
+
+    exact = True
 
     def __init__(self, processes: Collectives, count: int) -> None:
         super().__init__(processes)
@@ -113,26 +113,6 @@ class SeveralLocalShares(LocalShares):
         if self.recorder is not None:
             self.recorder.abandon()
         return parent.switch((combine, part))
-
-
-class DeviceShares(SeveralLocalShares):
-    """A share on each of several devices of one process. combine_device: the device on which they are combined."""
-
-    def __init__(self, processes: Collectives, count: int, combine_device: torch.device) -> None:
-        super().__init__(processes, count)
-        self.combine_device = combine_device
-
-    def total(self, parts: Sequence[Tensor]) -> Tensor:
-        total = parts[0].detach().to(self.combine_device, copy=True)
-        for part in parts[1:]:
-            total += part.detach().to(self.combine_device)
-        return total
-
-
-class ExactShares(SeveralLocalShares):
-    """Shares of a fixed number for the whole run; sums do not depend on which process has which shares."""
-
-    exact = True
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
         local = add_up([part.detach() for part in parts])

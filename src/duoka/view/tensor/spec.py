@@ -72,9 +72,6 @@ class Spec:
     @staticmethod
     def _gather_shares(parts: list[tuple[Spec, Tensor]]) -> Tensor:
         spec, local = parts[0]
-        home = spec.view.shares.combine_device
-        if home is not None:
-            parts = [(of, rows.to(home)) for of, rows in parts]
         apart = [
             rows.unflatten(spec.dim, (spec.outer, of.partition.rows, spec.inner)).movedim(spec.dim + 1, 0)
             for of, rows in parts
