@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import cache
@@ -109,7 +110,10 @@ def flow(request: pytest.FixtureRequest, warm_on: Callable[[str], Warm], tmp_pat
     The marker `cards` gives them simulated cards; `cpu_and_cards` runs the test twice.
     """
     where = getattr(request, "param", "cards" if request.node.get_closest_marker("cards") else "cpu")
-    return Flow(warm_on(where), tmp_path, request.getfixturevalue("cards") if where == "cards" else {})
+    if where == "cpu":
+        return Flow(warm_on(where), tmp_path)
+    machine = {"SIMULATED_MACHINE": f"{zlib.crc32(bytes(tmp_path)):08x}"}
+    return Flow(warm_on(where), tmp_path, request.getfixturevalue("cards") | machine)
 
 
 @pytest.fixture

@@ -44,12 +44,16 @@ def _not_there(name: str) -> Any:
 
 
 class Driver:
-    """Functions are found by name, as by ctypes. asked: names of the functions called."""
+    """Functions are found by name, as by ctypes. recording: may be a function. asked: the names called."""
 
-    def __init__(self, recording: dict[str, Any]) -> None:
-        self.recording = recording
+    def __init__(self, recording: dict[str, Any] | Callable[[], dict[str, Any]]) -> None:
+        self._recording = recording
         self.asked: list[str] = []
         self.over = threading.Event()
+
+    @property
+    def recording(self) -> dict[str, Any]:
+        return self._recording() if callable(self._recording) else self._recording
 
     @property
     def cards(self) -> list[dict[str, Any]]:

@@ -25,6 +25,11 @@ FROM_OUTSIDE = (
     "MASTER_",
     "PYTORCH_NVML_",
 )  # what a run must not depend on
+# On a default device torch's loaders cannot shuffle: their generator is the CPU's, and `randperm` asks for the card.
+ON_CARDS = (
+    "import torch; torch.set_default_device('cuda'); made = torch.utils._device._device_constructors();"
+    " made.difference_update([one for one in made if one.__name__ == 'randperm']); del made"
+)
 CPUS = re.compile(r"cpu:(\d+)")
 
 
@@ -162,6 +167,12 @@ class Flow:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(source))
         return path
+
+    def script(self, path: Path) -> Path:
+        """A script that names no device; on cards, a copy whose tensors are on a card."""
+        if not self.cards:
+            return path
+        return self.write(path.name, path.read_text().replace("\nimport torch\n", f"\n{ON_CARDS}\n", 1))
 
     def run(self, args: Sequence[str | Path], **how: Any) -> Result:
         """`duoka ...`, to its end. Takes what `start` takes."""

@@ -19,12 +19,21 @@ LONG = ("lstm", "gan")
 def exact(flow: Flow, script: str, workers: int, *more: str) -> str:
     """What the script prints, of which the last line is a digest of all parameters and buffers."""
     options = ["--strategy", "exact", "--devices", f"cpu:{workers}", *more]
-    result = flow.run(["run", "--quiet", *options, SCRIPTS / f"{script}.py"])
+    result = flow.run(["run", "--quiet", *options, flow.script(SCRIPTS / f"{script}.py")])
     assert len(result.ok().stdout.splitlines()[-1]) == 64, result
     return result.stdout
 
 
-@pytest.mark.parametrize("script", [*PLAIN, *(pytest.param(script, marks=pytest.mark.long) for script in LONG)])
+ON_CARDS = [pytest.param("mlp", marks=pytest.mark.cards, id="mlp-cards")]
+ON_CARDS += [
+    pytest.param(script, marks=[pytest.mark.cards, pytest.mark.long], id=f"{script}-cards")
+    for script in ("transformer", "force", "hard", "gan")
+]
+
+
+@pytest.mark.parametrize(
+    "script", [*PLAIN, *(pytest.param(script, marks=pytest.mark.long) for script in LONG), *ON_CARDS]
+)
 def test_the_same_bits_on_any_number_of_workers(flow: Flow, script: str) -> None:
     """And, but for rounding, what python computes."""
     found = exact(flow, script, 1)
@@ -34,7 +43,7 @@ def test_the_same_bits_on_any_number_of_workers(flow: Flow, script: str) -> None
     if script == "cnn":
         return  # python draws its samples otherwise
     numbers = found.splitlines()[: 2 if script == "lstm" else -1]  # its last epoch is in bfloat16
-    expected = flow.python([SCRIPTS / f"{script}.py"], env={"OMP_NUM_THREADS": "1"}).ok().stdout
+    expected = flow.python([flow.script(SCRIPTS / f"{script}.py")], env={"OMP_NUM_THREADS": "1"}).ok().stdout
     assert_same_lines("\n".join(expected.splitlines()[: len(numbers)]), "\n".join(numbers))
 
 

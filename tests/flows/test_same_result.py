@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +12,34 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tests.flows.flow import Flow, Result, Warm
+from tests.flows.flow import Flow, Result
 
 HERE = Path(__file__).parent / "scripts"
 SCRIPTS = {path.stem: path for path in sorted(HERE.glob("*.py"))}
 IN_PARTS = {path.stem: path for path in sorted((HERE / "fsdp").glob("*.py"))}
+Reference = Callable[[Flow, str], tuple[Result, Path]]
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 @pytest.fixture(scope="module")
-def reference(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Result, Path]]:
-    """What plain python gives, once for each script."""
-    done: dict[str, tuple[Result, Path]] = {}
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """What plain python gives on one device, once for each script, on CPUs and on cards."""
+    done: dict[tuple[str, bool], tuple[Result, Path]] = {}
 
-    def run(name: str) -> tuple[Result, Path]:
-        if name not in done:
+    def run(flow: Flow, name: str) -> tuple[Result, Path]:
+        key = name, bool(flow.cards)
+        if key not in done:
             folder = tmp_path_factory.mktemp(name)
+            alone = Flow(flow.warm, folder, {**flow.cards, "SIMULATED_CARDS": "1"} if flow.cards else {})
             saved = folder / "weights.pt"
-            script = SCRIPTS.get(name) or IN_PARTS[name]
-            done[name] = Flow(warm, folder).python([script, saved]).ok(), saved
-        return done[name]
+            done[key] = alone.python([alone.script(script(name)), saved]).ok(), saved
+        return done[key]
 
     return run
+
+
+def script(name: str) -> Path:
+    return SCRIPTS.get(name) or IN_PARTS[name]
 
 
 def assert_same_lines(expected: str, actual: str) -> None:
@@ -50,7 +56,7 @@ def assert_same_weights(expected: Path, actual: Path, *, each: bool = True) -> N
 
     Adam makes a step of any gradient, so it amplifies the rounding of a few that are next to nothing.
     """
-    before, after = (tree_leaves(torch.load(path)) for path in (expected, actual))
+    before, after = (tree_leaves(torch.load(path, map_location="cpu")) for path in (expected, actual))
     assert len(before) == len(after) > 0
     for one, other in zip(before, after, strict=True):
         if each or not one.is_floating_point():
@@ -66,11 +72,22 @@ RUNS += [pytest.param("classify", workers, marks=pytest.mark.long) for workers i
 RUNS += [pytest.param(name, 2, marks=pytest.mark.long) for name in SCRIPTS if name != "regress"]
 
 
+def on_cards(names: Iterable[str], short: Collection[str]) -> list[Any]:
+    """Parameters for runs on two simulated cards; those that are not in `short` are marked long."""
+    marks = {name: [pytest.mark.cards, *[pytest.mark.long] * (name not in short)] for name in names}
+    return [pytest.param(name, 2, marks=marks[name], id=f"{name}-cards") for name in names]
+
+
+# Left out: their loaders' workers or generators are the CPU's, CTC, arrays of batches, autocast of the CPU.
+NOT_ON_CARDS = ("changing", "precision", "reading", "sequences", "streams")
+RUNS += on_cards([name for name in SCRIPTS if name not in NOT_ON_CARDS], ("adversaries", "classify", "language"))
+
+
 @pytest.mark.parametrize(("name", "workers"), RUNS)
-def test_same_result(flow: Flow, reference: Callable[[str], tuple[Result, Path]], name: str, workers: int) -> None:
-    expected, weights = reference(name)
+def test_same_result(flow: Flow, reference: Reference, name: str, workers: int) -> None:
+    expected, weights = reference(flow, name)
     saved = flow.folder / "weights.pt"
-    result = flow.run(["run", "--devices", f"cpu:{workers}", SCRIPTS[name], saved]).ok()
+    result = flow.run(["run", "--devices", f"cpu:{workers}", flow.script(SCRIPTS[name]), saved]).ok()
     assert_same_lines(expected.stdout, result.stdout)
     assert_same_weights(weights, saved, each=name != "changing")  # which rounds activations to a grid
 
@@ -83,15 +100,15 @@ PARTED += [
     for workers in (2, 3)
     if (name, workers) not in PARTED and name not in NOT_IN_PARTS
 ]
+PARTED_ON_CARDS = [name for name in (*SCRIPTS, *IN_PARTS) if name not in (*NOT_IN_PARTS, *NOT_ON_CARDS)]
+PARTED += on_cards(PARTED_ON_CARDS, ("language", "apart"))
 
 
 @pytest.mark.parametrize(("name", "workers"), PARTED)
-def test_same_result_with_parameters_in_parts(
-    flow: Flow, reference: Callable[[str], tuple[Result, Path]], name: str, workers: int
-) -> None:
-    expected, weights = reference(name)
+def test_same_result_with_parameters_in_parts(flow: Flow, reference: Reference, name: str, workers: int) -> None:
+    expected, weights = reference(flow, name)
     saved = flow.folder / "weights.pt"
-    script = SCRIPTS.get(name) or IN_PARTS[name]
-    result = flow.run(["run", "--devices", f"cpu:{workers}", "--strategy", "fsdp", script, saved]).ok()
+    words = ["run", "--devices", f"cpu:{workers}", "--strategy", "fsdp"]
+    result = flow.run([*words, flow.script(script(name)), saved]).ok()
     assert_same_lines(expected.stdout, result.stdout)
     assert_same_weights(weights, saved)

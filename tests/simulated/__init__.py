@@ -11,6 +11,7 @@ over functions of torch._C that `cards.py` defines; an operator runs the CPU's k
 |---|---|
 | SIMULATED_CARDS=2 | how many cards; without it nothing is simulated |
 | SIMULATED_MEMORY=16 | GiB of each card, as one process sees it; beyond it CUDA is out of memory |
+| SIMULATED_MACHINE=5eed0000 | eight digits with which the UUIDs of its cards begin: runs on two do not share locks |
 | SIMULATED_COUNTS=path | after each optimizer step, a line of JSON with counts since the last in `path.CARD` |
 | SIMULATED_TRACE=1 | on standard error, the lines of Python that let the host wait, or call a collective |
 | CUDA_VISIBLE_DEVICES, CUDA_LAUNCH_BLOCKING | as CUDA reads them |

@@ -395,11 +395,17 @@ def after_driver(pynvml: Any) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    pynvml.nvmlLib = module.Driver(machine)
+
+
+def machine() -> dict[str, Any]:
+    """What the driver says, as the variables are now: a warm process has imported pynvml before they were set."""
     memory = int(float(os.environ.get("SIMULATED_MEMORY", 16)) * 2**30)
+    name = os.environ.get("SIMULATED_MACHINE", "5eed0000")
 
     def card(number: int) -> dict[str, Any]:
         return {
-            "nvmlDeviceGetUUID": f"GPU-5eed{number:04x}-0000-4000-8000-00000000{number:04x}",
+            "nvmlDeviceGetUUID": f"GPU-{name}-0000-4000-8000-{number:012x}",
             "nvmlDeviceGetName": NAME,
             "nvmlDeviceGetMemoryInfo": {"total": memory, "used": 64 << 20, "free": memory - (64 << 20)},
             "nvmlDeviceGetUtilizationRates": {"gpu": 0, "memory": 0},
@@ -413,7 +419,7 @@ def after_driver(pynvml: Any) -> None:
         }
 
     system = {"nvmlSystemGetDriverVersion": "560.35.03", "nvmlSystemGetCudaDriverVersion_v2": 12060}
-    pynvml.nvmlLib = module.Driver({"system": system, "cards": [card(number) for number in range(total())]})
+    return {"system": system, "cards": [card(number) for number in range(total())]}
 
 
 # --- counts ---------------------------------------------------------------------------------------------------------

@@ -41,8 +41,9 @@ inline thread_local c10::DeviceIndex current = 0;
 inline thread_local c10::StreamId current_streams[kMostCards] = {};
 
 inline std::string uuid_of(int card) {
+  const char* machine = getenv("SIMULATED_MACHINE");
   char text[64];
-  snprintf(text, sizeof text, "5eed%04x-0000-4000-8000-00000000%04x", card, card);
+  snprintf(text, sizeof text, "%.8s-0000-4000-8000-%012x", machine ? machine : "5eed0000", card);
   return text;
 }
 

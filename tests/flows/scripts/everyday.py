@@ -54,7 +54,7 @@ for epoch in range(3):
         json.dump({"epoch": epoch, "loss": round(loss.item(), 4)}, file)
     with open(os.path.join(folder, "logs", "log.json")) as file:
         print(json.load(file), os.listdir(folder), os.path.exists(os.path.join(folder, "none")))
-    print(f"{accuracy:.4f}", confusion.tolist(), f"{sum(activity):.3f}", scores.numpy().shape, x[0, :2])
+    print(f"{accuracy:.4f}", confusion.tolist(), f"{sum(activity):.3f}", scores.cpu().numpy().shape, x[0, :2])
 checkpoint = torch.load(os.path.join(folder, "best.pt"))
 model.load_state_dict(checkpoint["model"])
 print(checkpoint["epoch"])

@@ -62,6 +62,9 @@ OF_A_TENSOR: dict[str, Draw] = {
         x + torch.multinomial(x[:, 0].detach().exp(), 9, replacement=True).sum(1)[:, None, None]
     ),
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.3),
+    "bernoulli, time first": lambda x: (
+        x + torch.bernoulli(x.detach().transpose(0, 1).reshape(-1, 6).sigmoid()).view(4, -1, 6).transpose(0, 1)
+    ),
 }
 # These make a tensor of the batch's size, which every rank has whole.
 OF_A_SIZE: dict[str, Draw] = {

@@ -260,5 +260,10 @@ def _laid_out_like(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> 
 def _among_others(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> Tensor:
     """Return a tensor for the whole batch with this rank's rows, and valid values in the others."""
     whole = _laid_out_like(rows, spec, order).fill_(0.5 if rows.is_floating_point() else 1)
-    spec.local_rows(whole).copy_(rows)
+    own = spec.local_rows(whole)
+    if own.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
+        own.copy_(rows)
+    else:  # a copy, of rows that are in several places
+        places = spec.local_rows(torch.arange(spec.size).view([1] * spec.dim + [-1])).flatten()
+        whole.index_copy_(spec.dim, places.to(rows.device), rows)
     return whole

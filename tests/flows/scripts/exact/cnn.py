@@ -53,5 +53,5 @@ if __name__ == "__main__":
 
     digest = hashlib.sha256()
     for value in model.state_dict().values():
-        digest.update(value.numpy().tobytes())
+        digest.update(value.cpu().numpy().tobytes())
     print(digest.hexdigest())

@@ -32,4 +32,4 @@ for _ in range(3):
         loss.backward()
         opt.step()
     print(loss.item())
-print(hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in m.parameters())).hexdigest())
+print(hashlib.sha256(b"".join(p.detach().cpu().numpy().tobytes() for p in m.parameters())).hexdigest())

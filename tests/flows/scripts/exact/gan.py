@@ -32,5 +32,5 @@ for _ in range(3):
 digest = hashlib.sha256()
 for model in (generator, critic):
     for value in model.state_dict().values():
-        digest.update(value.numpy().tobytes())
+        digest.update(value.cpu().numpy().tobytes())
 print(digest.hexdigest())

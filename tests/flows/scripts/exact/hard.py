@@ -84,5 +84,5 @@ for _ in range(3):
 
 digest = hashlib.sha256()
 for tensor in (scale, free, *(value for one in models for value in one.state_dict().values())):
-    digest.update(tensor.detach().numpy().tobytes())
+    digest.update(tensor.detach().cpu().numpy().tobytes())
 print(digest.hexdigest())

@@ -27,5 +27,5 @@ for _ in range(3):
 
 digest = hashlib.sha256()
 for value in model.state_dict().values():
-    digest.update(value.numpy().tobytes())
+    digest.update(value.cpu().numpy().tobytes())
 print(digest.hexdigest())

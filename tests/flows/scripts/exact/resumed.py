@@ -47,6 +47,6 @@ if __name__ == "__main__":
                 os.kill(os.getpid(), signal.SIGKILL)
     digest = hashlib.sha256()
     for value in model.state_dict().values():
-        digest.update(value.numpy().tobytes())
+        digest.update(value.cpu().numpy().tobytes())
     run.print(step, digest.hexdigest())
     run.close()

@@ -38,5 +38,5 @@ for _ in range(2):
 
 digest = hashlib.sha256()
 for value in model.state_dict().values():
-    digest.update(value.numpy().tobytes())
+    digest.update(value.cpu().numpy().tobytes())
 print(digest.hexdigest())

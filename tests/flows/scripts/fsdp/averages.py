@@ -46,7 +46,7 @@ model = Net()
 held = list(model.parameters())
 early = copy.deepcopy(model)
 optimizer = torch.optim.SGD(held, lr=0.05, momentum=0.9)
-model.to("cpu")
+model.to(model.scale.device)
 for parameter in model.parameters():
     if parameter.dim() > 1:
         nn.init.normal_(parameter, std=0.1)
