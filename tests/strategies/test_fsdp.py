@@ -480,6 +480,41 @@ def test_parts_may_be_empty() -> None:
         assert leaves(found) == pytest.approx(leaves(expected), rel=1e-4, abs=1e-6)
 
 
+def test_clipping_exchanges_norms_only() -> None:
+    def work(run: duoka.Run, strategy: str) -> Any:
+        model = run.model(nn.Sequential(mlp(), nn.Linear(4, 1)), strategy=strategy)
+        collectives = run._session.view.ranks
+        found, counts = [], []
+        for (x, _), kind in zip(run.loader((ROWS, LABELS), 5), (2.0, 1.0, 3.5, torch.inf), strict=False):
+            model(x).square().mean().backward()
+            for how in ({}, {"error_if_nonfinite": True}):
+                before = collectives.begun
+                found.append(nn.utils.clip_grad_norm_(model.parameters(), 0.4, kind, **how).item())
+                counts.append(collectives.begun - before)
+            before = collectives.begun
+            found.append(sum(p.grad.norm() ** 2 for p in model.parameters()).item())
+            counts.append((collectives.begun - before) / sum(p.numel() > 1 for p in model.parameters()))
+            nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        return found, counts, gradients(model)
+
+    ((expected, _, grads),) = on_ranks(1, lambda run: work(run, "auto"))
+    for found, counts, parts in on_ranks(2, lambda run: work(run, "fsdp")):
+        assert leaves([found, parts]) == pytest.approx(leaves([expected, grads]), rel=1e-4, abs=1e-6)
+        assert set(counts) == {1}
+
+
+def test_a_norm_is_nan_on_all_ranks_if_it_is_on_any() -> None:
+    def work(run: duoka.Run) -> None:
+        model = run.model(mlp(), strategy="fsdp")
+        x, y = next(iter(run.loader((ROWS, LABELS), 9)))
+        F.cross_entropy(model(x), y).backward()
+        next(model.parameters()).grad[0, 0] = torch.nan  # of rank 0
+        with pytest.raises(RuntimeError, match="non-finite"):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+
+    on_ranks(2, work)
+
+
 # --- what cannot be
 
 

@@ -30,7 +30,7 @@ with requiring("torch", torch.__version__):
     from torch.autograd import forward_ad as _forward_ad
     from torch.distributed import distributed_c10d as _c10d
     from torch.nn.utils import rnn
-    from torch.utils import _device, _python_dispatch, _pytree
+    from torch.utils import _device, _foreach_utils, _python_dispatch, _pytree
     from torch.utils.data._utils import pin_memory as _pin_memory
     from torch.utils.data._utils import signal_handling as _loader_deaths
 
@@ -76,6 +76,8 @@ with requiring("torch", torch.__version__):
     add_all_ = torch._foreach_add_
     # The norms of many tensors. Public: torch.nn.utils.get_total_norm, of all together.
     NORM_OF_ALL = torch._foreach_norm
+    # Types of tensors for which torch.nn.utils clips and norms gradients in one call. Public: foreach=True.
+    TYPES_IN_ONE_CALL: Any = _foreach_utils._foreach_supported_types
     # Called by optimizers with fused=True for all parameters. Public: none.
     FUSED_STEPS = [getattr(torch, name) for name in dir(torch) if name.startswith(("_fused_ad", "_fused_sgd"))]
     # Called by GradScaler.unscale_ for all gradients. Public: none.

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from duoka.errors import Refused
 from duoka.private.torch import (
     TYPES_AGREE,
+    TYPES_IN_ONE_CALL,
     make_wrapper,
     memory_of,
     outer_saved_tensors_hooks,
@@ -345,3 +346,4 @@ def shard_like(whole: Tensor, like: BatchTensor) -> BatchTensor:
 
 Sharded.__name__ = Sharded.__qualname__ = nn.Parameter.__name__
 Sharded.__module__ = nn.Parameter.__module__
+TYPES_IN_ONE_CALL += [BatchTensor, Sharded]  # whose norms ranks exchange together

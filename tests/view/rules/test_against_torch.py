@@ -287,6 +287,12 @@ REDUCED: dict[str, Operation] = {  # replicated results: all-reduced, nothing ga
     ),
     "no spread": lambda x, y, c, w, v: (x.sum() - x.sum() + x[:, 0] * 0).std() + y.mean(),
     "penalty": lambda x, y, c, w, v: (x.mean() - 1) ** 2 + w.pow(2).sum() * x.sum(),
+    "norms": lambda x, y, c, w, v: (
+        x.norm() * y.norm(1, dim=(0, 2), keepdim=True) + x.norm(torch.inf) * torch.norm(y, 3.5, dim=0)
+    ),
+    "norms of linalg": lambda x, y, c, w, v: (
+        torch.linalg.norm(x) + torch.linalg.norm(y, dim=0) + torch.linalg.vector_norm(x, 1, (0, 1))
+    ),
 }
 WHOLE: dict[str, Operation] = {  # no rule fits: gathered, and still right
     "picked anew": lambda x, y, c, w, v: x[torch.arange(len(c)).flip(0), 0, c],
@@ -296,7 +302,10 @@ WHOLE: dict[str, Operation] = {  # no rule fits: gathered, and still right
     "mask": lambda x, y, c, w, v: x[c > 1].sum() + y[:, 0][c > 2].exp().sum(),
     "similarity": lambda x, y, c, w, v: (x[:, 0] @ y[:, 0].t()).logsumexp(0),
     "sorted batch": lambda x, y, c, w, v: x.sort(0).values + x.cumsum(0) + x.softmax(0),
-    "norms": lambda x, y, c, w, v: x.norm() + x.max() + y.min(0).values.sum() + x.prod(1).amax(),
+    "extremes": lambda x, y, c, w, v: x.max() + y.min(0).values.sum() + x.prod(1).amax(),
+    "norms of other orders": lambda x, y, c, w, v: (
+        x.norm(-torch.inf) + y[:, 0].norm(0) + torch.linalg.norm(x[:, 0], 2) + torch.linalg.norm(y, "fro", (0, 2))
+    ),
     "cat others": lambda x, y, c, w, v: torch.cat([x, y[:1]]),
     "split": lambda x, y, c, w, v: x.split(1)[1] + torch.cat([x, y]).split(3)[0].sum(),
     "blocks torn apart": lambda x, y, c, w, v: torch.cat([x, y])[1:3] + torch.cat([x, y])[1 - len(x) :].sum(),

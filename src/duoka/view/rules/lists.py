@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed import ReduceOp
 
 from duoka.private.torch import FUSED_STEPS, NORM_OF_ALL, UNSCALE_ALL, functions_of_lists, tree_map_only
 from duoka.view.rules.lookup import Function, align, localise
+from duoka.view.rules.norms import whole_norms
 from duoka.view.tensor.batch import BatchTensor, Rule
 
 
@@ -79,11 +81,21 @@ def step(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def norms(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`_foreach_norm`: the norm of each tensor."""
-    order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
+    """`_foreach_norm`: the norm of each tensor; those of all batches are exchanged together."""
+    order, dtype = args[1] if len(args) > 1 else kwargs.get("ord", 2), kwargs.get("dtype")
     if kwargs.keys() - {"ord", "dtype"} or len(args) > 2:
         return NotImplemented
-    return tuple(torch.linalg.vector_norm(one, order, dtype=kwargs.get("dtype")) for one in args[0])
+    together: dict[Any, list[BatchTensor]] = {}
+    for one in args[0]:
+        if isinstance(one, BatchTensor):
+            together.setdefault((one._spec.view, one._local.device), []).append(one)
+    found: dict[int, Tensor] = {}
+    for batches in together.values():
+        whole = whole_norms(batches, order, dtype)
+        found.update({} if whole is None else zip(map(id, batches), whole, strict=True))
+    return tuple(
+        found[id(one)] if id(one) in found else torch.linalg.vector_norm(one, order, dtype=dtype) for one in args[0]
+    )
 
 
 RULES: dict[Function, Rule] = {

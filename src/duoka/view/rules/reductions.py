@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from duoka.view.rules import spread
+from duoka.view.rules import norms, spread
 from duoka.view.rules.lookup import Function, argument, functions, wrap
 from duoka.view.rules.pointwise import pointwise
 from duoka.view.tensor.batch import BatchTensor, Rule
@@ -36,6 +36,10 @@ def reduce(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if dims is None or (batch._spec.dim in dims):
         if name in spread.NAMES:
             return spread.spread(name, batch, dims, keepdim, spread.correction_of(args, kwargs))
+        if name in ("norm", "vector_norm"):
+            order = norms.order_of(func, args, kwargs, matrices=(batch.dim() if dims is None else len(dims)) > 1)
+            found = norms.whole_norms([batch], order, kwargs.get("dtype"), dims, keepdim)
+            return NotImplemented if found is None else found[0]
         over = _OVER_THE_BATCH.get(name)
         return NotImplemented if over is None else over(batch, dims, keepdim, kwargs.get("dtype"))
     out = func(batch._local, *args[1:], **kwargs)

@@ -1,0 +1,65 @@
+"""Norms over the batch: ranks exchange the norms of their rows, and no rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duoka.view.rules.lookup import Function
+from duoka.view.shares.partition import Partition
+from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.spec import Spec
+
+_IN_16_BITS = (torch.float16, torch.bfloat16)  # computed in 32, and rounded once
+
+
+def order_of(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], matrices: bool) -> Any:
+    """Return the order of a vector norm. matrices: torch.linalg.norm would compute a norm of matrices."""
+    given = args[1] if len(args) > 1 else kwargs.get("ord", kwargs.get("p"))
+    if func is torch.linalg.norm and given is not None and matrices:
+        return "of matrices"
+    return 2 if given is None or (given == "fro" and func is not torch.linalg.norm) else given
+
+
+def whole_norms(
+    batches: Sequence[BatchTensor],
+    order: Any,
+    dtype: torch.dtype | None = None,
+    dims: list[int] | None = None,
+    keepdim: bool = False,
+) -> list[Tensor] | None:
+    """Compute the vector norm of each batch over dimensions that include the batch: one all-gather of norms.
+
+    batches: at least one, all of one `View` and device. dims: None: all. Returns None if the norm of the norms of
+    ranks' rows is not that of the batch.
+    """
+    if isinstance(order, bool) or not isinstance(order, (int, float)) or not order > 0:
+        return None
+    if not all(batch.dtype.is_floating_point or batch.dtype.is_complex for batch in batches):
+        return None  # torch raises
+    ranks = batches[0]._spec.view.ranks
+    own = [_own_norm(batch, order, dtype, dims, keepdim) for batch in batches]
+    of_ranks = Spec(batches[0]._spec.view, Partition(ranks.world_size, ranks.rank, ranks.world_size))
+    gathered = of_ranks.gather(torch.cat([norm.flatten() for norm in own]).unsqueeze(0))
+    whole = torch.linalg.vector_norm(gathered, order, dim=0).split([norm.numel() for norm in own])
+    return [
+        norm.view_as(like).to(dtype or batch.dtype.to_real())
+        for norm, like, batch in zip(whole, own, batches, strict=True)
+    ]
+
+
+def _own_norm(
+    batch: BatchTensor, order: float, dtype: torch.dtype | None, dims: list[int] | None, keepdim: bool
+) -> Tensor:
+    """Return the norm of this rank's rows; 0 if it has none, where torch has no maximum."""
+    rows = batch._local
+    if dtype is None and rows.dtype in _IN_16_BITS:
+        dtype = torch.float32
+    if not rows.shape[batch._spec.dim]:
+        every = list(range(rows.dim())) if dims is None else dims
+        return torch.sum(rows.abs(), every, keepdim, dtype=dtype)
+    found: Tensor = torch.linalg.vector_norm(rows, order, dims, keepdim, dtype=dtype)
+    return found
