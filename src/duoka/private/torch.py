@@ -67,6 +67,11 @@ with requiring("torch", torch.__version__):
     is_mapped_over: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
     # Suspends these transforms. Public: none.
     without_transforms: Callable[[], AbstractContextManager[Any]] = _pyfunctorch.temporarily_clear_interpreter_stack
+    # Whether any TorchFunctionMode is active, and whether __torch_function__ of subclasses is called. Public: none.
+    function_modes_are_active: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
+    functions_are_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled
+    # Hooks on the backward pass of all modules, by id. Public: none.
+    GLOBAL_BACKWARD_HOOKS: dict[int, Any] = nn.modules.module._global_backward_hooks
     # Suspends TorchDispatchModes. Public: none.
     without_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
     # The active ones. Public: none.

@@ -13,10 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
+from duoka.errors import Refused
+from duoka.private.torch import AsPlainTensors
 from duoka.view.dispatch import engine
 from duoka.view.dispatch.replay import DescribedCall
-from duoka.view.tensor.batch import BatchTensor
+from duoka.view.modules.calls import ModuleCalls
+from duoka.view.tensor.batch import BatchTensor, gather_all
 from duoka.view.view import View
 from tests.view.ranks import Turns, on_ranks
 
@@ -194,3 +198,130 @@ def test_programs_do_not_repeat_what_has_no_effect(chosen: str) -> None:
         return int(program.__code__.co_nlocals)
 
     assert on_ranks(1, work) == [3]  # its two parameters, and the result
+
+
+METHODS: dict[str, tuple[Any, ...]] = {
+    "view": (4, -1),
+    "reshape": (4, 2, 3),
+    "transpose": (1, 2),
+    "permute": (0, 2, 1),
+    "contiguous": (),
+    "flatten": (1,),
+    "squeeze": (1,),
+    "unsqueeze": (1,),
+    "expand": (2, 4, 3, 2),
+    "chunk": (2, 2),
+    "unbind": (1,),
+    "softmax": (-1,),
+    "mean": (1,),
+    "sum": (1,),
+    "masked_fill": (torch.ones(2, dtype=torch.bool), 0.5),
+    "add": (2,),
+    "mul": (2.5,),
+    "__add__": (1,),
+    "__sub__": (1,),
+    "__mul__": (3.5,),
+    "__truediv__": (3,),
+    "__matmul__": (torch.ones(2, 2),),
+    "__neg__": (),
+    "__getitem__": ((slice(None), 1),),
+}
+
+
+def test_methods_find_the_programs_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method of the engine passes what torch would pass to `__torch_function__`, or it would find no program."""
+    dispatched: list[Any] = []
+    x = torch.randn(4, 3, 2)
+    own = {name for name, value in vars(BatchTensor).items() if type(value) is type(Tensor.view)}
+    assert own == set(METHODS)
+
+    def work(view: View) -> None:
+        batch, call = BatchTensor.of(x, view), engine.dispatch
+        for name, args in METHODS.items():
+            for _ in range(4):
+                getattr(Tensor, name)(batch, *args)
+            monkeypatch.setattr(engine, "dispatch", lambda *given: dispatched.append(given) or call(*given))
+            engine.use(C)
+            found, expected = getattr(batch, name)(*args), getattr(batch.full_tensor(), name)(*args)
+            monkeypatch.undo()
+            engine.use(C)
+            torch.testing.assert_close(gather_all(found), expected, rtol=0, atol=0)
+
+    on_ranks(1, work)
+    assert [call[0] for call in dispatched] == []
+
+
+def test_methods_leave_modes_and_other_classes_to_torch() -> None:
+    seen: list[str] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    class Own(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(f"own {func.__name__}")
+            return "own"
+
+    def work(view: View) -> None:
+        batch, plain = BatchTensor.of(torch.ones(4, 3), view), torch.arange(3.0)
+        for _ in range(4):
+            batch.view(4, 3)
+        with Mode():
+            batch.view(4, 3)
+        with AsPlainTensors(), pytest.raises(Refused, match="without a torch function"):
+            batch.view(4, 3)
+        assert Own().__radd__(batch) == "own"
+        torch.testing.assert_close((plain - batch).full_tensor(), plain - torch.ones(4, 3))
+        with pytest.raises(TypeError):
+            batch + "text"
+        with pytest.raises(RuntimeError, match="12"):
+            batch.view(5)
+
+    on_ranks(1, work)
+    assert seen == ["view", "own add"]
+
+
+@pytest.mark.parametrize("grown", ["hook", "compiled", "other"])
+def test_modules_that_are_no_longer_ordinary(chosen: str, grown: str) -> None:
+    """What is known of a class decides nothing about a module that has been given a hook since."""
+
+    def work(view: View) -> None:
+        calls, inner = ModuleCalls(view), nn.Linear(3, 3)
+        assert (engine.chosen() is None) == (chosen == "python")
+
+        def call(module: nn.Module, *args: Any) -> Any:
+            return calls.call(lambda module, *args: module.forward(*args), module, args, {})
+
+        class Outer(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, x: Tensor) -> Any:
+                return call(self.inner, x)
+
+        outer, batch = Outer(), BatchTensor.of(torch.randn(4, 3), view)
+        for _ in range(3):
+            call(outer, batch)
+        known = calls._ordinary[nn.Linear]
+        calls._here.around = batch._spec.partition
+        assert known is True
+        assert calls._is_ordinary(inner, (batch,))
+        if grown == "hook":
+            inner.register_full_backward_hook(lambda *_: None)
+            assert calls._is_ordinary(inner, (batch,)) == (chosen == "python")
+            inner._backward_hooks.clear()
+            inner._is_full_backward_hook = None
+            inner.register_backward_hook(lambda *_: None)
+        elif grown == "compiled":
+            inner._compiled_call_impl = lambda *_: None
+        else:
+            calls._here.whole = True
+        assert not calls._is_ordinary(inner, (batch,))
+        assert not calls._is_ordinary(inner, (torch.randn(4, 3),))
+        assert not calls._is_ordinary(inner, ())
+
+    on_ranks(1, work)

@@ -9,7 +9,7 @@ every torch, as nothing of torch's C++ is used. */
 #define Py_LIMITED_API 0x030a0000
 #include <Python.h>
 
-#define VERSION 1 /* of what engine.py relies on: a module that was built before a change is not used */
+#define VERSION 2 /* of what engine.py relies on: a module that was built before a change is not used */
 #define MOST_KEYS 192 /* of parts of a key, and so on: a call with more is made by `dispatch` */
 #define MOST_INPUTS 64
 
@@ -17,7 +17,8 @@ every torch, as nothing of torch's C++ is used. */
 #define NAMES(X)                                                                                                       \
     X(batch) X(tensor) X(parameter) X(size) X(constants) X(true) X(false) X(list) X(tuple) X(plain) X(outdated)       \
     X(dispatch) X(made) X(failed) X(count_write) X(replicate) X(may_raise) X(may_fail) X(by_item) X(transform_level)              \
-    X(in_forward_mode) X(count_dispatch_modes) X(is_inference_mode) X(is_grad_enabled) X(make_wrapper) X(zero) X(one)
+    X(in_forward_mode) X(count_dispatch_modes) X(is_inference_mode) X(is_grad_enabled) X(make_wrapper) X(zero) X(one)              \
+    X(modes_are_active) X(is_enabled) X(module_hooks)
 
 enum {
 #define X(name) OF_##name,
@@ -36,8 +37,9 @@ static PyObject *given[COUNT];
 /* Names of attributes. */
 #define ATTRIBUTES(X)                                                                                                  \
     X(_meta) X(_rows) X(_cached) X(_adopted) X(spec) X(view) X(shape) X(dtype) X(device) X(local_shape) X(programs)    \
-    X(aliased) X(copies) X(shares) X(count) X(exact) X(computes_on) X(of_parameters) X(has_sharded) X(requires_grad)  \
-    X(is_leaf) X(start) X(stop) X(step)
+    X(aliased) X(copies) X(shares) X(count) X(exact) X(of_parameters) X(has_sharded) X(requires_grad) X(is_leaf)       \
+    X(start) X(stop) X(step) X(_here) X(around) X(whole) X(_ordinary) X(_compiled) X(is_on_rows) X(recomputed)         \
+    X(_backward_hooks) X(_compiled_call_impl)
 
 enum {
 #define X(name) A_##name,
@@ -459,7 +461,8 @@ static PyObject *view_of(Call *call)
     return view;
 }
 
-static PyObject *make_call(PyObject *func, PyObject *args, PyObject *kwargs)
+/* Run the program of a call. NULL without an exception: it has none, or something about it is unusual. */
+static PyObject *replayed(PyObject *func, PyObject *args, PyObject *kwargs)
 {
     Call call;
     PyObject *view = NULL, *program = NULL, *out = NULL;
@@ -473,8 +476,6 @@ static PyObject *make_call(PyObject *func, PyObject *args, PyObject *kwargs)
     }
     Py_XDECREF(view);
     clear_call(&call);
-    if (out == NULL && !PyErr_Occurred())
-        out = by_dispatch(func, args, kwargs);
     return out;
 }
 
@@ -497,7 +498,10 @@ static PyObject *call(PyObject *self, PyObject *const *values, Py_ssize_t count,
     args = found[2] == NULL ? PyTuple_New(0) : PySequence_Tuple(found[2]);
     if (args == NULL)
         return NULL;
-    out = make_call(found[0], args, found[3] == Py_None ? NULL : found[3]);
+    PyObject *kwargs = found[3] == Py_None ? NULL : found[3];
+    out = replayed(found[0], args, kwargs);
+    if (out == NULL && !PyErr_Occurred())
+        out = by_dispatch(found[0], args, kwargs);
     Py_DECREF(args);
     return out;
 }
@@ -567,6 +571,134 @@ static PyObject *described(PyObject *self, PyObject *arguments)
     return out;
 }
 
+/* Methods of a batch that models call most. torch parses the arguments of a method before it asks for
+   `__torch_function__`, for which it passes them on unchanged; these ask at once. Not among them: methods that change
+   the arguments (`split`), and reflected ones, which would take the place of the method of a plain left operand. */
+#define METHODS(X)                                                                                                     \
+    X(view) X(reshape) X(transpose) X(permute) X(contiguous) X(flatten) X(squeeze) X(unsqueeze) X(expand) X(chunk)     \
+    X(unbind) X(softmax) X(mean) X(sum) X(masked_fill) X(add) X(mul) X(__add__) X(__sub__) X(__mul__) X(__truediv__)   \
+    X(__matmul__) X(__neg__) X(__getitem__)
+
+enum {
+#define X(name) M_##name,
+    METHODS(X)
+#undef X
+        METHOD_COUNT
+};
+static PyObject *functions[METHOD_COUNT]; /* what torch passes to `__torch_function__` */
+static PyObject *originals[METHOD_COUNT];
+
+static PyObject *method(int which, PyObject *self, PyObject *const *values, Py_ssize_t count, PyObject *names_of)
+{
+    PyObject *out = NULL, *kwargs = NULL, *args = PyTuple_New(count + 1);
+    Py_ssize_t more = names_of == NULL ? 0 : PyTuple_Size(names_of);
+    if (args == NULL || (more > 0 && (kwargs = PyDict_New()) == NULL))
+        goto done;
+    PyTuple_SetItem(args, 0, ref(self));
+    for (Py_ssize_t i = 0; i < count; i++)
+        PyTuple_SetItem(args, i + 1, ref(values[i]));
+    for (Py_ssize_t i = 0; i < more; i++)
+        if (PyDict_SetItem(kwargs, PyTuple_GetItem(names_of, i), values[count + i]) < 0)
+            goto done;
+    if ((PyObject *)Py_TYPE(self) == THE(batch) && returns(THE(is_enabled), Py_True) == YES
+        && returns(THE(modes_are_active), Py_False) == YES)
+        out = replayed(functions[which], args, kwargs);
+    if (out == NULL && !PyErr_Occurred())
+        out = PyObject_Call(originals[which], args, kwargs);
+done:
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    return out;
+}
+
+#define X(name)                                                                                                        \
+    static PyObject *method_##name(PyObject *self, PyObject *const *values, Py_ssize_t count, PyObject *names_of)      \
+    {                                                                                                                  \
+        return method(M_##name, self, values, count, names_of);                                                        \
+    }
+METHODS(X)
+#undef X
+
+static PyMethodDef batch_methods[] = {
+#define X(name) {#name, (PyCFunction)(void (*)(void))method_##name, METH_FASTCALL | METH_KEYWORDS, NULL},
+    METHODS(X)
+#undef X
+};
+
+/* methods_of(kind, function_of): descriptors of the methods, by name. function_of: name -> (original, function). */
+static PyObject *methods_of(PyObject *self, PyObject *arguments)
+{
+    PyObject *kind, *function_of, *found = PyDict_New();
+    if (found == NULL || !PyArg_ParseTuple(arguments, "O!O", &PyType_Type, &kind, &function_of))
+        return NULL;
+    for (int i = 0; i < METHOD_COUNT; i++) {
+        PyObject *name = PyUnicode_FromString(batch_methods[i].ml_name), *descriptor = NULL;
+        PyObject *both = name == NULL ? NULL : PyObject_CallFunctionObjArgs(function_of, name, NULL);
+        Py_XDECREF(name);
+        if (both == NULL || !PyArg_ParseTuple(both, "OO", &originals[i], &functions[i])
+            || (descriptor = PyDescr_NewMethod((PyTypeObject *)kind, &batch_methods[i])) == NULL
+            || PyDict_SetItemString(found, batch_methods[i].ml_name, descriptor) < 0)
+            Py_CLEAR(found);
+        else {
+            Py_INCREF(originals[i]);
+            Py_INCREF(functions[i]);
+        }
+        Py_XDECREF(both);
+        Py_XDECREF(descriptor);
+        if (found == NULL)
+            return NULL;
+    }
+    return found;
+}
+
+/* YES if there is nothing in a container. */
+static int is_empty(PyObject *object, int name)
+{
+    PyObject *found = PyObject_GetAttr(object, attributes[name]);
+    Py_ssize_t size = found == NULL ? -1 : PyObject_Size(found);
+    Py_XDECREF(found);
+    return size < 0 ? FAILED : size == 0;
+}
+
+/* As `ModuleCalls._is_ordinary`, for a module that is called with a batch within another's call. */
+static int is_ordinary_module(PyObject *calls, PyObject *module, PyObject *view)
+{
+    PyObject *here = GET(calls, _here), *kinds = NULL, *compiled = NULL;
+    int found = here == NULL ? FAILED : attribute_is(here, A_around, Py_None);
+    found = found == NO ? attribute_is(here, A_whole, Py_False) : found == YES ? NO : FAILED;
+    Py_XDECREF(here);
+    ADD(found);
+    if ((kinds = GET(calls, _ordinary)) == NULL)
+        return FAILED;
+    found = PyDict_GetItemWithError(kinds, (PyObject *)Py_TYPE(module)) == Py_True;
+    Py_DECREF(kinds);
+    ADD(found);
+    if ((compiled = GET(calls, _compiled)) == NULL)
+        return FAILED;
+    found = attribute_is(compiled, A_is_on_rows, Py_False);
+    Py_DECREF(compiled);
+    ADD(found);
+    if (PyObject_Size(THE(module_hooks)) != 0)
+        return NO;
+    ADD(is_empty(view, A_recomputed));
+    ADD(is_empty(module, A__backward_hooks));
+    return attribute_is(module, A__compiled_call_impl, Py_None);
+}
+
+/* is_ordinary(calls, module, args): True if there is nothing to do for a module call; False: perhaps there is. */
+static PyObject *is_ordinary_call(PyObject *self, PyObject *const *values, Py_ssize_t count)
+{
+    int found = NO;
+    if (count == 3 && PyTuple_Size(values[2]) > 0
+        && (PyObject *)Py_TYPE(PyTuple_GetItem(values[2], 0)) == THE(batch)) {
+        PyObject *view = GET(values[0], view);
+        found = view == NULL ? FAILED : is_ordinary_module(values[0], values[1], view);
+        Py_XDECREF(view);
+    }
+    PyErr_Clear();
+    return ref(found == YES ? Py_True : Py_False);
+}
+
 /* configure(**objects): set what the names stand for. */
 static PyObject *configure(PyObject *self, PyObject *args, PyObject *named)
 {
@@ -588,6 +720,9 @@ static PyMethodDef methods[] = {
      "call(func, types, args=(), kwargs=None): a torch function of a batch."},
     {"made", (PyCFunction)(void (*)(void))made, METH_FASTCALL, "made(rows, meta): a batch of rows."},
     {"described", described, METH_VARARGS, "described(func, args, kwargs): (key, inputs, plain, batches), or None."},
+    {"methods_of", methods_of, METH_VARARGS, "methods_of(kind, function_of): descriptors of methods, by name."},
+    {"is_ordinary", (PyCFunction)(void (*)(void))is_ordinary_call, METH_FASTCALL,
+     "is_ordinary(calls, module, args): True if there is nothing to do for a module call."},
     {"configure", (PyCFunction)(void (*)(void))configure, METH_VARARGS | METH_KEYWORDS,
      "configure(**objects): set the objects of duoka and torch that this module uses."},
     {NULL, NULL, 0, NULL}};

@@ -13,13 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from duoka.environment import variable
-from duoka.private.torch import count_dispatch_modes, in_forward_mode, make_wrapper, transform_level
+from duoka.private.torch import (
+    GLOBAL_BACKWARD_HOOKS,
+    count_dispatch_modes,
+    function_modes_are_active,
+    functions_are_enabled,
+    in_forward_mode,
+    make_wrapper,
+    transform_level,
+)
 from duoka.view.dispatch import replay
 from duoka.view.dispatch.dispatch import count_write, dispatch, replay_failed, replicate
 from duoka.view.dispatch.failing import BY_ITEM, RAISES_FOR_ROWS, may_fail
 from duoka.view.tensor.batch import BatchTensor
 
-_VERSION = 1  # as in _replay.c
+_VERSION = 2  # as in _replay.c
 _IN_PYTHON = BatchTensor.__dict__["__torch_function__"]
 
 
@@ -32,6 +40,11 @@ def built() -> Any:
     return engine if engine.VERSION == _VERSION else None
 
 
+def chosen() -> Any:
+    """Return the engine in C if batches call it, else None."""
+    return None if BatchTensor.remake is replay.remake else built()
+
+
 def install() -> None:
     """Let batches call the engine in C, if it was built and `DUOKA_ENGINE` is not `python`."""
     BatchTensor.dispatch = dispatch
@@ -40,9 +53,11 @@ def install() -> None:
 
 def use(engine: Any) -> None:
     """Let batches call the engine in C; None: that in Python."""
+    for name in [name for name, value in vars(BatchTensor).items() if type(value) is _DESCRIPTOR]:
+        delattr(BatchTensor, name)
+    BatchTensor.__torch_function__ = _IN_PYTHON  # type: ignore[method-assign]
+    BatchTensor.remake = replay.remake
     if engine is None:
-        BatchTensor.__torch_function__ = _IN_PYTHON  # type: ignore[method-assign]
-        BatchTensor.remake = replay.remake
         return
     engine.configure(
         batch=BatchTensor,
@@ -72,6 +87,36 @@ def use(engine: Any) -> None:
         make_wrapper=make_wrapper,
         zero=0,
         one=1,
+        modes_are_active=function_modes_are_active,
+        is_enabled=functions_are_enabled,
+        module_hooks=GLOBAL_BACKWARD_HOOKS,
     )
+    for name, method in engine.methods_of(BatchTensor, _function_of).items():
+        setattr(BatchTensor, name, method)
     BatchTensor.__torch_function__ = engine.call  # type: ignore[method-assign]
     BatchTensor.remake = engine.made
+
+
+_DESCRIPTOR = type(Tensor.view)
+
+
+class _Asked(Tensor):
+    """A tensor whose methods return the function that torch passes to `__torch_function__`."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func
+
+
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {  # that torch accepts; a method without an entry is called with a number
+    **dict.fromkeys(("contiguous", "flatten", "squeeze", "unbind", "mean", "sum", "__neg__"), ()),
+    "transpose": (0, 0),
+    "masked_fill": (torch.zeros(1), 0),
+    "__matmul__": (torch.zeros(1),),
+}
+
+
+def _function_of(name: str) -> tuple[Any, Any]:
+    """Return a method of Tensor, and the function that torch passes to `__torch_function__` for it."""
+    method = getattr(Tensor, name)
+    return method, method(torch.zeros(1).as_subclass(_Asked), *_ARGUMENTS.get(name, (0,)))

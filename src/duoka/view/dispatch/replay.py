@@ -132,9 +132,7 @@ class Recorder(TorchFunctionMode):
         self._known = {id(value): f"i[{place}]" for place, value in enumerate(inputs)}  # -> name in the program
         self._kept: list[Any] = list(inputs)  # so that ids stay unique
         self._lines: list[str] = []
-        self._without_values: set[str] = (
-            set()
-        )  # names of results on the device "meta": what computes one does nothing
+        self._without_values: set[str] = set()  # names of results on "meta", whose computation has no effect
         self._constants: dict[str, Any] = {}
         self._sound = True
         self._entered = False

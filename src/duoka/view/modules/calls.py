@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from duoka.private.torch import has_node_hooks, is_compiled_call, uncounted
 from duoka.view.aliased import same_memory, version
+from duoka.view.dispatch import engine
 from duoka.view.dispatch.own_rows import on_own_rows
 from duoka.view.modules.compiled import Compiled
 from duoka.view.modules.padding import leaves_out_padding, with_whole_parameters
@@ -109,12 +110,14 @@ class ModuleCalls:
         self._synchronized: WeakSet[nn.Module] = WeakSet()
         self._searches: WeakKeyDictionary[nn.Module, dict[Any, _DimSearch]] = WeakKeyDictionary()
         self._compiled = Compiled(view)
-        self._ordinary = Recent(KEPT)  # class -> False if some of its modules are compiled, opaque or encoders
+        self._ordinary = Recent(KEPT)  # class -> False if its modules are compiled, or may leave out padding
+        in_c = engine.chosen()
+        self._is_ordinary = self._is_ordinary_in_python if in_c is None else partial(in_c.is_ordinary, self)
 
     def call(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the call `module(*args, **kwargs)` of the script; `original` is torch's `nn.Module.__call__`."""
         here = self._here
-        if args and type(args[0]) is BatchTensor and here.around is not None and self._is_ordinary(module):
+        if self._is_ordinary(module, args):
             return original(module, *args, **kwargs)
         self._compiled.ran_eagerly(module)
         if threading.get_ident() != self._thread:
@@ -134,16 +137,13 @@ class ModuleCalls:
             return self._inner(original, module, args, kwargs)
         return self._outermost(original, module, args, kwargs)
 
-    def _is_ordinary(self, module: nn.Module) -> bool:
-        """Return True if there is nothing to do for a submodule that is called with a batch: most are such."""
-        ordinary = self._ordinary[type(module)]
-        if ordinary is None:
-            ordinary = not (
-                is_compiled(module) or isinstance(module, (torch.jit.ScriptModule, nn.TransformerEncoder))
-            )
-            self._ordinary.keep(type(module), ordinary)
+    def _is_ordinary_in_python(self, module: nn.Module, args: tuple[Any, ...]) -> bool:
+        """Return True if there is nothing to do for a module that is called with a batch within another's call."""
         return (
-            ordinary
+            bool(args)
+            and type(args[0]) is BatchTensor
+            and self._here.around is not None
+            and bool(self._ordinary[type(module)])
             and not (self._here.whole or self._compiled.is_on_rows or self.view.recomputed)
             and not (has_node_hooks(module) or is_compiled_call(module))
         )
@@ -177,6 +177,8 @@ class ModuleCalls:
         """Call a submodule; split a plain first input that has as many rows as the outermost module's batch."""
         if is_compiled(module):
             return self._compiled.call(original, module, *args, **kwargs)
+        if self._ordinary[type(module)] is None:
+            self._ordinary.keep(type(module), not isinstance(module, nn.TransformerEncoder))
         around = self._here.around
         first = args[0] if args else None
         if around is None or type(first) is not Tensor or first.shape[:1] != (around.n,):
