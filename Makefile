@@ -13,6 +13,8 @@ VENV := .venv$(if $(TORCH),-$(TORCH)-$(notdir $(PYTHON))$(if $(LOWEST),-lowest))
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 PINNED = -c constraints.txt -e '.[dev,docs,examples]'
+# What compares numbers; test-long runs it as other processors compute, too. This one's newest is taken for what it lacks.
+NUMBERS := tests/flows/test_same_result.py tests/flows/test_exact.py tests/examples tests/view tests/strategies tests/run
 CHOSEN = torch==$(TORCH) $(if $(LOWEST),-c $(VENV)/lowest.txt) -e '.[dev,docs,examples]'
 
 # The tests start hundreds of interpreters, which otherwise compile the sources again, as do pytest's processes.
@@ -25,7 +27,7 @@ help:
 	@echo "make test       lint, types, import layers, all tests but the long ones"
 	@echo "make test TORCH=2.15.0 PYTHON=python3.12    the same tests with another torch and Python"
 	@echo "make test-versions  the same with the oldest and the newest of both: hours, and 15 GB"
-	@echo "make test-long  the tests that take minutes; with PROGRAMS=folder other people's programs, too; SEED=7"
+	@echo "make test-long  the tests that take minutes, and those of numbers as on three processors; with PROGRAMS=folder other people's programs, too; SEED=7"
 	@echo "make bench      duoka beside its peers, measured in one run, and the tables in the README"
 	@echo "make picture    the terminal and the page in the README, from real runs; needs chromium"
 	@echo "make docs       the pages of docs/ as a site, in build/site"
@@ -44,6 +46,8 @@ test-versions:
 	$(MAKE) test TORCH=2.15.0 PYTHON=$(NEWEST)
 
 test-long: $(READY)
+	for capability in default avx2 avx512; do \
+		ATEN_CPU_CAPABILITY=$$capability $(BIN)/pytest -q -n 2 -m "not gpu" $(NUMBERS) || exit 1; done
 	$(BIN)/pytest -q -m "long and not gpu" --timeout 3600 $(if $(SEED),--seed $(SEED)) $(if $(PROGRAMS),--programs "$(PROGRAMS)") $(if $(WORKERS),--workers $(WORKERS))
 
 bench: $(READY)

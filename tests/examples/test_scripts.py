@@ -5,29 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.flows.flow import ROOT, Flow, Result, Warm
-from tests.flows.test_same_result import assert_same_lines, assert_same_weights
+from tests.flows.flow import ROOT, Flow, Warm
+from tests.flows.reference import Reference
 
 SECONDS = re.compile(r"\(\d+\.\d+ s\)")
 
 
 @dataclass(frozen=True)
 class Example:
-    """name: of the script. saved: the weights it leaves. says: what standard output has for sure.
-
-    each: whether every single weight is compared. Where weights are moved by one unit in the last place before the
-    CRNN trains, one of them ends 1e-5 elsewhere with torch 2.10: a gradient of it is 1e-5 of what the others have.
-    """
+    """name: of the script. saved: the weights it leaves. says: what standard output has for sure."""
 
     name: str
     options: tuple[str, ...]
     saved: str
     says: str
-    each: bool = True
 
     @property
     def script(self) -> Path:
@@ -60,7 +57,6 @@ EXAMPLES = [
         options=(*(f"--set={it}" for it in SMALL_CRNN), "--save", "net.pt"),
         saved="net.pt",
         says="beam: words",
-        each=False,
     ),
     Example(
         "dataparallel_2019",
@@ -85,29 +81,27 @@ RUNS = [
 
 
 @pytest.fixture(scope="module")
-def reference(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Example], tuple[Result, Path]]:
-    """What plain python gives, once for each script, and the weights that it saves."""
-    done: dict[str, tuple[Result, Path]] = {}
+def reference(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Example], Reference]:
+    """What plain python gives, once for each script."""
+    done: dict[str, Reference] = {}
 
-    def run(example: Example) -> tuple[Result, Path]:
+    def of(example: Example) -> Reference:
         if example.name not in done:
             folder = tmp_path_factory.mktemp(example.script.stem)
-            result = Flow(warm, folder).python([example.script, *example.options]).ok()
-            assert example.says in result.stdout
-            done[example.name] = result, folder / example.saved
+            done[example.name] = Reference(Flow(warm, folder), [example.script, *example.options], example.saved)
+            assert example.says in done[example.name].stdout
         return done[example.name]
 
-    return run
+    return of
 
 
 @pytest.mark.parametrize(("example", "workers"), RUNS)
 def test_any_number_of_workers_prints_and_saves_the_same(
-    flow: Flow, reference: Callable[[Example], tuple[Result, Path]], example: Example, workers: int
+    flow: Flow, reference: Callable[[Example], Reference], example: Example, workers: int
 ) -> None:
-    alone, weights = reference(example)
     result = flow.run(["run", "--devices", f"cpu:{workers}", example.script, *example.options]).ok()
-    assert_same_lines(SECONDS.sub("", alone.stdout), SECONDS.sub("", result.stdout))
-    assert_same_weights(weights, flow.folder / example.saved, each=example.each)
+    printed = partial(SECONDS.sub, "")
+    reference(example).assert_same(printed(result.stdout), flow.folder / example.saved, printed)
 
 
 def test_what_cifar10_saved_is_tested_again_without_training(flow: Flow) -> None:
@@ -124,7 +118,8 @@ def test_a_script_with_its_own_ddp_is_one_on_every_launcher(flow: Flow) -> None:
     one = flow.python([script, *options, "one.pt"]).ok()
     same = flow.run(["run", "--devices", "cpu:1", script, *options, "same.pt"]).ok()
     assert same.stdout == one.stdout
-    assert_same_weights(flow.folder / "one.pt", flow.folder / "same.pt")
+    weights = [torch.load(flow.folder / name) for name in ("one.pt", "same.pt")]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
     two = flow.run(["run", "--devices", "cpu:2", script, *options, "two.pt"]).ok()
     assert [line.rpartition(", ")[2] for line in two.stdout.splitlines()] == ["2 ranks"] * 2  # rank 0's lines alone
     half = flow.run(["run", "--devices", "cpu:2", script, "--batch-size", "32", *options, "half.pt"]).ok()
@@ -133,12 +128,12 @@ def test_a_script_with_its_own_ddp_is_one_on_every_launcher(flow: Flow) -> None:
 
 def test_a_stopped_run_goes_on_as_one_that_never_stopped(flow: Flow) -> None:
     script = ROOT / "examples/resume.py"
-    whole = flow.python([script, "--limit", "512", "--epochs", "4", "--out", "whole"]).ok().stdout
+    whole = Reference(flow, [script, "--limit", "512", "--epochs", "4", "--out", "whole"])
     first = flow.python([script, "--limit", "512", "--epochs", "1", "--out", "parts"]).ok().stdout
     second = flow.run(["run", "--devices", "cpu:3", script, "--limit", "512", "--epochs", "3", "--out", "parts"]).ok()
     third = flow.run(["run", "--devices", "cpu:2", script, "--limit", "512", "--epochs", "4", "--out", "parts"]).ok()
     epochs = [line for text in (first, second.stdout, third.stdout) for line in text.splitlines() if "epoch" in line]
-    assert_same_lines("\n".join(whole.splitlines()[:-1]), "\n".join(epochs))
+    whole.assert_same("\n".join(epochs), part=lambda text: "\n".join(re.findall("(?m)^.*epoch.*$", text)))
     again = flow.python([script, "--limit", "512", "--epochs", "4", "--out", "parts"]).ok().stdout
     assert again == third.stdout.splitlines()[-1] + "\n"  # all was done
 
@@ -146,7 +141,7 @@ def test_a_stopped_run_goes_on_as_one_that_never_stopped(flow: Flow) -> None:
 def test_inference_keeps_the_order(flow: Flow) -> None:
     script = ROOT / "examples/resnet_inference.py"
     options = ["--limit", "11", "--size", "32", "--batch-size", "4"]  # 4, 4 and 3
-    alone = flow.python([script, *options]).ok()
+    alone = Reference(flow, [script, *options])
     result = flow.run(["run", "--devices", "cpu:3", script, *options]).ok()
-    assert_same_lines(alone.stdout, result.stdout)
+    alone.assert_same(result.stdout)
     assert [line.split(":")[0] for line in alone.stdout.splitlines()] == [f"image {i}" for i in range(11)]

@@ -2,68 +2,38 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.utils._pytree import tree_leaves
 
-from tests.flows.flow import Flow, Result
+from tests.flows.flow import Flow
+from tests.flows.reference import Reference
 
 HERE = Path(__file__).parent / "scripts"
 SCRIPTS = {path.stem: path for path in sorted(HERE.glob("*.py"))}
 IN_PARTS = {path.stem: path for path in sorted((HERE / "fsdp").glob("*.py"))}
-Reference = Callable[[Flow, str], tuple[Result, Path]]
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Flow, str], Reference]:
     """What plain python gives on one device, once for each script, on CPUs and on cards."""
-    done: dict[tuple[str, bool], tuple[Result, Path]] = {}
+    done: dict[tuple[str, bool], Reference] = {}
 
-    def run(flow: Flow, name: str) -> tuple[Result, Path]:
+    def of(flow: Flow, name: str) -> Reference:
         key = name, bool(flow.cards)
         if key not in done:
-            folder = tmp_path_factory.mktemp(name)
-            alone = Flow(flow.warm, folder, {**flow.cards, "SIMULATED_CARDS": "1"} if flow.cards else {})
-            saved = folder / "weights.pt"
-            done[key] = alone.python([alone.script(script(name)), saved]).ok(), saved
+            one_card = {**flow.cards, "SIMULATED_CARDS": "1"} if flow.cards else {}
+            alone = Flow(flow.warm, tmp_path_factory.mktemp(name), one_card)
+            done[key] = Reference(alone, [alone.script(script(name)), "weights.pt"], "weights.pt")
         return done[key]
 
-    return run
+    return of
 
 
 def script(name: str) -> Path:
     return SCRIPTS.get(name) or IN_PARTS[name]
-
-
-def assert_same_lines(expected: str, actual: str) -> None:
-    """The same text, and every number in it equal but for rounding."""
-    assert NUMBER.sub("#", actual) == NUMBER.sub("#", expected)
-    for one, other in zip(NUMBER.findall(expected), NUMBER.findall(actual), strict=True):
-        digits = len(one.partition(".")[2])
-        last_place = 1.01 * 10**-digits if digits else 0  # printed numbers are rounded already
-        assert math.isclose(float(one), float(other), rel_tol=1e-5, abs_tol=last_place), f"{one} != {other}"
-
-
-def assert_same_weights(expected: Path, actual: Path, *, each: bool = True) -> None:
-    """The same but for rounding: each weight, or (each=False) each tensor as a whole, by its norm.
-
-    Adam makes a step of any gradient, so it amplifies the rounding of a few that are next to nothing.
-    """
-    before, after = (tree_leaves(torch.load(path, map_location="cpu")) for path in (expected, actual))
-    assert len(before) == len(after) > 0
-    for one, other in zip(before, after, strict=True):
-        if each or not one.is_floating_point():
-            torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5 * float(one.abs().max()))
-        else:
-            assert one.shape == other.shape
-            assert float((other - one).norm()) <= 1e-5 * float(one.norm())
 
 
 RUNS: list[Any] = [(name, 3) for name in SCRIPTS]  # shares are uneven: what holds on them, holds on two
@@ -84,12 +54,10 @@ RUNS += on_cards([name for name in SCRIPTS if name not in NOT_ON_CARDS], ("adver
 
 
 @pytest.mark.parametrize(("name", "workers"), RUNS)
-def test_same_result(flow: Flow, reference: Reference, name: str, workers: int) -> None:
-    expected, weights = reference(flow, name)
+def test_same_result(flow: Flow, reference: Callable[[Flow, str], Reference], name: str, workers: int) -> None:
     saved = flow.folder / "weights.pt"
     result = flow.run(["run", "--devices", f"cpu:{workers}", flow.script(SCRIPTS[name]), saved]).ok()
-    assert_same_lines(expected.stdout, result.stdout)
-    assert_same_weights(weights, saved, each=name != "changing")  # which rounds activations to a grid
+    reference(flow, name).assert_same(result.stdout, saved)
 
 
 NOT_IN_PARTS = ("by_hand", "changing")  # LBFGS; rounding is amplified past what is compared
@@ -105,10 +73,10 @@ PARTED += on_cards(PARTED_ON_CARDS, ("language", "apart"))
 
 
 @pytest.mark.parametrize(("name", "workers"), PARTED)
-def test_same_result_with_parameters_in_parts(flow: Flow, reference: Reference, name: str, workers: int) -> None:
-    expected, weights = reference(flow, name)
+def test_same_result_with_parameters_in_parts(
+    flow: Flow, reference: Callable[[Flow, str], Reference], name: str, workers: int
+) -> None:
     saved = flow.folder / "weights.pt"
     words = ["run", "--devices", f"cpu:{workers}", "--strategy", "fsdp"]
     result = flow.run([*words, flow.script(script(name)), saved]).ok()
-    assert_same_lines(expected.stdout, result.stdout)
-    assert_same_weights(weights, saved)
+    reference(flow, name).assert_same(result.stdout, saved)

@@ -4,11 +4,21 @@ import os
 import signal
 import subprocess
 import time
+from functools import partial
 
 import pytest
 
 from duoka.launchers import stuck as module
-from duoka.launchers.stuck import LEAST, TO_TELL, IdleClock, Limits, Stuck, find_stuck, waiting_for_ended
+from duoka.launchers.stuck import (
+    LEAST,
+    TO_TELL,
+    IdleClock,
+    Limits,
+    Stuck,
+    find_not_exiting,
+    find_stuck,
+    waiting_for_ended,
+)
 from duoka.launchers.worker_group import Worker
 from duoka.supervision.status_board import Collective, RankProgress, StatusBoard
 from tests.launchers.made import ending, lost, raised, worker
@@ -193,6 +203,23 @@ def test_beyond_the_longest_limit_only_the_patient_wait(
     work = iter(range(1000))
     monkeypatch.setattr(module, "work_done", lambda pid: next(work))
     assert (find_stuck(late, [worker(0), worker(1)], limits, IdleClock()) is not None) == stuck
+
+
+def test_a_rank_that_works_at_exit_is_waited_for_and_one_that_is_idle_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, work, idle_clock = time.monotonic(), iter(range(1000)), IdleClock()
+    workers = [worker(rank, ending(rank, time=now)) for rank in range(2)]
+    monkeypatch.setattr(module, "work_done", lambda pid: next(work))
+    for seconds in range(0, 1000, 10):
+        monkeypatch.setattr(time, "monotonic", partial(float, now + seconds))
+        assert find_not_exiting(workers, Limits(100.0), idle_clock) is None
+    monkeypatch.setattr(module, "work_done", lambda pid: 10**6)
+    assert find_not_exiting(workers, Limits(100.0), idle_clock) is None
+    monkeypatch.setattr(time, "monotonic", partial(float, now + 1100))
+    found = find_not_exiting(workers, Limits(100.0), idle_clock)
+    assert found is not None
+    assert found.at_exit
 
 
 def test_what_was_seen_before_a_rank_left_is_not_waiting_for_it(late: StatusBoard) -> None:

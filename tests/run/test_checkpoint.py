@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,46 +19,46 @@ from torch import nn
 import duoka
 from tests.flows.flow import Flow, Result, Warm
 from tests.flows.group import until
+from tests.flows.reference import Reference
 from tests.flows.test_restarts import children
-from tests.flows.test_same_result import assert_same_lines, assert_same_weights
 from tests.run.ranks import on_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "resumed.py"
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
-    """The lines and the weights of a run on one device that nothing happens to."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    done = Flow(warm, folder).python([SCRIPT, folder / "weights.pt", "0"]).ok()
-    return done.stdout.splitlines(), folder / "weights.pt"
+def uninterrupted(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """A run on one device that nothing happens to."""
+    return Reference(Flow(warm, tmp_path_factory.mktemp("uninterrupted")), [SCRIPT, "weights.pt", "0"], "weights.pt")
 
 
 def on(workers: int, *args: Any) -> list[str | Path]:
     return ["run", "--quiet", "--devices", f"cpu:{workers}", SCRIPT, "weights.pt", *map(str, args)]
 
 
-def assert_it_went_on(flow: Flow, before: str, after: str, uninterrupted: tuple[list[str], Path]) -> None:
+def assert_it_went_on(flow: Flow, before: str, after: str, uninterrupted: Reference) -> None:
     """Every line is that of the run that nothing happened to; at most the last steps are done again."""
-    lines, weights = uninterrupted
     first, second = before.splitlines(), after.splitlines()
-    begun = len(lines) - len(second)
+    begun = len(uninterrupted.stdout.splitlines()) - len(second)
     assert len(first) - 2 <= begun <= len(first)
     assert begun % 6 != 0, "this was to be in the middle of an epoch"
-    assert_same_lines("\n".join(lines[: len(first)]), "\n".join(first))
-    assert_same_lines("\n".join(lines[begun:]), "\n".join(second))
-    assert_same_weights(weights, flow.folder / "weights.pt")
+    uninterrupted.assert_same("\n".join(first), part=lines(0, len(first)))
+    uninterrupted.assert_same("\n".join(second), flow.folder / "weights.pt", lines(begun))
+
+
+def lines(begin: int, end: int | None = None) -> Callable[[str], str]:
+    return lambda text: "\n".join(text.splitlines()[begin:end])
 
 
 @pytest.mark.parametrize("then", [1, 3])
-def test_a_killed_run_goes_on_at_the_very_batch(flow: Flow, then: int, uninterrupted: tuple[list[str], Path]) -> None:
+def test_a_killed_run_goes_on_at_the_very_batch(flow: Flow, then: int, uninterrupted: Reference) -> None:
     killed = flow.run(on(2, 0, 9))
     assert killed.returncode != 0
     again = flow.run(on(then, 0)).ok()
     assert_it_went_on(flow, killed.stdout, again.stdout, uninterrupted)
 
 
-def test_a_run_that_is_asked_to_end_goes_on(flow: Flow, uninterrupted: tuple[list[str], Path]) -> None:
+def test_a_run_that_is_asked_to_end_goes_on(flow: Flow, uninterrupted: Reference) -> None:
     running = flow.start(on(3, 0.15))
     until(lambda: "\n1 7 " in running.stdout())
     running.send(signal.SIGTERM)
@@ -77,24 +78,23 @@ def killed_and_restarted(flow: Flow, workers: int, victim: int, seconds: float) 
     return running.wait().ok()
 
 
-def assert_it_is_as_if_nothing_had_happened(flow: Flow, result: Result, uninterrupted: tuple[list[str], Path]) -> int:
+def assert_it_is_as_if_nothing_had_happened(flow: Flow, result: Result, uninterrupted: Reference) -> int:
     """Returns the step from which it went on: 0, where it was killed before anything was saved."""
     words = r"restart 1 of 1(?:, from the checkpoint of step (\d+),)? after: rank \d was killed"
     told = re.search(words, result.stderr)
     assert told, result
-    lines, weights = uninterrupted
     step, seen = int(told[1] or 0), result.stdout.splitlines()
-    assert_same_lines("\n".join(lines[step:]), "\n".join(seen[step - len(lines) :]))
-    first = seen[: step - len(lines)] if step < len(lines) else seen
+    again = len(uninterrupted.stdout.splitlines()) - step
+    first, second = seen[: len(seen) - again], seen[len(seen) - again :]
     assert step <= len(first) <= step + 2  # at most the last steps are done again
-    assert_same_lines("\n".join(lines[: len(first)]), "\n".join(first))
-    assert_same_weights(weights, flow.folder / "weights.pt")
+    uninterrupted.assert_same("\n".join(first), part=lines(0, len(first)))
+    uninterrupted.assert_same("\n".join(second), flow.folder / "weights.pt", lines(step))
     return step
 
 
 @pytest.mark.parametrize(("workers", "victim", "seconds"), [(2, 1, 0.3), (3, 0, 0.15)])
 def test_a_killed_rank_is_started_again_and_the_run_goes_on_at_the_very_batch(
-    workers: int, victim: int, seconds: float, flow: Flow, uninterrupted: tuple[list[str], Path]
+    workers: int, victim: int, seconds: float, flow: Flow, uninterrupted: Reference
 ) -> None:
     result = killed_and_restarted(flow, workers, victim, seconds)
     assert_it_is_as_if_nothing_had_happened(flow, result, uninterrupted)
@@ -103,7 +103,7 @@ def test_a_killed_rank_is_started_again_and_the_run_goes_on_at_the_very_batch(
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [2, 3])
 def test_thirty_of_thirty_come_to_the_same_end(
-    workers: int, flow: Flow, uninterrupted: tuple[list[str], Path], capsys: pytest.CaptureFixture[str]
+    workers: int, flow: Flow, uninterrupted: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
     random, steps = Random(workers), []
     for _ in range(30):

@@ -17,8 +17,8 @@ from torch import nn
 
 import duoka
 from duoka.process import this_process
-from tests.flows.flow import Flow, Result, Warm
-from tests.flows.test_same_result import assert_same_lines, assert_same_weights
+from tests.flows.flow import Flow, Warm
+from tests.flows.reference import Reference
 from tests.run.ranks import on_ranks
 
 LOOP = Path(__file__).parent / "scripts" / "loop.py"
@@ -26,36 +26,30 @@ CASES = [("103", "shuffled"), ("96", "in-order")]
 
 
 @pytest.fixture(scope="module")
-def reference(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Result, Path]]:
-    """Run the plain loop, once for each case."""
-    done: dict[tuple[str, str], tuple[Result, Path]] = {}
+def reference(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Reference]:
+    """The plain loop, run once for each case."""
+    done: dict[tuple[str, ...], Reference] = {}
 
-    def run(*case: str) -> tuple[Result, Path]:
+    def of(*case: str) -> Reference:
         if case not in done:
-            folder = tmp_path_factory.mktemp("plain")
-            saved = folder / "weights.pt"
-            done[case] = Flow(warm, folder).python([LOOP, "plain", *case, saved]).ok(), saved  # type: ignore[index]
-        return done[case]  # type: ignore[index]
+            args = [LOOP, "plain", *case, "weights.pt"]
+            done[case] = Reference(Flow(warm, tmp_path_factory.mktemp("plain")), args, "weights.pt")
+        return done[case]
 
-    return run
+    return of
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_same_result(
-    flow: Flow, reference: Callable[..., tuple[Result, Path]], case: tuple[str, str], workers: int
-) -> None:
-    expected, weights = reference(*case)
+def test_same_result(flow: Flow, reference: Callable[..., Reference], case: tuple[str, str], workers: int) -> None:
     saved = flow.folder / "weights.pt"
     result = flow.run(["run", "--devices", f"cpu:{workers}", LOOP, "api", *case, saved]).ok()
-    assert_same_lines(expected.stdout, result.stdout)
-    assert_same_weights(weights, saved)
+    reference(*case).assert_same(result.stdout, saved)
 
 
-def test_it_works_alone(flow: Flow, reference: Callable[..., tuple[Result, Path]]) -> None:
-    expected, _ = reference(*CASES[0])
+def test_it_works_alone(flow: Flow, reference: Callable[..., Reference]) -> None:
     saved = flow.folder / "weights.pt"
-    assert flow.python([LOOP, "api", *CASES[0], saved]).ok().stdout == expected.stdout
+    assert flow.python([LOOP, "api", *CASES[0], saved]).ok().stdout == reference(*CASES[0]).stdout
 
 
 def variables(name: str, rank: int, port: int) -> dict[str, str]:
@@ -85,29 +79,25 @@ def variables(name: str, rank: int, port: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["torchrun", "srun", "mpirun", "mpiexec"])
-def test_it_works_under_any_launcher(flow: Flow, reference: Callable[..., tuple[Result, Path]], name: str) -> None:
-    expected, weights = reference(*CASES[1])
+def test_it_works_under_any_launcher(flow: Flow, reference: Callable[..., Reference], name: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     args = [LOOP, "api", *CASES[1], flow.folder / "weights.pt"]
     ranks = [flow.start(args, program="python", env=variables(name, rank, port)) for rank in range(2)]
     for result in [rank.wait().ok() for rank in ranks]:
-        assert_same_lines(expected.stdout, result.stdout)
-    assert_same_weights(weights, flow.folder / "weights.pt")
+        reference(*CASES[1]).assert_same(result.stdout, flow.folder / "weights.pt")
 
 
 @pytest.mark.long  # four processes import torch; the test above has torchrun's variables
 def test_it_works_under_torchrun_itself(
-    tmp_path: Path, reference: Callable[..., tuple[Result, Path]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, reference: Callable[..., Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, weights = reference(*CASES[1])
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     options = ["--standalone", "--nproc-per-node=2", "--local-ranks-filter=0"]
     command = [sys.executable, "-m", "torch.distributed.run", *options, LOOP, "api", *CASES[1], tmp_path / "w.pt"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert_same_lines(expected.stdout, re.sub(r"(?m)^\[default0\]:", "", done.stdout))
-    assert_same_weights(weights, tmp_path / "w.pt")
+    reference(*CASES[1]).assert_same(re.sub(r"(?m)^\[default0\]:", "", done.stdout), tmp_path / "w.pt")
 
 
 def test_who_am_i() -> None:

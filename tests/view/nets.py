@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from duoka.view.modules.calls import ModuleCalls
 from duoka.view.view import View
+from tests.rounding import assert_same, moved
 from tests.view.ranks import in_turns, shared, whole_of
 
 Run = Callable[..., Any]
@@ -132,21 +133,6 @@ def plainly(model: Any, *batch: Any, **named: Any) -> Any:
     return out
 
 
-def same(expected: Any, found: Any) -> None:
-    one, other = tree_leaves(expected), tree_leaves(found)
-    assert len(one) == len(other)
-    for a, b in zip(one, other, strict=True):
-        if isinstance(a, Tensor):
-            assert a.shape == b.shape
-            # A sum of large terms may be small, and is rounded as they are.
-            largest = a.detach().abs().max().item() if a.is_floating_point() and a.numel() else 0.0
-            torch.testing.assert_close(b, a, rtol=1e-4, atol=max(1e-5, 1e-6 * largest))
-        elif isinstance(a, float):
-            assert a == pytest.approx(b, rel=1e-4)
-        elif isinstance(a, (int, str, type(None))):
-            assert a == b
-
-
 def check(
     build: Callable[[], nn.Module], run: Run, data: Any, world_size: int = 2, rows: tuple[int, ...] = (0,)
 ) -> list[list[str]]:
@@ -154,13 +140,15 @@ def check(
 
     rows: which of `data` are batches; the others are plain.
     """
-    expected, grads, states = on_one_device(build, run, data)
+    *expected, states = on_one_device(build, run, data)
+
+    def nudged(seed: int) -> Any:
+        return on_one_device(lambda: moved(build(), seed), run, moved(data, seed))[:2]
 
     def on_rank(view: View) -> list[str]:
         batch = [shared(view, value) if index in rows else value for index, value in enumerate(data)]
         found, found_grads, found_states = on_this_rank(view, build, run, batch)
-        same(expected, tree_map(whole_of, found))
-        same(grads, found_grads)
+        assert_same(expected, [tree_map(whole_of, found), found_grads], nudged)
         assert found_states == states, "random numbers"
         return list(seen())
 
