@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from tests.fuzz.program import Event, Played, Program, nudge, play
-from tests.fuzz.ranks import Ranks
+from tests.fuzz.ranks import ENDED, Ranks
 
 NUDGES = 4  # plays on one device with inputs moved by a unit in the last place
 MARGIN = 16  # times what these moves do
@@ -26,6 +26,8 @@ class Difference:
     kind: str
     text: str
     ranks: str = ""
+    at: int = 0  # the event
+    by: float = 0.0  # for numbers
 
     @property
     def silent(self) -> bool:
@@ -37,12 +39,28 @@ def difference(program: Program, ranks: Ranks, expected: Played | None = None) -
     expected = expected or play(program)
     played = ranks.play(program)
     found = _difference(program, expected, played)
-    if found is None:
+    if found is None or (found.by and _is_rounding(program, ranks, found)):
         return None
-    return Difference(found.kind, found.text, f"{ranks.strategy} on {ranks.world_size} ranks")
+    return replace(found, ranks=f"{ranks.strategy} on {ranks.world_size} ranks")
+
+
+def _is_rounding(program: Program, ranks: Ranks, found: Difference) -> bool:
+    """Return whether what differs, beyond what the nudges do, depends on the precision as rounding does."""
+    other = program.in_other_precision()
+    if other is None:
+        return False
+    expected, played = play(other), ranks.play(other)
+    events = [one.events[found.at].values for one in (expected, *played) if len(one.events) > found.at]
+    values = [list(_floats(one)) for one in events]
+    if len(values) != 1 + len(played) or len({len(one) for one in values}) > 1:
+        return False
+    by = max(_distance(values[0], one) for one in values[1:])
+    return max(by, found.by) > min(by, found.by) * 2**20  # rounding: 2**29 times as much in the one as in the other
 
 
 def _difference(program: Program, expected: Played, played: list[Played]) -> Difference | None:
+    raised = [one for one in played if one.error is not None and one.error[0] != ENDED]
+    played = [one for one in played if one.error is None or one.error[0] != ENDED]
     first = played[0]
     for rank, other in enumerate(played):
         if other.error is not None and other.error != expected.error:
@@ -75,16 +93,17 @@ def _difference(program: Program, expected: Played, played: list[Played]) -> Dif
             rounding.append((place, one, two))
     if refused is not None:
         return Difference("refused", first.events[refused].text)
-    if len(wanted) != len(events):
+    if len(wanted) != len(events) and not (raised and expected.error):
         shown = _shown(max(wanted, events, key=len)[min(len(wanted), len(events))])
         text = f"python prints {len(wanted)} times, ranks {len(events)} times; the first that is not of both: {shown}"
         return Difference("raises", text)
     nudged = _nudged(program) if rounding else []
     for place, one, two in rounding:
         near = [other.events[place].values for other in nudged if len(other.events) > place]
-        error = _beyond(one.values, two.values, near)
-        if error:
-            return Difference("differs", f"python: {_shown(one)}\nranks:  {_shown(two)}\n{error}")
+        by, allowed = _beyond(one.values, two.values, near)
+        if by > allowed:
+            text = f"python: {_shown(one)}\nranks:  {_shown(two)}\nby {by:.3g}; rounding does {allowed:.3g} at most"
+            return Difference("differs", text, at=place, by=by)
     return None
 
 
@@ -109,21 +128,19 @@ def _same_form(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-def _beyond(one: Any, other: Any, near: list[Any]) -> str:
-    """Return by how much values differ, if that is more than rounding does; else "".
+def _beyond(one: Any, other: Any, near: list[Any]) -> tuple[float, float]:
+    """Return by how much values differ, and what rounding may do.
 
     near: the values with inputs moved by a unit in the last place.
     """
     base, values = (list(_floats(values)) for values in (one, other))
     moved = [list(_floats(values)) for values in near]
     if any(len(values) != len(base) for values in moved):
-        return ""  # rounding decides what is printed
+        return 0.0, 0.0  # rounding decides what is printed
     does = max((_distance(base, values) for values in moved), default=0)
     size = max((abs(value) for value in base if math.isfinite(value)), default=0.0)
     unit = math.ulp(size) * (2**29 if all(map(_is_single, base)) else 1) if size else 0.0
-    differs = _distance(base, values)
-    allowed = MARGIN * max(does, unit)
-    return f"by {differs:.3g}, and moving the inputs does {does:.3g}" if differs > allowed else ""
+    return _distance(base, values), MARGIN * max(does, unit)
 
 
 def _distance(values: list[float], others: list[float]) -> float:

@@ -1,11 +1,15 @@
-"""Choices of hypothesis, in a form in which generators read well."""
+"""Choices in a program, in a form in which generators read well."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from random import Random
+from typing import TypeVar
 
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from tests.fuzz.program import Program
 
 T = TypeVar("T")
 
@@ -13,17 +17,26 @@ T = TypeVar("T")
 class Draws:
     """The choices of one program."""
 
-    def __init__(self, draw: Callable[[Any], Any]) -> None:
-        self._draw = draw
+    def __init__(self, random: Random) -> None:
+        self._random = random
 
     def pick(self, options: Sequence[T]) -> T:
-        return self._draw(st.sampled_from(options))  # type: ignore[no-any-return]
+        return self._random.choice(options)
 
     def number(self, least: int, most: int) -> int:
-        return self._draw(st.integers(least, most))  # type: ignore[no-any-return]
+        return self._random.randint(least, most)
 
     def chance(self, percent: int) -> bool:
-        return self.number(0, 99) >= 100 - percent
+        return self._random.random() < percent / 100
 
     def shuffled(self, values: Sequence[T]) -> list[T]:
-        return list(self._draw(st.permutations(values)))
+        return self._random.sample(values, len(values))
+
+
+def programs(make: Callable[[Draws], Program]) -> SearchStrategy[Program]:
+    """Return the strategy of programs that `make` draws.
+
+    Hypothesis draws the seeds only: it would vary its own choices a little from program to program, and statements
+    are left out of programs by `smallest`, which knows what a statement is.
+    """
+    return st.randoms(use_true_random=True).map(lambda random: make(Draws(random)))

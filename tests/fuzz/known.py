@@ -61,7 +61,7 @@ LAYOUTS = {
     "squeeze of nothing": on("(6, 4)", "y = x.squeeze()", "print(y is x, y._base is x)"),
     "itself": on(
         "(6, 4)",
-        "print(x.to(x.dtype) is x, x.float() is x, x.type(torch.float32) is x, x.cpu() is x)",
+        "print(x.to(x.dtype) is x, x.float() is x, x.type(x.dtype) is x, x.cpu() is x)",
         "print(x.real is x, (+x) is x, x.resolve_conj() is x, x.flatten(1) is x)",
         "print(F.dropout(x, 0.5, training=False) is x, x.contiguous() is x, x.view(6, 4) is x)",
     ),

@@ -45,6 +45,17 @@ class Program:
         parts = [f"{self.loop}\n{body}", *map(guard, self.end)]
         return IMPORTS + "\n".join(self.header) + "\n", "\n".join(parts) + "\n"
 
+    def in_other_precision(self) -> Program | None:
+        """Return the program with float64 for float32, or the reverse; None if it uses both, or neither."""
+        text = "".join(self.source())
+        if ("float32" in text) == ("float64" in text):
+            return None
+        names = ("float32", "float64") if "float32" in text else ("float64", "float32")
+        header, body, end = (
+            tuple(one.replace(*names) for one in part) for part in (self.header, self.body, self.end)
+        )
+        return Program(header, self.loop, body, end)
+
     def smaller(self) -> Iterator[Program]:
         """Yield programs that lack statements, or have a simpler one, the smallest first."""
         for name in ("body", "header", "end"):

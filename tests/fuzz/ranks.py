@@ -30,6 +30,8 @@ from tests.fuzz.program import FILE, Played, play
 
 PATIENCE = 60.0  # seconds without an answer after which ranks are taken to wait for each other
 COLLECTIVE = 15.0  # seconds that a collective waits for other ranks
+GRACE = 3.0  # seconds in which other ranks are to answer after one has raised
+ENDED = "Ended"  # in place of an error: the rank was ended because another has raised
 PROGRAMS = 400  # of one set of processes
 PR_SET_PDEATHSIG = 1
 
@@ -58,14 +60,15 @@ class Ranks:
             end.send(program)
         while len(results) < self.world_size:
             waiting = {end: rank for rank, end in enumerate(self._ends) if rank not in results}
-            ready = wait(list(waiting), PATIENCE if not results else COLLECTIVE + 15)
+            ready = wait(list(waiting), _patience(results))
             for end in ready:
                 try:
                     results[waiting[end]] = end.recv()  # type: ignore[index]
                 except EOFError:
                     results[waiting[end]] = Played((), ("Died", "the process has ended"))  # type: ignore[index]
-            if not ready:
-                results |= dict.fromkeys(waiting.values(), Played((), ("Hangs", "no answer")))
+            if not ready:  # as `duoka run`, which ends the other ranks when one has raised
+                how = ENDED if any(one.error for one in results.values()) else "Hangs"
+                results |= dict.fromkeys(waiting.values(), Played((), (how, "no answer")))
         played = [results[rank] for rank in range(self.world_size)]
         if any(one.error for one in played):
             self.close()
@@ -133,6 +136,13 @@ class Ranks:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+def _patience(results: dict[int, Played]) -> float:
+    """Return the seconds in which another rank is to answer."""
+    if any(one.error for one in results.values()):
+        return GRACE
+    return COLLECTIVE + 15 if results else PATIENCE
 
 
 class _Collectives(ProcessCollectives):

@@ -14,12 +14,22 @@ from hypothesis import seed as seeded
 from hypothesis.strategies import SearchStrategy
 
 from tests.fuzz.compare import Difference, calls, difference, script, smallest
+from tests.fuzz.draws import programs
+from tests.fuzz.gradients import Gradients
+from tests.fuzz.loading import Loading
+from tests.fuzz.modules import Modules
+from tests.fuzz.optimizing import Optimizing
 from tests.fuzz.program import Program, play
 from tests.fuzz.ranks import Ranks
-from tests.fuzz.views import views
+from tests.fuzz.views import Views
 
+SHARDED = ("ddp", "exact", "fsdp", "offload")
 FAMILIES: dict[str, tuple[SearchStrategy[Program], tuple[str, ...]]] = {
-    "views": (views(), ("ddp", "exact")),
+    "views": (programs(lambda draws: Views(draws).program()), ("ddp", "exact")),
+    "gradients": (programs(lambda draws: Gradients(draws).program()), ("ddp", "exact")),
+    "modules": (programs(lambda draws: Modules(draws).program()), SHARDED),
+    "loading": (programs(lambda draws: Loading(draws).program()), SHARDED),
+    "optimizing": (programs(lambda draws: Optimizing(draws).program()), SHARDED),
 }
 
 

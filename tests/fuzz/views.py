@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,12 +28,7 @@ MIXED = (
 )
 
 
-@st.composite
-def views(draw: Any) -> Program:
-    return _Views(Draws(draw)).program()
-
-
-class _Views:
+class Views:
     """A program being drawn. space: its tensors, as they are in the first step on one device."""
 
     def __init__(self, draws: Draws) -> None:
