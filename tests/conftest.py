@@ -33,7 +33,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", metavar="FOLDER", help="where other people's programs lie (tests/programs)")
     parser.addoption("--workers", default="2", metavar="1,2,3", help="on how many they run")
     parser.addoption(
-        "--seed", default=0, type=int, help="of the faults that are injected (tests/flows/test_faults.py)"
+        "--seed",
+        default=0,
+        type=int,
+        help="of the injected faults (tests/flows/test_faults.py) and of drawn programs (tests/fuzz)",
     )
 
 

@@ -29,6 +29,11 @@ class Draws:
     def chance(self, percent: int) -> bool:
         return self._random.random() < percent / 100
 
+    def preamble(self) -> str:
+        """Return the statement that sets seed and precision."""
+        dtype = self.pick(["float64", "float64", "float32"])
+        return f"torch.manual_seed({self.number(0, 99)}); torch.set_default_dtype(torch.{dtype})"
+
     def shuffled(self, values: Sequence[T]) -> list[T]:
         return self._random.sample(values, len(values))
 

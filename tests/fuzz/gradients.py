@@ -264,11 +264,10 @@ class Gradients:
         rows = draws.pick([6, 5, 4, 7, 3, 2, 8, 9])
         self.size = size = draws.pick([4, 3, 5])
         shape = draws.pick([(size,), (size,), (2, size), (3, size)])
-        dtype = draws.pick(["float32", "float64"])
         total = STEPS * rows - draws.pick([0, 0, 0, 1, rows - 1])
         header = [
             "from torch.utils.checkpoint import checkpoint",
-            f"torch.manual_seed({draws.number(0, 99)}); torch.set_default_dtype(torch.{dtype})",
+            draws.preamble(),
             f"data = torch.randn({total}, {', '.join(map(str, shape))})",
             f"labels = torch.randint({CLASSES}, ({total},))",
             f"w, v, u = torch.randn({size}, {size}) / 2, torch.randn({size}), torch.rand(1)",

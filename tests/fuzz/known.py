@@ -115,6 +115,26 @@ OTHERS = {
         "print(weight.grad.tolist())",
         header=("weight, bias = torch.ones(3, requires_grad=True), torch.zeros(3)",),
     ),
+    "hook on a leaf whose gradient is asked for": on(
+        "(6, 3)",
+        "loss = torch.tanh(x @ weight).square().sum()",
+        "print(torch.autograd.grad(loss, [weight])[0].tolist())",
+        header=(
+            "torch.manual_seed(0); weight = torch.randn(3, 3, requires_grad=True)",
+            "weight.register_hook(lambda g: g * 2)",
+        ),
+    ),
+    "rows with noise of their own": Program(
+        (
+            "data = torch.randn(16, 4)",
+            "class Noisy(torch.utils.data.Dataset):\n"
+            "    def __len__(self): return len(data)\n"
+            "    def __getitem__(self, i): return data[i] + torch.randn(4) * 0.1",
+            "torch.manual_seed(0); loader = DataLoader(Noisy(), batch_size=5, shuffle=True)",
+        ),
+        "for epoch, x in ((epoch, x) for epoch in range(2) for x in loader):",
+        ("print(x.tolist())",),
+    ),
     "parameters() that returns a list": on(
         "(6, 3)",
         "print(net(x).tolist())",
@@ -158,6 +178,17 @@ SHARDED = {
             "net = nn.Linear(3, 2)",
             "temperature = nn.Parameter(torch.ones(1))",
             "optimizer = torch.optim.LBFGS([temperature], lr=0.1, max_iter=5)",
+        ),
+    ),
+    "a row written after a fused step": on(
+        "(6, 3)",
+        "net(x).square().mean().backward(); optimizer.step()",
+        "with torch.no_grad(): net.weight[0] = 0",
+        "print(net.weight.tolist())",
+        header=(
+            "torch.manual_seed(0)",
+            "net = nn.Linear(3, 6)",
+            "optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)",
         ),
     ),
 }

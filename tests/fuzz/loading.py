@@ -118,6 +118,34 @@ CHANGES = (
     ),
 )
 
+NETS = (
+    *("nn.Linear(4, 3)", "nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))"),
+    "nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 3))",
+)
+OPTIMIZERS = (
+    *("SGD(net.parameters(), lr=0.1)", "Adam(net.parameters(), lr=0.01)"),
+    "SGD(net.parameters(), lr=0.1, momentum=0.9)",
+)
+LOSSES = (
+    *("F.cross_entropy(net(x), y)", "net(x).square().sum(1).mean()"),
+    "F.cross_entropy(net(x), y, reduction='sum') / len(data)",
+)
+STEPS = (
+    *(["optimizer.zero_grad()", "loss.backward()", "optimizer.step()"],) * 2,
+    ["(loss / 2).backward()", "if step % 2: optimizer.step(); optimizer.zero_grad()"],
+    [
+        "optimizer.zero_grad()",
+        "for a, b in zip(x.split(2), y.split(2)):\n"
+        "    (F.cross_entropy(net(a), b, reduction='sum') / len(x)).backward()",
+        "optimizer.step()",
+    ],
+    ["loss.backward()", "if step % 3 == 2 or step + 1 == len(loader): optimizer.step(); optimizer.zero_grad()"],
+)
+EVALUATED = (
+    "with torch.no_grad():\n"
+    "    print('evaluated', sum(F.cross_entropy(net(x), y, reduction='sum').item() for x, y in loader))"
+)
+
 
 class Loading:
     """A program being drawn."""
@@ -130,7 +158,6 @@ class Loading:
         total = draws.pick([7, 10, 13, 16, 17, 19, 21])
         size = draws.pick([1, 2, 3, 4, 5, 6, 8, total, total - 1, total + 3])
         dataset, batch = draws.pick(DATASETS)
-        count = f"{dataset}" if "Stream" in dataset else f"len({dataset})"
         sampler = "" if "Stream" in dataset else draws.pick(SAMPLERS)
         given = [f"batch_size={size}"] if "batch_sampler" not in sampler else []
         rows = {
@@ -148,20 +175,12 @@ class Loading:
         elif batch == PLAIN and draws.chance(15):
             given.append("collate_fn=stacked")
         text = f"{dataset} {' '.join(given)}"
-        del count
-        net = draws.pick(
-            [
-                "nn.Linear(4, 3)",
-                "nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))",
-                "nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 3))",
-            ]
-        )
         header = [
-            f"torch.manual_seed({draws.number(0, 99)}); torch.set_default_dtype(torch.{draws.pick(['float64', 'float32'])})",
+            draws.preamble(),
             f"data, labels = torch.randn({total}, 4), torch.randint(3, ({total},))",
             *(code.strip("\n") for name, code in CLASSES.items() if f"{name}(" in text or f"={name}" in text),
-            f"net = {net}",
-            f"optimizer = torch.optim.{draws.pick(['SGD(net.parameters(), lr=0.1)', 'Adam(net.parameters(), lr=0.01)', 'SGD(net.parameters(), lr=0.1, momentum=0.9)'])}",
+            f"net = {draws.pick(NETS)}",
+            f"optimizer = torch.optim.{draws.pick(OPTIMIZERS)}",
             f"loader = DataLoader({dataset}, {', '.join(given)})",
             "seen, total = [], 0.0",
         ]
@@ -172,32 +191,9 @@ class Loading:
             body.append("x = x - 0.5 * z")
         body += [draws.pick(CHANGES) for _ in range(draws.number(0, 3))]
         body.append("print('batch', x, y)")
-        loss = draws.pick(
-            [
-                "F.cross_entropy(net(x), y)",
-                "F.cross_entropy(net(x), y, reduction='sum') / len(loader.dataset)"
-                if "Stream" not in dataset
-                else "F.cross_entropy(net(x), y)",
-                "net(x).square().sum(1).mean()",
-            ]
-        )
+        loss = draws.pick(LOSSES)
         body.append(f"loss = {loss}")
-        kind = draws.pick(["each", "each", "accumulated", "parts", "rest"])
-        if kind == "each":
-            body += ["optimizer.zero_grad()", "loss.backward()", "optimizer.step()"]
-        elif kind == "accumulated":
-            body += ["(loss / 2).backward()", "if step % 2: optimizer.step(); optimizer.zero_grad()"]
-        elif kind == "parts":
-            body += [
-                "optimizer.zero_grad()",
-                "for a, b in zip(x.split(2), y.split(2)): (F.cross_entropy(net(a), b, reduction='sum') / len(x)).backward()",
-                "optimizer.step()",
-            ]
-        else:
-            body += [
-                "loss.backward()",
-                "if step % 3 == 2 or step + 1 == len(loader): optimizer.step(); optimizer.zero_grad()",
-            ]
+        body += draws.pick(STEPS)
         body.append("print('loss', loss.item())")
         name = {"padded": PLAIN}.get(batch, batch)
         loops = [
@@ -208,9 +204,7 @@ class Loading:
         ]
         end = ["print('end', net.state_dict())", "print(len(loader))"]
         if batch == PLAIN:
-            end.append(
-                "with torch.no_grad(): print('evaluated', sum(F.cross_entropy(net(x), y, reduction='sum').item() for x, y in loader))"
-            )
+            end.append(EVALUATED)
             end.append("x, y = next(iter(loader)); print('next', x, y)")
         if "Counting" in dataset:
             end.append("print('read', loader.dataset.seen >= 0)")

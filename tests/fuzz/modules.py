@@ -141,7 +141,8 @@ LAYERS = (
         "nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))",
     ),
     *(
-        "nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.AvgPool1d(2), nn.Flatten())",
+        "nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.AvgPool1d(2), "
+        "nn.Flatten())",
     ),
     *(
         "nn.Sequential(nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten())",
@@ -224,7 +225,8 @@ CHANGES = (
     ),
     *("net.layers[{k}].register_forward_pre_hook(lambda m, i: (i[0] + 0.1,)) if step == 2 else None",),
     *(
-        "seen = []; net.head.register_forward_hook(lambda m, i, o: seen.append(o.detach().mean().item())) if step == 0 else None",
+        "seen = []\n"
+        "if step == 0: net.head.register_forward_hook(lambda m, i, o: seen.append(o.detach().mean().item()))",
     ),
     *(
         "net.double() if step == 2 else None; net.to(x.dtype)",
@@ -263,11 +265,10 @@ class Modules:
         layers = [draws.pick(LAYERS) for _ in range(draws.number(1, 4))]
         out = draws.pick(OUTS)
         used = [CLASSES[name[:-2]].strip("\n") for name in dict.fromkeys(layers) if name[:-2] in CLASSES]
-        dtype = draws.pick(["float64", "float64", "float32"])
         rate = draws.pick(["0.1", "0.01"])
         header = [
             "import copy",
-            f"torch.manual_seed({draws.number(0, 99)}); torch.set_default_dtype(torch.{dtype})",
+            draws.preamble(),
             f"data, labels = torch.randn({total}, 4), torch.randint(3, ({total},))",
             *used,
             NET.strip("\n").replace("{layers}", ", ".join(layers)).replace("{out}", out),

@@ -48,7 +48,8 @@ SCHEDULES = (
     *("StepLR(optimizer, 2, gamma=0.5)", "CosineAnnealingLR(optimizer, 4)", "ExponentialLR(optimizer, 0.9)"),
     *("LambdaLR(optimizer, lambda n: 1 / (1 + n))", "ReduceLROnPlateau(optimizer, patience=0, factor=0.5)"),
     *(
-        "SequentialLR(optimizer, [torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)], [2])",
+        "ChainedScheduler([torch.optim.lr_scheduler.StepLR(optimizer, 2), "
+        "torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)])",
     ),
     *(
         "CosineAnnealingWarmRestarts(optimizer, 2)",
@@ -158,6 +159,11 @@ LOSSES = (
     "(F.cross_entropy(net[:2](x).tanh()[:, :3], y) if step % 2 else F.cross_entropy({out}, y))",
 )
 
+ZEROED = (
+    *("optimizer.zero_grad()",) * 2,
+    *("optimizer.zero_grad(set_to_none=False)", "net.zero_grad()", "if step % 2 == 0: optimizer.zero_grad()"),
+)
+
 
 class Optimizing:
     """A program being drawn."""
@@ -172,7 +178,7 @@ class Optimizing:
         optimizer = draws.pick(OPTIMIZERS).replace("{p}", draws.pick(GROUPS))
         header = [
             "import copy",
-            f"torch.manual_seed({draws.number(0, 99)}); torch.set_default_dtype(torch.{draws.pick(['float64', 'float64', 'float32'])})",
+            draws.preamble(),
             f"data, labels = torch.randn({total}, 4), torch.randint(3, ({total},))",
             f"net = {draws.pick(NETS)}",
             "free, extra = nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(3))",
@@ -191,24 +197,10 @@ class Optimizing:
             body = [closure, "loss = optimizer.step(closure)", "print('loss', loss.item())"]
         else:
             body = [f"loss = {loss}", "print('loss', loss.item())"]
-            body.append(
-                draws.pick(
-                    [
-                        "optimizer.zero_grad()",
-                        "optimizer.zero_grad()",
-                        "optimizer.zero_grad(set_to_none=False)",
-                        "net.zero_grad()",
-                        "if step % 2 == 0: optimizer.zero_grad()",
-                    ]
-                )
-            )
+            body.append(draws.pick(ZEROED))
             body.append("loss.backward()")
             body += [draws.pick(GRADIENTS) for _ in range(draws.pick([0, 1, 1, 2]))]
-            body.append(
-                draws.pick(
-                    ["optimizer.step()", "optimizer.step()", "optimizer.step()", "if step % 2: optimizer.step()"]
-                )
-            )
+            body.append(draws.pick(["optimizer.step()"] * 3 + ["if step % 2: optimizer.step()"]))
         if schedule:
             body += [
                 "schedule.step(loss.item())" if "Plateau" in schedule else "schedule.step()",

@@ -34,10 +34,15 @@ FAMILIES: dict[str, tuple[SearchStrategy[Program], tuple[str, ...]]] = {
 
 
 class Search:
-    """A search in one family of programs, on ranks that live as long as the search does."""
+    """A search in one family of programs, on ranks that live as long as the search does.
 
-    def __init__(self, family: str, world_sizes: Sequence[int], strategies: Sequence[str] | None = None) -> None:
-        self.family = family
+    of_each: with how many of the pairs of strategy and world size a program is tried, in turns.
+    """
+
+    def __init__(
+        self, family: str, world_sizes: Sequence[int], strategies: Sequence[str] | None = None, of_each: int = 99
+    ) -> None:
+        self.family, self.of_each = family, of_each
         self.strategy, names = FAMILIES[family]
         self.ranks = [
             Ranks(size, name)
@@ -91,9 +96,11 @@ class Search:
         try_all()
 
     def try_one(self, program: Program, most: int = 10, refused: bool = False) -> None:
-        """Try one program on all ranks."""
+        """Try one program on ranks."""
         expected = play(program)
-        for ranks in self.ranks:
+        pairs = len(self.ranks)
+        turns = [(self.tried * self.of_each + place) % pairs for place in range(min(self.of_each, pairs))]
+        for ranks in map(self.ranks.__getitem__, turns):
             found = difference(program, ranks, expected)
             if found is None:
                 continue

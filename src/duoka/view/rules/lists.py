@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.distributed import ReduceOp
 
 from duoka.private.torch import FUSED_STEPS, NORM_OF_ALL, UNSCALE_ALL, functions_of_lists, tree_map_only
 from duoka.view.rules.lookup import Function, align, localise
 from duoka.view.rules.norms import whole_norms
-from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.batch import BatchTensor, Rule, batches_in
 
 
 def one_by_one(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -67,7 +68,11 @@ def unscale(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def step(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute the step of a fused optimizer, element by element."""
+    """Compute the step of a fused optimizer, element by element.
+
+    torch does not count what its kernel writes (`Tensor._version`); a gathered copy of a parameter would seem up to
+    date. A record would not repeat the counting, so there is none.
+    """
     if any(isinstance(value, BatchTensor) for value in (*args, *kwargs.values())):
         return NotImplemented
     listed = [value for value in args if isinstance(value, (list, tuple))]
@@ -77,6 +82,11 @@ def step(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if batches and (align(batches) is None or plain):
             return NotImplemented
     func(*(tree_map_only(BatchTensor, lambda one: one._local, value) for value in args), **kwargs)
+    batches = batches_in(args)
+    increment_version([batch._local for batch in batches])
+    recorder = batches[0]._spec.view.shares.recorder
+    if recorder is not None:
+        recorder.abandon()
     return None
 
 
