@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -208,3 +210,58 @@ def test_graphs_are_refused_by_name(flow: Flow, name: str) -> None:
     assert result.returncode == 1
     assert result.stdout == ""
     assert f"train.py:11 calls torch.cuda.{name}" in result.stderr
+
+
+NORMS = """
+    import sys
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(21, 3, 6, 6) * 3 + 2, torch.randint(0, 4, (21,)))
+    many = [nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)) for _ in range(int(sys.argv[1]))]
+    model = nn.Sequential(
+        nn.BatchNorm2d(3, affine=False), nn.Conv2d(3, 8, 3), *many, nn.ReLU(), nn.Conv2d(8, 8, 3),
+        nn.BatchNorm2d(8, track_running_stats=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.BatchNorm1d(8),
+        nn.Linear(8, 4),
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model.to(device).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in DataLoader(data, batch_size=7):
+        x, y = x.to(device).to(memory_format=torch.channels_last), y.to(device)
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"{loss.item():.4f}")
+    x.requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).logsumexp(1).sum(), x, create_graph=True)
+    optimizer.zero_grad()
+    slope.square().sum().backward()
+    print([f"{p.grad.norm().item():.3f}" for p in model.parameters() if p.dim() > 1 and p.grad is not None])
+    with torch.autocast(device, torch.bfloat16):
+        loss = F.cross_entropy(model(x), y)
+    print(f"{loss.item():.1f}")
+    for name, value in model.state_dict().items():
+        if "running" in name:
+            print(name, f"{value.sum().item():.3f}")
+    model.double()
+    print(f"{F.cross_entropy(model(x.double()), y).item():.4f}")
+"""
+
+
+def test_batch_norm(flow: Flow) -> None:
+    script = flow.write("train.py", NORMS)
+    expected = flow.python([script, "1"], env={"SIMULATED_CARDS": "", "CUDA_VISIBLE_DEVICES": ""}).ok().stdout
+    kernels = []
+    for layers in (1, 5):
+        counts = flow.folder / f"counts{layers}"
+        found = flow.run(["run", "--devices", "0,1", script, str(layers)], env={"SIMULATED_COUNTS": str(counts)}).ok()
+        kernels.append(json.loads(Path(f"{counts}.0").read_text().splitlines()[1])["kernels"])
+        if layers == 1:
+            assert found.stdout == expected
+    # Of each layer with its convolution: 14. In steps, without torch's kernels for BatchNorm, there are 41.
+    assert (kernels[1] - kernels[0]) / 4 <= 16

@@ -45,6 +45,11 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("_thnn_fused_lstm_cell_backward_impl", lstm_backward);
   m.impl("_thnn_fused_gru_cell", simulated::gru_cell);
   m.impl("_thnn_fused_gru_cell_backward", gru_backward);
+  m.impl("batch_norm_stats", norm_stats);
+  m.impl("batch_norm_gather_stats_with_counts", norm_gather);
+  m.impl("batch_norm_elemt", norm_elements);
+  m.impl("batch_norm_backward_reduce", norm_reduce);
+  m.impl("batch_norm_backward_elemt", norm_backward);
   for (const char* name :
        {"convolution", "convolution_backward", "native_batch_norm_backward", "repeat_interleave.Tensor", "equal"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());  // where torch has operators of its own

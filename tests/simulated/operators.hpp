@@ -457,4 +457,83 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_backward(const Ten
   auto hidden_bias = has_bias ? to_card(of_hidden.sum(0), card) : Tensor();
   return {to_card(of_input, card), to_card(of_hidden, card), to_card(grad * z, card), bias, hidden_bias};
 }
+
+// BatchNorm over several cards, in the types that CUDA's kernels check.
+inline at::ScalarType type_of_sums(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
+inline void check_type(const Tensor& t, at::ScalarType type) {
+  TORCH_CHECK(t.scalar_type() == type, "expected scalar type ", type, " but found ", t.scalar_type());
+}
+inline std::vector<int64_t> all_but_channels(const Tensor& t) {
+  std::vector<int64_t> dims = {0};
+  for (int64_t dim = 2; dim < t.dim(); dim++) dims.push_back(dim);
+  return dims;
+}
+inline Tensor by_channel(const Tensor& t, const Tensor& like) {
+  std::vector<int64_t> shape(like.dim(), 1);
+  shape[1] = -1;
+  return t.view(shape);
+}
+inline std::tuple<Tensor, Tensor> norm_stats(const Tensor& input, double eps) {
+  int card = input.device().index();
+  run("batch_norm_stats", {input}, {}, card);
+  Below below;
+  auto x = as_cpu(input).to(type_of_sums(input.scalar_type()));
+  auto [var, mean] = at::var_mean(x, all_but_channels(x), at::Scalar(0));
+  return {to_card(mean.contiguous(), card), to_card((var + eps).rsqrt().contiguous(), card)};
+}
+inline std::tuple<Tensor, Tensor> norm_gather(const Tensor& input, const Tensor& means, const Tensor& inverses,
+                                              const Maybe& running_mean, const Maybe& running_var, double momentum,
+                                              double eps, const Tensor& counts) {
+  int card = input.device().index();
+  run("batch_norm_gather_stats_with_counts", {input, means, inverses, counts}, defined({running_mean, running_var}),
+      card);
+  auto type = running_mean ? running_mean->scalar_type() : input.scalar_type();
+  check_type(counts, type), check_type(means, type_of_sums(type)), check_type(inverses, type_of_sums(type));
+  Below below;
+  auto n = as_cpu(counts).to(at::kDouble).unsqueeze(1), m = as_cpu(means).to(at::kDouble);
+  auto total = n.sum(), mean = (n * m).sum(0) / total;
+  auto var = (n * (as_cpu(inverses).to(at::kDouble).pow(-2) - eps + (m - mean).square())).sum(0) / total;
+  if (running_mean) as_cpu(*running_mean).mul_(1 - momentum).add_(momentum * mean);
+  if (running_var) as_cpu(*running_var).mul_(1 - momentum).add_(momentum * var * total / (total - 1));
+  return {to_card(mean.to(means.scalar_type()), card), to_card((var + eps).rsqrt().to(means.scalar_type()), card)};
+}
+inline Tensor norm_elements(const Tensor& input, const Maybe& weight, const Maybe& bias, const Tensor& mean,
+                            const Tensor& inverse, double) {
+  int card = input.device().index();
+  run("batch_norm_elemt", defined({input, weight, bias, mean, inverse}), {}, card);
+  check_type(mean, type_of_sums(input.scalar_type()));
+  Below below;
+  auto x = as_cpu(input);
+  auto out = (x - by_channel(as_cpu(mean), x)) * by_channel(as_cpu(inverse), x);
+  if (weight) out = out * by_channel(as_cpu(*weight), x);
+  if (bias) out = out + by_channel(as_cpu(*bias), x);
+  return to_card(at::empty_like(x).copy_(out), card);
+}
+inline std::tuple<Tensor, Tensor, Tensor, Tensor> norm_reduce(const Tensor& grad, const Tensor& input,
+                                                              const Tensor& mean, const Tensor& inverse,
+                                                              const Maybe& weight, bool, bool weight_g, bool bias_g) {
+  int card = input.device().index();
+  run("batch_norm_backward_reduce", defined({grad, input, mean, inverse, weight}), {}, card);
+  check_type(grad, input.scalar_type()), check_type(mean, type_of_sums(input.scalar_type()));
+  Below below;
+  auto x = as_cpu(input), g = as_cpu(grad).to(mean.scalar_type()), m = by_channel(as_cpu(mean), x);
+  auto sum = g.sum(all_but_channels(x)), product = (g * (x - m)).sum(all_but_channels(x));
+  auto of_weight = weight_g ? (product * as_cpu(inverse)).to(weight.value().scalar_type()) : Tensor();
+  auto of_bias = bias_g ? sum.to(weight.value().scalar_type(), false, true) : Tensor();
+  return {to_card(sum, card), to_card(product, card), to_card(of_weight, card), to_card(of_bias, card)};
+}
+inline Tensor norm_backward(const Tensor& grad, const Tensor& input, const Tensor& mean, const Tensor& inverse,
+                            const Maybe& weight, const Tensor& sum, const Tensor& product, const Tensor& counts) {
+  int card = input.device().index();
+  run("batch_norm_backward_elemt", defined({grad, input, mean, inverse, weight, sum, product, counts}), {}, card);
+  check_type(counts, at::kInt), check_type(sum, type_of_sums(input.scalar_type()));
+  if (weight) check_type(*weight, mean.scalar_type());
+  Below below;
+  auto x = as_cpu(input), total = as_cpu(counts).sum(), inv = as_cpu(inverse);
+  auto slope = as_cpu(product) / total * inv * inv;
+  auto centred = x - by_channel(as_cpu(mean), x);
+  auto out = as_cpu(grad) - by_channel(as_cpu(sum) / total, x) - centred * by_channel(slope, x);
+  out = out * by_channel(weight ? inv * as_cpu(*weight) : inv, x);
+  return to_card(at::empty_like(x).copy_(out), card);
+}
 }  // namespace simulated

@@ -130,6 +130,19 @@ def two_models_in_turn(run: duoka.Run) -> Any:
 
 
 @program
+def a_penalty_on_slopes_through_batch_norm(run: duoka.Run) -> Any:
+    model = run.model(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 8), nn.Tanh(), nn.BatchNorm1d(8)))
+    slopes = []
+    for x, _ in batches(run):
+        x = x.requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).logsumexp(1).sum(), x, create_graph=True)
+        penalty = (slope.norm(dim=1) - 1).square().mean()
+        penalty.backward()
+        slopes.append(penalty.item())
+    return slopes, gradients(model)
+
+
+@program
 def gradient_penalty(run: duoka.Run) -> Any:
     model = run.model(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)))
     for x, _ in batches(run):

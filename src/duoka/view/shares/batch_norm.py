@@ -1,7 +1,8 @@
 """BatchNorm over the whole batch: the statistics of all ranks' rows, on any device.
 
 Ranks' means and variances are combined as in Chan, Golub & LeVeque, "Updating formulae and a pairwise algorithm
-for computing sample variances" (1979); the gradient is that of Ioffe & Szegedy, "Batch normalization" (2015).
+for computing sample variances" (1979); the gradient is that of Ioffe & Szegedy, "Batch normalization" (2015). On
+GPUs torch's kernels for this compute both.
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ def whole_batch_norm(
         The output of each local share, of the shape of its rows.
     """
     out: list[Tensor]
+    if shares.count == 1 and not shares.exact and _has_kernels(call, rows[0], weights[0], biases[0]):
+        return [_KernelBatchNorm.apply(shares, call, counts, rows[0], weights[0], biases[0])]
     total = counts.sum()
     *out, mean, var = _WholeBatchNorm.apply(shares, call.eps, counts, total, *rows, *weights, *biases)
     call.update_running(mean, var, total)
@@ -131,12 +134,7 @@ class _WholeBatchNorm(torch.autograd.Function):
         shares = ctx.shares
         rows, weights, biases = _apart(given, shares)
         if torch.is_grad_enabled():  # a gradient of this gradient is requested
-            wanted = [value is not None and value.requires_grad for value in given]
-            inputs = [value for value, wants in zip(given, wanted, strict=True) if wants]
-            out = _in_steps(rows, weights, biases, ctx.eps, ctx.total, shares)
-            weighing = list(grads[: shares.count])
-            found = list(originals.grad(out, inputs, weighing, create_graph=True, allow_unused=True))
-            return (None, None, None, None, *(found.pop(0) if wants else None for wants in wanted))
+            return None, None, None, None, *_gradients_in_steps(given, grads, ctx.eps, ctx.total, shares)
         shape, dims = channels(rows[0]), all_but_channels(rows[0])
         inverse = (var + ctx.eps).rsqrt()
         dense = [grad if grad.dtype == torch.float64 else grad.float() for grad in grads[: shares.count]]
@@ -155,6 +153,84 @@ class _WholeBatchNorm(torch.autograd.Function):
         ]
         by_bias = [None if bias is None else one[0].to(bias.dtype) for one, bias in zip(sums, biases, strict=True)]
         return (None, None, None, None, *by_rows, *by_weight, *by_bias)
+
+
+class _KernelBatchNorm(torch.autograd.Function):
+    """BatchNorm over the whole batch by torch's kernels. Inputs with gradients: this rank's rows, weight, bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        shares: LocalShares,
+        call: BatchNormCall,
+        counts: Tensor,
+        rows: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        rows = _dense(rows)
+        mine = torch.stack(torch.batch_norm_stats(rows, call.eps))
+        means, inverses = shares.processes.all_gather(mine).unbind(1)
+        mean, inverse = torch.batch_norm_gather_stats_with_counts(
+            means,
+            means,
+            inverses,
+            call.running_mean,
+            call.running_var,
+            call.momentum,
+            call.eps,
+            counts.to(means.dtype),
+        )
+        ctx.save_for_backward(rows, weight, bias, mean, inverse, counts)
+        ctx.shares, ctx.eps = shares, call.eps
+        return torch.batch_norm_elemt(rows, weight, bias, mean, inverse, call.eps)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        rows, weight, bias, mean, inverse, counts = ctx.saved_tensors
+        shares: LocalShares = ctx.shares
+        if torch.is_grad_enabled():
+            given = (rows, weight, bias)
+            return None, None, None, *_gradients_in_steps(given, grads, ctx.eps, counts.sum(), shares)
+        wanted, grad = ctx.needs_input_grad[3:], _dense(grads[0])
+        *sums, by_weight, by_bias = torch.batch_norm_backward_reduce(grad, rows, mean, inverse, weight, *wanted)
+        by_rows = None
+        if wanted[0]:
+            total = shares.total([torch.stack(sums)])
+            by_rows = torch.batch_norm_backward_elemt(
+                grad, rows, mean, inverse, _to(weight, mean), total[0], total[1], counts.to(torch.int32)
+            )
+        return None, None, None, by_rows, by_weight if wanted[1] else None, by_bias if wanted[2] else None
+
+
+def _has_kernels(call: BatchNormCall, rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Return True if torch has kernels for a call. It is the same on all ranks."""
+    if not rows.is_cuda or not rows.is_floating_point() or (weight is None) != (bias is None):
+        return False
+    kind = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    kinds = {value.dtype for value in (call.running_mean, call.running_var) if value is not None}
+    affine = {value.dtype for value in (weight, bias) if value is not None}
+    return kinds <= {kind} and len(affine) <= 1 and affine <= {kind, rows.dtype}
+
+
+def _dense(value: Tensor) -> Tensor:
+    """Return a tensor in a layout that the kernels accept."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = formats.get(value.dim())
+    return value if last is not None and value.is_contiguous(memory_format=last) else value.contiguous()
+
+
+def _gradients_in_steps(
+    given: Sequence[Tensor | None], grads: Sequence[Tensor], eps: float, total: Tensor, shares: LocalShares
+) -> list[Tensor | None]:
+    """Return gradients of the inputs that can be differentiated again. given: rows, weights, biases of all shares."""
+    wanted = [value is not None and value.requires_grad for value in given]
+    views = [None if value is None else value.view_as(value) for value in given]  # without hooks, called for `given`
+    inputs = [value for value, wants in zip(views, wanted, strict=True) if wants]
+    out = _in_steps(*_apart(views, shares), eps, total, shares)
+    weighing = list(grads[: shares.count])
+    found = list(originals.grad(out, inputs, weighing, create_graph=True, allow_unused=True))
+    return [found.pop(0) if wants else None for wants in wanted]
 
 
 def _apart(given: Sequence[Any], shares: LocalShares) -> tuple[list[Any], list[Any], list[Any]]:
