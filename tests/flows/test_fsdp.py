@@ -205,10 +205,75 @@ def test_padding_is_left_out_as_by_torchs_fast_path(flow: Flow) -> None:
     assert "each rank holds 1/2" in ran.stderr
 
 
+AFTER_A_STEP = """
+import io, warnings
+import torch
+from torch import nn
+from torch.func import jacrev, vmap
+from torch.utils.data import DataLoader, TensorDataset
+
+warnings.simplefilter("ignore")
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 3))
+x, y = torch.randn(10, 6), torch.randint(0, 3, (10,))
+temperature = nn.Parameter(torch.tensor([1.5]))
+optimizer = torch.optim.Adam(net.parameters(), 0.05)
+scaling = torch.optim.LBFGS([temperature], lr=0.05, max_iter=5)
+
+def train():
+    for rows, labels in DataLoader(TensorDataset(x, y), batch_size=5):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(rows), labels)
+        loss.backward()
+        optimizer.step()
+        print(f"{loss.item():.4f}")
+
+def of_file(module):
+    file = io.BytesIO()
+    torch.jit.save(module, file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+train()
+made = [torch.jit.trace(net, x[:2]), torch.jit.script(net)]
+print([f"{module(x).sum().item():.3f}" for module in made])
+train()
+print([f"{of_file(module)(x).sum().item():.3f}" for module in made])
+train()
+print([f"{module(x).sum().item():.3f}" for module in made])
+for rows, _ in [(x, y), *DataLoader(TensorDataset(x, y), batch_size=5)]:
+    net.zero_grad()
+    jacobian = vmap(jacrev(net))(rows)
+    jacobian.square().mean().backward()
+    print(jacobian.shape, f"{jacobian.abs().sum().item():.2f}", f"{net[0].weight.grad.abs().sum().item():.3f}")
+
+for rows, labels in DataLoader(TensorDataset(x, y), batch_size=5):
+    def closure():
+        scaling.zero_grad()
+        loss = nn.functional.cross_entropy(net(rows) / temperature, labels)
+        loss.backward()
+        return loss
+    scaling.step(closure)
+    print(f"{temperature.item():.3f}")
+"""
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_what_is_made_of_a_model_after_a_step(flow: Flow, workers: int) -> None:
+    script = flow.write("after.py", AFTER_A_STEP)
+    one = flow.python([script]).ok()
+    ran = flow.run(["run", "--devices", f"cpu:{workers}", "--strategy", "fsdp", script]).ok()
+    assert ran.stdout == one.stdout
+    assert f"each rank holds 1/{workers}" in ran.stderr
+
+
 REFUSED = {
+    "traced": (
+        "x, y = next(iter(loader))\nmodel(x)\ntorch.jit.trace(model, x, check_trace=False)(x).sum().backward()",
+        "has copies of its parameters, which cannot be trained",
+    ),
     "lbfgs": (
         "optimizer = torch.optim.LBFGS(model.parameters())\n"
-        "print('made')\n"
         "x, y = next(iter(loader))\n"
         "optimizer.step(lambda: F.cross_entropy(model(x), y))",
         "makes one vector of all parameters, which no rank holds with strategy fsdp",

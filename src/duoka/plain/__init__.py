@@ -9,6 +9,7 @@ optimizers  parameters of optimizers are kept in step     -> strategies
 parallel    nn.DataParallel calls its module
 printing    tensors that are printed with their backward function
 saving      torch.save: once
+scripting   TorchScript
 files       opening files for writing, changing and querying them: once
 descriptors files opened by other functions than `open`: once
 databases   sqlite: rank 0 has the file, the others replicas
@@ -49,6 +50,7 @@ from duoka.plain import (
     printing,
     refusals,
     saving,
+    scripting,
     transforms,
     warned,
 )
@@ -77,6 +79,7 @@ INTERCEPTIONS = (
     parallel,
     printing,
     saving,
+    scripting,
     files,
     descriptors,
     locks,

@@ -1,42 +1,22 @@
-"""BatchNorm with the whole batch's statistics, except in TorchScript, which compiles the source of functions."""
+"""BatchNorm with the whole batch's statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from duoka.plain.session import Session
-from duoka.private.torch import FRAMES_UP, tree_map_only
 from duoka.view.shares.batch_norm import BatchNormCall, in_training, whole_batch_norm
 from duoka.view.tensor.batch import BatchTensor, join
 
 
 def install(session: Session) -> None:
-    """Intercept `F.batch_norm`, and `torch.jit.script` and `trace`, which need torch's own functions."""
-
-    def make_script(original: Callable[..., Any]) -> Callable[..., Any]:
-        def script(*args: Any, **kwargs: Any) -> Any:
-            if original.__name__ == "script":  # it looks up names in its caller's frame, now one further up
-                kwargs[FRAMES_UP] = kwargs.get(FRAMES_UP, 0) + 1
-            args, kwargs = tree_map_only(BatchTensor, _example, (args, kwargs))  # for `trace`
-            with session.patches.functions_put_back(), session.calls.computed_whole():
-                return original(*args, **kwargs)
-
-        return script
-
+    """Intercept `F.batch_norm`."""
     of_batch = partial(_whole_batch if session.plan.batch_norm == "whole" else _each_share, session)
     session.patches.replace(F, "batch_norm", lambda original: in_training(original, of_batch))
-    for name in ("script", "trace"):
-        session.patches.replace(torch.jit, name, make_script)
-
-
-def _example(batch: BatchTensor) -> Tensor:
-    return batch.full_tensor().detach().requires_grad_(batch._shares[0]._local.requires_grad)
 
 
 def _whole_batch(session: Session, call: BatchNormCall) -> Tensor | None:

@@ -286,6 +286,11 @@ def parameters_in(module: nn.Module) -> dict[str, nn.Parameter | None]:
     return module._parameters
 
 
+def before_calls(module: nn.Module, function: Callable[[], None]) -> None:
+    """Let a module call a function first. Public: register_forward_pre_hook, which modules of TorchScript refuse."""
+    module._forward_pre_hooks[-1] = lambda *_: function()
+
+
 def children_in(module: nn.Module) -> dict[str, nn.Module | None]:
     """Return a module's own children without running its class's code; none before __init__. Public: children()."""
     found: dict[str, nn.Module | None] = module.__dict__.get("_modules", {})

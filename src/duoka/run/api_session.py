@@ -11,7 +11,7 @@ import torch
 from duoka import environment
 from duoka.errors import OptionError
 from duoka.options import BatchNorm, Loading, Randomness, check_shares, shares_for
-from duoka.plain import autograd, constructors, hooks, modules, norm, optimizers, transforms
+from duoka.plain import autograd, constructors, hooks, modules, norm, optimizers, scripting, transforms
 from duoka.plain.caller import Caller
 from duoka.plain.patching import Patches
 from duoka.plain.saving import install_safetensors
@@ -26,7 +26,16 @@ from duoka.view.collectives.base import Collectives
 from duoka.view.random.generators import RankStream
 from duoka.view.support.determinism import be_deterministic
 
-INTERCEPTIONS = (modules, norm, autograd, hooks, constructors, transforms, optimizers)  # as in a plain script
+INTERCEPTIONS = (
+    modules,
+    norm,
+    autograd,
+    hooks,
+    constructors,
+    scripting,
+    transforms,
+    optimizers,
+)  # as in a plain script
 
 
 @dataclass(frozen=True, slots=True)

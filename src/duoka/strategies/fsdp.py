@@ -74,6 +74,7 @@ class ModelSharding:
         view.of_parameters = True
         self._blocks = Blocks(view, reach, replicas, offloads)
         self._sharded_count = 0  # parameters so far
+        self._flattened = WeakIdKeyDictionary()  # parameters of LBFGS
         self._early = WeakIdKeyDictionary()  # parameters on the meta device that an optimizer was given
         self._hook: Any = register_optimizer_step_pre_hook(self._before_step) if every else None
 
@@ -119,6 +120,8 @@ class ModelSharding:
             return parameter._block.is_single
         if not _can_be_sharded(parameter, self._count):
             return False
+        if parameter in self._flattened:
+            raise _no_vector()
         if not parameter.is_meta:  # has no values yet: its memory will be that of the parts
             self._ranks.broadcast_into(parameter, 0)
         hooks = hooks_of(parameter)
@@ -139,16 +142,14 @@ class ModelSharding:
         """Return the optimizer's sharded parameters.
 
         Raises:
-            Refused: it is LBFGS, and has some.
+            Refused: it is LBFGS, and has some. If its parameters are to be sharded later, that is refused.
         """
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         sharded = [parameter for parameter in parameters if isinstance(parameter, Sharded)]
-        # If every model is sharded, what is whole yet may be sharded at its model's first call.
-        if isinstance(optimizer, LBFGS) and (sharded or (self._every and parameters)):
-            raise Refused(
-                f"LBFGS at {user_line()} makes one vector of all parameters, which no rank holds with strategy fsdp; "
-                "use another optimizer, or another strategy"
-            )
+        if isinstance(optimizer, LBFGS):
+            if sharded:
+                raise _no_vector()
+            self._flattened.update((parameter, None) for parameter in parameters)
         return sharded
 
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
@@ -183,6 +184,13 @@ class ModelSharding:
         if self._hook is not None:
             self._hook.remove()
         self._blocks.stop_prefetch()
+
+
+def _no_vector() -> Refused:
+    return Refused(
+        f"LBFGS makes one vector of all parameters, which no rank holds with strategy fsdp, at {user_line()}; use "
+        "another optimizer, or another strategy"
+    )
 
 
 def _like_parameter(state: dict[str, Any], parameter: Sharded) -> dict[str, Any]:

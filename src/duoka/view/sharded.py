@@ -14,6 +14,7 @@ Why: docs/decisions/0120-sharded-parameters.md
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -30,13 +31,14 @@ from duoka.private.torch import (
     memory_of,
     outer_saved_tensors_hooks,
     swap_contents,
+    transform_level,
     tree_map_only,
     version_of,
 )
 from duoka.view.block import Block
 from duoka.view.blocks import Blocks
 from duoka.view.dispatch.moving import asked_device
-from duoka.view.support.transforms import records_gradients
+from duoka.view.support.transforms import records_gradients, without_modes
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor, batches_in, may_write
 from duoka.view.tensor.spec import Spec
@@ -233,9 +235,13 @@ def _on_shards(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _compute(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Sharded]) -> Any:
     """Call a function with whole parameters in place of sharded ones."""
     dtype = _autocast_dtype(func, given[0])
-    found = {id(one): _operand(one, dtype) for one in given}
+    transforms = transform_level() is not None
+    with without_modes() if transforms else nullcontext():
+        found = {id(one): _operand(one, dtype) for one in given}
+        if transforms:  # they take no hooks, so what they save must not be memory that is released
+            found = {key: whole.clone() for key, whole in found.items()}
     args, kwargs = tree_map_only(Sharded, lambda one: found[id(one)], (args, kwargs))
-    if not records_gradients():
+    if transforms or not records_gradients():
         out = func(*args, **kwargs)
     else:
         with saved_tensors_hooks(partial(_pack, given[0]._block.blocks, outer_saved_tensors_hooks()), _unpack):
