@@ -13,7 +13,8 @@ from tests.fuzz.ranks import Ranks
 KNOWN = LAYOUTS | OTHERS | SHARDED
 MENDED = {
     *("contiguous of a transposed batch", "strides", "a flag in a record", "a row written after a fused step"),
-    "parameters() that returns a list",
+    *("parameters() that returns a list", "LBFGS over one free parameter"),
+    *("traced after a step", "jacobians after a step"),
 }
 RUNS = [("ddp", 2), ("ddp", 3), ("exact", 2)]
 
