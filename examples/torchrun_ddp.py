@@ -60,7 +60,8 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            sums += torch.stack([loss.detach() * len(y), (scores.argmax(1) == y).sum(), torch.tensor(len(y))])
+            seen = torch.tensor(len(y), device=device)
+            sums += torch.stack([loss.detach() * seen, (scores.argmax(1) == y).sum(), seen])
         dist.all_reduce(sums)
         if rank == 0:
             loss_sum, correct, count = sums.tolist()

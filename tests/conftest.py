@@ -7,7 +7,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build simulated cards before the first test, whose time limit it would take, if a test needs them."""
+    with suppress(simulated.NoCompiler):  # the fixture tells
+        if any("cards" in item.keywords or "cpu_and_cards" in item.keywords for item in session.items):
+            simulated.library()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def loader_workers_are_forked() -> None:
     """Datasets of tests hold functions of the tests, which Python 3.14 cannot pickle for workers."""
@@ -97,7 +104,7 @@ def warm(warm_on: Callable[[str], Warm]) -> Warm:
 
 @pytest.fixture(scope="session")
 def cards() -> dict[str, str]:
-    """The variables of processes with simulated cards, built if they are not yet: 20 s, or more on a busy machine."""
+    """The variables of processes with simulated cards."""
     try:
         return simulated.variables(4)
     except simulated.NoCompiler as error:

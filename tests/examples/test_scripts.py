@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.flows.flow import ROOT, Flow, Warm
+from tests.flows.flow import ROOT, Flow
 from tests.flows.reference import Reference
 
 SECONDS = re.compile(r"\(\d+\.\d+ s\)")
@@ -78,30 +78,37 @@ RUNS = [
     for example in EXAMPLES
     for workers in (1, 2, 3)
 ]
+# On cards python's own numbers of the others are not one device's (DataParallel), or have no simulation (CTC).
+RUNS += [
+    pytest.param(example, 2, id=f"{example.name}-cards", marks=[pytest.mark.cards, pytest.mark.long])
+    for example in EXAMPLES
+    if example.name in ("fashion_mnist", "cifar10")
+]
 
 
 @pytest.fixture(scope="module")
-def reference(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Example], Reference]:
-    """What plain python gives, once for each script."""
-    done: dict[str, Reference] = {}
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Flow, Example], Reference]:
+    """What plain python gives on one device, once for each script, on CPUs and on cards."""
+    done: dict[tuple[str, bool], Reference] = {}
 
-    def of(example: Example) -> Reference:
-        if example.name not in done:
-            folder = tmp_path_factory.mktemp(example.script.stem)
-            done[example.name] = Reference(Flow(warm, folder), [example.script, *example.options], example.saved)
-            assert example.says in done[example.name].stdout
-        return done[example.name]
+    def of(flow: Flow, example: Example) -> Reference:
+        key = example.name, bool(flow.cards)
+        if key not in done:
+            alone = flow.alone(tmp_path_factory.mktemp(example.script.stem))
+            done[key] = Reference(alone, [example.script, *example.options], example.saved)
+            assert example.says in done[key].stdout
+        return done[key]
 
     return of
 
 
 @pytest.mark.parametrize(("example", "workers"), RUNS)
 def test_any_number_of_workers_prints_and_saves_the_same(
-    flow: Flow, reference: Callable[[Example], Reference], example: Example, workers: int
+    flow: Flow, reference: Callable[[Flow, Example], Reference], example: Example, workers: int
 ) -> None:
     result = flow.run(["run", "--devices", f"cpu:{workers}", example.script, *example.options]).ok()
     printed = partial(SECONDS.sub, "")
-    reference(example).assert_same(printed(result.stdout), flow.folder / example.saved, printed)
+    reference(flow, example).assert_same(printed(result.stdout), flow.folder / example.saved, printed)
 
 
 def test_what_cifar10_saved_is_tested_again_without_training(flow: Flow) -> None:
@@ -112,6 +119,7 @@ def test_what_cifar10_saved_is_tested_again_without_training(flow: Flow) -> None
     assert again.split("test accuracy")[1] == first
 
 
+@pytest.mark.cpu_and_cards
 def test_a_script_with_its_own_ddp_is_one_on_every_launcher(flow: Flow) -> None:
     script = ROOT / "examples/torchrun_ddp.py"
     options = ["--epochs", "2", "--limit", "512", "--save"]
@@ -126,6 +134,7 @@ def test_a_script_with_its_own_ddp_is_one_on_every_launcher(flow: Flow) -> None:
     assert half.stdout != two.stdout  # the script's batch size is that of each process, and is left so
 
 
+@pytest.mark.cpu_and_cards
 def test_a_stopped_run_goes_on_as_one_that_never_stopped(flow: Flow) -> None:
     script = ROOT / "examples/resume.py"
     whole = Reference(flow, [script, "--limit", "512", "--epochs", "4", "--out", "whole"])

@@ -24,8 +24,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Flow, str],
     def of(flow: Flow, name: str) -> Reference:
         key = name, bool(flow.cards)
         if key not in done:
-            one_card = {**flow.cards, "SIMULATED_CARDS": "1"} if flow.cards else {}
-            alone = Flow(flow.warm, tmp_path_factory.mktemp(name), one_card)
+            alone = flow.alone(tmp_path_factory.mktemp(name))
             done[key] = Reference(alone, [alone.script(script(name)), "weights.pt"], "weights.pt")
         return done[key]
 

@@ -33,6 +33,7 @@ real card's.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -96,7 +97,10 @@ def _build(torch: Path, built: Path) -> None:
     headers = torch / "include", torch / "include/torch/csrc/api/include", Path(sysconfig.get_paths()["include"])
     libraries = torch / "lib"
     built.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+    with open(built.parent / "lock", "w") as lock, tempfile.TemporaryDirectory(dir=built.parent) as folder:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if built.exists():  # built by another process meanwhile
+            return
         out = Path(folder) / built.name
         words = [compiler, *FLAGS, *(f"-I{path}" for path in headers), str(HERE / "cards.cpp"), "-o", str(out)]
         linked = (f"-l{name}" for name in ("torch_python", "torch", "torch_cpu", "c10"))
@@ -104,4 +108,4 @@ def _build(torch: Path, built: Path) -> None:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
             raise NoCompiler(f"simulated cards do not compile here: {' '.join(words)}\n{done.stderr[-4000:]}")
-        os.replace(out, built)  # another build may be going on
+        os.replace(out, built)
