@@ -20,7 +20,7 @@ CHOSEN = torch==$(TORCH) $(if $(LOWEST),-c $(VENV)/lowest.txt) -e '.[dev,docs,ex
 # The tests start hundreds of interpreters, which otherwise compile the sources again, as do pytest's processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-versions test-long bench picture docs lint clean
+.PHONY: help demo test test-versions test-long gpu bench picture docs lint clean
 
 help:
 	@echo "make demo       an ordinary script under python and under duoka run, side by side"
@@ -28,6 +28,7 @@ help:
 	@echo "make test TORCH=2.15.0 PYTHON=python3.12    the same tests with another torch and Python"
 	@echo "make test-versions  the same with the oldest and the newest of both: hours, and 15 GB"
 	@echo "make test-long  the tests that take minutes, and those of numbers as on three processors; with PROGRAMS=folder other people's programs, too; SEED=7"
+	@echo "make gpu        on a machine with two GPUs: the tests that need one, the flows on them, and their figures"
 	@echo "make bench      duoka beside its peers, measured in one run, and the tables in the README"
 	@echo "make picture    the terminal and the page in the README, from real runs; needs chromium"
 	@echo "make docs       the pages of docs/ as a site, in build/site"
@@ -49,6 +50,14 @@ test-long: $(READY)
 	for capability in default avx2 avx512; do \
 		ATEN_CPU_CAPABILITY=$$capability $(BIN)/pytest -q -n 2 -m "not gpu" $(NUMBERS) || exit 1; done
 	$(BIN)/pytest -q -m "long and not gpu" --timeout 3600 $(if $(SEED),--seed $(SEED)) $(if $(PROGRAMS),--programs "$(PROGRAMS)") $(if $(WORKERS),--workers $(WORKERS))
+
+# On a machine with GPUs: tests that need one, flows on real cards in place of simulated ones, and what benchmarks measure.
+gpu: $(READY)
+	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "no GPU that torch can use: duoka doctor says why"'
+	$(BIN)/pytest -q -n 1 -m gpu
+	$(BIN)/pytest -q -n 1 -m "cards or cpu_and_cards" --real-cards --timeout 600 --ignore tests/flows/test_counts.py \
+		tests/flows tests/examples
+	$(BIN)/python -m benchmarks cuda --write
 
 bench: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[peers]'

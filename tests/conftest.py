@@ -31,6 +31,7 @@ settings.load_profile("duoka")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", metavar="FOLDER", help="where other people's programs lie (tests/programs)")
+    parser.addoption("--real-cards", action="store_true", help="run what is marked cards on this machine's GPUs")
     parser.addoption("--workers", default="2", metavar="1,2,3", help="on how many they run")
     parser.addoption(
         "--seed",
@@ -69,8 +70,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build simulated cards before the first test, whose time limit it would take, if a test needs them."""
-    with suppress(simulated.NoCompiler):  # the fixture tells
-        if any("cards" in item.keywords or "cpu_and_cards" in item.keywords for item in session.items):
+    needed = {"cards", "cpu_and_cards"} & {name for item in session.items for name in item.keywords}
+    if needed and not session.config.getoption("--real-cards"):
+        with suppress(simulated.NoCompiler):  # the fixture tells
             simulated.library()
 
 
@@ -103,8 +105,10 @@ def warm(warm_on: Callable[[str], Warm]) -> Warm:
 
 
 @pytest.fixture(scope="session")
-def cards() -> dict[str, str]:
-    """The variables of processes with simulated cards."""
+def cards(pytestconfig: pytest.Config) -> dict[str, str]:
+    """The variables of processes with simulated cards; with --real-cards, of the machine's own."""
+    if pytestconfig.getoption("--real-cards"):
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     try:
         return simulated.variables(4)
     except simulated.NoCompiler as error:
@@ -121,7 +125,9 @@ def flow(request: pytest.FixtureRequest, warm_on: Callable[[str], Warm], tmp_pat
     """
     where = getattr(request, "param", "cards" if request.node.get_closest_marker("cards") else "cpu")
     if where == "cpu":
-        return Flow(warm_on(where), tmp_path)
+        return Flow(warm_on("cpu"), tmp_path)
+    if request.config.getoption("--real-cards"):
+        return Flow(warm_on("cpu"), tmp_path, request.getfixturevalue("cards"))
     machine = {"SIMULATED_MACHINE": f"{zlib.crc32(bytes(tmp_path)):08x}"}
     return Flow(warm_on(where), tmp_path, request.getfixturevalue("cards") | machine)
 

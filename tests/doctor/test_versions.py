@@ -15,12 +15,20 @@ from duoka.doctor.versions import (
     check_engine,
     check_kernels,
     check_torch,
+    check_tried,
     examine,
     nvidia_cards,
 )
 from tests.devices.driver import play
 
 CARD = Gpu(0, "GPU-1", "H200", 1 << 37)
+
+
+def test_gpus_on_which_no_test_has_run() -> None:
+    (found,) = check_tried([CARD, replace(CARD, index=1), replace(CARD, name="H100")], {"H100"})
+    assert found.what == "duoka's tests have not run on H200, only on simulated GPUs"
+    assert "make gpu" in found.todo
+    assert not list(check_tried([CARD], {"H200"}))
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_a_script_with_its_own_ddp_is_one_on_every_launcher(flow: Flow) -> None:
     one = flow.python([script, *options, "one.pt"]).ok()
     same = flow.run(["run", "--devices", "cpu:1", script, *options, "same.pt"]).ok()
     assert same.stdout == one.stdout
-    weights = [torch.load(flow.folder / name) for name in ("one.pt", "same.pt")]
+    weights = [torch.load(flow.folder / name, map_location="cpu") for name in ("one.pt", "same.pt")]
     torch.testing.assert_close(*weights, rtol=0, atol=0)
     two = flow.run(["run", "--devices", "cpu:2", script, *options, "two.pt"]).ok()
     assert [line.rpartition(", ")[2] for line in two.stdout.splitlines()] == ["2 ranks"] * 2  # rank 0's lines alone

@@ -170,7 +170,7 @@ class Flow:
 
     def alone(self, folder: Path) -> Flow:
         """Runs in another folder, and on one card where there are cards: what runs on two are compared with."""
-        return Flow(self.warm, folder, {**self.cards, "SIMULATED_CARDS": "1"} if self.cards else {})
+        return Flow(self.warm, folder, {**self.cards, "CUDA_VISIBLE_DEVICES": "0"} if self.cards else {})
 
     def script(self, path: Path) -> Path:
         """A script that names no device; on cards, a copy whose tensors are on a card."""

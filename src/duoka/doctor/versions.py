@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from duoka.doctor.finding import Finding
 from duoka.private.lookup import OLDEST_TORCH, numbers, untested
 
 PCI = Path("/sys/bus/pci/devices")
+TRIED: frozenset[str] = frozenset()  # names of GPUs on which `make gpu` has passed
 
 
 def examine() -> Iterator[Finding]:
@@ -31,6 +32,7 @@ def examine() -> Iterator[Finding]:
     machine = inventory.read()
     yield from check_driver(machine, len(nvidia_cards(PCI)))
     yield check_cuda(torch.version.cuda, machine, torch.version.hip)
+    yield from check_tried(machine.gpus)
     if torch.version.cuda:
         yield from check_kernels(built_architectures(), machine.gpus)
     if not distributed.is_available() or not distributed.is_gloo_available():
@@ -85,6 +87,15 @@ def check_cuda(built: str | None, machine: Inventory, hip: str | None = None) ->
             "fault", "CUDA", what, "CUDA will not start", "update the driver, or install torch for an older CUDA"
         )
     return Finding("ok", "CUDA", what)
+
+
+def check_tried(gpus: Sequence[Gpu], tried: Container[str] = TRIED) -> Iterator[Finding]:
+    """Name the GPUs on which duoka's tests have never run, and what other tests do not show of them."""
+    names = sorted({gpu.name for gpu in gpus if gpu.name not in tried})
+    if names:
+        what = f"duoka's tests have not run on {', '.join(names)}, only on simulated GPUs"
+        why = "never tried: NCCL, fused attention, cuDNN, how copies and kernels overlap"
+        yield Finding("advice", "tests", what, why, "run `make gpu` in a clone of duoka, and report what fails")
 
 
 def nvidia_cards(devices: Path) -> list[str]:

@@ -1,0 +1,77 @@
+"""What a step lets the host wait for, copies and sends, counted on simulated cards, beside `python` on one card."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from tests.flows.flow import Flow
+
+pytestmark = pytest.mark.cards
+HEAD = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+"""
+LOOP = """
+model.cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step, (x, y) in enumerate(DataLoader(data, batch_size=16, pin_memory=True, drop_last=True)):
+    x, y = x.cuda(non_blocking=True), y.cuda(non_blocking=True)
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    {clip}
+    optimizer.step()
+    if step % 10 == 0:
+        print(f"{{loss.item():.4f}}")
+"""
+MODELS = {
+    "mlp": """
+data = TensorDataset(torch.randn(384, 8), torch.randint(0, 3, (384,)))
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+""",
+    "cnn": """
+data = TensorDataset(torch.randn(384, 1, 6, 6), torch.randint(0, 3, (384,)))
+model = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+""",
+}
+FROM, TO = 5, 20  # steps: the first ones agree on shapes
+
+
+def counted(flow: Flow, program: str, script: str, *words: str) -> Counter[str]:
+    """The counts of steps FROM to TO on the first card."""
+    path = flow.folder / f"counts-{program}"
+    run = flow.python if program == "python" else flow.run
+    args = [] if program == "python" else ["run", "-q", "--devices", "0,1", *words]
+    run([*args, flow.write("train.py", script)], env={"SIMULATED_COUNTS": str(path)}).ok()
+    total: Counter[str] = Counter()
+    for line in path.with_name(f"{path.name}.0").read_text().splitlines()[FROM:TO]:
+        total.update(json.loads(line))
+    return total
+
+
+def waits(counts: Counter[str]) -> dict[str, int]:
+    """What lets the host wait for a card."""
+    return {name: count for name, count in counts.items() if name.startswith("sync.") or name.endswith(".blocking")}
+
+
+# Collectives of one rank in a step: buckets of gradients, the loss's numerator and denominator, BatchNorm.
+MOST = {"mlp": 2, "cnn": 6}
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_step_adds_no_wait_of_the_host(flow: Flow, model: str, clip: bool) -> None:
+    clipping = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)" if clip else ""
+    script = HEAD + MODELS[model] + LOOP.format(clip=clipping)
+    alone, shared = (counted(flow, program, script) for program in ("python", "duoka"))
+    assert waits(shared) == waits(alone)
+    collectives = sum(count for name, count in shared.items() if name.startswith("nccl."))
+    assert 0 < collectives <= MOST[model] * (TO - FROM)
+    assert shared["copy.to_card.unpinned"] == alone["copy.to_card.unpinned"] == 0
