@@ -79,6 +79,13 @@ LAYOUTS = {
         "for step, ids in enumerate(DataLoader(torch.arange(66).view(11, 6) % 4, batch_size=8)):",
         ("ids[:, 1:].reshape(-1).mul_(2)", "ids[:, 1:].ravel().mul_(2)", "print(ids.tolist())"),
     ),
+    "columns beside each other": on(
+        "(5, 4)",
+        "h = F.layer_norm(x, (4,), weight, weight)",
+        "h[:, 1:] += h[:, :-1].detach()",
+        "print(h.tolist())",
+        header=("torch.manual_seed(0); weight = torch.randn(4)",),
+    ),
     "a flag in a record": on(
         "(6, 4)",
         "with torch.set_grad_enabled(step % 2 == 0): h = x * weight",

@@ -21,20 +21,21 @@ def install(session: Session) -> None:
 
 def _whole_batch(session: Session, call: BatchNormCall) -> Tensor | None:
     """Normalise with the whole batch's statistics; return None if all of its rows are here."""
-    own, given = session.view.shares, call.rows
+    given = call.rows
     if not isinstance(given, BatchTensor):
         partition = session.calls.local
         if partition is None or not isinstance(given, Tensor):
             return None
         counts = _counts(partition.sizes, given.numel() // given.shape[1] // partition.rows, given.device)
-        return whole_batch_norm(call, [given], [call.weight], [call.bias], counts, own)[0]
+        return whole_batch_norm(call, [given], [call.weight], [call.bias], counts, session.view.shares)[0]
     if given._spec.dim != 0:
         return None
     rows = [share._local for share in given._shares]
     partition = given._spec.partition
     counts = _counts(partition.sizes, rows[0].numel() // rows[0].shape[1] // partition.rows, rows[0].device)
     weights, biases = (_replicated(value, session) for value in (call.weight, call.bias))
-    out = whole_batch_norm(call, rows, weights, biases, counts, own)
+    shares = given._spec.view.shares  # of a sharded parameter under hsdp: those of this machine
+    out = whole_batch_norm(call, rows, weights, biases, counts, shares)
     return join([BatchTensor(part, share._spec) for part, share in zip(out, given._shares, strict=True)])
 
 

@@ -1,0 +1,121 @@
+"""Every script under every strategy: what python prints and saves, or the reason why not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.examples.test_scripts import EXAMPLES, SECONDS
+from tests.flows.flow import ROOT, Flow
+from tests.flows.reference import Reference
+from tests.flows.test_machines import SAME, free_place, machine
+
+HERE = Path(__file__).parent / "scripts"
+FLOWS = {path.stem: path for folder in ("", "fsdp") for path in sorted((HERE / folder).glob("*.py"))}
+BITS = {f"exact/{name}": HERE / f"exact/{name}.py" for name in ("mlp", "cnn", "transformer", "force", "hard", "gan")}
+SAMPLES = {f"examples/{example.name}": example for example in EXAMPLES}
+API = {"examples/api": ROOT / "examples/api.py"}
+
+# The words of the command; of hsdp, of each of two machines.
+COLUMNS = {
+    "ddp": ("--devices", "cpu:3"),
+    "exact": ("--devices", "cpu:2", "--strategy", "exact"),
+    "fsdp": ("--devices", "cpu:3", "--strategy", "fsdp"),
+    "offload": ("--devices", "cpu:2", "--strategy", "fsdp", "--cpu-offload"),
+    "hsdp": ("--devices", "cpu:2", "--strategy", "hsdp"),
+}
+HOLES: dict[tuple[str, str], str] = {
+    **{("by_hand", one): "refused: LBFGS makes one vector of all parameters" for one in ("fsdp", "offload", "hsdp")},
+    ("beside", "exact"): "refused: a hook on a batch would be called once for each share",
+    ("reading", "exact"): "each sample draws by its place and epoch, other numbers than python's",
+    ("exact/cnn", "exact"): "each sample draws by its place and epoch, other numbers than python's",
+    ("examples/api", "offload"): "the API has no such option",
+}
+SHORT = {
+    ("regress", "hsdp"),
+    ("weighted", "exact"),
+    ("attention", "offload"),
+    ("metric", "fsdp"),
+    ("examples/api", "fsdp"),
+}
+
+
+def _cells() -> list[Any]:
+    cells = []
+    for name in (*FLOWS, *BITS, *SAMPLES, *API):
+        for column in COLUMNS:
+            reason = HOLES.get((name, column))
+            marks = [pytest.mark.skip(reason)] if reason else []
+            if (name, column) not in SHORT:
+                marks.append(pytest.mark.long)
+            cells.append(pytest.param(name, column, marks=marks, id=f"{name}-{column}"))
+    return cells
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Flow, str], Reference]:
+    """What python gives, once for each script."""
+    done: dict[str, Reference] = {}
+
+    def of(flow: Flow, name: str) -> Reference:
+        if name not in done:
+            script, words, saved = _script(name)
+            alone = Flow(flow.warm, tmp_path_factory.mktemp(name.replace("/", "-")))
+            done[name] = Reference(alone, [script, *words], saved)
+        return done[name]
+
+    return of
+
+
+def _script(name: str) -> tuple[Path, tuple[str, ...], str | None]:
+    """Return a script, its arguments, and the name of the file that it leaves."""
+    if name in SAMPLES:
+        return SAMPLES[name].script, SAMPLES[name].options, SAMPLES[name].saved
+    if name in FLOWS:
+        return FLOWS[name], ("weights.pt",), "weights.pt"
+    return BITS.get(name) or API[name], (), None
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("name", "column"), _cells())
+def test_every_script_under_every_strategy(
+    flow: Flow, reference: Callable[[Flow, str], Reference], name: str, column: str
+) -> None:
+    script, words, saved = _script(name)
+    options = COLUMNS[column]
+    if name in API and column not in ("ddp", "exact"):  # which the script asks for
+        text = script.read_text().replace("run.model(net)", f"run.model(net, strategy={column!r})")
+        saves = '    if run.is_first:\n        torch.save(model.state_dict(), "digits.pt")\n'
+        assert saves in text  # on one rank alone, which holds a part of the model now
+        text = text.replace(saves, '    duoka.save_weights(model, "digits.safetensors")\n')
+        script, options = flow.write("script.py", text), options[:2]
+    printed = _hsdp(flow, options, script, words) if column == "hsdp" else _run(flow, options, script, words)
+    printed = _comparable(printed)
+    file = None if saved is None else flow.folder / saved
+    reference(flow, name).assert_same(printed, file, _comparable)
+
+
+def _comparable(printed: str) -> str:
+    """Return what a run prints but for times, and for digests of all bits."""
+    return re.sub(r"(?m)^[0-9a-f]{64}$", "", SECONDS.sub("", printed))
+
+
+def _run(flow: Flow, options: tuple[str, ...], script: Path, words: tuple[str, ...]) -> str:
+    return flow.run(["run", *options, script, *words], timeout=200).ok().stdout
+
+
+def _hsdp(flow: Flow, options: tuple[str, ...], script: Path, words: tuple[str, ...]) -> str:
+    """Run on two machines, which are this one."""
+    place = free_place()
+    command = ["run", *options]
+    machines = [
+        flow.start([*command, *machine(number, 2, place), script, *words], env=SAME, timeout=200)
+        for number in range(2)
+    ]
+    first, other = (one.wait() for one in machines)
+    other.ok()
+    return first.ok().stdout
