@@ -12,7 +12,6 @@ from duoka.private.torch import parse_to, tree_leaves
 from duoka.view.tensor.batch import BatchTensor, may_write
 
 Function = Callable[..., Any]
-_MOVING = (Tensor.to, Tensor.cpu, Tensor.cuda)
 
 
 def asked_device(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
@@ -39,7 +38,7 @@ def reads_beside(device: torch.device, func: Function, args: tuple[Any, ...], kw
 
 def staying(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> tuple[Any, ...]:
     """Return the call whose result is on `device`, that of the rows."""
-    if func not in _MOVING:
+    if func not in (Tensor.to, Tensor.cpu, Tensor.cuda):  # looked up now, as torch passes their replacements
         return func, args, {**kwargs, "device": device}
     dtype = parse_to(*args[1:], **kwargs)[1] if func is Tensor.to else None
     return Tensor.to, (args[0], device, dtype or args[0].dtype), {"copy": True} if kwargs.get("copy") else {}
