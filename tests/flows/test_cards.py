@@ -265,3 +265,39 @@ def test_batch_norm(flow: Flow) -> None:
             assert found.stdout == expected
     # Of each layer with its convolution: 14. In steps, without torch's kernels for BatchNorm, there are 41.
     assert (kernels[1] - kernels[0]) / 4 <= 16
+
+
+OFFLOADED = """
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU()) for _ in range(4)]
+    model = nn.Sequential(nn.Linear(10, 64), *blocks, nn.Linear(64, 4))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in DataLoader(TensorDataset(torch.randn(30, 10), torch.randint(0, 4, (30,))), batch_size=6):
+        loss = F.cross_entropy(model(x.to(device)), y.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"{loss.item():.4f}")
+"""
+
+
+def test_offloaded_parameters_are_copied_while_the_card_computes(flow: Flow) -> None:
+    script = flow.write("train.py", OFFLOADED)
+    expected = flow.python([script], env={"SIMULATED_CARDS": "", "CUDA_VISIBLE_DEVICES": ""}).ok().stdout
+    words = ["run", "--devices", "0,1", "--strategy", "fsdp", "--cpu-offload", script]
+    found = flow.run(words, env={"SIMULATED_COUNTS": str(flow.folder / "counts")}).ok()
+    assert [float(line) for line in found.stdout.split()] == pytest.approx(
+        [float(line) for line in expected.split()], abs=2e-4
+    )
+    step = json.loads((flow.folder / "counts.0").read_text().splitlines()[2])
+    waits = {name: count for name, count in step.items() if name.startswith("sync") or "blocking" in name}
+    # The script's own x, y and loss; for each of the 10 blocks an event, after the next one's kernels were started
+    assert waits == {"copy.to_card.blocking": 2, "sync.item": 1, "sync.event": 10}
+    assert step["copy.to_host"] == 10

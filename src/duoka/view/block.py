@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from duoka.view.blocks import Blocks, PrefetchTarget
 
 Kind = tuple[int, torch.dtype, torch.device]  # of a tensor to be gathered: number of entries, dtype, device
+Arriving = Callable[[], dict[int, Tensor]]  # waits for gradients that are copied to the host, by index
 
 
 class Block:
@@ -139,7 +140,8 @@ class Block:
         """Start to gather the parameters; the returned function waits for them."""
         started = []
         for (places, sizes), (most, _, device) in zip(self._sent(), self.kinds(), strict=True):
-            sent = torch.cat([self.shards[at]._local.reshape(-1) for at in places]).to(device)
+            rows = [self.shards[at]._local.reshape(-1) for at in places]
+            sent = torch.cat(rows) if rows[0].device == device else _uploaded(rows, device)
             if sent.numel() < most:
                 sent = torch.cat([sent, sent.new_zeros(most - sent.numel())])
             started.append((places, sizes, self.blocks.view.ranks.start_all_gather(sent)))
@@ -211,10 +213,10 @@ class Block:
         if only_added:
             self.blocks.defer(self, waits)
             return [None] * len(places)
-        found = {at: part for wait in waits for at, part in wait().items()}
+        found = {at: part for wait in waits for at, part in wait()().items()}
         return [found.get(at) for at in places]
 
-    def start_reduce_scatter(self, grads: dict[int, Tensor]) -> list[Callable[[], dict[int, Tensor]]]:
+    def start_reduce_scatter(self, grads: dict[int, Tensor]) -> list[Callable[[], Arriving]]:
         """Start to reduce-scatter (sum) gradients of unsharded parameters, and clear `grads`; the functions wait."""
         return [self._start_one({at: grads.pop(at) for at in alike}) for alike in self._alike(list(grads))]
 
@@ -242,24 +244,31 @@ class Block:
         own = total.narrow(spec.dim, *_span(spec.partition.bounds(view.ranks.rank)))
         return own.to(self.shards[at]._rows.device)
 
-    def _start_one(self, grads: dict[int, Tensor]) -> Callable[[], dict[int, Tensor]]:
-        """Start to reduce-scatter (sum) gradients of one dtype and device; the returned function waits."""
+    def _start_one(self, grads: dict[int, Tensor]) -> Callable[[], Arriving]:
+        """Start to reduce-scatter (sum) gradients of one dtype and device.
+
+        The returned function waits, and starts to copy them to where the shards are; its result waits for that.
+        """
         ranks = self.blocks.view.ranks
         sent, own = self._in_rows(grads)
         wait = ranks.start_all_to_all(sent)
         del sent
         shapes = {at: _shape_on(ranks.rank, self.shards[at]) for at in grads}
 
-        def finish() -> dict[int, Tensor]:
+        def finish() -> Arriving:
             total = wait().sum(0)
             if self.blocks.replicas is not None:  # the convention: a sum over the ranks that shard one model
                 replicas = self.blocks.replicas.ranks
                 total = replicas.all_reduce(total) / replicas.world_size
-            parts = total[:own].split([shape.numel() for shape in shapes.values()])
-            return {
-                at: part.view(shape).to(self.shards[at]._rows.device)
-                for (at, shape), part in zip(shapes.items(), parts, strict=True)
-            }
+            arrived, arrive = _downloading(total[:own], self.shards[next(iter(shapes))]._rows.device)
+            parts = arrived.split([shape.numel() for shape in shapes.values()])
+            found = {at: part.view(shape) for (at, shape), part in zip(shapes.items(), parts, strict=True)}
+
+            def arriving() -> dict[int, Tensor]:
+                arrive()
+                return found
+
+            return arriving
 
         return finish
 
@@ -285,6 +294,22 @@ class Block:
                 own = part._meta.spec.partition.bounds(rank)
                 place.view(_shape_on(rank, part)).copy_(grad.narrow(part._meta.spec.dim, *_span(own)))
         return sent, sum(sizes[self.blocks.view.ranks.rank])
+
+
+def _uploaded(rows: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return the rows of the host, one after the other, on a device. The host does not wait for the copy to a GPU."""
+    size = sum(one.numel() for one in rows)
+    sent = torch.empty(size, dtype=rows[0].dtype, device="cpu", pin_memory=device.type == "cuda")
+    return torch.cat(list(rows), out=sent).to(device, non_blocking=sent.is_pinned())
+
+
+def _downloading(tensor: Tensor, device: torch.device) -> tuple[Tensor, Callable[[], None]]:
+    """Return a tensor's copy on `device`, and a function that waits until a copy from a GPU is complete."""
+    if tensor.device == device or not tensor.is_cuda or device.type != "cpu":
+        return tensor.to(device), lambda: None
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    return copy, torch.cuda.current_stream(tensor.device).record_event().synchronize
 
 
 def _span(bounds: tuple[int, int]) -> tuple[int, int]:

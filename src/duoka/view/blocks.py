@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from duoka.errors import Refused
-from duoka.view.block import Block, Kind, StaleView
+from duoka.view.block import Arriving, Block, Kind, StaleView
 from duoka.view.collectives.base import Collectives, IsolatedRank
 from duoka.view.support.user_code import user_line
 from duoka.view.view import View
@@ -85,7 +85,8 @@ class Blocks:
         self._used_written = -1  # `View.written` at the last use
         self.stale_views: list[StaleView] = []
         self._unsynced: dict[Block, dict[int, Tensor]] = {}  # whole gradients of this rank, by index
-        self._deferred: list[tuple[Block, list[Callable[[], dict[int, Tensor]]]]] = []
+        self._deferred: list[tuple[Block, list[Callable[[], Arriving]]]] = []
+        self._arriving: list[tuple[Block, list[Arriving]]] = []  # gradients that are being copied to the host
 
     def use(self, block: Block) -> None:
         """Note that a gathered block is used, and start to prefetch the one that followed it in the last pass."""
@@ -205,10 +206,18 @@ class Blocks:
             self.defers = before
             if not before:
                 self._deferred.clear()
+                self._arriving.clear()
 
-    def defer(self, block: Block, waits: list[Callable[[], dict[int, Tensor]]]) -> None:
-        """Add gradients to `.grad` later. To save memory, at most one block's are being communicated at a time."""
-        self.add_deferred()
+    def defer(self, block: Block, waits: list[Callable[[], Arriving]]) -> None:
+        """Add gradients to `.grad` later. To save memory, at most one block's are being communicated at a time.
+
+        Those of the block before are copied to the host meanwhile, if they are offloaded.
+        """
+        if self.view.device is None:
+            self.add_deferred()
+        else:
+            self._add_arriving()
+            self._finish_deferred()
         self._deferred.append((block, waits))
 
     def hold_unsynced(self, block: Block, grads: dict[int, Tensor]) -> bool:
@@ -248,9 +257,20 @@ class Blocks:
 
     def add_deferred(self) -> None:
         """Wait until the communication of deferred gradients ends, and add these gradients to `.grad`."""
+        self._add_arriving()
+        self._finish_deferred()
+        self._add_arriving()
+
+    def _finish_deferred(self) -> None:
+        """Wait until the communication of deferred gradients ends."""
         deferred, self._deferred = self._deferred, []
         with torch.no_grad():
-            for block, waits in deferred:
+            self._arriving += [(block, [wait() for wait in waits]) for block, waits in deferred]
+
+    def _add_arriving(self) -> None:
+        arriving, self._arriving = self._arriving, []
+        with torch.no_grad():
+            for block, waits in arriving:
                 for wait in waits:
                     for at, grad in wait().items():
                         block.accumulate(at, grad)
