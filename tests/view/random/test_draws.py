@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from duoka.view.random.draws import draw_lines, memory_order
 from duoka.view.random.generators import RankStream, random_marks, random_states, set_random_states
+from duoka.view.rules.randomness import placing
 from duoka.view.view import View
 from tests.view.nets import Net, check, normal, plainly, watched
 from tests.view.ranks import in_turns, shared, whole_of
@@ -228,3 +229,25 @@ def test_an_own_stream_within_itself_changes_nothing() -> None:
         third = torch.rand(1)
     assert torch.cat([first, second, third]).tolist() == expected.tolist()
     assert torch.equal(torch.get_rng_state(), common)
+
+
+def test_a_kernel_that_draws_dropout_inside_is_told() -> None:
+    """As fused attention does, and cuDNN's recurrent layers."""
+    library = torch.library.Library("duoka_tests", "FRAGMENT")
+    library.define("_fused_layer(Tensor x, float dropout_p) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+    library.impl("_fused_layer", lambda x, p: x * torch.empty_like(x).bernoulli_(1 - p), "CPU")
+    said: list[str] = []
+
+    def on_rank(view: View) -> Tensor:
+        view.say = said.append  # type: ignore[method-assign, assignment]
+        rows = shared(view, torch.ones(6, 50))
+        for chance in (0.5, 0.0):
+            with placing(lambda shape: rows._spec):
+                out: Tensor = torch.ops.duoka_tests._fused_layer(rows._local, chance)
+            if chance:
+                assert 0 < out.mean() < 1
+        return out
+
+    assert all(torch.equal(out, torch.ones(3, 50)) for out in in_turns(2, on_rank))
+    told = "fused_layer draws dropout in its kernel, on each rank for its rows: not the numbers of one device"
+    assert [line for line in said if "batch" not in line] == [told] * 2

@@ -65,6 +65,8 @@ def _drops_inside(operator: Any) -> bool:
 
 def _drawn_apart(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec) -> Any:
     """Call a kernel that draws internally: each share draws from its own seed; all continue with one state."""
+    name = operator.overloadpacket.__name__.strip("_")
+    spec.view.say(f"{name} draws dropout in its kernel, on each rank for its rows: not the numbers of one device")
     device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
     generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
     state = generator.get_state()
