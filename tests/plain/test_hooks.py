@@ -91,3 +91,34 @@ def test_one_device_may_do_all_of_it(flow: Flow) -> None:
     """
     )
     assert len(said(flow, source, workers=1)) == 1
+
+
+def test_under_exact_hooks_change_whole_gradients_of_what_is_no_batch(flow: Flow) -> None:
+    """Seven rows are fewer than the shares, and so every rank has them all."""
+    source = (
+        START
+        + """
+    w, b = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
+
+    def show_and_scale(grad):
+        show("hook", grad)
+        return grad * 2
+
+    for rows in (7, 16):
+        x = next(iter(DataLoader(torch.randn(16, 3), rows)))
+        square = torch.diag(w)
+        square.register_hook(show_and_scale)
+        h = nn.functional.linear(x, square, b)
+        if rows == 7:
+            h.register_hook(show_and_scale)
+            h.retain_grad()
+        loss = (h * torch.arange(3)).pow(2).sum()
+        loss.register_hook(show_and_scale)
+        loss.backward()
+        if rows == 7:
+            show("kept", h.grad)
+        show("w", w.grad)
+        show("b", b.grad)
+    """
+    )
+    as_python(flow, source, "--strategy", "exact")

@@ -163,7 +163,9 @@ class Exact(Bucketed):
         yield
 
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
-        """Register a hook that is called when the pass is over, with the whole gradient of the pass."""
+        """Register a hook for the whole gradient: of a leaf, it is called when the pass is over."""
+        if not leaf.is_leaf:
+            return register(leaf, hook)  # whole already: every share's part is added before
         hooks = self._own_hooks.setdefault(leaf, OrderedDict())
         handle = RemovableHandle(hooks)
         hooks[handle.id] = hook

@@ -37,6 +37,20 @@ def _drawn(x: Tensor) -> list[Tensor]:
     found.append(x[:, 0].abs().add(0.1).multinomial(2).double())
     found.append(x[:, 0, 0].abs().add(0.1).multinomial(2).double())
     found.append(torch.poisson(x.abs() * 3))
+    for wide in (x[:, :1].expand(-1, 5, -1), x[:, None, 0].expand(-1, 3, -1), x[None].expand(2, -1, -1, -1)):
+        found.append(torch.randn_like(wide))
+        found.append(torch.rand_like(wide))
+        found.append(torch.normal(wide, wide.abs() + 1))
+        found.append(torch.bernoulli(wide.sigmoid()))
+        found.append(F.dropout(wide, 0.5))
+    found.append(F.dropout1d(x[:, 0], 0.5))
+    found.append(F.dropout1d(x[:, 0] * 1, 0.5, inplace=True))
+    found.append(F.dropout1d(x[:, 0].t(), 0.5))
+    found.append(F.dropout1d(x, 0.5))
+    found.append(F.dropout2d(x[..., None].transpose(0, 1), 0.5))
+    found.append(F.dropout3d(x[:, :, :, None], 0.5))
+    found.append(F.dropout3d(x[:, None], 0.5))
+    found.append(F.feature_alpha_dropout(x, 0.5, True))
     return found
 
 

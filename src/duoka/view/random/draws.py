@@ -248,8 +248,9 @@ def _laid_out_like(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> 
     sizes = list(rows.shape)
     sizes[spec.dim] = spec.size
     if order is not None and len(order) == rows.dim():  # a single row does not determine it
-        dense = torch.empty([sizes[dim] for dim in order], dtype=rows.dtype, device=rows.device)
-        return dense.permute([order.index(dim) for dim in range(rows.dim())])
+        once = [1 if rows.stride(dim) == 0 else sizes[dim] for dim in order]  # expanded: one entry in memory
+        dense = torch.empty(once, dtype=rows.dtype, device=rows.device)
+        return dense.permute([order.index(dim) for dim in range(rows.dim())]).expand(sizes)
     strides = list(rows.stride())
     slower = set(memory_order(rows)[: memory_order(rows).index(spec.dim)])
     for dim in slower:
@@ -259,11 +260,19 @@ def _laid_out_like(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> 
 
 def _among_others(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> Tensor:
     """Return a tensor for the whole batch with this rank's rows, and valid values in the others."""
-    whole = _laid_out_like(rows, spec, order).fill_(0.5 if rows.is_floating_point() else 1)
-    own = spec.local_rows(whole)
+    whole = _laid_out_like(rows, spec, order)
+    memory = whole
+    for dim, stride in enumerate(whole.stride()):
+        if stride == 0:  # expanded: one entry in memory
+            memory, rows = memory.narrow(dim, 0, 1), rows.narrow(dim, 0, 1)
+    memory.fill_(0.5 if rows.is_floating_point() else 1)
+    if whole.stride(spec.dim) == 0:
+        memory.copy_(rows)
+        return whole
+    own = spec.local_rows(memory)
     if own.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
         own.copy_(rows)
     else:  # a copy, of rows that are in several places
         places = spec.local_rows(torch.arange(spec.size).view([1] * spec.dim + [-1])).flatten()
-        whole.index_copy_(spec.dim, places.to(rows.device), rows)
+        memory.index_copy_(spec.dim, places.to(rows.device), rows)
     return whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from math import prod
 from typing import Any
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from duoka.private.torch import schema_of
 from duoka.view.dispatch.replay import Outdated
-from duoka.view.random.draws import SeededMode, draw_own_rows, first_of_adjacent, shape_drawn
+from duoka.view.random.draws import SeededMode, draw_own_rows, first_of_adjacent, memory_order, shape_drawn
 from duoka.view.rules.lookup import Function, align, argument, functions, localise, wrap
 from duoka.view.tensor.batch import BatchTensor, Rule
 from duoka.view.tensor.spec import Spec
@@ -54,7 +55,12 @@ def _order_in(values: tuple[Any, ...], func: Function) -> tuple[int, ...] | None
     first = next((value for value in values if isinstance(value, Tensor)), None)
     if not isinstance(first, BatchTensor):
         return None
-    return first._meta.order or (None if func in _FILLING else tuple(range(first.dim())))
+    order, rows = first._meta.order, first._local
+    if order is None or func in _FILLING:
+        return order or (None if func in _FILLING else tuple(range(first.dim())))
+    entries = torch.empty([1 if rows.stride(dim) == 0 else 2 for dim in order], device="meta")
+    whole = entries.permute([order.index(dim) for dim in range(rows.dim())]).expand([2] * rows.dim())
+    return memory_order(torch.empty_like(whole))  # torch lays out what is like an expanded tensor in its own way
 
 
 @cache
@@ -88,15 +94,21 @@ def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not _draws_by_rows(func, args, kwargs, spec, right) or (func in _BY_VALUE and spec.view.shares.exact):
         return NotImplemented
 
+    features = func in _OF_FEATURES
+    # torch adds a dimension before those of a tensor that it takes for a single sample.
+    inside = replace(spec, dim=spec.dim + 1) if _UNBATCHED.get(func) == spec.dim + right else spec
+
     def place(shape: tuple[int, ...]) -> Spec | None:
-        return spec if len(shape) > spec.dim and shape[spec.dim] == spec.local_size else None
+        if features and inside.dim > 1:
+            return None  # one draw for each sample and channel
+        return inside if len(shape) > inside.dim and shape[inside.dim] == spec.local_size else None
 
     try:
         rows = [localise(value, spec, right) for value in args]
         named = {name: localise(value, spec, right) for name, value in kwargs.items()}
     except LookupError:
         return NotImplemented
-    with placing(place, _order_in((*args, *kwargs.values()), func)):
+    with placing(place, None if features else _order_in((*args, *kwargs.values()), func)):
         return wrap(func(*rows, **named), spec)
 
 
@@ -151,6 +163,8 @@ def _draws_by_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     return len(shapes) == 1
 
 
+_OF_FEATURES = functions("dropout1d dropout2d dropout3d feature_dropout feature_alpha_dropout")
+_UNBATCHED = {F.dropout1d: 2, F.dropout3d: 4}  # numbers of dimensions
 _FILLING = frozenset(functions(FILLING))  # keep the gaps between their entries in memory
 _BY_VALUE = functions("poisson binomial rrelu")  # the number of draws depends on the values of all rows
 _OF_DISTRIBUTIONS = functions("multinomial")  # the last dimension is the probabilities
