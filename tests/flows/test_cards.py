@@ -301,3 +301,16 @@ def test_offloaded_parameters_are_copied_while_the_card_computes(flow: Flow) -> 
     # The script's own x, y and loss; for each of the 10 blocks an event, after the next one's kernels were started
     assert waits == {"copy.to_card.blocking": 2, "sync.item": 1, "sync.event": 10}
     assert step["copy.to_host"] == 10
+
+
+def test_prefetched_batches_of_data_that_the_script_writes(flow: Flow) -> None:
+    source = """
+        import torch, duoka
+
+        run = duoka.start()
+        data = torch.arange(8.0).to(run.device)
+        for epoch in range(2):
+            data *= 3
+            print(sum((x.sum() * place).item() for place, (x,) in enumerate(run.loader((data,), batch_size=3))))
+    """
+    assert flow.python([flow.write("train.py", source)]).ok().stdout == "114.0\n342.0\n"

@@ -29,6 +29,7 @@ def _prefetch(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     stream = torch.cuda.Stream(device)
 
     def copied() -> Any:
+        stream.wait_stream(torch.cuda.current_stream(device))  # which may write what the batch is taken from
         with torch.cuda.stream(stream):
             for batch in batches:
                 return _to(batch, device), stream.record_event()
