@@ -194,6 +194,14 @@ def test_modes_and_sizes_are_kinds_of_their_own() -> None:
     compiled_calls(then, batches, before)
 
 
+def test_a_module_that_keeps_a_batch_runs_uncompiled() -> None:
+    def then(m: Any, x: Tensor) -> Tensor:
+        m.kept = x * 2
+        return m.kept + 1
+
+    assert not any(compiled_calls(then, several(3)))
+
+
 def test_an_error_of_some_rows_is_every_rank_s() -> None:
     table = torch.randn(6, 2)
 

@@ -176,8 +176,9 @@ class Compiled:
         view.calls.clear()
         gc.collect()  # programs hold references
         known = Counter(id(leaf._meta) for leaf in (*inputs, *outputs) if isinstance(leaf, BatchTensor))
-        # Besides each batch, the table, the list, this loop and the call refer to a meta.
-        keeps = any(sys.getrefcount(meta) > 4 + known[id(meta)] for meta in view.metas.everything())
+        view.metas.keep(None, _Unkept())  # what a meta is compared with: Python's versions count differently
+        counts = [sys.getrefcount(meta) - known[id(meta)] for meta in view.metas.everything()]
+        keeps = max(counts) > min(counts)
         found = _ON_RANK.index(self._failed.get(module, _KEEPS if keeps else _NO_REASON))
         return _ON_RANK[int(view.shares.processes.all_reduce(torch.tensor(found), ReduceOp.MAX))]
 
@@ -197,6 +198,10 @@ class Compiled:
             ],
             outputs[1],
         )
+
+
+class _Unkept:
+    """Something to which nothing but a table refers."""
 
 
 def _again(leaf: Any) -> Any:
