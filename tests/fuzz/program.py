@@ -122,6 +122,8 @@ def play(program: Program, prepare: Callable[[dict[str, Any]], None] = lambda sp
 
 
 def _plain(value: Any) -> Any:
+    if type(value) is Tensor and value._is_zerotensor():  # of a second gradient: it has no memory to read
+        return _plain(torch.zeros(value.shape, dtype=value.dtype))
     if isinstance(value, Tensor):
         return _plain(value.detach().tolist())
     if isinstance(value, dict):
