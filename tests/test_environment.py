@@ -167,4 +167,5 @@ def test_no_other_file_touches_the_environment() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if touches(node)
     }
-    assert found == {"src/duoka/environment.py"}
+    # Importing duoka imports none of its modules, and one variable must be set before torch is imported.
+    assert found == {"src/duoka/environment.py", "src/duoka/__init__.py"}

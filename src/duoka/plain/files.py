@@ -180,7 +180,8 @@ def _opener(session: Session, caller: Caller) -> Callable[[Callable[..., Any]], 
             if caller.is_apart() or path in caller.own_files:
                 return original(file, mode, *args, **kwargs)
             writes = set(mode) & set("wax+")
-            if not writes and path in written and caller.is_joint():
+            # The script may load by torch what another thread has saved.
+            if not writes and path in written and (caller.is_script_call("torch") or caller.is_joint()):
                 session.ranks.barrier()  # rank 0 has written
                 return read_together(file, path, mode, *args, **kwargs)
             if not writes or caller.is_private(path) or kwargs.get("opener"):
