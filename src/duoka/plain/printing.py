@@ -10,7 +10,7 @@ from torch import Tensor
 
 from duoka.plain.session import Session
 from duoka.view.tensor.batch import BatchTensor
-from duoka.view.tensor.layout import backward_name
+from duoka.view.tensor.outcome import backward_name
 
 _SHOWN = re.compile(r"grad_fn=<\w+>")
 

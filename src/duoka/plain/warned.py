@@ -16,7 +16,7 @@ from typing import Any
 from duoka.plain.session import Session
 from duoka.private.python import SHOW_WARNING
 from duoka.view.support.user_code import outer_frames
-from duoka.view.tensor import layout
+from duoka.view.tensor import outcome
 
 _DUOKA = str(Path(__file__).parents[1]) + "/"
 _OVERRIDES = "/torch/overrides.py"  # called by torch's functions, of which one then stands twice on the stack
@@ -27,7 +27,7 @@ def install(session: Session) -> None:
 
     def make_show(original: Callable[..., Any]) -> Callable[..., Any]:
         def show(message: warnings.WarningMessage) -> None:
-            if message.filename == layout.__file__:  # which calls a function a second time
+            if message.filename == outcome.__file__:  # which calls a function a second time
                 return
             frame = _caller(message.filename) if message.filename.startswith(_DUOKA) else None
             if frame is None:

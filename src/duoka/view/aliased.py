@@ -1,9 +1,12 @@
-"""Gathered copies of batches that the script holds a reference to: `row = x[0]`, `x.numpy()`.
+"""Gathered copies of batches that the script may hold a reference to: `row = x[0]`, `x.numpy()`.
 
 On one device these share the batch's memory, so a write to one is visible in the other. Here a write to the copy is
 copied into the rows before the batch is read again, and after a write to the rows the copy is gathered again. What
-the script takes of a view of the batch is a part of the same copy where it can be (`duoka.view.parts_of_copies`);
-where it cannot, a write to one of two copies of the same memory that are held is refused.
+the script takes of a view of the batch is a part of the same copy where that holds all of it (`part_of_copy`); where
+it does not, a write to one of two copies of the same memory that are held is refused.
+
+A rank sees by reference counts whether its script holds a copy, and garbage collection may make that differ between
+ranks. So it decides about no collective: the ranks forget a copy when they have agreed that none of them holds it.
 
 Three classes describe gathered copies: a `GatheredArgument` (dispatch/whole.py) serves one operation; a `CachedCopy`
 (dispatch/cached.py) is kept by its batch as long as both are equal; an `AliasedCopy` is one whose memory the script
@@ -21,20 +24,30 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import ReduceOp
 
 from duoka.errors import Refused
 from duoka.private.torch import count_references, is_mapped_over, is_transformed, memory_of, tree_leaves, version_of
-from duoka.view.parts_of_copies import Samples, part_of_copy
 from duoka.view.support.transforms import without_modes
 from duoka.view.support.user_code import user_line
+from duoka.view.tensor.strides import Strides, covers, global_distance
 
 
-class Placement(Samples, Protocol):
+class Placement(Protocol):
     """The placement of a batch's rows (`duoka.view.tensor.spec.Spec`)."""
 
     @property
     def view(self) -> Any:
         """The view of the rank."""
+
+    @property
+    def partition(self) -> Any: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def inner(self) -> int: ...
+    @property
+    def size(self) -> int: ...
 
     def local_rows(self, whole: Tensor) -> Tensor:
         """Return this rank's rows of a whole tensor."""
@@ -48,13 +61,15 @@ class Placement(Samples, Protocol):
 class AliasedCopy:
     """A gathered copy `whole` of a rank's `rows`.
 
-    holders: references to its memory before the script got one. written_back: called after rows were updated from
-    the copy. versions, grad_fn: of rows and copy when they were last equal. memory: of the rows. number:
-    among all copies of this memory, when the script last got it.
+    strides: of the batch, which `whole` has. holders: references to its memory before the script got one.
+    written_back: called after rows were updated from the copy. versions, grad_fn: of rows and copy when they were
+    last equal. memory: of the rows. number: among all copies of this memory, when the script last got it. active:
+    False if this rank has seen that its script no longer holds the copy.
     """
 
     rows: Tensor
     spec: Placement
+    strides: Strides
     whole: Tensor
     holders: int
     written_back: Callable[[], None]
@@ -62,6 +77,7 @@ class AliasedCopy:
     grad_fn: Any = None
     memory: int = 0
     number: int = 0
+    active: bool = True
 
     def __post_init__(self) -> None:
         self.memory = memory_of(self.rows)
@@ -79,10 +95,25 @@ class AliasedCopy:
         """Return True if the script still holds a reference to the copy's memory."""
         return holders(self.whole) > self.holders
 
-    def is_of(self, rows: Tensor, spec: Placement) -> bool:
-        """Return True if it is a copy of exactly these rows."""
-        alike = self.spec == spec and self.rows.shape == rows.shape and self.rows.stride() == rows.stride()
-        return alike and self.rows.data_ptr() == rows.data_ptr() and self.rows.dtype == rows.dtype
+    def part_of_copy(self, rows: Tensor, spec: Placement, strides: Strides) -> Tensor | None:
+        """Return the part of `whole` that is the copy of `rows`, of the same memory; None if it does not hold them.
+
+        strides: of the batch whose rows these are. All ranks get the same answer.
+        """
+        n, partition = self.spec.partition.n, self.spec.partition
+        sample = self.strides[self.spec.dim] * self.spec.inner
+        if rows.dtype != self.rows.dtype or spec.partition is not partition or 0 in rows.shape:
+            return None
+        if strides[spec.dim] * spec.inner != sample or self.whole.stride() != self.strides:
+            return None
+        before = int(rows.storage_offset() - self.rows.storage_offset())
+        if before < 0:
+            return None
+        offset = global_distance(before, sample, n, partition.rows)
+        shape = [spec.size if dim == spec.dim else size for dim, size in enumerate(rows.shape)]
+        if not covers(self.whole.shape, self.strides, shape, strides, offset):
+            return None
+        return self.whole.as_strided(shape, strides, self.whole.storage_offset() + offset)
 
     def is_written(self, read: Tensor | None) -> bool:
         """Return True if the script has written to the copy since it was equal to the rows.
@@ -109,11 +140,11 @@ class AliasedCopy:
             Refused: the write has a gradient.
         """
         if version(self.whole) == self.versions[1]:
-            self.rows.data.copy_(self._rows_of_copy())  # numpy: without counting a write, as on one device
+            self._write(self.rows.data)  # numpy: without counting a write, as on one device
             return
         self._refuse_gradients()
         with torch.no_grad():
-            self.rows.copy_(self._rows_of_copy())
+            self._write(self.rows)
         self.mark_equal()
         self.written_back()
 
@@ -128,17 +159,20 @@ class AliasedCopy:
                 "batch itself instead: `x[i] = value`, not `x[i].add_(value)`"
             )
 
+    def _write(self, rows: Tensor) -> None:
+        without_repetitions(rows, rows).copy_(without_repetitions(self._rows_of_copy(), rows))
+
     def _rows_of_copy(self) -> Tensor:
         return self.spec.local_rows(self.whole.detach())
 
 
 class AliasedCopies:
-    """The gathered copies of all batches of a view that the script can still write to; nearly always none.
+    """The gathered copies of the batches of a view that the script may hold on some rank; nearly always none.
 
-    has_uncounted_writes: True once the script has used `x.data` of a batch, as writes through it are not counted.
-    unnumbered: memory of tensors of the inference mode, which do not count their writes -> calls that may have
-    written to it. numbers: memory of rows -> how often the script has got a copy of it, or may have written to one
-    but the last.
+    copies: the same on all ranks for each batch that the script can reach. has_uncounted_writes: True once the script
+    has used `x.data` of a batch, as writes through it are not counted. unnumbered: memory of tensors of the inference
+    mode, which do not count their writes -> calls that may have written to it. numbers: memory of rows -> how often
+    the script has got a copy of it, or the ranks have forgotten one but the last.
     """
 
     def __init__(self) -> None:
@@ -146,6 +180,11 @@ class AliasedCopies:
         self.has_uncounted_writes = False
         self.unnumbered: Counter[int] = Counter()
         self.numbers: Counter[int] = Counter()
+
+    @property
+    def is_active(self) -> bool:
+        """True if this rank's script may hold a copy."""
+        return any(copy.active for copy in self.copies)
 
     def version(self, rows: Tensor) -> int:
         """Return a number that a write to these rows of a batch changes."""
@@ -156,35 +195,46 @@ class AliasedCopies:
         if rows.is_inference():
             self.unnumbered[memory_of(rows)] += 1
 
+    def of_memory(self, rows: Tensor) -> list[AliasedCopy]:
+        """Return the copies of the memory of these rows."""
+        memory = memory_of(rows) if self.copies else 0
+        return [copy for copy in self.copies if copy.memory == memory]
+
     def add(
-        self, rows: Tensor, spec: Placement, whole: Tensor, holders: int, out: Any, written_back: Callable[[], None]
+        self,
+        rows: Tensor,
+        spec: Placement,
+        strides: Strides,
+        whole: Tensor,
+        holders: int,
+        out: Any,
+        written_back: Callable[[], None],
     ) -> None:
         """Keep `whole`, a copy of `rows`, if the result `out` that the script gets shares its memory.
 
-        holders: references to its memory before. written_back: called whenever writes to the copy have been copied
-        into the rows.
+        strides: of the batch. holders: references to its memory before. written_back: called whenever writes to the
+        copy have been copied into the rows.
         """
         for copy in self.copies:
             if same_memory(copy.whole, whole):
-                copy.number = self._next(copy.memory)
+                copy.number, copy.active = self._next(copy.memory), True
                 return
         if any(_has_memory_of(whole, leaf) for leaf in ([out] if isinstance(out, Tensor) else tree_leaves(out))):
             with without_modes():
-                copy = AliasedCopy(rows.detach(), spec, whole, holders, written_back)
+                copy = AliasedCopy(rows.detach(), spec, strides, whole, holders, written_back)
                 copy.number = self._next(copy.memory)
                 self.copies.append(copy)
 
-    def of(self, rows: Tensor, spec: Placement) -> Tensor | None:
+    def of(self, rows: Tensor, spec: Placement, strides: Strides) -> Tensor | None:
         """Return the existing copy of these rows, or its part; None if there is none, or if rows need gradients."""
         if rows.requires_grad:
             return None
-        memory = memory_of(rows) if self.copies else 0
-        copies = [copy for copy in self.copies if copy.memory == memory and not copy.whole.requires_grad]
-        for copy in copies:
-            if copy.is_of(rows, spec):
-                return copy.whole
-        parts = (part_of_copy(copy.whole, copy.rows, copy.spec, rows, spec) for copy in copies)
-        return next((part for part in parts if part is not None), None)
+        for copy in self.of_memory(rows):
+            part = None if copy.whole.requires_grad else copy.part_of_copy(rows, spec, strides)
+            if part is not None:
+                copy.active = True
+                return copy.whole if part.shape == copy.whole.shape and part.stride() == copy.whole.stride() else part
+        return None
 
     def write_back(self, rows: Tensor | None = None) -> None:
         """Copy writes to copies into the rows; called before these rows are read, and at the end of the script.
@@ -192,23 +242,30 @@ class AliasedCopies:
         Raises:
             Refused: see `AliasedCopy.write_through`; or the script holds another copy, which does not show the write.
         """
-        copies, self.copies = self.copies, []
+        copies, self.copies = self.copies, []  # `_local` of what is read here comes here again
         count = Counter(copy.memory for copy in copies)
-        gone = [copy for copy in copies if not (copy.is_held() and holders(copy.rows) > count[copy.memory])]
-        written = [copy for copy in copies if copy.is_written(None if _is_last(copy, gone, count) else rows)]
+        active = [copy for copy in copies if copy.active]
+        released = [copy for copy in active if not copy.is_held()]
+        last = [copy for copy in released if count[copy.memory] > 1]  # another copy of the memory may outlive it
+        written = [copy for copy in active if copy.is_written(None if copy in last else rows)]
         for copy in written:
             copy.write_through()
-        for copy in copies:
-            if any(copy.memory == one.memory for one in written) and count[copy.memory] > 1:
+        for copy in active:
+            if any(copy.memory == other.memory for other in written) and count[copy.memory] > 1:
                 _refuse_if_stale(copy)
-        self._drop(gone, copies)
+        for copy in released:
+            copy.active = False
+        # What no batch refers to can be neither read nor written, so it can decide about no collective.
+        self.copies = [copy for copy in copies if holders(copy.rows) > count[copy.memory]]
 
-    def _drop(self, dropped: list[AliasedCopy], copies: list[AliasedCopy]) -> None:
-        """Set `copies`, without some. What numpy has written to these has come into the rows uncounted."""
-        for copy in dropped:
-            if self.numbers[copy.memory] != copy.number:
-                self._next(copy.memory)
-        self.copies = [copy for copy in copies if copy not in dropped] if dropped else copies
+    def forget_unheld(self, copies: list[AliasedCopy]) -> None:
+        """Forget the copies that the script holds on no rank; every rank must call it with the same copies."""
+        for copy in copies:
+            if not copy.spec.view.shares.synchronize(_are_held, copy):
+                # What numpy has written to it has come into the rows uncounted.
+                if self.numbers[copy.memory] != copy.number:
+                    self._next(copy.memory)
+                self.copies.remove(copy)
 
     def _next(self, memory: int) -> int:
         self.numbers[memory] += 1
@@ -222,20 +279,21 @@ class AliasedCopies:
         has recorded that, the copy is not written through.
         """
         if isinstance(put_back, Tensor):
-            self._drop([copy for copy in self.copies if copy.is_recorded(put_back)], self.copies)
+            self.copies = [copy for copy in self.copies if not copy.is_recorded(put_back)]
         self.write_back(rows)
         before = self.version(rows)
         yield
         written = self.version(rows) != before
-        for copy in self.copies:
-            through_data = written and same_memory(copy.rows, rows)  # `x.data` has a version of its own
-            if copy.is_held() and (through_data or copy.rows_version() != copy.versions[0]):
+        stale = [
+            copy
+            for copy in self.copies
+            # `x.data` has a version of its own
+            if (written and same_memory(copy.rows, rows)) or copy.rows_version() != copy.versions[0]
+        ]
+        self.forget_unheld(stale)
+        for copy in stale:
+            if copy in self.copies:
                 copy.spec.view.shares.synchronize(_gather_again, copy)
-
-
-def _is_last(copy: AliasedCopy, gone: list[AliasedCopy], count: Counter[int]) -> bool:
-    """Return True if a write to a copy must be seen now, as another copy of the same memory may outlive it."""
-    return copy in gone and count[copy.memory] > 1
 
 
 def _refuse_if_stale(copy: AliasedCopy) -> None:
@@ -248,6 +306,12 @@ def _refuse_if_stale(copy: AliasedCopy) -> None:
         )
 
 
+def _are_held(copies: list[AliasedCopy]) -> list[bool]:
+    """Return for each local share whether the script holds a copy on any rank. copies: as for `_gather_again`."""
+    held = torch.tensor([copies[0].is_held()], dtype=torch.int32, device=copies[0].rows.device)
+    return [bool(copies[0].spec.view.shares.processes.all_reduce(held, ReduceOp.MAX))] * len(copies)
+
+
 def _gather_again(copies: list[AliasedCopy]) -> list[None]:
     """Gather the rows again into a copy, and return None for each local share.
 
@@ -255,10 +319,18 @@ def _gather_again(copies: list[AliasedCopy]) -> list[None]:
     """
     with torch.no_grad():
         whole = copies[0].spec.gather_shares([(copy.spec, copy.rows) for copy in copies])
-        copies[0].whole.copy_(whole)
+        without_repetitions(copies[0].whole, copies[0].rows).copy_(without_repetitions(whole, copies[0].rows))
     for copy in copies:
         copy.mark_equal()
     return [None] * len(copies)
+
+
+def without_repetitions(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Return a tensor without the entries that repeat others where `rows` of its shape were expanded."""
+    for dim, (size, stride) in enumerate(zip(rows.shape, rows.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def version(tensor: Tensor) -> int:

@@ -65,8 +65,9 @@ class View:
         rank_stream: the stream of this rank's draws with `--randomness worker`; else None.
         aliased: gathered copies that the script holds references to.
         row_independent: functions that the user says compute each row by itself.
-        metas: (spec, local shape, type, order) -> the Meta of such a batch.
+        metas: (spec, shape, type, strides) -> the Meta of such a batch.
         programs, calls: key -> the program recorded from its rule (`dispatch/replay.py`), and its calls without one.
+        outcomes: key -> what the call returns on one device (`tensor/outcome.py`).
         backward_names: kinds of arguments -> the name of torch's backward function.
         refusal: the first Refused that was raised in the script, which may have caught it.
         partition: (cached) returns the partition of a batch of n samples.
@@ -102,6 +103,7 @@ class View:
         self.metas = Recent(KEPT)
         self.programs = Recent(KEPT)
         self.calls = Recent(KEPT)
+        self.outcomes = Recent(KEPT)
         self.backward_names: dict[Any, str] = {}
         self.refusal: Refused | None = None
         self.partition = lru_cache(maxsize=1024)(self._partition)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from duoka.view.random.draws import draw_lines, memory_order
+from duoka.view.random.draws import draw_lines
 from duoka.view.random.generators import RankStream, random_marks, random_states, set_random_states
 from duoka.view.rules.randomness import placing
 from duoka.view.view import View
@@ -154,13 +154,6 @@ def test_a_part_of_each_line(lines: int, size: int, part: list[float], likely: f
     draw_lines(found, start, size, likely, other)
     assert torch.equal(found, whole[:, start:stop])
     assert torch.equal(one.get_state(), other.get_state())
-
-
-def test_the_order_of_dimensions_in_memory() -> None:
-    x = torch.zeros(2, 3, 4)
-    assert memory_order(x) == (0, 1, 2)
-    assert memory_order(x.transpose(0, 1)) == (1, 0, 2)
-    assert memory_order(x.permute(2, 0, 1)) == (1, 2, 0)
 
 
 def test_a_stream_of_its_own_leaves_the_common_one_as_it_was() -> None:

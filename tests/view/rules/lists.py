@@ -28,7 +28,7 @@ __float__ __format__ __index__ __int__ __long__ __nonzero__ __reduce_ex__ __repr
 _autocast_to_full_precision _autocast_to_reduced_precision _backward_hooks _cdata
 _clear_non_serializable_cached_data _coalesced_ _dimI _dimV _grad _grad_fn _indices _nested_tensor_size
 _nested_tensor_storage_offsets _nested_tensor_strides _nnz _post_accumulate_grad_hooks _sparse_mask_projection
-_to_dense _values addbmm addbmm_ addr addr_ apply_ argwhere as_strided as_strided_ as_strided_scatter bincount
+_to_dense _values addbmm addbmm_ addr addr_ apply_ argwhere as_strided_ as_strided_scatter bincount
 ccol_indices coalesce col_indices corrcoef cov crow_indices cumprod_ cumsum_ dense_dim dequantize diag diagflat dist
 fill_diagonal_ grad_dtype hash_tensor histc histogram index indices int_repr ipu is_coalesced is_distributed
 is_nonzero item kron map2_ map_ masked_scatter masked_scatter_ masked_select module_load mtia name nonzero

@@ -153,6 +153,10 @@ static int add_plain(Call *call, PyObject *value)
             PyObject *method = found;
             found = PyObject_CallNoArgs(method);
             Py_DECREF(method);
+            if (found == NULL) { /* a sparse tensor has no strides */
+                PyErr_Clear();
+                return NO;
+            }
         }
         ADD(add_key(call, found));
     }

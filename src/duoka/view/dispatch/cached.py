@@ -45,7 +45,9 @@ class CachedCopy:
         memory = memory_of(rows)
         if rows.data_ptr() != self.pointer or aliased.numbers[memory] != self.number:
             return None
-        if any(copy.memory == memory and copy.whole is not self.whole for copy in aliased.copies):
+        others = [copy for copy in aliased.of_memory(rows) if copy.whole is not self.whole]
+        aliased.forget_unheld(others)
+        if any(copy in aliased.copies for copy in others):
             return None
         return self.whole if self.whole.requires_grad == (rows.requires_grad and records_gradients()) else None
 
@@ -123,7 +125,7 @@ def _is_up_to_date(batch: BatchTensor, aliased: AliasedCopies) -> bool:
     memory = memory_of(rows)
     if aliased.numbers[memory] != cached.number:
         return False
-    here = [copy for copy in aliased.copies if copy.memory == memory]
+    here = aliased.of_memory(rows)
     found = here[0] if here else None
     if len(here) > 1 or (found is not None and found.whole is not cached.whole):
         return False
@@ -140,6 +142,7 @@ def add_alias(batch: BatchTensor, whole: Tensor, holders: int, out: Any) -> None
     """Keep track of the copy `whole` of a batch, if the result `out` that the script gets shares its memory."""
     for share in batch._shares:
         written_back = partial(cache_again, ref(batch), whole)
-        share._spec.view.aliased.add(share._rows, share._spec, whole, holders, out, written_back)
+        meta = share._meta
+        meta.spec.view.aliased.add(share._rows, meta.spec, meta.strides, whole, holders, out, written_back)
     if batch._cached is not None and batch._cached.whole is whole:
         cache_copy(batch, whole)

@@ -39,7 +39,7 @@ from duoka.view.tensor.batch import (
     whole_batch_error,
     whole_like,
 )
-from duoka.view.tensor.layout import name_backward, with_memory_order
+from duoka.view.tensor.outcome import RAISES, Outcome, conform, name_backward, outcome_of
 from duoka.view.view import View
 
 Function = Callable[..., Any]
@@ -111,7 +111,8 @@ def _replay_or_run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     if type(first) is MultiShareBatch:
         return _call_each_share(func, args, kwargs, first._meta.spec.view.shares)
     view = first._meta.spec.view
-    if call.key is not None and not view.aliased.copies:
+    aliased = view.aliased
+    if call.key is not None and not (aliased.copies and (aliased.is_active or may_write(func, kwargs))):
         program = view.programs[call.key]
         if program is not None:
             inputs = call.inputs
@@ -231,14 +232,36 @@ def _run_and_maybe_record(
     Not in the first call, as sequences of some length may come only once; and not again and again, as a rule that
     calls a collective never becomes a program.
     """
-    may_be_kept = key is not None and rule not in BatchTensor.unrecorded and not view.aliased.copies
+    may_be_kept = key is not None and rule not in BatchTensor.unrecorded and not view.aliased.is_active
     if may_be_kept and func is not _L1_LOSS:  # its `weight` bypasses the recorder
         calls = view.calls[key] or 0
         if calls <= _RECORDED_AT_MOST:
             view.calls.keep(key, calls + 1)
             if calls:
                 return _record(rule, func, args, kwargs, view)
-    return with_memory_order(rule(func, args, kwargs), func, args, kwargs)
+    return _conforming(rule, func, args, kwargs, view, key, None)
+
+
+def _conforming(
+    rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, key: Any, recorder: Any
+) -> Any:
+    """Run a rule, and give its results the strides and the memory that they have on one device (`outcome.py`)."""
+
+    def outcome() -> Outcome:
+        known = view.outcomes[key] if key is not None else None
+        if known is None:
+            known = outcome_of(func, args, kwargs)
+            if key is not None:
+                view.outcomes.keep(key, known)
+        return known
+
+    views = rule in BatchTensor.viewing
+    if views and outcome() is RAISES:
+        return NotImplemented  # computed whole, it raises torch's error
+    if recorder is not None:
+        recorder.start()
+    out = rule(func, args, kwargs)
+    return conform(out, batches_in((args, kwargs)), outcome, views)
 
 
 def _kind(value: Any) -> Any:
@@ -257,13 +280,11 @@ def _record(rule: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str,
     interactions = view.interactions
     recorder = Recorder(call.inputs)
     before, view.shares.recorder = view.shares.recorder, recorder
-    recorder.start()
     try:
-        out = rule(func, args, kwargs)
+        out = _conforming(rule, func, args, kwargs, view, call.key, recorder)
     finally:
         recorder.stop()
         view.shares.recorder = before
-    out = with_memory_order(out, func, args, kwargs)
     if out is not NotImplemented and call.key is not None and view.interactions == interactions + recorder.draws:
         program = recorder.program(out, call.batches)
         if program is not None:

@@ -24,9 +24,14 @@ Program = Callable[[list[Any], list[BatchTensor]], Any]  # (inputs, batches) of 
 
 _METADATA = """
 shape size dim ndim ndimension numel nelement dtype device layout itemsize element_size __len__ is_floating_point
-is_complex is_sparse is_quantized is_nested is_meta is_cpu is_cuda is_leaf requires_grad is_inference
-"""  # determined by the key
-PLAIN = ("shape", "dtype")  # what a rule decides by of a plain tensor: attributes, methods without arguments
+is_complex is_sparse is_quantized is_nested is_meta is_cpu is_cuda stride is_contiguous requires_grad is_leaf
+"""  # determined by the key, but for the last two of rows, and `is_leaf`, by which only `View.replicate` decides
+PLAIN = (
+    "shape",
+    "dtype",
+    "stride",
+    "requires_grad",
+)  # what a rule decides by of a plain tensor: attributes, methods without arguments
 _DETERMINED = frozenset(_METADATA.split())
 CONSTANTS = frozenset({str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.memory_format})
 TRUE, FALSE, LIST, TUPLE = object(), object(), object(), object()
@@ -70,7 +75,7 @@ class DescribedCall:
             if len(places) < len(self.inputs):  # the same tensor several times: part of the key
                 key += [places[id(value)] for value in self.inputs]
             self.key: tuple[Any, ...] | None = tuple(key)
-        except Unkeyed:
+        except (Unkeyed, RuntimeError):  # RuntimeError: a sparse tensor has no strides
             self.key = None
             self.batches = batches_in((args, kwargs))
 
@@ -274,7 +279,7 @@ def remake(rows: Tensor, meta: Meta) -> BatchTensor:
     if rows.shape != meta.local_shape:
         raise Outdated
     if rows.dtype is not meta.dtype:  # under another autocast
-        meta = Meta.of(rows, meta.spec, meta.order)
+        meta = Meta.of(rows, meta.spec, meta.strides)
     return BatchTensor._made(rows, meta)
 
 

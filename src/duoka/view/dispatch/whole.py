@@ -10,7 +10,7 @@ from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.private.torch import tree_map_only
-from duoka.view.aliased import holders, version
+from duoka.view.aliased import holders, version, without_repetitions
 from duoka.view.dispatch.cached import add_alias, cache_copy, caches_written
 from duoka.view.support.transforms import records_gradients
 from duoka.view.support.user_code import user_line
@@ -18,6 +18,7 @@ from duoka.view.tensor.batch import (
     BatchTensor,
     batches_in,
     join_results,
+    laid_out,
     of_share,
 )
 from duoka.view.tensor.spec import Spec
@@ -77,14 +78,14 @@ class GatheredArgument:
     def __init__(self, batch: BatchTensor, keep: bool) -> None:
         parts = [(share._spec, share._local) for share in batch._shares]
         spec, rows = parts[0]
-        known = spec.view.aliased.of(rows, spec)
+        known = spec.view.aliased.of(rows, spec, batch._meta.strides)
         keep = keep and not spec.view.aliased.has_uncounted_writes
         if known is None and keep and batch._cached is not None:
             known = batch._cached.of(rows, spec.view.aliased)
         if known is None:
             records = records_gradients()  # before inference_mode(False) enables gradients
             with torch.inference_mode(False), torch.set_grad_enabled(records):  # its own tensors have no version
-                known = Spec.gather_shares(parts)
+                known = laid_out(Spec.gather_shares(parts), batch._meta.strides)
             if keep:
                 cache_copy(batch, known)
         self.batch, self.whole, self._keeps = batch, known, keep
@@ -110,7 +111,12 @@ class GatheredArgument:
         shares = self.batch._shares
         view = self.batch._spec.view
         view.written += 1
-        view.shares.each(lambda place: shares[place]._local.copy_(shares[place]._spec.local_rows(self.whole)))
+
+        def write(index: int) -> None:
+            rows, of_copy = shares[index]._local, shares[index]._spec.local_rows(self.whole)
+            without_repetitions(rows, rows).copy_(without_repetitions(of_copy, rows))
+
+        view.shares.each(write)
         if self._keeps:
             cache_copy(self.batch, self.whole)
         return tree_map_only(Tensor, lambda leaf: self.batch if leaf is self.whole else leaf, out)

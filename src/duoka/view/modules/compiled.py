@@ -172,13 +172,7 @@ class Compiled:
             return "it computes with the size of the batch"
         if any(isinstance(leaf, Tensor) and not isinstance(leaf, BatchTensor) for leaf in outputs):
             return "it returns a tensor that does not hold rows"
-        view.programs.clear()
-        view.calls.clear()
-        gc.collect()  # programs hold references
-        known = Counter(id(leaf._meta) for leaf in (*inputs, *outputs) if isinstance(leaf, BatchTensor))
-        view.metas.keep(None, _Unkept())  # what a meta is compared with: Python's versions count differently
-        counts = [sys.getrefcount(meta) - known[id(meta)] for meta in view.metas.everything()]
-        keeps = max(counts) > min(counts)
+        keeps = _are_kept(view, [leaf for leaf in (*inputs, *outputs) if isinstance(leaf, BatchTensor)])
         found = _ON_RANK.index(self._failed.get(module, _KEEPS if keeps else _NO_REASON))
         return _ON_RANK[int(view.shares.processes.all_reduce(torch.tensor(found), ReduceOp.MAX))]
 
@@ -200,8 +194,19 @@ class Compiled:
         )
 
 
-class _Unkept:
-    """Something to which nothing but a table refers."""
+def _are_kept(view: View, known: list[BatchTensor]) -> bool:
+    """Return True if something refers to other batches than `known` that were made while the view was watched."""
+    for table in (view.programs, view.calls, view.outcomes):
+        table.clear()
+    gc.collect()  # programs hold references
+    metas = view.metas.everything()
+    entries, of_known = Counter(map(id, metas)), Counter(id(batch._meta) for batch in known)
+    nobodys = object()  # what Python's own references count, which differs between its versions
+    metas.append(nobodys)
+    counts = {id(meta): sys.getrefcount(meta) for meta in metas}
+    beside = counts.pop(id(nobodys)) - 2  # the list and the variable
+    # The list and the table refer to a meta once for each entry, and each batch does.
+    return any(count > beside + 2 * entries[key] + of_known[key] for key, count in counts.items())
 
 
 def _again(leaf: Any) -> Any:

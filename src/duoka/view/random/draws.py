@@ -18,6 +18,7 @@ from torch import Tensor
 
 from duoka.private.torch import TorchDispatchMode, schema_of, tree_map_only
 from duoka.view.random.generators import random_digest
+from duoka.view.tensor.strides import global_strides, memory_order
 
 # These ignore the previous values of the tensor that they fill.
 FILLING = frozenset({"normal_", "uniform_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_"})
@@ -97,12 +98,6 @@ def shape_drawn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...
         if isinstance(value, (list, tuple)):
             return tuple(value)
     return (args[0],)  # randperm
-
-
-def memory_order(tensor: Tensor) -> tuple[int, ...]:
-    """Return the dimensions from the slowest to the fastest in memory, the order in which draws fill it."""
-    strides = tensor.stride()
-    return tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
 
 
 def draw_own_rows(
@@ -185,7 +180,7 @@ def _draw_in_place(
     Returns False, without drawing, if this would not give the same numbers, or the rows are not contiguous.
     """
     rows, likely = args[0], args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-    order = order or memory_order(rows)
+    order = order or memory_order(rows.stride())
     laid = rows.permute(order)
     if rows.device.type != "cpu" or len(order) != rows.dim() or not laid.is_contiguous() or not _is_known():
         return False
@@ -251,10 +246,7 @@ def _laid_out_like(rows: Tensor, spec: Share, order: tuple[int, ...] | None) -> 
         once = [1 if rows.stride(dim) == 0 else sizes[dim] for dim in order]  # expanded: one entry in memory
         dense = torch.empty(once, dtype=rows.dtype, device=rows.device)
         return dense.permute([order.index(dim) for dim in range(rows.dim())]).expand(sizes)
-    strides = list(rows.stride())
-    slower = set(memory_order(rows)[: memory_order(rows).index(spec.dim)])
-    for dim in slower:
-        strides[dim] = strides[dim] // spec.local_size * spec.size
+    strides = global_strides(rows.stride(), spec.dim, 1, spec.size, spec.local_size)
     return torch.empty_strided(sizes, strides, dtype=rows.dtype, device=rows.device)
 
 

@@ -53,6 +53,7 @@ def install() -> None:
     BatchTensor.once_for_all_shares = facts.ONCE_FOR_ALL_SHARES | gradients.ONCE_FOR_ALL_SHARES
     BatchTensor.drawing = frozenset(randomness.RULES.values()) | attention.DRAWING | recurrent.DRAWING
     BatchTensor.unrecorded = frozenset({*facts.RULES.values(), *gradients.RULES.values()})
+    BatchTensor.viewing = frozenset({*shapes.RULES.values(), indexing.getitem, pointwise.contiguous, facts.data})
     BatchTensor.computing = frozenset(
         rule for family in (products, attention, recurrent, losses) for rule in family.RULES.values()
     )

@@ -12,6 +12,7 @@ from duoka.private.torch import AsPlainTensors
 from duoka.view.rules.lookup import Function, functions, getters
 from duoka.view.support import originals
 from duoka.view.tensor.batch import BatchTensor, Rule, batches_in
+from duoka.view.tensor.strides import global_distance
 
 GLOBAL = "size dim ndimension numel nelement __len__ __hash__ element_size is_floating_point is_complex"
 GLOBAL_GETTERS = (
@@ -19,9 +20,9 @@ GLOBAL_GETTERS = (
     "names is_nested is_sparse_csr is_ipu is_maia is_mkldnn is_mtia is_vulkan is_xla"
 )
 LOCAL = """
-retain_grad is_contiguous get_device is_inference is_conj is_neg is_signed is_pinned type is_shared
-dim_order storage_offset record_stream _is_view
+retain_grad get_device is_inference is_conj is_neg is_signed is_pinned type is_shared record_stream _is_view
 """
+LAYOUT = "stride is_contiguous dim_order"
 NEW = "new new_zeros new_ones new_full new_empty new_empty_strided new_tensor"
 ADDRESSES = "data_ptr const_data_ptr"
 _NO_MEMORY = 1 << 55  # no process on x86-64 or ARM64 has memory at such addresses
@@ -39,6 +40,17 @@ def local_property(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     if func is Tensor.type and (len(args) > 1 or kwargs):  # a conversion, not a query
         return BatchTensor(func(args[0]._local, *args[1:], **kwargs), args[0]._spec)
     return func(args[0]._local, *args[1:], **kwargs)
+
+
+def layout(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Query a tensor without values that is laid out as the global batch."""
+    return func(args[0]._meta.without_values(), *args[1:], **kwargs)
+
+
+def storage_offset(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return the place of the first element in the memory of the global batch."""
+    spec, sample = args[0]._spec, args[0]._meta.strides[args[0]._spec.dim] * args[0]._spec.inner
+    return global_distance(int(func(args[0]._local)), sample, spec.partition.n, spec.partition.rows)
 
 
 def address(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -111,13 +123,15 @@ def is_tensor(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return True
 
 
-ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({global_property, is_same_size, is_tensor})
+ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({global_property, layout, is_same_size, is_tensor})
 
 _data: Any = Tensor.data
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions(GLOBAL), global_property),
     **dict.fromkeys(getters(GLOBAL_GETTERS), global_property),
     **dict.fromkeys(functions(LOCAL), local_property),
+    **dict.fromkeys(functions(LAYOUT), layout),
+    Tensor.storage_offset: storage_offset,
     **dict.fromkeys(functions(ADDRESSES), address),
     **dict.fromkeys(getters(LOCAL_GETTERS), local_property),
     **dict.fromkeys(getters("data"), data),

@@ -15,10 +15,11 @@ from torch.nn import functional as F
 
 from duoka.private.torch import schema_of
 from duoka.view.dispatch.replay import Outdated
-from duoka.view.random.draws import SeededMode, draw_own_rows, first_of_adjacent, memory_order, shape_drawn
+from duoka.view.random.draws import SeededMode, draw_own_rows, first_of_adjacent, shape_drawn
 from duoka.view.rules.lookup import Function, align, argument, functions, localise, wrap
 from duoka.view.tensor.batch import BatchTensor, Rule
 from duoka.view.tensor.spec import Spec
+from duoka.view.tensor.strides import contiguous_strides, is_dense, memory_order, same_layout
 from duoka.view.view import View
 
 FRESH = """
@@ -55,12 +56,10 @@ def _order_in(values: tuple[Any, ...], func: Function) -> tuple[int, ...] | None
     first = next((value for value in values if isinstance(value, Tensor)), None)
     if not isinstance(first, BatchTensor):
         return None
-    order, rows = first._meta.order, first._local
-    if order is None or func in _FILLING:
-        return order or (None if func in _FILLING else tuple(range(first.dim())))
-    entries = torch.empty([1 if rows.stride(dim) == 0 else 2 for dim in order], device="meta")
-    whole = entries.permute([order.index(dim) for dim in range(rows.dim())]).expand([2] * rows.dim())
-    return memory_order(torch.empty_like(whole))  # torch lays out what is like an expanded tensor in its own way
+    meta = first._meta
+    if func in _FILLING:  # a view with gaps: its rows have the same
+        return memory_order(meta.strides) if is_dense(meta.shape, meta.strides) else None
+    return memory_order(torch.empty_like(meta.without_values()).stride())
 
 
 @cache
@@ -127,9 +126,10 @@ def dropout(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if start is None or apart or prod(batch.shape) > _FEW or argument(args, kwargs, 3, "inplace"):
         return drawn(func, args, kwargs)
     rows = batch._local
-    if not rows.is_cpu or not rows.is_contiguous() or batch._meta.order is not None:
+    shape, strides = batch._meta.shape, batch._meta.strides
+    if not (rows.is_cpu and rows.is_contiguous() and same_layout(shape, strides, contiguous_strides(shape))):
         return drawn(func, args, kwargs)
-    mask = partial(_mask, view, batch._meta.shape, spec.dim, start, spec.local_size)
+    mask = partial(_mask, view, shape, spec.dim, start, spec.local_size)
     recorder = view.shares.recorder
     scaled = mask(rows, p) if recorder is None else recorder.drawing(mask, rows, p)
     return BatchTensor(rows * scaled, spec)

@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from duoka.errors import Refused
+from duoka.view.dispatch.whole import compute_whole
 from duoka.view.rules.blocks import repeat_interleave, split
 from duoka.view.rules.lookup import Function, argument, functions, getters, ndim_of, rows_in, shape_of, sizes_of, wrap
+from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor, Rule
 from duoka.view.tensor.spec import Spec
+from duoka.view.tensor.strides import covers
 
 
 def place_after_reshape(shape: tuple[int, ...], spec: Spec, target: list[int]) -> Spec | None:
@@ -57,8 +61,11 @@ def reshape(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return func(batch, torch.empty(args[1].shape, device="meta")) if _is_as(func) else NotImplemented
     if _is_as(func):
         return _reshaped(batch, list(argument(args, kwargs, 1, "other").shape))
-    if isinstance(argument(args, kwargs, 1, "dtype"), torch.dtype):
-        return NotImplemented
+    dtype = argument(args, kwargs, 1, "dtype")
+    if isinstance(dtype, torch.dtype):  # other types have more or fewer numbers in the last dimension
+        if dtype.itemsize != batch._rows.itemsize and batch._spec.dim == ndim_of(batch) - 1:
+            return NotImplemented
+        return BatchTensor(func(batch._local, dtype), batch._spec)
     return _reshaped(batch, sizes_of(args, kwargs, "size" if func is Tensor.view else "shape"))
 
 
@@ -91,8 +98,6 @@ def squeeze(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     dim = argument(args, kwargs, 1, "dim")
     asked = range(ndim) if dim is None else [d % ndim for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
     gone = [d for d in asked if shape[d] == 1]
-    if not gone:
-        return batch
     out = batch._local.squeeze(tuple(gone))
     return BatchTensor(out, batch._spec.at(batch._spec.dim - sum(d < batch._spec.dim for d in gone)))
 
@@ -252,6 +257,28 @@ def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return batch
 
 
+def as_strided(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Compute `x.as_strided(size, stride, storage_offset)`, a view of a gathered copy.
+
+    Raises:
+        Refused: the view has elements that x has not, as x is itself a view.
+    """
+    batch, meta = args[0], args[0]._meta
+    size, stride = list(argument(args, kwargs, 1, "size")), tuple(argument(args, kwargs, 2, "stride"))
+    offset = argument(args, kwargs, 3, "storage_offset")
+    before = 0 if offset is None else offset - batch.storage_offset()
+    if before < 0 or not covers(meta.shape, meta.strides, size, stride, before):
+        raise Refused(
+            f"as_strided at {user_line()} reaches elements outside of the batch that it is called on; call it on the "
+            "batch of which that is a view, with the offset in its memory"
+        )
+
+    def view(whole: Tensor) -> Tensor:
+        return whole.as_strided(size, stride, whole.storage_offset() + before)
+
+    return compute_whole(view, (batch,), {}, "as_strided")
+
+
 def pad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """F.pad of other dimensions."""
     batch, sizes = args[0], argument(args, kwargs, 1, "pad")
@@ -297,6 +324,7 @@ RULES: dict[Function, Rule] = {
     ),
     **dict.fromkeys(functions("repeat_interleave", (Tensor, torch)), of_a_batch(repeat_interleave)),
     **dict.fromkeys(functions("tril_ triu_", (Tensor,)), of_a_batch(in_place_on_matrices)),
+    **dict.fromkeys(functions("as_strided", (Tensor, torch)), of_a_batch(as_strided)),
     **dict.fromkeys(functions("pad constant_pad_nd", (F, torch)), of_a_batch(pad)),
     **dict.fromkeys(functions("diagonal diagonal_copy", (Tensor, torch, torch.linalg)), of_a_batch(diagonal)),
     **dict.fromkeys(functions("diag_embed", (Tensor, torch)), of_a_batch(diag_embed)),

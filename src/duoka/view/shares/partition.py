@@ -45,6 +45,11 @@ class Partition:
         """Number of rows of the largest share."""
         return self.sizes[-1]
 
+    @cached_property
+    def smallest(self) -> int:
+        """Number of rows of the smallest share."""
+        return min(self.sizes)
+
     def local_rows(self, whole: Any, dim: int) -> Any:
         """Return this rank's rows of a tensor that has the whole batch in `dim`, as a view."""
         return whole.narrow(dim, self.start, self.rows)

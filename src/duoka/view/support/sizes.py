@@ -89,11 +89,12 @@ class SizeWatch(TorchFunctionMode):
 @contextmanager
 def watched(view: Any) -> Iterator[SizeWatch]:
     """Give batches made in this context sizes that report their use; caches of the view are empty meanwhile."""
-    before = view.metas, view.programs, view.calls
-    view.metas, view.programs, view.calls, view.watch = Recent(KEPT), Recent(KEPT), Recent(KEPT), SizeWatch()
+    before = view.metas, view.programs, view.calls, view.outcomes
+    view.metas, view.programs, view.calls, view.outcomes = (Recent(KEPT) for _ in before)
+    view.watch = SizeWatch()
     try:
         with view.watch:
             yield view.watch
     finally:
-        view.metas, view.programs, view.calls = before
+        view.metas, view.programs, view.calls, view.outcomes = before
         view.watch = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from duoka.errors import DuokaError, Refused
 from duoka.private.torch import make_wrapper, tree_leaves, tree_map_only
-from duoka.view.random.draws import memory_order
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.spec import Meta, Spec
+from duoka.view.tensor.strides import Strides, is_dense, memory_order, same_layout
 from duoka.view.view import View
 
 _NUMBER = re.compile(r"\d+")
@@ -31,6 +32,7 @@ class BatchTensor(Tensor):
         once_for_all_shares: rules that are called once for all local shares.
         drawing: rules that draw random numbers.
         unrecorded: rules that do more than call torch functions on local tensors.
+        viewing: rules of functions that may return a view of a batch, or whose strides decide whether they raise.
         computing: rules of what models compute with parameters.
         dispatch, remake: call a function, make a batch of what a program has computed (`dispatch/engine.py`).
     """
@@ -43,16 +45,17 @@ class BatchTensor(Tensor):
     once_for_all_shares: ClassVar[frozenset[Rule]] = frozenset()
     drawing: ClassVar[frozenset[Rule]] = frozenset()
     unrecorded: ClassVar[frozenset[Rule]] = frozenset()
+    viewing: ClassVar[frozenset[Rule]] = frozenset()
     computing: ClassVar[frozenset[Rule]] = frozenset()
     dispatch: ClassVar[Callable[..., Any]]
     remake: ClassVar[Callable[..., Any]]
 
     @staticmethod
-    def __new__(cls, local: Tensor, spec: Spec) -> BatchTensor:
-        """Make a batch of this rank's rows `local`, which autograd tracks."""
+    def __new__(cls, local: Tensor, spec: Spec, strides: Strides | None = None) -> BatchTensor:
+        """Make a batch of this rank's rows `local`, which autograd tracks. strides: of the whole batch, if known."""
         if local.requires_grad and local.is_leaf:
             spec.view.divide_gradient(local)
-        return cls._made(local, Meta.of(local, spec))
+        return cls._made(local, Meta.of(local, spec, strides))
 
     @staticmethod
     def _made(local: Tensor, meta: Meta) -> BatchTensor:
@@ -88,7 +91,7 @@ class BatchTensor(Tensor):
 
     def full_tensor(self) -> Tensor:
         """All-gather the rows; every rank must call it."""
-        return self._spec.gather(self._local)
+        return laid_out(self._spec.gather(self._local), self._meta.strides)
 
     @classmethod
     def of(cls, whole: Tensor, view: View, dim: int = 0) -> BatchTensor:
@@ -97,17 +100,11 @@ class BatchTensor(Tensor):
         def share(place: int) -> BatchTensor:
             own = view.siblings[place]
             spec = Spec(own, own.partition(whole.shape[dim]), dim)
-            replicated = own.replicate(whole)
-            rows = spec.local_rows(replicated)
-            # Rows along another dimension are not contiguous: what is a view on one device would be a copy here.
-            rows = rows.contiguous() if whole.is_contiguous() else rows
+            strides = whole.stride()
             # Kernels round differently by alignment, which must not depend on how the rows came here (`of_rows`);
-            # and autograd records no writes to views of what `Replicate` returns.
-            copied = view.shares.exact or replicated is not whole
-            batch = BatchTensor(rows.clone() if copied else rows, spec)
-            if spec.local_size == 1:
-                batch.set_memory_order(memory_order(whole))
-            return batch
+            # autograd records no writes to views of what `Replicate` returns; and no other tensor has their memory.
+            rows = laid_out(spec.local_rows(own.replicate(whole)).clone(), spec.local_strides(strides))
+            return BatchTensor(rows, spec, strides)
 
         return join(view.shares.each(share))
 
@@ -120,11 +117,6 @@ class BatchTensor(Tensor):
         parts = rows.split([spec.partition.rows for spec in specs])
         # Copied, as rounding must not depend on the alignment within other shares' memory.
         return join([BatchTensor(part.clone(), spec) for part, spec in zip(parts, specs, strict=True)])
-
-    def set_memory_order(self, order: tuple[int, ...]) -> None:
-        """Set the memory order of the whole batch: its dimensions, from the slowest to the fastest."""
-        if not order == memory_order(self._rows) == tuple(range(len(order))):
-            self._meta = Meta.of(self._rows, self._spec, order)
 
     # Frequent queries are answered here, without a dispatch.
 
@@ -220,7 +212,29 @@ class MultiShareBatch(BatchTensor):
         return rows
 
     def full_tensor(self) -> Tensor:
-        return Spec.gather_shares([(own._spec, own._local) for own in self._own])
+        return laid_out(Spec.gather_shares([(own._spec, own._local) for own in self._own]), self._meta.strides)
+
+
+def laid_out(tensor: Tensor, strides: Strides) -> Tensor:
+    """Return a tensor with these strides: itself if it has them, else a copy, whose gradients autograd records.
+
+    The copy is contiguous if these strides make elements overlap that are no repetitions of others (`unfold`).
+    """
+    if same_layout(tensor.shape, tensor.stride(), strides):
+        return tensor
+    shape = tensor.shape
+    for dim, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+        if stride == 0 and size > 1:  # expanded
+            tensor = tensor.narrow(dim, 0, 1)
+    order = memory_order(strides)
+    if is_dense(tensor.shape, strides):
+        tensor = tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
+    else:
+        steps = [(strides[dim], tensor.shape[dim]) for dim in order if tensor.shape[dim] > 1]
+        if any(slow < fast * size for (slow, _), (fast, size) in pairwise(steps)):
+            return tensor.expand(shape).contiguous()
+        tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return tensor.expand(shape)
 
 
 # Scripts print the names of types.

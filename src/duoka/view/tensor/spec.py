@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from duoka.view.shares.differentiable import AllGatherRows
 from duoka.view.shares.partition import Partition
 from duoka.view.support.transforms import operators_are_observed, without_modes
+from duoka.view.tensor.strides import Strides, contiguous_strides, global_strides, local_strides
 from duoka.view.view import View
 
 
@@ -54,6 +56,21 @@ class Spec:
         own: Tensor = self.partition.local_rows(apart, dim + 1).flatten(dim, dim + 2)
         return own
 
+    @property
+    def determines_strides(self) -> bool:
+        """True if every rank's rows determine the strides of the batch; a single row does not."""
+        return self.partition.smallest * self.outer * self.inner > 1
+
+    def local_strides(self, strides: Strides) -> Strides:
+        """Return the strides of this rank's rows of a batch with these strides."""
+        return local_strides(strides, self.dim, self.inner, self.partition.n, self.partition.rows)
+
+    def global_strides(self, local: Tensor, shape: Sequence[int]) -> Strides:
+        """Return the strides of the batch, of global `shape`, that follow from those of this rank's rows."""
+        if self.local_size <= 1 and local.is_contiguous():
+            return contiguous_strides(shape)
+        return global_strides(local.stride(), self.dim, self.inner, self.partition.n, self.partition.rows)
+
     def gather(self, local: Tensor) -> Tensor:
         """All-gather: return the replicated tensor of which `local` are this rank's rows."""
         whole: Tensor = self.view.shares.synchronize(
@@ -85,34 +102,47 @@ class Spec:
 class Meta:
     """All properties of a batch tensor except its values. Equal ones are one object, to be compared by identity.
 
-    shape: of the global batch. local_shape: of this rank's rows. order: the dimensions of the whole batch from the
-    slowest to the fastest in memory, if it differs from that of the rows (a single row does not show it), or None.
+    shape, strides: of the global batch, as one device's tensor has them. local_shape, local_strides: of this rank's
+    rows (`strides.py`).
     """
 
     spec: Spec
     shape: torch.Size
+    strides: Strides
     dtype: torch.dtype
     local_shape: torch.Size
-    order: tuple[int, ...] | None = None
+    local_strides: Strides
 
     @staticmethod
-    def of(local: Tensor, spec: Spec, order: tuple[int, ...] | None = None) -> Meta:
+    def of(local: Tensor, spec: Spec, strides: Strides | None = None) -> Meta:
         """Return the Meta of the batch of which `local` are this rank's rows.
+
+        strides: of the global batch; default: those that follow from the rows' (`Spec.determines_strides`).
 
         Raises:
             AssertionError: the size of its batch dimension is not that of this rank's share.
         """
-        key = spec, local.shape, local.dtype, order
-        known: Meta | None = spec.view.metas[key]
+        metas, local_shape = spec.view.metas, local.shape
+        key = spec, local_shape, local.dtype, local.stride(), strides
+        known: Meta | None = metas[key]
         if known is None:
-            shape = list(local.shape)
+            shape = list(local_shape)
             if shape[spec.dim] != spec.local_size:
                 raise AssertionError(
                     f"a tensor of shape {tuple(shape)} does not hold {spec.local_size} rows in dimension {spec.dim}"
                 )
             shape[spec.dim] = spec.size
-            watch = spec.view.watch
-            size = torch.Size(shape) if watch is None else watch.size(shape, spec.dim)
-            known = Meta(spec, size, local.dtype, local.shape, order)
-            spec.view.metas.keep(key, known)
+            if strides is None:
+                strides = spec.global_strides(local, shape)
+            known = metas[spec, tuple(shape), local.dtype, strides]
+            if known is None:
+                watch = spec.view.watch
+                size = torch.Size(shape) if watch is None else watch.size(shape, spec.dim)
+                known = Meta(spec, size, strides, local.dtype, local_shape, spec.local_strides(strides))
+                metas.keep((spec, tuple(shape), local.dtype, strides), known)
+            metas.keep(key, known)
         return known
+
+    def without_values(self) -> Tensor:
+        """Return a tensor on the device "meta" with the properties of the global batch."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from duoka.view.random.draws import memory_order
+from duoka.view.tensor.strides import same_layout
 from duoka.view.view import View
 from tests.view.ranks import in_turns, on_ranks, shared, whole_of
 
@@ -46,14 +46,20 @@ def test_what_is_drawn_for_a_share_of_one_row(lay: Callable[[Tensor], Tensor], n
             torch.testing.assert_close(other, one)
 
 
-def test_only_shares_of_one_row_need_to_remember() -> None:
-    def on_rank(view: View) -> Any:
-        out = shared(view, torch.randn(3, 4, 6)).transpose(0, 1) * 2
-        return out._spec.local_size, out._meta.order
+@pytest.mark.parametrize("lay", LAID_OUT.values(), ids=LAID_OUT)
+@pytest.mark.parametrize(("n", "world_size"), [(2, 2), (3, 2), (7, 3)])
+def test_a_batch_has_the_strides_of_one_device(lay: Callable[[Tensor], Tensor], n: int, world_size: int) -> None:
+    whole = torch.randn(n, 4, 6)
+    expected = lay(whole)
 
-    whole = memory_order(torch.randn(3, 4, 6).transpose(0, 1) * 2)
-    for size, order in on_ranks(2, on_rank):
-        assert order == (whole if size == 1 else None)
+    def on_rank(view: View) -> Any:
+        out = lay(shared(view, whole))
+        rows, meta = out._rows, out._meta  # type: ignore[attr-defined]
+        assert same_layout(rows.shape, rows.stride(), meta.local_strides)
+        return out.stride(), out.is_contiguous(), out.storage_offset(), out.full_tensor().stride()  # type: ignore[attr-defined]
+
+    asked = expected.stride(), expected.is_contiguous(), 0, expected.stride()
+    assert on_ranks(world_size, on_rank) == [asked] * world_size
 
 
 def test_a_function_that_has_no_values_to_go_by_keeps_its_own_order() -> None:

@@ -1,0 +1,194 @@
+"""What a torch function returns on one device: which results are arguments or views of these, and their strides.
+
+torch's kernels for the device "meta" decide it: the call is repeated with whole tensors without values. The results
+of a rule are then made to be the same: a copy where one device copies, a view where it views.
+
+Why: docs/decisions/0130-strides.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duoka.private.torch import WithoutTorchFunctions, memory_of, tree_leaves, tree_map_only
+from duoka.view.support.transforms import without_modes
+from duoka.view.tensor.batch import BatchTensor
+from duoka.view.tensor.spec import Spec
+from duoka.view.tensor.strides import Strides, local_distance, same_layout
+
+_WITHOUT = ("device", "generator")  # keywords that tensors without values do not take
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A tensor that a function returns on one device.
+
+    argument: the index, among the arguments that are batches, of the one that it is, or of whose memory it is. same:
+    True if it is this argument itself. strides: its own. offset: of its first element from that of the argument.
+    """
+
+    shape: torch.Size
+    strides: Strides
+    argument: int | None = None
+    same: bool = False
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call returns on one device.
+
+    results: of each tensor, in order; None if that is not known. raises: True if the call raises an error there.
+    """
+
+    results: tuple[Result, ...] | None = None
+    raises: bool = False
+
+
+UNKNOWN, RAISES = Outcome(), Outcome(raises=True)
+
+
+def outcome_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+    """Return what `func(*args, **kwargs)`, with batches among the arguments, returns on one device."""
+    wholes: dict[int, Tensor] = {}
+    batches: list[Tensor] = []
+
+    def without_values(leaf: Tensor) -> Tensor:
+        if id(leaf) not in wholes:
+            wholes[id(leaf)] = _without_values(leaf)
+            if isinstance(leaf, BatchTensor):
+                batches.append(wholes[id(leaf)])
+        return wholes[id(leaf)]
+
+    try:
+        with WithoutTorchFunctions(), torch.no_grad(), without_modes():
+            args, kwargs = tree_map_only(Tensor, without_values, (args, kwargs))
+            before = [whole.shape for whole in batches]
+            out = func(*args, **{name: value for name, value in kwargs.items() if name not in _WITHOUT})
+            if any(whole.shape != shape for whole, shape in zip(batches, before, strict=True)):
+                return UNKNOWN  # it changes its argument's shape
+            tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+            return Outcome(tuple(_result(tensor, batches) for tensor in tensors))
+    except NotImplementedError:  # it depends on values, or has no kernel for the device "meta"
+        return UNKNOWN
+    except Exception as error:
+        return UNKNOWN if "meta" in str(error) else RAISES
+
+
+def _result(tensor: Tensor, batches: list[Tensor]) -> Result:
+    for index, whole in enumerate(batches):
+        if tensor is whole or memory_of(tensor) == memory_of(whole):
+            return Result(tensor.shape, tensor.stride(), index, tensor is whole, int(tensor.storage_offset()))
+    return Result(tensor.shape, tensor.stride())
+
+
+def _without_values(leaf: Tensor) -> Tensor:
+    if isinstance(leaf, BatchTensor):
+        return leaf._meta.without_values()
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+
+
+def conform(out: Any, batches: Iterable[BatchTensor], outcome: Callable[[], Outcome], views: bool) -> Any:
+    """Give the batches in `out`, which a rule has returned, the memory and strides that they have on one device.
+
+    batches: those among the arguments. outcome: returns what the call returns on one device; not called if the rows
+    tell it. views: True if the function may return a view.
+    """
+    given = list({id(batch): batch for batch in batches}.values())
+    if isinstance(out, BatchTensor):
+        if any(out is batch for batch in given):
+            return out
+        if not views and out._spec.determines_strides and not _shares_memory(out._rows, given):
+            return out
+        results = outcome().results
+        return _conformed(out, given, results[0] if results and len(results) == 1 else None)
+    if not isinstance(out, (tuple, list)) or isinstance(out, torch.Size):
+        return out
+    leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+    made = [leaf for leaf in leaves if isinstance(leaf, BatchTensor)]
+    if not views and not any(not leaf._spec.determines_strides or _shares_memory(leaf._rows, given) for leaf in made):
+        return out
+    results = outcome().results
+    if results is None or len(results) != len(leaves):
+        return out
+    new = {
+        id(leaf): _conformed(leaf, given, result)
+        for leaf, result in zip(leaves, results, strict=True)
+        if isinstance(leaf, BatchTensor)
+    }
+    return tree_map_only(BatchTensor, lambda leaf: new[id(leaf)], out)
+
+
+def _shares_memory(rows: Tensor, batches: list[BatchTensor]) -> bool:
+    with WithoutTorchFunctions():  # a recorder need not know
+        memory = memory_of(rows)
+        return any(memory_of(batch._rows) == memory for batch in batches)
+
+
+def _conformed(out: BatchTensor, batches: list[BatchTensor], result: Result | None) -> BatchTensor:
+    """Return a batch that a rule has returned, as one device would return it. result: what it is there, if known."""
+    rows, spec = out._rows, out._spec
+    if result is None or result.shape != out.shape:  # as it is, but never the same rows in two batches
+        same = [batch for batch in batches if batch._rows is rows]
+        return same[0] if same else out
+    argument = None if result.argument is None else batches[result.argument]
+    if argument is None or argument._rows.device != rows.device:  # a move to another device copies
+        local = spec.local_strides(result.strides)
+        if _shares_memory(rows, batches) or not same_layout(rows.shape, rows.stride(), local):
+            rows = _copied(rows, local)
+        elif spec.determines_strides:
+            return out
+        return BatchTensor(rows, spec, result.strides)
+    if result.same:
+        return argument
+    if rows is argument._rows:
+        rows = rows.view_as(rows)
+    elif not _shares_memory(rows, [argument]) or not same_layout(
+        rows.shape, rows.stride(), spec.local_strides(result.strides)
+    ):
+        rows = _viewed(argument, spec, result)
+    return BatchTensor(rows, spec, result.strides)
+
+
+def _copied(rows: Tensor, strides: Strides) -> Tensor:
+    """Return a copy with these strides."""
+    copy = torch.empty_strided(rows.shape, strides, dtype=rows.dtype, device=rows.device)
+    return copy.copy_(rows)
+
+
+def _viewed(argument: BatchTensor, spec: Spec, result: Result) -> Tensor:
+    """Return the rows of a view of a batch."""
+    meta, of = argument._meta, argument._spec
+    sample, n, own = meta.strides[of.dim] * of.inner, of.partition.n, max(of.partition.rows, 1)
+    offset = local_distance(result.offset, sample, n, own)
+    shape = [spec.local_size if dim == spec.dim else size for dim, size in enumerate(result.shape)]
+    with WithoutTorchFunctions():
+        start = int(argument._rows.storage_offset())
+    return argument._rows.as_strided(shape, spec.local_strides(result.strides), start + offset)
+
+
+def name_backward(out: Tensor, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return the name of the `grad_fn` that a call has on one device; `out`: its result here."""
+    try:
+        args, kwargs = tree_map_only(Tensor, _without_values, (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, _asking, (args, kwargs))
+        return type(func(*args, **kwargs).grad_fn).__name__
+    except Exception:  # the operator does not support the device "meta"
+        return type(out.grad_fn).__name__
+
+
+def _asking(leaf: Tensor) -> Tensor:
+    return leaf.requires_grad_() if leaf.is_floating_point() else leaf
+
+
+def backward_name(tensor: Tensor) -> str | None:
+    """Return the name of the `grad_fn` that a tensor has on one device; None if it is that of the tensor itself."""
+    if isinstance(tensor, BatchTensor):
+        node = tensor._shares[0]._local.grad_fn
+        return None if node is None else type(node).__name__
+    return tensor.__dict__.get("backward_name")
