@@ -11,6 +11,7 @@ START = """
     from torch.utils.data import DataLoader, TensorDataset
 
     torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)  # the printed digits do not depend on how a processor rounds
     data = TensorDataset(torch.randn(7, 3), torch.randn(7, 2))
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     x, y = next(iter(DataLoader(data, 7)))
