@@ -41,6 +41,36 @@ data = TensorDataset(torch.randn(384, 1, 6, 6), torch.randint(0, 3, (384,)))
 model = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
 """,
 }
+GPT = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.before, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.mixed, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x):
+        parts = self.mixed(self.before(x)).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(x)))
+
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places, self.head = nn.Embedding(16, 8), nn.Embedding(6, 8), nn.Linear(8, 16)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        y = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
+        for block in self.blocks:
+            y = block(y)
+        return self.head(y).transpose(1, 2)
+
+tokens = torch.randint(0, 16, (384, 7))
+data = TensorDataset(tokens[:, :-1], tokens[:, 1:])
+model = GPT()
+"""
+MODELS["gpt"] = GPT
 FROM, TO = 5, 20  # steps: the first ones agree on shapes
 
 
@@ -62,7 +92,7 @@ def waits(counts: Counter[str]) -> dict[str, int]:
 
 
 # Collectives of one rank in a step: buckets of gradients, the loss's numerator and denominator, BatchNorm.
-MOST = {"mlp": 2, "cnn": 6}
+MOST = {"mlp": 2, "cnn": 6, "gpt": 2}
 
 
 @pytest.mark.parametrize("clip", [False, True])
@@ -75,3 +105,24 @@ def test_a_step_adds_no_wait_of_the_host(flow: Flow, model: str, clip: bool) -> 
     collectives = sum(count for name, count in shared.items() if name.startswith("nccl."))
     assert 0 < collectives <= MOST[model] * (TO - FROM)
     assert shared["copy.to_card.unpinned"] == alone["copy.to_card.unpinned"] == 0
+
+
+BLOCKS = 4  # of GPT: the embeddings and the head, and each of its list
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_step_with_sharded_parameters(flow: Flow, offload: bool) -> None:
+    script = HEAD + GPT + LOOP.format(clip="").replace("lr=1e-3", "lr=1e-3, fused=True")
+    words = ["--strategy", "fsdp", *["--cpu-offload"] * offload]
+    alone, shared = counted(flow, "python", script), counted(flow, "duoka", script, *words)
+    steps = TO - FROM
+    # In the forward pass each, and the first again for the head; in the backward pass those that were released.
+    assert shared["nccl.all_gather"] <= (BLOCKS + 1 + BLOCKS - 2) * steps
+    sent = (BLOCKS + 1) * steps  # gradients of the first block leave in two parts
+    assert shared["nccl.reduce_scatter"] == sent
+    assert shared["nccl.all_reduce"] == steps  # the loss
+    if offload:  # a copy of each block that is gathered, and of its gradients, for which the host waits
+        assert shared.pop("sync.event") == sent
+        assert shared["copy.beside"] == shared["nccl.all_gather"] + sent
+    assert waits(shared) == waits(alone)
+    assert shared["copy.to_card.unpinned"] == 0

@@ -17,7 +17,7 @@ over functions of torch._C that `cards.py` defines; an operator runs the CPU's k
 | CUDA_VISIBLE_DEVICES, CUDA_LAUNCH_BLOCKING | as CUDA reads them |
 
 Counts: `sync.*` and `*.blocking` let the host wait for a card; `copy.*`, `nccl.*`, `kernels`, `events`, `waits`,
-`pinned` and `record_stream` do not.
+`pinned` and `record_stream` do not. `copy.beside` are copies to and from the host in other streams than the default.
 
 As on real cards: tensors of two devices do not mix; a fork after `torch.cuda.is_available()` has no CUDA; an index
 out of range is an assert of the card, which a later call reports; generators are each card's own. Stricter than

@@ -85,6 +85,8 @@ with requiring("torch", torch.__version__):
     TYPES_IN_ONE_CALL: Any = _foreach_utils._foreach_supported_types
     # Called by optimizers with fused=True for all parameters. Public: none.
     FUSED_STEPS = [getattr(torch, name) for name in dir(torch) if name.startswith(("_fused_ad", "_fused_sgd"))]
+    # Called by these with lists of parameters, gradients, states and counts of steps. Public: none.
+    GROUP_ALIKE = (torch.optim.Optimizer, "_group_tensors_by_device_and_dtype")
     # Called by GradScaler.unscale_ for all gradients. Public: none.
     UNSCALE_ALL = torch._amp_foreach_non_finite_check_and_unscale_
     # Whether `p.data = x` is possible, as `model.to` checks. Public: none.
@@ -401,6 +403,11 @@ def start_all_gather(group: Any, out: Tensor, tensor: Tensor) -> Any:
     return group._allgather_base(out, tensor)
 
 
+def start_reduce_scatter(group: Any, out: Tensor, tensor: Tensor) -> Any:
+    """Start a reduce-scatter (sum) in such a group. Public: reduce_scatter_tensor."""
+    return group._reduce_scatter_base(out, tensor)
+
+
 def all_groups() -> list[Any]:
     """Return all process groups of this process. Public: none."""
     return list(_c10d._world.pg_map)
@@ -517,7 +524,7 @@ def _try() -> None:
         in_forward_mode(),
     )
     swap_contents(tensor, torch.zeros(1))
-    has_own_loading(module), loaders_have_workers(), all_groups(), getattr(*TAKE_DOWN)
+    has_own_loading(module), loaders_have_workers(), all_groups(), getattr(*TAKE_DOWN), getattr(*GROUP_ALIKE)
     for caller, called in (
         (DataLoader.__iter__, GET_ITERATOR),
         (rnn.pad_packed_sequence, PAD_PACKED),

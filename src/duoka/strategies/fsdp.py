@@ -25,7 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.devices import machine
 from duoka.errors import Refused
-from duoka.private.torch import count_references, count_users, hooks_of, set_hooks
+from duoka.private.torch import GROUP_ALIKE, count_references, count_users, hooks_of, set_hooks
 from duoka.strategies.buckets import WholeHook
 from duoka.strategies.compress import Compression
 from duoka.strategies.ddp import Ddp
@@ -201,6 +201,16 @@ def _like_parameter(state: dict[str, Any], parameter: Sharded) -> dict[str, Any]
     }
 
 
+def _group_on_host(group: Callable[..., Any], lists: list[list[Any]], *more: Any, **named: Any) -> Any:
+    """Group what an optimizer updates; move counts of steps, made on the device of `p.device`, to offloaded rows."""
+    for belonging in zip(*(tensors for tensors in lists if tensors), strict=True):
+        if isinstance(belonging[0], Sharded):
+            for count in belonging[1:]:
+                if type(count) is Tensor and not count.dim() and count.device != belonging[0]._rows.device:
+                    count.data = count.data.to(belonging[0]._rows.device)
+    return group(lists, *more, **named)
+
+
 def _groups_of_ranks(ranks: Collectives, machines: Sequence[Sequence[int]]) -> tuple[Collectives, Collectives | None]:
     """Return the ranks that hold a model together with this one, and those that hold the same part, if any."""
     if not machines:
@@ -305,6 +315,8 @@ class Fsdp(Ddp):
         view = self._view = super().view(ranks, say)
         if self._offloads:  # else collectives in the graph of gradients would come in the order in which threads run
             set_multithreading_enabled(False)
+            self._group_alike = getattr(*GROUP_ALIKE)
+            setattr(*GROUP_ALIKE, staticmethod(partial(_group_on_host, self._group_alike)))
         make = partial(ModelSharding, ranks, self.leave, self.reach, say, self._names, self._every)
         self._make = partial(make, offloads=self._offloads)
         self._sharding = self._make(self._machines)
@@ -362,6 +374,7 @@ class Fsdp(Ddp):
         super().close()
         if self._offloads:
             set_multithreading_enabled(True)
+            setattr(*GROUP_ALIKE, staticmethod(self._group_alike))
         self._sharding.close()
         if self._hybrid is not None:
             self._hybrid.close()

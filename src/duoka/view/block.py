@@ -11,6 +11,7 @@ from torch import Tensor
 
 from duoka.errors import Refused
 from duoka.private.torch import count_hooks, count_references, gradient_is_accumulated, memory_of, version_of
+from duoka.view.copies import CopyStream
 from duoka.view.shares.differentiable import GatherParameters
 from duoka.view.support.transforms import records_gradients
 from duoka.view.support.user_code import user_line
@@ -141,15 +142,19 @@ class Block:
         started = []
         for (places, sizes), (most, _, device) in zip(self._sent(), self.kinds(), strict=True):
             rows = [self.shards[at]._local.reshape(-1) for at in places]
-            sent = torch.cat(rows) if rows[0].device == device else _uploaded(rows, device)
-            if sent.numel() < most:
-                sent = torch.cat([sent, sent.new_zeros(most - sent.numel())])
-            started.append((places, sizes, self.blocks.view.ranks.start_all_gather(sent)))
+            uploads = self.blocks.uploads if rows[0].device != device else CopyStream()
+            with uploads.current():
+                sent = uploads.upload(rows)
+                if sent.numel() < most:
+                    sent = torch.cat([sent, sent.new_zeros(most - sent.numel())])
+                started.append((places, sizes, uploads, self.blocks.view.ranks.start_all_gather(sent)))
 
         def finish() -> list[Tensor]:
             found: dict[int, Tensor] = {}
-            for places, sizes, wait in started:
-                came = wait()
+            for places, sizes, uploads, wait in started:
+                with uploads.current():
+                    came = wait()
+                uploads.give(came)
                 if len(places) == 1 and self._is_in_rows(places[0]):
                     found[places[0]] = came.view(self.shards[places[0]]._meta.shape).data  # no view of another tensor
                     continue
@@ -251,16 +256,20 @@ class Block:
         """
         ranks = self.blocks.view.ranks
         sent, own = self._in_rows(grads)
-        wait = ranks.start_all_to_all(sent)
+        downloads = self.blocks.downloads
+        downloads.reads(sent)
+        wait = ranks.start_reduce_scatter(sent)
         del sent
         shapes = {at: _shape_on(ranks.rank, self.shards[at]) for at in grads}
 
         def finish() -> Arriving:
-            total = wait().sum(0)
-            if self.blocks.replicas is not None:  # the convention: a sum over the ranks that shard one model
-                replicas = self.blocks.replicas.ranks
-                total = replicas.all_reduce(total) / replicas.world_size
-            arrived, arrive = _downloading(total[:own], self.shards[next(iter(shapes))]._rows.device)
+            with downloads.current():
+                total = wait()
+                if self.blocks.replicas is not None:  # the convention: a sum over the ranks that shard one model
+                    replicas = self.blocks.replicas.ranks
+                    total = replicas.all_reduce(total) / replicas.world_size
+                downloads.reads(total)
+                arrived, arrive = downloads.download(total[:own])
             parts = arrived.split([shape.numel() for shape in shapes.values()])
             found = {at: part.view(shape) for (at, shape), part in zip(shapes.items(), parts, strict=True)}
 
@@ -294,22 +303,6 @@ class Block:
                 own = part._meta.spec.partition.bounds(rank)
                 place.view(_shape_on(rank, part)).copy_(grad.narrow(part._meta.spec.dim, *_span(own)))
         return sent, sum(sizes[self.blocks.view.ranks.rank])
-
-
-def _uploaded(rows: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return the rows of the host, one after the other, on a device. The host does not wait for the copy to a GPU."""
-    size = sum(one.numel() for one in rows)
-    sent = torch.empty(size, dtype=rows[0].dtype, device="cpu", pin_memory=device.type == "cuda")
-    return torch.cat(list(rows), out=sent).to(device, non_blocking=sent.is_pinned())
-
-
-def _downloading(tensor: Tensor, device: torch.device) -> tuple[Tensor, Callable[[], None]]:
-    """Return a tensor's copy on `device`, and a function that waits until a copy from a GPU is complete."""
-    if tensor.device == device or not tensor.is_cuda or device.type != "cpu":
-        return tensor.to(device), lambda: None
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-    copy.copy_(tensor, non_blocking=True)
-    return copy, torch.cuda.current_stream(tensor.device).record_event().synchronize
 
 
 def _span(bounds: tuple[int, int]) -> tuple[int, int]:

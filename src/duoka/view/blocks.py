@@ -22,6 +22,7 @@ from torch import Tensor
 from duoka.errors import Refused
 from duoka.view.block import Arriving, Block, Kind, StaleView
 from duoka.view.collectives.base import Collectives, IsolatedRank
+from duoka.view.copies import CopyStream
 from duoka.view.support.user_code import user_line
 from duoka.view.view import View
 
@@ -60,7 +61,8 @@ class Blocks:
     backward pass at whose end deferred gradients are added. no_sync: blocks whose gradients stay
     unsharded on each rank for now. factor: of gradients of what is computed now. replicas: the ranks with the same
     shards as this one, each on its machine; None: there are none. offloads: shards, gradients and the optimizer's
-    state stay in the host's memory; blocks are gathered on the device to which the model was moved.
+    state stay in the host's memory; blocks are gathered on the device to which the model was moved. uploads: of
+    offloaded parameters. downloads: of their gradients.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Blocks:
         self.replicas = None if replicas is None else View(replicas, lambda _: None)
         self.memory: dict[int, tuple[Block, int]] = {}
         self.process = os.getpid()
+        self.uploads, self.downloads = CopyStream(), CopyStream()
         self.defers, self.factor = False, 1.0
         self.no_sync: frozenset[Block] = frozenset()
         self._unsharded: list[Block] = []  # gathered blocks, the last used one last
@@ -117,7 +120,9 @@ class Blocks:
     def compute_on(self, device: torch.device) -> None:
         """Set the device to which offloaded parameters were moved."""
         if self.view.device is not None and device.type != "meta":
-            self.view.computes_on = torch.empty(0, device=device).device  # with its index
+            on = torch.empty(0, device=device).device  # with its index
+            if on != self.view.computes_on:
+                self.view.computes_on, self.uploads, self.downloads = on, CopyStream(on), CopyStream(on)
 
     def device_of(self, rows: Tensor) -> torch.device:
         """Return the device on which a parameter is computed with. rows: this rank's."""

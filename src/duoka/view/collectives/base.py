@@ -191,6 +191,14 @@ class Collectives(ABC):
         found = self.all_gather(tensor)[:, self.rank]
         return lambda: found
 
+    def start_reduce_scatter(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Start to sum `tensor`, shape (world_size, n), over the ranks, row r for rank r.
+
+        The returned function waits for this rank's sum, shape (n,).
+        """
+        wait = self.start_all_to_all(tensor)
+        return lambda: wait().sum(0)
+
     @abstractmethod
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """Overwrite `tensor` with that of rank `source`, and return it."""

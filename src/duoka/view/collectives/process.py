@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-
 
 from duoka.errors import PeerLost, Refused, TimedOut
 from duoka.private.texts import TOO_LATE, says
-from duoka.private.torch import nccl_options, start_all_gather, without_gloo_messages
+from duoka.private.torch import nccl_options, start_all_gather, start_reduce_scatter, without_gloo_messages
 from duoka.supervision.status_board import AT_END
 from duoka.view.collectives.base import AGREEMENT, Collectives, CollectiveSlot, Exchange, PeerFailed, T
 from duoka.view.support.user_code import user_line
@@ -233,6 +233,20 @@ class ProcessCollectives(Collectives):
             return out
 
         return exchanged
+
+    def start_reduce_scatter(self, tensor: Tensor) -> Callable[[], Tensor]:
+        if tensor.device.type == "cpu":  # gloo's is an all-reduce
+            return super().start_reduce_scatter(tensor)
+        out, sent = tensor.new_empty(tensor.shape[1:]), tensor.detach().reshape(-1)
+        wait = self._start(
+            "reduce_scatter", sent, lambda group: start_reduce_scatter(group, out, sent), lambda rows: None
+        )
+
+        def summed() -> Tensor:
+            wait()
+            return out
+
+        return summed
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         options = torch.distributed.BroadcastOptions()

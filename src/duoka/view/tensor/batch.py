@@ -346,12 +346,16 @@ def batches_in(tree: Any) -> list[BatchTensor]:
 
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+_gradient: Any = Tensor.grad
+_SET_GRADIENT = _gradient.__set__
 _WRITING = frozenset({"__set__", "__setitem__", *(f"__i{name}__" for name in _OPERATORS)})
 
 
 def may_write(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
     """Return True if a torch function may write to its arguments, judged by its name."""
     name: str = getattr(func, "__name__", "")
+    if func == _SET_GRADIENT:
+        return False
     return name in _WRITING or (name.endswith("_") and not name.endswith("__")) or kwargs.get("out") is not None
 
 
