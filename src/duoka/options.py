@@ -24,6 +24,7 @@ MOST_MACHINES = 4096
 MOST_RESTARTS = 1000
 MOST_SHARES = 4096
 SHARES = 8  # of each batch, with the strategy exact
+ROWS = ("auto", "even")
 LONGEST = 30 * 24 * 3600.0
 SIZES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # bytes
 SIZES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -141,6 +142,7 @@ class Options:
     one device, ddp for several.
 
     shares: of each batch, with the strategy exact; None: the plan decides.
+    rows: how the rows of a batch are divided: "3:1", "even" or "auto"; "": the plan decides.
     threads: per worker; None: the plan decides. timeout: seconds that a collective may wait.
     step_timeout: the same after the first step; None: a multiple of the slowest step so far.
     restarts: number of restarts allowed after faults.
@@ -159,6 +161,7 @@ class Options:
     devices: str = "auto"
     strategy: str = ""
     shares: int | None = None
+    rows: str = ""
     kind: KindWord = "auto"
     batch_norm: BatchNorm = "whole"
     randomness: Randomness = "whole"
@@ -189,6 +192,8 @@ class Options:
         one_of("verbosity", self.verbosity, get_args(Verbosity))
         if self.shares is not None:
             check_shares(self.shares)
+        if self.rows not in ("", *ROWS):
+            row_weights(self.rows)
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
             raise OptionError("--threads", self.threads, _NUMBERS["--threads"])
         if not 0 <= self.restarts <= MOST_RESTARTS:
@@ -245,6 +250,22 @@ def check_shares(count: object, option: str = "--shares") -> None:
     if not isinstance(count, int) or not 1 <= count <= MOST_SHARES or count & (count - 1):
         hint = "the sums of the shares are added in a binary tree"
         raise OptionError(option, count, _NUMBERS["--shares"], hint)
+
+
+def row_weights(text: str, option: str = "--rows") -> tuple[float, ...]:
+    """Read weights of the devices' shares of a batch: "3:1" is (3.0, 1.0). option: the name used in the message.
+
+    Raises:
+        OptionError: they are no numbers above 0.
+    """
+    try:
+        weights = tuple(map(float, text.split(":")))
+    except ValueError:
+        weights = ()
+    if not weights or not all(0 < weight < math.inf for weight in weights):
+        hint = "three quarters of each batch for the first of two devices are 3:1"
+        raise OptionError(option, text, f"{' or '.join(ROWS)}, or a number above 0 for each device, like 3:1", hint)
+    return weights
 
 
 def shares_for(ranks: int, asked: int | None, option: str = "--shares") -> int:

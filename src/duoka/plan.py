@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from duoka import script
 from duoka.devices import Choice, Device, choose, spec
-from duoka.devices.inventory import Inventory
+from duoka.devices.gpu import Gpu
+from duoka.devices.inventory import Inventory, units
 from duoka.errors import OptionError
 from duoka.options import (
     ONE_MACHINE,
@@ -20,6 +22,7 @@ from duoka.options import (
     Target,
     Verbosity,
     one_of,
+    row_weights,
     shares_for,
 )
 from duoka.script import Kind, Script
@@ -34,6 +37,8 @@ STRATEGIES = {
     "hsdp": "as fsdp on each machine, which holds the whole model; gradients are averaged between machines",
     "single": "one device computes everything",
 }
+
+LOADED = 10  # a GPU of whose memory others use more than one part in so many is taken for one that they share
 
 _ASKED_IN_SCRIPTS = {
     "auto": "`duoka forecast --memory` says whether a model needs run.model(net, strategy='fsdp')",
@@ -65,6 +70,8 @@ class Plan:
     verbosity: Verbosity
     restarts: int = 0  # restarts allowed after faults
     shares: int = 0  # of each batch, with the strategy exact
+    weights: tuple[float, ...] = ()  # of each device's share of a batch; empty: even
+    measures_rows: bool = False  # whether the weights follow from the time that each device takes
     notes: tuple[str, ...] = ()  # printed lines on variables and options respected or ignored
     local_rank_flag: str | None = None  # --local_rank or --local-rank, if the script parses it
     self_launching: bool = False
@@ -151,6 +158,8 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
     strategy, strategy_notes = _strategy(options, kind, max(workers, machines.count))
     here = machines.here if machines.each == "rank" else workers
     threads, thread_notes = _threads(options.threads, here, inventory.cores, omp_threads, strategy == "exact")
+    several = machines.count > 1 or machines.each == "rank"
+    weights, measures, row_notes = _rows(options.rows, strategy, chosen.devices, inventory, several)
     return Plan(
         target=options.target,
         kind=kind,
@@ -168,7 +177,9 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
         verbosity=options.verbosity,
         restarts=options.restarts,
         shares=_shares(strategy, workers, options.shares, machines),
-        notes=chosen.notes + strategy_notes + thread_notes,
+        weights=weights,
+        measures_rows=measures,
+        notes=chosen.notes + strategy_notes + thread_notes + row_notes,
         local_rank_flag=script_info.local_rank_flag,
         self_launching=alone,
         machines=machines,
@@ -207,9 +218,10 @@ def joined(plan: Plan, workers: tuple[int, ...], names: tuple[str, ...], hosts: 
     """Return the plan completed with the workers, host names and real machines of each machine.
 
     Raises:
-        OptionError: the strategy exact or hsdp does not allow these numbers of ranks.
+        OptionError: the strategy exact or hsdp, or `--rows`, does not allow these numbers of ranks.
     """
     machines = replace(plan.machines, workers=workers, names=names, hosts=hosts)
+    _check_weights(plan.weights, sum(workers))
     plan = replace(plan, machines=machines, shares=_shares(plan.strategy, sum(workers), plan.shares or None))
     return _hybrid(plan) if plan.strategy == "hsdp" else plan
 
@@ -277,7 +289,7 @@ def _strategy(options: Options, kind: Kind, workers: int) -> tuple[str, tuple[st
     if kind is Kind.DISTRIBUTED:
         asked = Options(options.target)
         names = (
-            *("strategy", "shares", "batch_norm", "randomness", "loading", "row_independent", "blocks"),
+            *("strategy", "shares", "rows", "batch_norm", "randomness", "loading", "row_independent", "blocks"),
             *("checkpoint_activations", "cpu_offload"),
         )
         unused = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(asked, name)]
@@ -319,6 +331,48 @@ def _shares(strategy: str, ranks: int, asked: int | None, machines: Machines = O
     if strategy != "exact":
         return 0
     return shares_for(ranks, asked) if machines.count == 1 else asked or 0
+
+
+def _rows(
+    asked: str, strategy: str, devices: Sequence[Device], inventory: Inventory, several: bool
+) -> tuple[tuple[float, ...], bool, tuple[str, ...]]:
+    """Return the weights of the devices' shares of a batch, whether they are measured, and notes for the user.
+
+    asked: the value of `--rows`; "": as "auto" where devices of this machine differ, else even. several: this command
+    is one of several, whose devices are not known yet.
+
+    Raises:
+        OptionError: there is not one number for each device, or the strategy has even shares.
+    """
+    if strategy in ("", "single"):
+        return (), False, (f"--rows {asked}: one device has all rows",) * bool(asked and strategy)
+    if strategy == "exact":
+        if asked not in ("", "even"):
+            raise OptionError("--rows", asked, "left out with --strategy exact", "its shares are even")
+        return (), False, ()
+    if asked in ("", "auto"):
+        gpus = {unit.uuid: unit for unit in units(inventory.gpus)}
+        used = [gpus[device.uuid] for device in devices if device.uuid in gpus]
+        speeds = tuple(float(gpu.speed) for gpu in used)
+        guess = speeds if not several and all(speeds) and len(set(speeds)) > 1 else ()
+        return (guess, True, ()) if asked or (not several and _differ(used)) else ((), False, ())
+    weights = () if asked == "even" else row_weights(asked)
+    if not several:
+        _check_weights(weights, len(devices))
+    return weights, False, ()
+
+
+def _check_weights(weights: Sequence[float], devices: int) -> None:
+    if len(weights) not in (0, devices):
+        shown = ":".join(f"{weight:g}" for weight in weights)
+        raise OptionError("--rows", shown, f"one number for each of {devices} devices", "like 3:1 for two")
+
+
+def _differ(gpus: Sequence[Gpu]) -> bool:
+    """Return whether GPUs differ in model or memory, or in what other programs use of them."""
+    models = {(gpu.name, gpu.capability, gpu.memory >> 30) for gpu in gpus}
+    loads = {(gpu.used or 0) * LOADED > gpu.memory for gpu in gpus}
+    return len(models) > 1 or len(loads) > 1
 
 
 def _threads(

@@ -32,7 +32,15 @@ def _machine(machines: Machines) -> str:
 
 
 def _how(plan: Plan) -> str:
-    return f"strategy {plan.strategy}" + f" with {plan.shares} shares of each batch" * bool(plan.shares)
+    shares = f" with {plan.shares} shares of each batch" * bool(plan.shares)
+    rows = _rows(plan)
+    return f"strategy {plan.strategy}{shares}{f', rows {rows}' if rows else ''}"
+
+
+def _rows(plan: Plan) -> str:
+    """Describe uneven shares: `3 : 1`, `3 : 1 until measured`; empty for even ones."""
+    weights = " : ".join(f"{weight / min(plan.weights):.3g}" for weight in plan.weights)
+    return f"{weights or 'even'} until measured" if plan.measures_rows else weights
 
 
 def _not_as_one(plan: Plan) -> list[str]:
@@ -90,6 +98,8 @@ def details(plan: Plan) -> str:
         rows.append(("strategy", f"{plan.strategy}: {STRATEGIES[plan.strategy]}"))
         if plan.shares:
             rows.append(("shares", f"{plan.shares} of each batch"))
+        if not plan.is_for_one:
+            rows.append(("rows", _rows(plan) or "even"))
         if plan.strategy in ("fsdp", "hsdp"):
             rows.append(("blocks", ", ".join(plan.blocks) or "entries of the model's lists"))
             if plan.checkpoint_activations:

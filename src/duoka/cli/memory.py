@@ -28,6 +28,7 @@ def forecast_memory(opts: Options, device_memory: str | None, machines: int, sho
         ("--checkpoint-activations", True, opts.checkpoint_activations),
         ("--cpu-offload", True, opts.cpu_offload),
         ("--shares", opts.shares, opts.shares is not None),
+        ("--rows", opts.rows, opts.rows != ""),
         ("--report", opts.report, opts.report is not None),
     ):
         if is_given:

@@ -167,6 +167,13 @@ GROUPS: Groups = (
                 help="With exact: shares of each batch, a power of two. [default: 8, or as many as devices]",
             ),
             click.Option(
+                ["--rows"],
+                default="",
+                metavar="auto|even|3:1",
+                help="How the devices share the rows of a batch. auto: by speed, measured in the first steps. "
+                "[default: auto for GPUs that differ, else even]",
+            ),
+            click.Option(
                 ["--batch-norm"],
                 default="whole",
                 metavar="whole|local",

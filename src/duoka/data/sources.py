@@ -209,16 +209,17 @@ class CountedSource(WholeSource):
 
     def __init__(self, through: DataLoader[Any], batches: ResumableSampler | None, view: View) -> None:
         ranks, stacks = view.shares.processes, through.collate_fn is default_collate
+        self._collate: CountingCollate | None = None
         stream = isinstance(through.dataset, IterableDataset)
         if through.batch_size is not None or through.batch_sampler is not None:
-            splits = stream and stacks
-            through.__dict__["collate_fn"] = CountingCollate(
-                through.collate_fn, ranks, splits, view.shares.world_size
-            )
+            collate = CountingCollate(through.collate_fn, ranks, stream and stacks, view.shares.world_size)
+            through.__dict__["collate_fn"] = self._collate = collate
         super().__init__(through, batches)
         self._view = view
 
     def begin(self, skip: int) -> Iterator[Any]:
+        if self._collate is not None:
+            self._collate.weights = self._view.weights  # for the epoch, as its workers read ahead
         return map(self._as_batch, super().begin(skip))
 
     def _as_batch(self, counted: Any) -> Any:
@@ -229,11 +230,12 @@ class CountedSource(WholeSource):
             return batch
         view = self._view
         if counted.is_local:
-            if not is_stacked(batch, Partition(n, view.shares.processes.rank, view.shares.processes.world_size).rows):
+            own, weights = view.shares.processes, counted.weights
+            if not is_stacked(batch, Partition(n, own.rank, own.world_size, weights=weights).rows):
                 raise Refused(
                     f"a batch of {n} samples is not stacked as the first one was; give the loader a collate_fn"
                 )
-            return tree_map_only(Tensor, lambda leaf: BatchTensor.of_rows(leaf, n, view), batch)
+            return tree_map_only(Tensor, lambda leaf: BatchTensor.of_rows(leaf, n, view, weights), batch)
 
         def as_batch(leaf: Tensor) -> Tensor:
             return BatchTensor.of(leaf, view) if leaf.dim() and leaf.shape[0] == n else leaf
@@ -244,8 +246,10 @@ class CountedSource(WholeSource):
 class CountingCollate:
     """A `collate_fn` that returns a `LabelledBatch`.
 
-    splits: stack only this rank's rows, of batches with at least `shares` samples.
+    splits: stack only this rank's rows, of batches with at least `shares` samples. weights: of the ranks' shares.
     """
+
+    weights: tuple[float, ...] = ()
 
     def __init__(self, collate: Callable[[list[Any]], Any], ranks: Collectives, splits: bool, shares: int) -> None:
         self._collate, self._rank, self._world_size, self._splits = collate, ranks.rank, ranks.world_size, splits
@@ -255,8 +259,9 @@ class CountingCollate:
     def __call__(self, samples: list[Any]) -> LabelledBatch:
         n = len(samples)
         if self._splits and self._is_stacked and n >= self._fewest:
-            partition = Partition(n, self._rank, self._world_size)
-            return LabelledBatch(self._collate(samples[partition.start : partition.start + partition.rows]), n, True)
+            partition = Partition(n, self._rank, self._world_size, weights=self.weights)
+            own = self._collate(samples[partition.start : partition.start + partition.rows])
+            return LabelledBatch(own, n, True, weights=self.weights)
         batch = self._collate(samples)
         if self._is_stacked is None:
             self._is_stacked = is_stacked(batch, n)

@@ -51,21 +51,26 @@ CHANGES = 2  # batches that may change a dataset: the first may open a file or f
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A request for one batch: its indices, its number in the epoch, and the number of the epoch."""
+    """A request for one batch: its indices, its number in the epoch, and the number of the epoch.
+
+    weights: of the ranks' shares (`Partition`) when it was requested, which may be long before it is read.
+    """
 
     epoch: int
     number: int
     indices: list[Any]
+    weights: tuple[float, ...]
 
 
 class NumberedSampler:
     """A batch sampler that yields `BatchRequest`s. `epoch` is set when one begins."""
 
-    def __init__(self, batches: Iterable[Sequence[Any]]) -> None:
-        self._batches, self.epoch = batches, 0
+    def __init__(self, batches: Iterable[Sequence[Any]], view: View) -> None:
+        self._batches, self._view, self.epoch = batches, view, 0
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        return (BatchRequest(self.epoch, number, list(indices)) for number, indices in enumerate(self._batches, 1))
+        for number, indices in enumerate(self._batches, 1):
+            yield BatchRequest(self.epoch, number, list(indices), self._view.weights)
 
     @property
     def batch_size(self) -> int | None:
@@ -81,7 +86,7 @@ class LabelledBatch:
     """A batch of `n` samples, as a loader worker sends it.
 
     is_local: it holds this rank's rows only. why: the reason for reading it whole, if it was decided. seeded: each of
-    its samples has drawn from a generator of its own.
+    its samples has drawn from a generator of its own. weights: of the ranks' shares when it was requested.
     """
 
     batch: Any
@@ -89,6 +94,7 @@ class LabelledBatch:
     is_local: bool
     why: str = ""
     seeded: bool = False
+    weights: tuple[float, ...] = ()
 
     def pin_memory(self) -> LabelledBatch:
         """Pin the batch, but for tensors of a GPU; called by torch's pinning thread."""
@@ -161,9 +167,9 @@ class Reader:
         """Read this rank's rows if the batch may be split, else all of them."""
         n = len(request.indices)
         if n >= self._fewest and self.may_split:
-            partition = Partition(n, self.rank, self.world_size)
+            partition = self._partition(n, request.weights)
             own = replace(request, indices=request.indices[partition.start : partition.start + partition.rows])
-            return LabelledBatch(self._read_own_rows(own), n, True, seeded=self.seeded)
+            return LabelledBatch(self._read_own_rows(own), n, True, seeded=self.seeded, weights=request.weights)
         checks = n >= self._fewest and self.may_split is None
         batch = self._read_and_check(request) if checks else self._read(request)
         return LabelledBatch(batch, n, False, self.why, self.seeded)
@@ -194,9 +200,12 @@ class Reader:
         self._reseeds, self.seeded = False, self._draws
         return batch
 
-    def rows_of(self, n: int) -> int:
+    def _partition(self, n: int, weights: tuple[float, ...]) -> Partition:
+        return Partition(n, self.rank, self.world_size, weights=weights)
+
+    def rows_of(self, n: int, weights: tuple[float, ...]) -> int:
         """Return the number of rows that this rank reads of a split batch of n."""
-        return Partition(n, self.rank, self.world_size).rows
+        return self._partition(n, weights).rows
 
     def _dataset_state(self) -> DatasetState | None:
         return None if self.seeded else DatasetState(self.dataset)
@@ -251,7 +260,7 @@ class SplitIterator:
     def __init__(self, loader: DataLoader[Any], reader: Reader, view: View) -> None:
         self._reader, self._view = reader, view
         assert loader.batch_sampler is not None
-        self._sampler = NumberedSampler(loader.batch_sampler)
+        self._sampler = NumberedSampler(loader.batch_sampler, view)
         self._loader = _reading_through(loader, reader, self._sampler)
         self._begin()
         self._batches = new_iterator(self._loader)
@@ -280,7 +289,8 @@ class SplitIterator:
         batch, n, is_local = labelled.batch, labelled.n, labelled.is_local
         if not self._view.splits(n):
             return batch
-        if is_local and not is_stacked(batch, self._reader.rows_of(n)):
+        weights = labelled.weights
+        if is_local and not is_stacked(batch, self._reader.rows_of(n, weights)):
             raise Refused(f"a batch of {n} samples is not stacked as the first one was; use --loading whole")
         if labelled.why:
             self._view.say(f"the loader at {user_line()} is read whole by every rank: {labelled.why}")
@@ -297,7 +307,7 @@ class SplitIterator:
         view = self._view
 
         def as_batch(leaf: Tensor) -> BatchTensor:
-            return BatchTensor.of_rows(leaf, n, view) if is_local else BatchTensor.of(leaf, view)
+            return BatchTensor.of_rows(leaf, n, view, weights) if is_local else BatchTensor.of(leaf, view)
 
         return tree_map_only(Tensor, as_batch, batch)
 

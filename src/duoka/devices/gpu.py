@@ -41,7 +41,8 @@ class Gpu:
     utilisation: percent. temperature: °C. power, power_limit: watts. processes: None if the driver does not report
     them; a container often sees none of those outside. parts: of a split GPU, which is used through its parts only.
     holder: the duoka run of the same user that has locked it. awaited: the duoka run that queues for it before this
-    process. problem: a fault that the driver reports; such a GPU is shown and not used.
+    process. problem: a fault that the driver reports; such a GPU is shown and not used. speed: number of cores times
+    their clock (MHz); 0 if unknown.
     """
 
     index: int
@@ -61,6 +62,7 @@ class Gpu:
     card: int | None = None
     capability: str = ""
     problem: str = ""
+    speed: int = 0
 
     @property
     def number(self) -> str:

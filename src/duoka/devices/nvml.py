@@ -166,6 +166,8 @@ def _one(queries: _Queries, handle: Any, index: int) -> Gpu:
         capability=_capability(ask("nvmlDeviceGetCudaComputeCapability", handle)),
         processes=_processes(queries, handle),
         problem=queries.problem,
+        speed=(ask("nvmlDeviceGetNumGpuCores", handle) or 0)
+        * (ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM) or 0),
     )
 
 

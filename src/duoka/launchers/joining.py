@@ -122,6 +122,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "the script's kind": plan.kind.value,
         "--strategy": plan.strategy,
         "--shares": plan.shares,
+        "--rows": [plan.weights, plan.measures_rows],
         "--batch-norm": plan.batch_norm,
         "--randomness": plan.randomness,
         "--loading": plan.loading,

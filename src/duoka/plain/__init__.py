@@ -61,6 +61,7 @@ from duoka.plain.shared_random import SharedRandom
 from duoka.plan import Plan
 from duoka.private.lookup import untested
 from duoka.strategies import create
+from duoka.strategies.balancing import Balance
 from duoka.view.collectives.base import Collectives
 from duoka.view.modules.calls import ModuleCalls
 from duoka.view.random.generators import RankStream
@@ -107,6 +108,7 @@ def run_plain(
 
     shared_random: random numbers that all ranks share. say: prints a line of the header (on rank 0 only).
     """
+    device = torch.device(plan.devices[0].type)
     if plan.strategy == "exact":
         be_deterministic()
     strategy = create(
@@ -120,6 +122,7 @@ def run_plain(
     )
     view = strategy.view(ranks, say)
     view.set_row_independent(plan.row_independent)
+    view.set_weights(plan.weights)
     if plan.randomness == "worker":
         view.rank_stream = RankStream(int.from_bytes(shared_random.shared(7), "little") + ranks.rank)
     for line in untested(torch.__version__):
@@ -130,6 +133,8 @@ def run_plain(
     session = Session(plan, ranks, view, ModuleCalls(view), strategy, patches, caller, shared_random, say)
     for interception in INTERCEPTIONS:
         interception.install(session)
+    if plan.measures_rows:
+        Balance(view, ranks, device, say)
     try:
         script()
         if not patches.active:  # a process that the script forked has ended, not the run

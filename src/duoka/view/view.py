@@ -70,7 +70,8 @@ class View:
         outcomes: key -> what the call returns on one device (`tensor/outcome.py`).
         backward_names: kinds of arguments -> the name of torch's backward function.
         refusal: the first Refused that was raised in the script, which may have caught it.
-        partition: (cached) returns the partition of a batch of n samples.
+        weights: of each rank's share of a batch (`Partition`); empty: the shares are even.
+        largest: samples of the largest batch that was split with these weights.
     """
 
     def __init__(
@@ -106,16 +107,30 @@ class View:
         self.outcomes = Recent(KEPT)
         self.backward_names: dict[Any, str] = {}
         self.refusal: Refused | None = None
-        self.partition = lru_cache(maxsize=1024)(self._partition)
+        self.weights: tuple[float, ...] = ()
+        self.largest = 0
+        self._partitions = lru_cache(maxsize=1024)(self._partition)
         self._adopted: dict[int, ReferenceType[Tensor]] = {}  # leaves, by identity
         self._divided: WeakIdKeyDictionary = WeakIdKeyDictionary()  # rows that have the hook of `divide_gradient`
 
-    def _partition(self, n: int) -> Partition:
-        partition = Partition(n, self.ranks.rank, self.ranks.world_size)
-        if not self.partition.cache_info().currsize:
+    def partition(self, n: int, weights: tuple[float, ...] | None = None) -> Partition:
+        """Return the partition of a batch of n samples, one object for each n and weights (default: the current)."""
+        return self._partitions(n, self.weights if weights is None else weights)
+
+    def _partition(self, n: int, weights: tuple[float, ...]) -> Partition:
+        partition = Partition(n, self.ranks.rank, self.ranks.world_size, weights=weights)
+        if not self._partitions.cache_info().currsize:
             self.say(f"batch {partition}")
             self.whole_operations.begin()
+        self.largest = max(self.largest, n)
         return partition
+
+    def set_weights(self, weights: tuple[float, ...]) -> None:
+        """Set the weights of the ranks' shares, for batches that are split from now on; all ranks call it.
+
+        Batches that exist keep their partition. What computes with two partitions of n samples gathers one of them.
+        """
+        self.weights, self.largest = weights, 0
 
     def raised(self, error: Exception) -> None:
         """Remember an error that is raised in the script, which may catch it.

@@ -14,6 +14,7 @@ from torch.distributed import ReduceOp
 from duoka.errors import DuokaError
 from duoka.network.keys import Key
 from duoka.network.signing import sign_object, verify_object
+from duoka.view.collectives.stream_waits import StreamWaits
 
 T = TypeVar("T")
 
@@ -94,7 +95,8 @@ class Collectives(ABC):
     """The collectives of a rank among `world_size` ranks. All ranks must make the same calls in the same order.
 
     begun: number of collectives so far. key: of the run; signs objects. rank_local: True while this rank tries
-    something out that the others do not, and must not call a collective.
+    something out that the others do not, and must not call a collective. waited: nanoseconds in which this process
+    waited for collectives. stream_waits: measures the same for the stream of an accelerator.
     """
 
     rank: int
@@ -102,6 +104,8 @@ class Collectives(ABC):
     begun: int = 0
     key: Key = Key()
     rank_local: bool = False
+    waited: int = 0
+    stream_waits: StreamWaits | None = None
     _agreeing: bool = False  # within `run_or_fall_back`, before the first collective
     _delayed: list[Tensor] | None = None  # within `coalesced_broadcasts`
 

@@ -98,7 +98,10 @@ class ProcessCollectives(Collectives):
         self._begin(what)
         self._slot.check_begun()
         work = self._call_torch(lambda: begin(self._group(tensor.device.type)))
-        return lambda: self._finish(lambda: self._call_torch(work.wait))
+        wait: Callable[[], Any] = work.wait
+        if (clock := self.whole.stream_waits) is not None and not tensor.is_cpu:
+            wait = clock.timed(wait)
+        return lambda: self._finish(lambda: self._call_torch(wait))
 
     def _start_exchange(
         self, what: str, tensor: Tensor | None, receive: Callable[[list[Tensor]], Any]
@@ -116,7 +119,9 @@ class ProcessCollectives(Collectives):
         except PeerFailed as error:
             failed = error
         self._threads.end()
-        self._slot.end_collective(monotonic_ns() - since)
+        waited = monotonic_ns() - since
+        self.whole.waited += waited
+        self._slot.end_collective(waited)
         if failed is not None:
             raise failed
 

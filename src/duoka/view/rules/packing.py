@@ -32,14 +32,9 @@ class Scattered(Partition):
     __eq__ = object.__eq__  # not by the number of rows alone
     __hash__ = object.__hash__
 
-    def bounds(self, rank: int) -> tuple[int, int]:
-        """Return the first row of a rank's share, and the row after its last, in the concatenation of all shares."""
-        stops = [0, *accumulate(map(len, self.positions))]
-        return stops[rank], stops[rank + 1]
-
-    @property
-    def largest(self) -> int:
-        return max(self.sizes)
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        return 0, *accumulate(map(len, self.positions))
 
     @cached_property
     def _places(self) -> Tensor:

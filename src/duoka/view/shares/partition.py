@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
+
+
+def weighted_sizes(n: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Return the number of rows of each rank, in proportion to its weight: they sum to `n`.
+
+    By the method of largest remainders (Hamilton's): each rank gets its quota rounded down, and those with the
+    largest remainders one row more. Every rank gets at least one row if there is one for each, as functions such as
+    `amax` have no value for none. A rank with a larger weight than another never gets fewer rows.
+    """
+    exact = [Fraction(weight) for weight in weights]
+    quotas = [n * weight / sum(exact) for weight in exact]
+    sizes = [int(quota) for quota in quotas]
+    ranks = range(len(weights))
+    by_remainder = sorted(ranks, key=lambda rank: (sizes[rank] - quotas[rank], -weights[rank], -rank))
+    for rank in by_remainder[: n - sum(sizes)]:
+        sizes[rank] += 1
+    if n >= len(weights):
+        while (least := min(sizes)) == 0:
+            most = max(ranks, key=lambda rank: (sizes[rank], -weights[rank], rank))
+            sizes[sizes.index(least)] += 1
+            sizes[most] -= 1
+    return tuple(sizes)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A batch of `n` samples, split into contiguous shares whose sizes differ by at most 1, as seen by `rank`.
+    """A batch of `n` samples, split into contiguous shares, as seen by `rank`.
 
-    The last ranks have the larger shares, so rank `world_size - 1` always has one of the largest.
+    weights: of each rank's share, in proportion to which it gets rows; empty: sizes differ by at most 1.
 
     It is also the interface of `Scattered` (`rules/packing.py`), whose rows are not contiguous: there `start` and
     `bounds` count rows that are concatenated rank by rank, and only `local_rows` and `in_order` know their places.
@@ -20,10 +45,17 @@ class Partition:
     n: int
     rank: int
     world_size: int
+    weights: tuple[float, ...] = field(default=(), kw_only=True)
 
     def bounds(self, rank: int) -> tuple[int, int]:
         """Return the first row of a rank's share, and the row after its last."""
-        return self.n * rank // self.world_size, self.n * (rank + 1) // self.world_size
+        return self._ends[rank], self._ends[rank + 1]
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        if self.weights:
+            return 0, *accumulate(weighted_sizes(self.n, self.weights))
+        return tuple(self.n * rank // self.world_size for rank in range(self.world_size + 1))
 
     @cached_property
     def start(self) -> int:
@@ -40,10 +72,10 @@ class Partition:
         """Number of rows of each rank's share."""
         return tuple(stop - start for start, stop in map(self.bounds, range(self.world_size)))
 
-    @property
+    @cached_property
     def largest(self) -> int:
         """Number of rows of the largest share."""
-        return self.sizes[-1]
+        return max(self.sizes)
 
     @cached_property
     def smallest(self) -> int:
@@ -60,7 +92,7 @@ class Partition:
 
     def of_process(self, rank: int, world_size: int) -> Partition:
         """Return the partition between processes, each of which has consecutive shares of this one."""
-        return Partition(self.n, rank, world_size)
+        return Partition(self.n, rank, world_size, weights=self.weights)
 
     def __str__(self) -> str:
         if self.world_size > 8 and len(set(self.sizes)) == 1:

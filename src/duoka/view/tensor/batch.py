@@ -109,9 +109,12 @@ class BatchTensor(Tensor):
         return join(view.shares.each(share))
 
     @classmethod
-    def of_rows(cls, rows: Tensor, n: int, view: View) -> BatchTensor:
-        """Make a batch of n samples of the rows of this process, in dimension 0."""
-        specs = [Spec(own, own.partition(n)) for own in view.siblings]
+    def of_rows(cls, rows: Tensor, n: int, view: View, weights: tuple[float, ...] | None = None) -> BatchTensor:
+        """Make a batch of n samples of the rows of this process, in dimension 0.
+
+        weights: with which the rows were read (`View.partition`).
+        """
+        specs = [Spec(own, own.partition(n, weights)) for own in view.siblings]
         if len(specs) == 1:
             return BatchTensor(rows, specs[0])
         parts = rows.split([spec.partition.rows for spec in specs])

@@ -1,0 +1,158 @@
+"""Shares of a batch in proportion to the speed of each device, measured in the steps of a run.
+
+Each rank measures the mean time of its steps without waits for other ranks. After each window of steps all ranks
+exchange their times, and each computes the same new weights from them. A rank's time is taken for a fixed part and
+one in proportion to its rows; the shares make all ranks take as long.
+
+Why means, and how drift is told from noise: docs/decisions/0133-uneven-shares.md
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import chain, count
+from time import monotonic_ns  # a script's `time.monotonic_ns` may be rank 0's
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from duoka.private.light import not_compiled
+from duoka.view.collectives.base import Collectives
+from duoka.view.collectives.stream_waits import StreamWaits
+from duoka.view.support.hook_numbers import unnumbered
+from duoka.view.view import View
+
+FIRST = 5, 20, 40  # steps: the first are left out, as kernels are chosen in them; then the first two windows end
+WINDOW = 50  # steps of each later window
+LATE = 3  # steps after the end of a window in which the stream of an accelerator gets there
+GAIN = 1.05  # times as fast as now, by which other shares must make the steps of two windows in a row
+DRIFT = 1.10  # the same once measured shares have held for a window
+LEAST_OF_ROWS = 0.1  # part of a rank's time that is taken to grow with its rows, at least
+LEAST = 1e-3  # share of a rank
+CHANGED = 0.02  # of a share, by which it must have changed for a line through two measurements
+
+Point = tuple[Sequence[float], Sequence[float]]  # shares of the ranks (their sum is 1), and their seconds per step
+
+
+def balanced(points: Sequence[Point]) -> tuple[list[float], float]:
+    """Return the shares with which all ranks take as long, and the seconds that a step then takes.
+
+    points: measurements, the newest last; of earlier ones the newest with another share gives a rank's fixed time.
+    """
+    lines = [
+        _line([(shares[rank], seconds[rank]) for shares, seconds in points]) for rank in range(len(points[-1][0]))
+    ]
+    low, high = 0.0, max(fixed + growing for fixed, growing in lines)
+    for _ in range(60):
+        time = (low + high) / 2
+        if sum(max(time - fixed, 0.0) / growing for fixed, growing in lines) < 1:
+            low = time
+        else:
+            high = time
+    shares = [max(high - fixed, 0.0) / growing for fixed, growing in lines]
+    return shares, high
+
+
+def _line(measured: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the fixed seconds of a rank, and those that it would take for all rows. measured: shares and seconds."""
+    share, seconds = measured[-1]
+    growing = seconds / share
+    for before, then in reversed(measured[:-1]):
+        if abs(share - before) > CHANGED * share:
+            slope = (seconds - then) / (share - before)
+            growing = min(max(slope, LEAST_OF_ROWS * growing), growing)
+            break
+    return seconds - growing * share, growing
+
+
+class Balance:
+    """Sets the weights of a view's shares as fast as each rank computes. All ranks make the same steps.
+
+    ranks: the collectives of these ranks. say: prints a line for the user.
+    """
+
+    def __init__(self, view: View, ranks: Collectives, device: torch.device, say: Callable[[str], None]) -> None:
+        self._view, self._ranks, self._say = view, ranks, say
+        self._main = threading.get_ident()
+        self._clock = _ProcessClock(ranks) if device.type == "cpu" else _StreamClock(ranks, device)
+        self._steps, self._begun = 0, 0  # steps so far, and before the window
+        self._ends = chain(FIRST, count(FIRST[-1] + WINDOW, WINDOW))
+        self._end = next(self._ends)
+        self._points: list[Point] = []  # of windows with other shares, and of the last one
+        self._limit, self._gained = GAIN, False
+        with unnumbered():
+            register_optimizer_step_post_hook(not_compiled(lambda *_: self._stepped()))
+
+    def _stepped(self) -> None:
+        if self._ranks.rank_local or threading.get_ident() != self._main:
+            return
+        self._steps += 1
+        if self._steps == self._end:
+            self._clock.mark()
+        elif self._steps == self._end + LATE:
+            steps, self._begun, self._end = self._end - self._begun, self._end, next(self._ends)
+            seconds = self._clock.seconds() / steps
+            if steps != FIRST[0]:
+                self._exchange(seconds)
+
+    def _exchange(self, seconds: float) -> None:
+        """Exchange the times of a window, and change the weights where that makes steps faster."""
+        times: list[float] = self._ranks.all_gather(torch.tensor([seconds], dtype=torch.float64)).flatten().tolist()
+        n = self._view.largest
+        if not n:
+            return
+        shares = [size / n for size in self._view.partition(n).sizes]
+        if self._gained:  # a second window with these shares
+            times = [(time + before) / 2 for time, before in zip(times, self._points.pop()[1], strict=True)]
+        self._points = [*self._points[-2:], (shares, times)]
+        better, time = balanced(self._points)
+        gains = max(times) > self._limit * time
+        if gains and self._gained:
+            self._change(better, n)
+            self._gained = False
+            return
+        if not gains:
+            self._limit = DRIFT
+        self._gained = gains
+
+    def _change(self, shares: Sequence[float], n: int) -> None:
+        least = max(min(shares), LEAST)
+        weights = tuple(round(max(share, LEAST) / least, 2) for share in shares)
+        self._view.set_weights(weights)
+        sizes = " + ".join(map(str, self._view.partition(n).sizes))
+        ratio = " : ".join(f"{weight:g}" for weight in weights)
+        self._say(f"rows {sizes} of {n} ({ratio}, measured after {self._steps} steps)")
+
+
+class _ProcessClock:
+    """The time between marks without that in which this process waited for other ranks."""
+
+    def __init__(self, ranks: Collectives) -> None:
+        self._ranks = ranks
+        self._before, self._last = 0, 0
+
+    def mark(self) -> None:
+        self._before, self._last = self._last, monotonic_ns() - self._ranks.waited
+
+    def seconds(self) -> float:
+        """Return the seconds between the last two marks."""
+        return (self._last - self._before) / 1e9
+
+
+class _StreamClock:
+    """The same for the stream of an accelerator, by events that are read when it has got there."""
+
+    def __init__(self, ranks: Collectives, device: torch.device) -> None:
+        self._waits = ranks.stream_waits = StreamWaits(device)
+        self._before = self._last = self._waits.mark()
+        self._within: list[tuple[Any, Any]] = []
+
+    def mark(self) -> None:
+        self._before, self._last, self._within = self._last, self._waits.mark(), self._waits.take()
+
+    def seconds(self) -> float:
+        self._last.synchronize()
+        waited = sum(begun.elapsed_time(ended) for begun, ended in self._within)
+        return float(self._before.elapsed_time(self._last) - waited) / 1e3
