@@ -307,6 +307,7 @@ def test_details(plan: Any) -> None:
         "run         train.py --epochs '5 6'",
         "script      plain",
         "strategy    ddp: every device holds the whole model, and gradients are averaged",
+        "rows        even",
         "batch norm  whole",
         "randomness  whole",
         "loading     auto",
@@ -386,3 +387,58 @@ def test_machines_are_shown(plan: Any) -> None:
     assert any(line.startswith("output      of rank 0 at machine 0, of the others in") for line in shown)
     told = plan(PLAIN, machines=Machines(2, 0, "node1", 29500, engine="Slurm"))
     assert "machine 0 of 2, rendezvous at node1:29500 (set by Slurm)" in header(told)
+
+
+OLD = Gpu(0, "GPU-0", "GTX 1080", 8 << 30, speed=2560 * 1733)
+NEW = Gpu(1, "GPU-1", "RTX 3090", 24 << 30, speed=10496 * 1695)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "weights", "measures"),
+    [
+        ((OLD, NEW), {}, (2560 * 1733.0, 10496 * 1695.0), True),
+        ((OLD, NEW), {"rows": "even"}, (), False),
+        ((OLD, NEW), {"rows": "3:1"}, (3.0, 1.0), False),
+        ((OLD, replace(OLD, index=1, uuid="GPU-1")), {}, (), False),
+        ((OLD, replace(OLD, index=1, uuid="GPU-1")), {"rows": "auto"}, (), True),
+        ((OLD, replace(OLD, index=1, uuid="GPU-1", used=4 << 30)), {}, (), True),
+        ((OLD, replace(NEW, speed=0)), {}, (), True),
+        ((), {"devices": "cpu:2"}, (), False),
+        ((), {"devices": "cpu:2", "rows": "auto"}, (), True),
+        ((OLD, NEW), {"strategy": "exact"}, (), False),
+    ],
+)
+def test_devices_that_differ_share_batches_as_measured(
+    plan: Any, gpus: tuple[Gpu, ...], options: dict[str, Any], weights: tuple[float, ...], measures: bool
+) -> None:
+    made = plan(PLAIN, Inventory(gpus, 16, ""), **{"devices": "0,1", **options})
+    assert (made.weights, made.measures_rows) == (weights, measures)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ("3:1", {"devices": "cpu:3"}, "one number for each of 3 devices, but is '3:1'"),
+        ("0:1", {}, "a number above 0 for each device"),
+        ("-1:1", {}, "a number above 0 for each device"),
+        ("3:x", {}, "a number above 0 for each device"),
+        ("nan:1", {}, "a number above 0 for each device"),
+        ("", {"rows": ":"}, "a number above 0 for each device"),
+        ("3:1", {"strategy": "exact"}, "its shares are even"),
+    ],
+)
+def test_rows_that_no_devices_can_have(plan: Any, rows: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        plan(PLAIN, **{"devices": "cpu:2", "rows": rows, **options})
+
+
+def test_rows_without_effect_are_told(plan: Any) -> None:
+    assert plan(PLAIN, devices="cpu:1", rows="3:1").notes == ("--rows 3:1: one device has all rows",)
+    assert "--rows: without effect" in plan(LAUNCHED, devices="cpu:2", rows="3:1").notes[0]
+
+
+def test_rows_are_for_the_ranks_of_all_machines(plan: Any) -> None:
+    made = plan(PLAIN, devices="cpu:1", machines=NODES, rows="3:1")
+    assert joined(made, (1, 1), ("a", "b")).weights == (3.0, 1.0)
+    with pytest.raises(OptionError, match="one number for each of 3 devices"):
+        joined(made, (1, 2), ("a", "b"))

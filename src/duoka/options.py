@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -266,6 +266,21 @@ def row_weights(text: str, option: str = "--rows") -> tuple[float, ...]:
         hint = "three quarters of each batch for the first of two devices are 3:1"
         raise OptionError(option, text, f"{' or '.join(ROWS)}, or a number above 0 for each device, like 3:1", hint)
     return weights
+
+
+def shares_of(rows: str | Sequence[float], ranks: int, option: str = "rows") -> tuple[tuple[float, ...], bool]:
+    """Return the weights of the ranks' shares, and whether they are to be measured. rows: of `--rows`, or numbers.
+
+    Raises:
+        OptionError: there is not one number above 0 for each rank.
+    """
+    text = rows if isinstance(rows, str) else ":".join(map(str, rows))
+    if text in ROWS:
+        return (), text == "auto"
+    weights = row_weights(text, option)
+    if len(weights) != ranks:
+        raise OptionError(option, text, f"one number for each of {ranks} devices", "like 3:1 for two")
+    return weights, False
 
 
 def shares_for(ranks: int, asked: int | None, option: str = "--shares") -> int:

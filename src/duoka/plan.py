@@ -24,6 +24,7 @@ from duoka.options import (
     one_of,
     row_weights,
     shares_for,
+    shares_of,
 )
 from duoka.script import Kind, Script
 
@@ -221,7 +222,8 @@ def joined(plan: Plan, workers: tuple[int, ...], names: tuple[str, ...], hosts: 
         OptionError: the strategy exact or hsdp, or `--rows`, does not allow these numbers of ranks.
     """
     machines = replace(plan.machines, workers=workers, names=names, hosts=hosts)
-    _check_weights(plan.weights, sum(workers))
+    if plan.weights and not plan.measures_rows:
+        shares_of(plan.weights, sum(workers), "--rows")
     plan = replace(plan, machines=machines, shares=_shares(plan.strategy, sum(workers), plan.shares or None))
     return _hybrid(plan) if plan.strategy == "hsdp" else plan
 
@@ -257,13 +259,17 @@ def decide_function(
     chosen = choose(spec.parse(options.devices), inventory, visible)
     workers = len(chosen.devices)
     threads, notes = _threads(options.threads, workers, inventory.cores, omp_threads)
+    strategy = "single" if workers == 1 else "ddp"
+    weights, measures, row_notes = _rows(options.rows, strategy, chosen.devices, inventory, False)
     return Plan(
         target=Target(name),
         kind=Kind.API,
         kind_reason="duoka.launch",
         kind_can_be_either=False,
         devices=chosen.devices,
-        strategy="single" if workers == 1 else "ddp",
+        strategy=strategy,
+        weights=weights,
+        measures_rows=measures,
         batch_norm=options.batch_norm,
         randomness=options.randomness,
         loading=options.loading,
@@ -272,7 +278,7 @@ def decide_function(
         step_timeout=options.step_timeout,
         log_dir=options.log_dir,
         verbosity=options.verbosity,
-        notes=chosen.notes + notes,
+        notes=chosen.notes + notes + row_notes,
     )
 
 
@@ -356,16 +362,9 @@ def _rows(
         speeds = tuple(float(gpu.speed) for gpu in used)
         guess = speeds if not several and all(speeds) and len(set(speeds)) > 1 else ()
         return (guess, True, ()) if asked or (not several and _differ(used)) else ((), False, ())
-    weights = () if asked == "even" else row_weights(asked)
-    if not several:
-        _check_weights(weights, len(devices))
-    return weights, False, ()
-
-
-def _check_weights(weights: Sequence[float], devices: int) -> None:
-    if len(weights) not in (0, devices):
-        shown = ":".join(f"{weight:g}" for weight in weights)
-        raise OptionError("--rows", shown, f"one number for each of {devices} devices", "like 3:1 for two")
+    if several:  # `joined` knows how many there are
+        return () if asked == "even" else row_weights(asked), False, ()
+    return *shares_of(asked, len(devices), "--rows"), ()
 
 
 def _differ(gpus: Sequence[Gpu]) -> bool:

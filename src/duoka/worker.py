@@ -280,6 +280,7 @@ def _origin(plan: Plan, info: RankInfo, slot: CollectiveSlot, exchange: mmap.mma
     given = device.type if index is None else f"{device.type}:{index}"
     defaults = StartDefaults(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
     defaults = replace(defaults, strategy=plan.strategy, shares=plan.shares, row_independent=plan.row_independent)
+    defaults = replace(defaults, weights=plan.weights, measures_rows=plan.measures_rows)
     ranks = info.rank, info.world_size, info.local_rank
     return Forked(*ranks, info, slot, exchange, given, defaults, key, far=plan.machines.count > 1)
 

@@ -21,7 +21,7 @@ OPTIONS = """
     --blocks --checkpoint-activations --cpu-offload --device-memory
     -h/--help -m -q/--quiet -v/--verbose --batch-norm --devices --dry-run --kind --loading --row-independent --log-dir
     --key-file --report --machine --machines --rendezvous
-    --randomness --restarts --step-timeout --strategy --shares --threads --timeout --wait
+    --randomness --restarts --rows --step-timeout --strategy --shares --threads --timeout --wait
 """
 
 

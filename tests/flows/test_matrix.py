@@ -27,13 +27,22 @@ COLUMNS = {
     "fsdp": ("--devices", "cpu:3", "--strategy", "fsdp"),
     "offload": ("--devices", "cpu:2", "--strategy", "fsdp", "--cpu-offload"),
     "hsdp": ("--devices", "cpu:2", "--strategy", "hsdp"),
+    "rows": ("--devices", "cpu:3", "--rows", "1:5:2"),
+    "rows of fsdp": ("--devices", "cpu:2", "--rows", "3:1", "--strategy", "fsdp"),
+    "moving rows": ("--devices", "cpu:3"),
 }
+MOVING = Path(__file__).parent / "moving.py"
+IN_PARTS = ("fsdp", "offload", "hsdp", "rows of fsdp")
 HOLES: dict[tuple[str, str], str] = {
-    **{("by_hand", one): "refused: LBFGS makes one vector of all parameters" for one in ("fsdp", "offload", "hsdp")},
+    **{("by_hand", one): "refused: LBFGS makes one vector of all parameters" for one in IN_PARTS},
     ("beside", "exact"): "refused: a hook on a batch would be called once for each share",
     ("reading", "exact"): "each sample draws by its place and epoch, other numbers than python's",
     ("exact/cnn", "exact"): "each sample draws by its place and epoch, other numbers than python's",
     ("examples/api", "offload"): "the API has no such option",
+    (
+        "examples/dataparallel_2019",
+        "rows of fsdp",
+    ): "a bias before BatchNorm has no gradient but rounding of its rows",
 }
 SHORT = {
     ("regress", "hsdp"),
@@ -41,6 +50,9 @@ SHORT = {
     ("attention", "offload"),
     ("metric", "fsdp"),
     ("examples/api", "fsdp"),
+    ("examples/api", "rows"),
+    ("everyday", "rows"),
+    ("layers", "moving rows"),
 }
 
 
@@ -87,12 +99,16 @@ def test_every_script_under_every_strategy(
 ) -> None:
     script, words, saved = _script(name)
     options = COLUMNS[column]
-    if name in API and column not in ("ddp", "exact"):  # which the script asks for
-        text = script.read_text().replace("run.model(net)", f"run.model(net, strategy={column!r})")
+    strategy = {"rows": "ddp", "moving rows": "ddp", "rows of fsdp": "fsdp"}.get(column, column)
+    if name in API and strategy not in ("ddp", "exact"):  # which the script asks for
+        text = script.read_text().replace("run.model(net)", f"run.model(net, strategy={strategy!r})")
         saves = '    if run.is_first:\n        torch.save(model.state_dict(), "digits.pt")\n'
         assert saves in text  # on one rank alone, which holds a part of the model now
         text = text.replace(saves, '    duoka.save_weights(model, "digits.safetensors")\n')
-        script, options = flow.write("script.py", text), options[:2]
+        script, options = flow.write("script.py", text), options[: 4 if "--rows" in options else 2]
+    if column == "moving rows":
+        options += ("--kind", "api") if name in API else ()
+        script, words = MOVING, (str(script), *words)
     printed = _hsdp(flow, options, script, words) if column == "hsdp" else _run(flow, options, script, words)
     printed = _comparable(printed)
     file = None if saved is None else flow.folder / saved

@@ -49,6 +49,7 @@ def launch(
     timeout: float = 600.0,
     step_timeout: float | None = None,
     log_dir: str | Path | None = None,
+    rows: str | Sequence[float] = "",
     **kwargs: Any,
 ) -> list[Any]:
     """Call `function(*args, **kwargs)` in one worker for each device, and return the results in the order of ranks.
@@ -65,6 +66,8 @@ def launch(
         step_timeout: the same after the first step, whatever the others do; None: 20 times the slowest step so far,
             at least 60 s, for a rank that is idle.
         log_dir: directory for the output of ranks 1, 2, ...
+        rows: the devices' shares of each batch: a number for each, (3, 1) or "3:1"; "auto": as fast as each
+            computes; "even"; "": auto for GPUs that differ, else even.
         **kwargs: keyword arguments of the function.
 
     Raises:
@@ -86,6 +89,7 @@ def launch(
         timeout=timeout,
         step_timeout=step_timeout,
         log_dir=None if log_dir is None else Path(log_dir),
+        rows=rows if isinstance(rows, str) else ":".join(map(str, rows)),
     )
     allocation = _allocate(options, waiting(wait))
     plan = replace(allocation.decided, notes=(*allocation.decided.notes, *allocation.notes))

@@ -75,3 +75,5 @@ class StartDefaults:
     strategy: str = "auto"
     shares: int = 0
     row_independent: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    measures_rows: bool = False

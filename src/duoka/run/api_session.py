@@ -22,6 +22,7 @@ from duoka.run import loss_weights
 from duoka.run.backward import BackwardObserver
 from duoka.run.calls import ApiCalls
 from duoka.strategies import create
+from duoka.strategies.balancing import Balance
 from duoka.view.collectives.base import Collectives
 from duoka.view.random.generators import RankStream
 from duoka.view.support.determinism import be_deterministic
@@ -44,6 +45,7 @@ class RunSettings:
 
     compress: of gradients between ranks. strategy: "auto" or "exact". shares: of each batch, for exact.
     row_independent: functions without a rule that compute each row by itself. cpu_offload: of parts of parameters.
+    weights: of the ranks' shares of a batch; empty: even. measures_rows: whether these follow from each rank's time.
     """
 
     batch_norm: BatchNorm = "whole"
@@ -54,6 +56,8 @@ class RunSettings:
     shares: int | None = None
     row_independent: tuple[str, ...] = ()
     cpu_offload: bool = False
+    weights: tuple[float, ...] = ()
+    measures_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,12 @@ def set_exact_threads() -> None:
     torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else 1)
 
 
-def open_session(ranks: Collectives, settings: RunSettings, entropy: int, say: Callable[[str], None]) -> ApiSession:
+def open_session(
+    ranks: Collectives, settings: RunSettings, device: torch.device, entropy: int, say: Callable[[str], None]
+) -> ApiSession:
     """Install the interceptions, if more than one rank or "exact" needs them; `session.patches.undo()` removes them.
+
+    device: of this rank.
 
     Raises:
         OptionError: the strategy does not allow so many ranks, or the other settings.
@@ -101,6 +109,7 @@ def open_session(ranks: Collectives, settings: RunSettings, entropy: int, say: C
     strategy = create(name, ranks, settings.compress, shares, cpu_offload=settings.cpu_offload, every=False)
     view = strategy.view(ranks, say)
     view.set_row_independent(settings.row_independent)
+    view.set_weights(settings.weights)
     for line in untested(torch.__version__):
         say(line)
     rank_stream = RankStream(entropy + ranks.rank)
@@ -118,11 +127,16 @@ def open_session(ranks: Collectives, settings: RunSettings, entropy: int, say: C
             interception.install(session)
         install_safetensors(session)
         loss_weights.install(session.patches, calls)
+        if settings.measures_rows:
+            patches.hook(Balance(view, ranks, device, say).handle)
         patches.reach()
     return session
 
 
 def _check_exact(settings: RunSettings) -> None:
+    even = replace(settings, weights=(), measures_rows=False)
+    if settings != even:
+        raise OptionError("rows", "uneven", "left out with strategy='exact'", "its shares are even")
     for name, allowed in (("batch_norm", "whole"), ("randomness", "whole"), ("compress", "none")):
         given = getattr(settings, name)
         if given != allowed:

@@ -386,7 +386,7 @@ class Run:
             raise OptionError("run.model", f"strategy={strategy!r}", "given before anything else is made", hint)
         session.strategy.close()
         session.patches.undo()
-        self._opened = open_session(session.ranks, settings, session.shared_random.entropy, session.say)
+        self._opened = open_session(session.ranks, settings, self.device, session.shared_random.entropy, session.say)
         set_exact_threads()
         session.say(f"strategy exact with {self._opened.view.shares.world_size} shares of each batch")
         return self._opened

@@ -17,7 +17,7 @@ import torch
 from duoka import environment
 from duoka.errors import DeviceError, OptionError
 from duoka.logs import check_logs, open_logs
-from duoka.options import LONGEST, BatchNorm, Loading, Randomness, check_names, one_of
+from duoka.options import LONGEST, BatchNorm, Loading, Randomness, check_names, one_of, shares_of
 from duoka.origins import Origin, find
 from duoka.origins.forked import Forked
 from duoka.process import this_process
@@ -44,6 +44,7 @@ def start(
     compress: str = "none",
     row_independent: Sequence[str] | None = None,
     cpu_offload: bool = False,
+    rows: str | Sequence[float] | None = None,
 ) -> Run:
     """Find this process's rank, connect to the others, and open a run, until `run.close()`. One is open at a time.
 
@@ -67,8 +68,10 @@ def start(
             every rank, since nothing proves it; `duoka prove` compares the numbers.
         cpu_offload: True: keep parameters, gradients and optimizer states of sharded models (`run.model(net,
             strategy="fsdp")`) in the host's memory, and gather blocks on the device. For several ranks.
+        rows: the ranks' shares of each batch: a number for each rank, (3, 1) or "3:1"; "auto": as fast as each
+            computes, measured in the first steps of an optimizer; "even".
 
-    Omitted options are those of `duoka run`, or else whole, whole, auto, 600, no name and False.
+    Omitted options are those of `duoka run`, or else whole, whole, auto, 600, no name, False and "even".
 
     Raises:
         OptionError: a value is not allowed, or a run is open already.
@@ -84,6 +87,9 @@ def start(
         seed = origin.defaults.seed
     settings, timeout = _settings(origin, batch_norm, randomness, loading, compress, timeout, row_independent)
     settings = replace(settings, cpu_offload=cpu_offload)
+    if rows is not None:
+        weights, measures = shares_of(rows, origin.world_size)
+        settings = replace(settings, weights=weights, measures_rows=measures)
     _check_seed(seed)
     logs = check_logs(log)
     chosen = choose_device(device, origin)
@@ -94,7 +100,7 @@ def start(
     if seed is not None or ranks.world_size > 1:
         _seed_all(entropy)
     opened = open_logs(logs if origin.rank == 0 else [])
-    run = Run(origin, chosen, open_session(ranks, settings, entropy, _sayer(origin)), opened)
+    run = Run(origin, chosen, open_session(ranks, settings, chosen, entropy, _sayer(origin)), opened)
     process.run = run
     atexit.register(_close_at_exit, run)
     return run
@@ -118,6 +124,8 @@ def _settings(
         "exact" if defaults and defaults.strategy == "exact" else "auto",
         defaults.shares or None if defaults else None,
         _names(row_independent) if row_independent is not None else defaults.row_independent if defaults else (),
+        weights=defaults.weights if defaults else (),
+        measures_rows=defaults.measures_rows if defaults else False,
     )
     compression(settings.compress)  # raises an error for an unknown method
     one_of("batch_norm", settings.batch_norm, get_args(BatchNorm))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from itertools import chain, count
+from statistics import fmean
 from time import monotonic_ns  # a script's `time.monotonic_ns` may be rank 0's
 from typing import Any
 
@@ -70,7 +71,8 @@ def _line(measured: Sequence[tuple[float, float]]) -> tuple[float, float]:
 class Balance:
     """Sets the weights of a view's shares as fast as each rank computes. All ranks make the same steps.
 
-    ranks: the collectives of these ranks. say: prints a line for the user.
+    ranks: the collectives of these ranks. device: of this rank. say: prints a line for the user. handle: removes the
+    hook of optimizers that measures the steps.
     """
 
     def __init__(self, view: View, ranks: Collectives, device: torch.device, say: Callable[[str], None]) -> None:
@@ -80,10 +82,11 @@ class Balance:
         self._steps, self._begun = 0, 0  # steps so far, and before the window
         self._ends = chain(FIRST, count(FIRST[-1] + WINDOW, WINDOW))
         self._end = next(self._ends)
-        self._points: list[Point] = []  # of windows with other shares, and of the last one
-        self._limit, self._gained = GAIN, False
+        self._known: list[Point] = []  # measured before the last changes
+        self._pending: list[float] = []  # times of the last window, if it has shown a gain
+        self._limit = GAIN
         with unnumbered():
-            register_optimizer_step_post_hook(not_compiled(lambda *_: self._stepped()))
+            self.handle = register_optimizer_step_post_hook(not_compiled(lambda *_: self._stepped()))
 
     def _stepped(self) -> None:
         if self._ranks.rank_local or threading.get_ident() != self._main:
@@ -104,18 +107,17 @@ class Balance:
         if not n:
             return
         shares = [size / n for size in self._view.partition(n).sizes]
-        if self._gained:  # a second window with these shares
-            times = [(time + before) / 2 for time, before in zip(times, self._points.pop()[1], strict=True)]
-        self._points = [*self._points[-2:], (shares, times)]
-        better, time = balanced(self._points)
+        _, time = balanced([*self._known, (shares, times)])
         gains = max(times) > self._limit * time
-        if gains and self._gained:
-            self._change(better, n)
-            self._gained = False
-            return
-        if not gains:
-            self._limit = DRIFT
-        self._gained = gains
+        if gains and self._pending:  # a second window in a row
+            means = [fmean(both) for both in zip(times, self._pending, strict=True)]
+            self._known = [*self._known[-2:], (shares, means)]
+            self._change(balanced(self._known)[0], n)
+            self._pending = []
+        elif gains:
+            self._pending = times
+        else:
+            self._limit, self._pending = DRIFT, []
 
     def _change(self, shares: Sequence[float], n: int) -> None:
         least = max(min(shares), LEAST)

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from fractions import Fraction
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duoka.view.shares.partition import Partition
+from duoka.view.shares.partition import Partition, weighted_sizes
+
+WEIGHTS = st.lists(st.floats(0, exclude_min=True, allow_infinity=False), min_size=1, max_size=20)
 
 
 @given(st.integers(0, 5000), st.integers(1, 64))
@@ -16,7 +20,29 @@ def test_shares_cover_the_batch_once_in_order_and_evenly(n: int, world_size: int
     assert all(partition.sizes == tuple(sizes) and partition.largest == max(sizes) for partition in partitions)
 
 
+@given(st.integers(0, 5000), WEIGHTS)
+def test_weighted_shares_cover_the_batch_and_grow_with_the_weights(n: int, weights: list[float]) -> None:
+    partitions = [Partition(n, rank, len(weights), weights=tuple(weights)) for rank in range(len(weights))]
+    rows = [row for partition in partitions for row in range(partition.start, partition.start + partition.rows)]
+    assert rows == list(range(n))
+    sizes = partitions[0].sizes
+    assert all(partition.sizes == sizes for partition in partitions)
+    assert n < len(weights) or min(sizes) >= 1
+    ranks = range(len(weights))
+    assert all(sizes[a] >= sizes[b] for a in ranks for b in ranks if weights[a] > weights[b])
+    assert all(abs(sizes[a] - sizes[b]) <= 1 for a in ranks for b in ranks if weights[a] == weights[b])
+
+
+@given(st.integers(0, 5000), WEIGHTS)
+def test_weighted_shares_are_within_a_row_of_their_quotas(n: int, weights: list[float]) -> None:
+    exact = [Fraction(weight) for weight in weights]
+    quotas = [n * weight / sum(exact) for weight in exact]
+    if min(quotas) >= 1:
+        assert all(abs(size - quota) < 1 for size, quota in zip(weighted_sizes(n, weights), quotas, strict=True))
+
+
 def test_reads_as_people_write_it() -> None:
     assert str(Partition(1024, 0, 2)) == "1024 = 512 + 512"
     assert str(Partition(7, 2, 3)) == "7 = 2 + 2 + 3"
+    assert str(Partition(64, 0, 2, weights=(3, 1))) == "64 = 48 + 16"
     assert str(Partition(1024, 0, 16)) == "1024 = 16 x 64"

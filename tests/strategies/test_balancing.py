@@ -1,0 +1,106 @@
+"""Shares by speed, of simulated ranks whose steps take a fixed time and one for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duoka.strategies import balancing
+from duoka.strategies.balancing import Balance, Point, balanced
+from duoka.view.collectives.one_rank import OneRank
+from duoka.view.view import View
+
+RANKS = st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.1, 100.0)), min_size=2, max_size=8)
+
+
+def times(ranks: Sequence[tuple[float, float]], shares: Sequence[float]) -> list[float]:
+    return [fixed + growing * share for (fixed, growing), share in zip(ranks, shares, strict=True)]
+
+
+@given(RANKS)
+def test_shares_come_to_take_as_long_everywhere(ranks: list[tuple[float, float]]) -> None:
+    """Or a rank has next to none, because its fixed time alone is longer than that of a step."""
+    shares = [1 / len(ranks)] * len(ranks)
+    points: list[Point] = []
+    for _ in range(30):
+        points = [*points[-2:], (shares, times(ranks, shares))]
+        shares, _ = balanced(points)
+        shares = [max(share, 1e-3) for share in shares]
+        shares = [share / sum(shares) for share in shares]
+    took = times(ranks, shares)
+    assert max(took) <= 1.02 * max(times(ranks, [1 / len(ranks)] * len(ranks)))
+    busy = [time for time, share in zip(took, shares, strict=True) if share > 0.01]
+    assert max(busy) <= 1.1 * min(busy) or min(fixed for fixed, _ in ranks) * 2 > min(busy)
+
+
+def test_shares_without_fixed_times_are_right_at_once() -> None:
+    ranks = [(0.0, 1.0), (0.0, 2.0), (0.0, 4.0)]
+    shares, time = balanced([([1 / 3] * 3, times(ranks, [1 / 3] * 3))])
+    assert shares == pytest.approx([4 / 7, 2 / 7, 1 / 7])
+    assert time == pytest.approx(4 / 7)
+
+
+class Ranks(OneRank):
+    """Rank 0 of several, the others of which are told."""
+
+    def __init__(self, costs: list[tuple[float, float]]) -> None:
+        super().__init__()
+        self.costs, self.world_size, self.view = costs, len(costs), None
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        assert self.view is not None
+        partition = self.view.partition(self.view.largest)
+        return torch.tensor([times(self.costs, [size / partition.n for size in partition.sizes])])
+
+
+def run_steps(ranks: Ranks, changes: dict[int, Any], steps: int = 400) -> list[str]:
+    """Make steps of an optimizer. changes: step -> new costs. Returns what was said."""
+    said: list[str] = []
+    view: Any = View(ranks, lambda leaf: None)
+    ranks.view = view
+    view.partition(64)
+    balance = Balance(view, ranks, torch.device("cpu"), said.append)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    try:
+        for step in range(steps):
+            ranks.costs = changes.get(step, ranks.costs)
+            view.partition(64)
+            optimizer.step()
+    finally:
+        balance.handle.remove()
+    return said
+
+
+def test_equal_ranks_keep_even_shares() -> None:
+    assert run_steps(Ranks([(0.1, 1.0), (0.11, 1.02)]), {}) == []
+
+
+def test_a_slow_rank_gets_fewer_rows_once() -> None:
+    said = run_steps(Ranks([(0.0, 1.0), (0.0, 3.0)]), {})
+    assert said == ["rows 48 + 16 of 64 (3 : 1, measured after 43 steps)"]
+
+
+def test_a_fixed_time_is_found_by_the_second_measurement() -> None:
+    ranks = Ranks([(0.5, 1.0), (0.5, 3.0)])
+    said = run_steps(ranks, {})
+    assert 1 <= len(said) <= 2
+    partition = ranks.view.partition(64)  # type: ignore[attr-defined]
+    took = times(ranks.costs, [size / 64 for size in partition.sizes])
+    assert max(took) < 1.1 * min(took)
+
+
+def test_shares_follow_a_job_that_comes_and_goes() -> None:
+    even, slowed = [(0.0, 1.0), (0.0, 1.0)], [(0.0, 1.0), (0.0, 2.0)]
+    said = run_steps(Ranks(even), {100: slowed, 300: even}, 500)
+    assert [line.partition(" of")[0] for line in said] == ["rows 43 + 21", "rows 32 + 32"]
+
+
+def test_one_slow_window_moves_nothing() -> None:
+    even, slowed = [(0.0, 1.0), (0.0, 1.0)], [(0.0, 1.0), (0.0, 2.0)]
+    first = 40 + balancing.WINDOW
+    assert run_steps(Ranks(even), {first: slowed, first + 10: even}) == []
