@@ -76,7 +76,7 @@ FROM, TO = 5, 20  # steps: the first ones agree on shapes
 
 def counted(flow: Flow, program: str, script: str, *words: str) -> Counter[str]:
     """The counts of steps FROM to TO on the first card."""
-    path = flow.folder / f"counts-{program}"
+    path = flow.folder / f"counts-{len([*flow.folder.iterdir()])}"
     run = flow.python if program == "python" else flow.run
     args = [] if program == "python" else ["run", "-q", "--devices", "0,1", *words]
     run([*args, flow.write("train.py", script)], env={"SIMULATED_COUNTS": str(path)}).ok()
@@ -91,6 +91,10 @@ def waits(counts: Counter[str]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if name.startswith("sync.") or name.endswith(".blocking")}
 
 
+def collectives(counts: Counter[str]) -> int:
+    return sum(count for name, count in counts.items() if name.startswith("nccl."))
+
+
 # Collectives of one rank in a step: buckets of gradients, the loss's numerator and denominator, BatchNorm.
 MOST = {"mlp": 2, "cnn": 6, "gpt": 2}
 
@@ -102,8 +106,7 @@ def test_a_step_adds_no_wait_of_the_host(flow: Flow, model: str, clip: bool) -> 
     script = HEAD + MODELS[model] + LOOP.format(clip=clipping)
     alone, shared = (counted(flow, program, script) for program in ("python", "duoka"))
     assert waits(shared) == waits(alone)
-    collectives = sum(count for name, count in shared.items() if name.startswith("nccl."))
-    assert 0 < collectives <= MOST[model] * (TO - FROM)
+    assert 0 < collectives(shared) <= MOST[model] * (TO - FROM)
     assert shared["copy.to_card.unpinned"] == alone["copy.to_card.unpinned"] == 0
 
 
@@ -126,3 +129,21 @@ def test_a_step_with_sharded_parameters(flow: Flow, offload: bool) -> None:
         assert shared["copy.beside"] == shared["nccl.all_gather"] + sent
     assert waits(shared) == waits(alone)
     assert shared["copy.to_card.unpinned"] == 0
+
+
+BY_HAND = {
+    "together": "nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+    "one by one": "nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)",
+    "a sum": "n = sum(p.grad.norm() ** 2 for p in model.parameters()) ** 0.5;"
+    "[p.grad.div_(n) for p in model.parameters()]",
+    "read": "n = sum(p.grad.data.norm(2).item() ** 2 for p in model.parameters()) ** 0.5;"
+    "[p.grad.data.mul_(1 / n) for p in model.parameters()]",
+}
+
+
+@pytest.mark.parametrize("how", BY_HAND)
+def test_norms_of_sharded_gradients_are_exchanged_together(flow: Flow, how: str) -> None:
+    scripts = [HEAD + GPT + LOOP.format(clip=clip) for clip in ("", BY_HAND[how])]
+    without, clipped = (counted(flow, "duoka", script, "--strategy", "fsdp") for script in scripts)
+    assert collectives(clipped) == collectives(without) + TO - FROM
+    assert waits(clipped) == waits(counted(flow, "python", scripts[1]))

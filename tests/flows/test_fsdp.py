@@ -68,6 +68,42 @@ def test_each_rank_holds_its_part_of_parameters_gradients_and_moments(flow: Flow
     assert int(part) * 2 == int(whole)
 
 
+NORMS = (
+    MODEL
+    + """
+
+other = Net()
+other.itself, nets = [other], [model, other]  # deleted when this rank collects garbage
+del other
+parameters = [*model.parameters()]
+for step, (x, y) in enumerate(loader):
+    for net in nets:
+        net.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        if step == 2:
+            parameters[0].grad = None
+        for way in range(3):
+            mine = [p for p in net.parameters() if p.grad is not None]
+            norms = [(p.grad.data.norm(), p.grad.norm(float("inf")), p.grad.detach().norm(1)) for p in mine]
+            norms[0][0].zero_()
+            print(step, way, f"{sum(p.grad.norm().item() ** 2 for p in mine):.4g}", f"{sum(map(sum, norms)):.4g}")
+            print(f"{mine[1].grad[:4].norm():.4g} {mine[2].grad.t().norm():.4g} {(mine[2].grad * 2).norm():.4g}")
+            mine[-1].grad.data.mul_(2)
+            print(f"{mine[-1].grad.norm():.4g} {torch.stack([p.grad.norm() for p in mine]).norm():.4g}")
+            if way == 1:
+                mine[0].grad = torch.ones_like(mine[0])
+    if step == 1:
+        del nets[1], net, mine
+"""
+)
+
+
+def test_norms_of_gradients_that_are_read_one_by_one(flow: Flow) -> None:
+    script = flow.write("norms.py", NORMS)
+    expected = flow.python([script]).ok().stdout
+    assert flow.run(["run", "--devices", "cpu:2", "--strategy", "fsdp", script]).ok().stdout == expected
+
+
 def test_with_cpu_offload_the_numbers_are_the_same(flow: Flow) -> None:
     script = flow.write("offloaded.py", TRAINED.replace("optimizer =", "model.to('cpu')\noptimizer ="))
     one = flow.python([script]).ok().stdout

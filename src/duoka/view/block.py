@@ -199,6 +199,7 @@ class Block:
         Returns None for those that are added to `.grad` at the end of the pass.
         """
         self.untrack()
+        self.blocks.norms.forget()
         there = {at: grad for at, grad in zip(places, grads, strict=True) if grad is not None}
         if any(grad.layout is not torch.strided for grad in there.values()):
             raise Refused(
@@ -227,6 +228,7 @@ class Block:
 
     def accumulate(self, at: int, grad: Tensor) -> None:
         """Add the sum over ranks of a gradient to `.grad`, as autograd does."""
+        self.blocks.norms.forget()
         rows = self.shards[at]._rows
         grad = grad / self.blocks.view.ranks.world_size  # as the hook of `View.divide_gradient` does
         if rows.grad is None:

@@ -23,6 +23,7 @@ from duoka.errors import Refused
 from duoka.view.block import Arriving, Block, Kind, StaleView
 from duoka.view.collectives.base import Collectives, IsolatedRank
 from duoka.view.copies import CopyStream
+from duoka.view.gradient_norms import GradientNorms
 from duoka.view.support.user_code import user_line
 from duoka.view.view import View
 
@@ -78,6 +79,7 @@ class Blocks:
         self.replicas = None if replicas is None else View(replicas, lambda _: None)
         self.memory: dict[int, tuple[Block, int]] = {}
         self.process = os.getpid()
+        view.gradient_norms = self.norms = GradientNorms()
         self.uploads, self.downloads = CopyStream(), CopyStream()
         self.defers, self.factor = False, 1.0
         self.no_sync: frozenset[Block] = frozenset()

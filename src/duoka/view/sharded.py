@@ -192,7 +192,12 @@ def _call(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], given: 
     blocks = given[0]._block.blocks
     if BatchTensor.rules.get(func) in BatchTensor.unrecorded:  # functions of gradients or properties
         blocks.add_unsynced() if func in _OF_GRADIENTS else blocks.add_deferred()
-        return BatchTensor.dispatch(func, args, kwargs)
+        out = BatchTensor.dispatch(func, args, kwargs)
+        if func == _OF_GRADIENTS[0] and isinstance(out, BatchTensor):
+            blocks.norms.seen(given[0]._rows, out)
+        elif func == _OF_GRADIENTS[1]:
+            blocks.norms.forget()
+        return out
     if _works_on_shards(func, args, kwargs, given):
         blocks.add_deferred()
         with torch.set_grad_enabled(torch.is_grad_enabled() and func not in _INITIALISING):

@@ -59,6 +59,7 @@ class View:
         of_parameters: True if its batches are sharded parameters and what is computed from them (`sharded.py`).
         has_sharded: True if models that are called with its batches have sharded parameters.
         written: number of operations that may have written to sharded parameters.
+        gradient_norms: those of sharded parameters (`gradient_norms.py`); None if it is not of parameters.
         recomputed: modules that compute their activations again in the backward pass.
         prepare_model: called with a model before its first call with a batch (`Strategy.prepare_model`).
         drawn: number of random draws for rows.
@@ -95,6 +96,7 @@ class View:
         self.watch: SizeWatch | None = None
         self.of_parameters = self.has_sharded = False
         self.written = 0
+        self.gradient_norms: Any = None
         self.recomputed: Collection[nn.Module] = ()
         self.prepare_model: Callable[[nn.Module], None] = lambda module: None
         self.drawn = 0

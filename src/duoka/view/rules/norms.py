@@ -12,6 +12,7 @@ from duoka.view.rules.lookup import Function
 from duoka.view.shares.partition import Partition
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.tensor.spec import Spec
+from duoka.view.view import View
 
 _IN_16_BITS = (torch.float16, torch.bfloat16)  # computed in 32, and rounded once
 
@@ -22,6 +23,24 @@ def order_of(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], matr
     if func is torch.linalg.norm and given is not None and matrices:
         return "of matrices"
     return 2 if given is None or (given == "fro" and func is not torch.linalg.norm) else given
+
+
+def whole_norm(
+    batch: BatchTensor, order: Any, dtype: torch.dtype | None, dims: list[int] | None, keepdim: bool
+) -> Tensor | None:
+    """Compute the vector norm of a batch over dimensions that include the batch; see `whole_norms`."""
+    view = batch._spec.view
+    if view.gradient_norms is None or dims is not None or keepdim or not _is_exchanged([batch], order):
+        found = whole_norms([batch], order, dtype, dims, keepdim)
+        return None if found is None else found[0]
+    result = dtype or batch.dtype.to_real()
+    norm = view.gradient_norms.of(
+        batch,
+        (order, dtype),
+        lambda rows: _own_norm(rows, 0, order, dtype),
+        lambda own: [one.to(result) for one in _exchange(own, order, view)],
+    )
+    return whole_norms([batch], order, dtype)[0] if norm is None else norm  # type: ignore[index]
 
 
 def whole_norms(
@@ -36,29 +55,41 @@ def whole_norms(
     batches: at least one, all of one `View` and device. dims: None: all. Returns None if the norm of the norms of
     ranks' rows is not that of the batch.
     """
-    if isinstance(order, bool) or not isinstance(order, (int, float)) or not order > 0:
+    if not _is_exchanged(batches, order):
         return None
-    if not all(batch.dtype.is_floating_point or batch.dtype.is_complex for batch in batches):
-        return None  # torch raises
-    ranks = batches[0]._spec.view.ranks
-    own = [_own_norm(batch, order, dtype, dims, keepdim) for batch in batches]
-    of_ranks = Spec(batches[0]._spec.view, Partition(ranks.world_size, ranks.rank, ranks.world_size))
+    own = [_own_norm(batch._local, batch._spec.dim, order, dtype, dims, keepdim) for batch in batches]
+    whole = _exchange(own, order, batches[0]._spec.view)
+    return [norm.to(dtype or batch.dtype.to_real()) for norm, batch in zip(whole, batches, strict=True)]
+
+
+def _is_exchanged(batches: Sequence[BatchTensor], order: Any) -> bool:
+    """Return whether the norm of the norms of ranks' rows is that of the batch; torch raises for integers."""
+    if isinstance(order, bool) or not isinstance(order, (int, float)) or not order > 0:
+        return False
+    return all(batch.dtype.is_floating_point or batch.dtype.is_complex for batch in batches)
+
+
+def _exchange(own: Sequence[Tensor], order: float, view: View) -> list[Tensor]:
+    """Return the norms of whole tensors, for those of this rank's rows."""
+    ranks = view.ranks
+    of_ranks = Spec(view, Partition(ranks.world_size, ranks.rank, ranks.world_size))
     gathered = of_ranks.gather(torch.cat([norm.flatten() for norm in own]).unsqueeze(0))
     whole = torch.linalg.vector_norm(gathered, order, dim=0).split([norm.numel() for norm in own])
-    return [
-        norm.view_as(like).to(dtype or batch.dtype.to_real())
-        for norm, like, batch in zip(whole, own, batches, strict=True)
-    ]
+    return [norm.view_as(like) for norm, like in zip(whole, own, strict=True)]
 
 
 def _own_norm(
-    batch: BatchTensor, order: float, dtype: torch.dtype | None, dims: list[int] | None, keepdim: bool
+    rows: Tensor,
+    dim: int,
+    order: float,
+    dtype: torch.dtype | None,
+    dims: list[int] | None = None,
+    keepdim: bool = False,
 ) -> Tensor:
-    """Return the norm of this rank's rows; 0 if it has none, where torch has no maximum."""
-    rows = batch._local
+    """Return the norm of this rank's rows, which are along `dim`; 0 if it has none, where torch has no maximum."""
     if dtype is None and rows.dtype in _IN_16_BITS:
         dtype = torch.float32
-    if not rows.shape[batch._spec.dim]:
+    if not rows.shape[dim]:
         every = list(range(rows.dim())) if dims is None else dims
         return torch.sum(rows.abs(), every, keepdim, dtype=dtype)
     found: Tensor = torch.linalg.vector_norm(rows, order, dims, keepdim, dtype=dtype)

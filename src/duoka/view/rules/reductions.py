@@ -38,8 +38,8 @@ def reduce(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             return spread.spread(name, batch, dims, keepdim, spread.correction_of(args, kwargs))
         if name in ("norm", "vector_norm"):
             order = norms.order_of(func, args, kwargs, matrices=(batch.dim() if dims is None else len(dims)) > 1)
-            found = norms.whole_norms([batch], order, kwargs.get("dtype"), dims, keepdim)
-            return NotImplemented if found is None else found[0]
+            found = norms.whole_norm(batch, order, kwargs.get("dtype"), dims, keepdim)
+            return NotImplemented if found is None else found
         over = _OVER_THE_BATCH.get(name)
         return NotImplemented if over is None else over(batch, dims, keepdim, kwargs.get("dtype"))
     out = func(batch._local, *args[1:], **kwargs)
