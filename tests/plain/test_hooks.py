@@ -123,3 +123,29 @@ def test_under_exact_hooks_change_whole_gradients_of_what_is_no_batch(flow: Flow
     """
     )
     as_python(flow, source, "--strategy", "exact")
+
+
+def test_under_exact_hooks_on_batches_are_called_once_with_whole_gradients(flow: Flow) -> None:
+    source = (
+        START
+        + """
+    w, b = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
+
+    def show_and_scale(grad):
+        show("hook", grad)
+        return grad * 2
+
+    for rows in (16, 11):
+        x = next(iter(DataLoader(torch.randn(16, 3), rows)))
+        h = nn.functional.linear(x, torch.diag(w), b).sin()
+        h.retain_grad()
+        h.register_hook(show_and_scale)
+        handle = h.register_hook(lambda grad: grad + 1)
+        h.register_hook(lambda grad: grad * 100).remove()
+        (h * torch.arange(3)).pow(2).sum().backward()
+        show("kept", h.grad)
+        show("w", w.grad)
+        show("b", b.grad)
+    """
+    )
+    as_python(flow, source, "--strategy", "exact")

@@ -24,7 +24,10 @@ def install(session: Session) -> None:
 
     def make_register(original: Callable[..., Any]) -> Callable[..., Any]:
         def register_hook(self: Tensor, hook: Callable[[Tensor], Any]) -> Any:
-            if not isinstance(self, BatchTensor) and (self.is_leaf or is_scripts_own(hook)):
+            of_shares = isinstance(self, BatchTensor) and len(self._shares) > 1
+            if (self.is_leaf and of_shares) or (
+                not isinstance(self, BatchTensor) and (self.is_leaf or is_scripts_own(hook))
+            ):
                 return session.strategy.register_hook(self, hook, originals.register_hook)
             return original(self, hook)
 

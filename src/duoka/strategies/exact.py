@@ -28,6 +28,7 @@ from duoka.private.torch import add_all_
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.view.collectives.base import Collectives
 from duoka.view.collectives.tree_sum import Subtree, start_sum
+from duoka.view.rules.gradients import call_hooks
 from duoka.view.support.originals import when_accumulated
 from duoka.view.support.user_code import user_line
 from duoka.view.view import View, exact_view
@@ -63,7 +64,10 @@ class Exact(Bucketed):
         self._own_hooks: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of the script's, by tensor
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
-        return exact_view(ranks, self._shares, self.adopt, self.alias, self.is_alias, say)
+        view = exact_view(ranks, self._shares, self.adopt, self.alias, self.is_alias, say)
+        for own in view.siblings:
+            own.leaf_hooks = self._own_hooks
+        return view
 
     # --- aliases
 
@@ -186,7 +190,5 @@ class Exact(Bucketed):
         for (leaf, hooks), earlier in zip(hooked, before, strict=True):
             grad = leaf.grad
             if grad is not None:
-                for hook in list(hooks.values()):
-                    changed = hook(grad)
-                    grad = grad if changed is None else changed
+                grad = call_hooks(hooks, grad)
             leaf.grad = grad if earlier is None else earlier if grad is None else earlier + grad

@@ -72,6 +72,7 @@ class View:
         backward_names: kinds of arguments -> the name of torch's backward function.
         refusal: the first Refused that was raised in the script, which may have caught it.
         weights: of each rank's share of a batch (`Partition`); empty: the shares are even.
+        leaf_hooks: leaf -> the script's hooks on it, if the strategy calls them itself.
         largest: samples of the largest batch that was split with these weights.
     """
 
@@ -112,6 +113,7 @@ class View:
         self.weights: tuple[float, ...] = ()
         self.largest = 0
         self._partitions = lru_cache(maxsize=1024)(self._partition)
+        self.leaf_hooks: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._adopted: dict[int, ReferenceType[Tensor]] = {}  # leaves, by identity
         self._divided: WeakIdKeyDictionary = WeakIdKeyDictionary()  # rows that have the hook of `divide_gradient`
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from duoka.private.torch import AsPlainTensors
+from duoka.view.rules.gradients import after_hooks
 from duoka.view.rules.lookup import Function, functions, getters
 from duoka.view.support import originals
 from duoka.view.tensor.batch import BatchTensor, Rule, batches_in
@@ -63,7 +64,9 @@ def address(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> in
 
 def retain_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Compute `x.retain_grad()`; the gradient is divided when it is read (gradients.py)."""
-    originals.retain_grad(args[0]._local)
+    rows = args[0]._local
+    originals.retain_grad(rows)
+    originals.retain_grad(after_hooks(rows))
 
 
 def base(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -8,17 +8,20 @@ A backward pass is one for all own shares.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from duoka.errors import Refused
 from duoka.view.rules.lookup import Function
 from duoka.view.shares.differentiable import AllReduceSum
 from duoka.view.support import originals
-from duoka.view.support.user_code import user_line
+from duoka.view.support.hook_numbers import unnumbered
 from duoka.view.tensor.batch import BatchTensor, Rule, join
 from duoka.view.view import View
 
@@ -41,7 +44,7 @@ def set_requires_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, A
 def get_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return `x.grad`; of a leaf always the same memory, of another batch (`retain_grad`) divided here."""
     batch = args[0]
-    grad = batch._local.grad
+    grad = after_hooks(batch._local).grad
     if grad is None:
         return None
     return BatchTensor(grad if batch._local.is_leaf else grad / batch._spec.view.ranks.world_size, batch._spec)
@@ -87,6 +90,12 @@ def _own(tensors: list[Tensor]) -> list[Tensor]:
         for tensor in tensors
         for part in ([own._local for own in tensor._shares] if isinstance(tensor, BatchTensor) else [tensor])
     ]
+
+
+def after_hooks(rows: Tensor) -> Tensor:
+    """Return the tensor whose gradient is that of a batch's rows after the batch's hooks (`JointGradient`)."""
+    tensor: Tensor = getattr(rows, "duoka_after_hooks", rows)
+    return tensor
 
 
 def _weights_of_rows(weights: list[Any], tensors: list[Tensor]) -> list[Any]:
@@ -142,6 +151,10 @@ def whole_gradients(outputs: Any, inputs: list[Tensor], view: View, **how: Any) 
     found = iter(originals.grad(outputs, flat, **how))
     totals = [
         _true_gradient([next(found) for _ in parts], of, view) for of, parts in zip(inputs, of_each, strict=True)
+    ]
+    totals = [
+        total if total is None or of not in view.leaf_hooks else call_hooks(view.leaf_hooks[of], total)
+        for total, of in zip(totals, inputs, strict=True)
     ]
     if unused_raises and any(total is None for total in totals):
         raise RuntimeError(_UNUSED)
@@ -201,9 +214,75 @@ def _listed(value: Any) -> list[Any]:
 def register_hook(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Register a hook that gets, and may return, the gradient of the global batch."""
     batch, hook = args
-    if len(batch._shares) > 1:
-        raise Refused(f"{user_line()} registers a hook on a batch, which cannot be called once for several shares")
-    return originals.register_hook(batch._local, hook_of_rows(batch, hook))
+    if len(batch._shares) == 1:
+        return originals.register_hook(batch._local, hook_of_rows(batch, hook))
+    joint = getattr(batch._shares[0]._local, "duoka_joint", None) or JointGradient(batch)
+    return joint.register(hook)
+
+
+def call_hooks(hooks: Mapping[int, Callable[[Tensor], Any]], gradient: Tensor) -> Tensor:
+    """Return a gradient as the hooks, called in turn, have changed it."""
+    for hook in list(hooks.values()):
+        changed = hook(gradient)
+        gradient = gradient if changed is None else changed
+    return gradient
+
+
+class JointGradient:
+    """Calls hooks of a batch of several shares with the gradient of all of them.
+
+    The rows of the shares get one common node in the graph, which is behind all further uses of the batch.
+    """
+
+    def __init__(self, batch: BatchTensor) -> None:
+        self._hooks: OrderedDict[int, Callable[[Tensor], Any]] = OrderedDict()
+        self._specs = [own._spec for own in batch._shares]
+        self._scale = batch._spec.view.ranks.world_size
+        self.sent: tuple[Tensor, ...] = ()  # to the rows as they were before
+        rows = [own._local for own in batch._shares]
+        with unnumbered():
+            for place, part in enumerate(rows):
+                originals.register_hook(part, partial(self._check, place))
+        joined = _Joined.apply(self, *rows)
+        for own, part, before in zip(batch._shares, joined, rows, strict=True):
+            part.duoka_joint, part.duoka_after_hooks = self, before
+            if before.retains_grad:
+                originals.retain_grad(part)  # for `retains_grad`
+            own._rows = part
+            own.__dict__.pop("_cached", None)
+
+    def register(self, hook: Callable[[Tensor], Any]) -> RemovableHandle:
+        """Add a hook, to be called after those before."""
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle.id] = hook
+        return handle
+
+    def call(self, grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Call the hooks in turn, and return the gradients of the shares' rows."""
+        gradient = join(
+            [BatchTensor(grad / self._scale, spec) for grad, spec in zip(grads, self._specs, strict=True)]
+        )
+        changed = call_hooks(self._hooks, gradient)
+        self.sent = tuple(rows * self._scale for rows in _rows_of(changed, gradient))
+        return self.sent
+
+    def _check(self, place: int, grad: Tensor) -> None:
+        if grad.data_ptr() != self.sent[place].data_ptr():
+            raise Refused(
+                "with --strategy exact, a hook on a batch gets the gradient of what is computed from it later; this "
+                "batch was used before, or its function is differentiated twice: register the hook on x * 1"
+            )
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, joint: JointGradient, *rows: Tensor) -> Any:
+        ctx.joint = joint
+        return tuple(part.detach() for part in rows)  # the same memory
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, *ctx.joint.call(grads)
 
 
 def hook_of_rows(batch: BatchTensor, hook: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor | None]:
