@@ -119,11 +119,22 @@ LOADERS: dict[str, Make] = {
     "subset": lambda: DataLoader(DATA, 4, sampler=SubsetRandomSampler(range(3, 20))),
     "batch sampler": lambda: DataLoader(DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 6, True)),
     "batches of all sizes": lambda: DataLoader(DATA, batch_sampler=[[3, 1, 2, 9], [4, 4], [7, 8, 9, 10, 11], [0]]),
+    "an order drawn when an epoch begins": lambda: DataLoader(DATA, batch_sampler=_DrawnAtOnce(), num_workers=1),
     "dicts and tuples": lambda: DataLoader(Samples(item), 5, shuffle=True),
     "read in batches": lambda: DataLoader(_InBatches(), 5, shuffle=True),
     "workers": lambda: DataLoader(Samples(item), 5, shuffle=True, num_workers=2),
     "persistent workers": lambda: DataLoader(DATA, 5, shuffle=True, num_workers=1, persistent_workers=True),
 }
+
+
+class _DrawnAtOnce:
+    """A batch sampler whose `__iter__` draws, not the first `next`: before the loader draws its workers' seed."""
+
+    def __iter__(self) -> Any:
+        return iter(torch.randperm(23).split(5))
+
+    def __len__(self) -> int:
+        return 5
 
 
 class _InBatches(Dataset[Any]):

@@ -69,8 +69,8 @@ class NumberedSampler:
         self._batches, self._view, self.epoch = batches, view, 0
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        for number, indices in enumerate(self._batches, 1):
-            yield BatchRequest(self.epoch, number, list(indices), self._view.weights)
+        numbered = enumerate(self._batches, 1)  # begins the script's sampler now, as its loader does
+        return (BatchRequest(self.epoch, number, list(indices), self._view.weights) for number, indices in numbered)
 
     @property
     def batch_size(self) -> int | None:
