@@ -289,14 +289,11 @@ def shares_for(ranks: int, asked: int | None, option: str = "--shares") -> int:
     asked: the value of `--shares`, or None for the default. option: the name used in the message.
 
     Raises:
-        OptionError: the number of ranks is not a power of two, or is larger than `asked`.
+        OptionError: the number of ranks is larger than `asked`.
     """
-    if ranks & (ranks - 1):
-        hint = "1, 2, 4, 8, ... each add up a whole part of the tree of shares"
-        raise OptionError("the number of devices for --strategy exact", ranks, "a power of two", hint)
     if asked is not None and asked < ranks:
         raise OptionError(option, asked, f"at least the number of devices, {ranks}")
-    return asked or max(SHARES, ranks)
+    return asked or max(SHARES, 1 << (ranks - 1).bit_length())
 
 
 def which_machines(

@@ -33,7 +33,7 @@ __all__ = ["STRATEGIES", "Device", "Kind", "Machines", "Plan", "check_strategy",
 STRATEGIES = {
     "auto": "ddp if it fits on each device, else fsdp, as a forecast of memory says before the run",
     "ddp": "every device holds the whole model, and gradients are averaged",
-    "exact": "the same bits on 1, 2, 4, ... devices: batches in a fixed number of shares, sums in a fixed order",
+    "exact": "the same bits on any number of devices: batches in a fixed number of shares, sums in a fixed order",
     "fsdp": "each device holds a part of the model: of its parameters, gradients and optimizer's state",
     "hsdp": "as fsdp on each machine, which holds the whole model; gradients are averaged between machines",
     "single": "one device computes everything",
@@ -348,20 +348,20 @@ def _rows(
     is one of several, whose devices are not known yet.
 
     Raises:
-        OptionError: there is not one number for each device, or the strategy has even shares.
+        OptionError: there is not one number for each device.
     """
     if strategy in ("", "single"):
         return (), False, (f"--rows {asked}: one device has all rows",) * bool(asked and strategy)
-    if strategy == "exact":
-        if asked not in ("", "even"):
-            raise OptionError("--rows", asked, "left out with --strategy exact", "its shares are even")
-        return (), False, ()
     if asked in ("", "auto"):
         gpus = {unit.uuid: unit for unit in units(inventory.gpus)}
         used = [gpus[device.uuid] for device in devices if device.uuid in gpus]
         speeds = tuple(float(gpu.speed) for gpu in used)
         guess = speeds if not several and all(speeds) and len(set(speeds)) > 1 else ()
-        return (guess, True, ()) if asked or (not several and _differ(used)) else ((), False, ())
+        if not asked and (several or not _differ(used)):
+            return (), False, ()
+        if strategy == "exact":
+            return guess, False, ("--rows auto: the first guess, which is not measured with --strategy exact",)
+        return guess, True, ()
     if several:  # `joined` knows how many there are
         return () if asked == "even" else row_weights(asked), False, ()
     return *shares_of(asked, len(devices), "--rows"), ()

@@ -28,6 +28,7 @@ from torch.utils.data import (
 from duoka.data.splitting import Reader, SplitIterator, can_split, is_stacked
 from duoka.errors import Refused
 from duoka.options import Loading
+from duoka.view.shares.partition import Partition
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 from tests.view.ranks import Table, ThreadRanks
@@ -67,7 +68,7 @@ def on_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             if isinstance(self.dataset, Reader) or not can_split(self, loading):
                 return _own_iterator(self)
             if self not in readers:
-                readers[self] = Reader(self.dataset, rank, world_size, loading)
+                readers[self] = Reader(self.dataset, Partition(0, rank, world_size), loading)
             return SplitIterator(self, readers[self], view)
 
         with monkeypatch.context() as patched:

@@ -19,15 +19,17 @@ def on_ranks(world_size: int, work: Callable[[duoka.Run], Any], **how: Any) -> l
     return _launch(begin, world_size)
 
 
-def each_on_ranks(world_size: int, works: Mapping[str, Callable[[duoka.Run], Any]]) -> dict[str, list[Any]]:
+def each_on_ranks(
+    world_size: int, works: Mapping[str, Callable[[duoka.Run], Any]], **how: Any
+) -> dict[str, list[Any]]:
     """Return the results of several works, each in a run of its own, by workers that are started once.
 
-    If a work raises an exception, that is its result.
+    If a work raises an exception, that is its result. how: for `duoka.start`.
     """
 
     def one(work: Callable[[duoka.Run], Any]) -> Any:
         try:
-            with duoka.start(seed=0) as run:
+            with duoka.start(seed=0, **how) as run:
                 return work(run)
         except Exception as error:
             return error

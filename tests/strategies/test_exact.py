@@ -27,6 +27,16 @@ def test_the_same_bits_on_any_number_of_ranks() -> None:
         assert ranks == alone[name] * 4, name
 
 
+@pytest.mark.parametrize("rows", [(3, 1), (1, 2, 1), (1, 1, 1)])
+def test_the_same_bits_whoever_computes_a_share(rows: tuple[int, ...]) -> None:
+    """Also on a number of ranks that is no power of two, and where some rank has one share and others several."""
+    programs = {name: exactly(PROGRAMS[name]) for name in PROGRAMS}
+    alone = each_on_ranks(1, programs)
+    for name, ranks in each_on_ranks(len(rows), programs, rows=rows).items():
+        for found in ranks:
+            assert repr(found) == repr(alone[name][0]), name
+
+
 def test_every_way_to_a_gradient() -> None:
     def work(run: duoka.Run) -> Any:
         model = run.model(nn.Linear(3, 1, bias=False))
@@ -177,7 +187,7 @@ def test_not_with_what_depends_on_ranks() -> None:
 
 
 def test_a_pass_that_fails_leaves_nothing() -> None:
-    strategy = Exact(OneRank(), 2)
+    strategy = Exact(OneRank(), (2,))
     leaf = nn.Parameter(torch.ones(2))
     strategy.adopt(leaf)
     one, other = (strategy.alias(place, leaf) for place in range(2))

@@ -65,7 +65,7 @@ RESTARTS = (
 
 STRATEGY = (
     "How parameters are synchronized. fsdp: each device holds a part of the model. hsdp: the same on each of several "
-    "machines, each of which holds the whole model. exact: the same bits on 1, 2, 4, ... devices. auto: ddp if it "
+    "machines, each of which holds the whole model. exact: the same bits on any number of devices. auto: ddp if it "
     "fits on each device, else fsdp, as the first steps on one CPU worker tell before the run. [default: single for "
     "one device, ddp for several]"
 )

@@ -34,7 +34,6 @@ from duoka.data.splitting import LabelledBatch, Reader, SplitIterator, can_split
 from duoka.errors import Refused
 from duoka.options import Loading
 from duoka.private.torch import GET_ITERATOR, KEPT_ITERATOR, tree_leaves, tree_map_only
-from duoka.view.collectives.base import Collectives
 from duoka.view.shares.partition import Partition
 from duoka.view.tensor.batch import BatchTensor, join
 from duoka.view.tensor.spec import Spec
@@ -208,11 +207,11 @@ class CountedSource(WholeSource):
     """A loader that every rank reads whole, with the number of samples in each batch."""
 
     def __init__(self, through: DataLoader[Any], batches: ResumableSampler | None, view: View) -> None:
-        ranks, stacks = view.shares.processes, through.collate_fn is default_collate
+        stacks = through.collate_fn is default_collate
         self._collate: CountingCollate | None = None
         stream = isinstance(through.dataset, IterableDataset)
         if through.batch_size is not None or through.batch_sampler is not None:
-            collate = CountingCollate(through.collate_fn, ranks, stream and stacks, view.shares.world_size)
+            collate = CountingCollate(through.collate_fn, view.shares.of_process, stream and stacks)
             through.__dict__["collate_fn"] = self._collate = collate
         super().__init__(through, batches)
         self._view = view
@@ -230,8 +229,8 @@ class CountedSource(WholeSource):
             return batch
         view = self._view
         if counted.is_local:
-            own, weights = view.shares.processes, counted.weights
-            if not is_stacked(batch, Partition(n, own.rank, own.world_size, weights=weights).rows):
+            weights = counted.weights
+            if not is_stacked(batch, view.shares.of_process.of(n, weights).rows):
                 raise Refused(
                     f"a batch of {n} samples is not stacked as the first one was; give the loader a collate_fn"
                 )
@@ -246,20 +245,19 @@ class CountedSource(WholeSource):
 class CountingCollate:
     """A `collate_fn` that returns a `LabelledBatch`.
 
-    splits: stack only this rank's rows, of batches with at least `shares` samples. weights: of the ranks' shares.
+    split: between processes, of no samples. splits: stack only this rank's rows. weights: of the ranks' shares.
     """
 
     weights: tuple[float, ...] = ()
 
-    def __init__(self, collate: Callable[[list[Any]], Any], ranks: Collectives, splits: bool, shares: int) -> None:
-        self._collate, self._rank, self._world_size, self._splits = collate, ranks.rank, ranks.world_size, splits
-        self._fewest = shares
+    def __init__(self, collate: Callable[[list[Any]], Any], split: Partition, splits: bool) -> None:
+        self._collate, self._split, self._splits = collate, split, splits
         self._is_stacked: bool | None = None  # unknown before the first batch
 
     def __call__(self, samples: list[Any]) -> LabelledBatch:
         n = len(samples)
-        if self._splits and self._is_stacked and n >= self._fewest:
-            partition = Partition(n, self._rank, self._world_size, weights=self.weights)
+        if self._splits and self._is_stacked and n >= self._split.fewest:
+            partition = self._split.of(n, self.weights)
             own = self._collate(samples[partition.start : partition.start + partition.rows])
             return LabelledBatch(own, n, True, weights=self.weights)
         batch = self._collate(samples)

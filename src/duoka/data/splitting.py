@@ -111,23 +111,20 @@ class Reader:
     whether reading draws random numbers. With "shared" every sample draws from a generator seeded by (seed, epoch,
     index): the same for any number of ranks.
 
-    rank_local: a context for reading rows that the other ranks do not read. shares: number of shares of a batch, if
-    larger than that of ranks; smaller batches are read whole. reseeds: with "auto", switch to "shared" if reading
+    split: between processes, of no samples. rank_local: a context for reading rows that the other ranks do not read.
+    reseeds: with "auto", switch to "shared" if reading
     draws.
     """
 
     def __init__(
         self,
         dataset: Any,
-        rank: int,
-        world_size: int,
+        split: Partition,
         loading: Loading,
         rank_local: Callable[[], AbstractContextManager[None]] = nullcontext,
-        shares: int = 0,
         reseeds: bool = False,
     ) -> None:
-        self.dataset, self.rank, self.world_size, self._rank_local = dataset, rank, world_size, rank_local
-        self._fewest = max(shares, world_size)  # minimum samples of a batch that is split
+        self.dataset, self._split, self._rank_local = dataset, split, rank_local
         self.seeded = self.seeds_always = loading == "shared"
         self._reseeds, self._draws = reseeds and loading == "auto", False
         self.may_split: bool | None = None  # None: not known yet
@@ -142,8 +139,7 @@ class Reader:
         cls, dataset: Any, view: View, loading: Loading, rank_local: Callable[[], AbstractContextManager[None]]
     ) -> Reader:
         """Return the reader of this process's rows in the batches of a view."""
-        ranks, shares = view.shares.processes, view.shares
-        return cls(dataset, ranks.rank, ranks.world_size, loading, rank_local, shares.world_size, shares.exact)
+        return cls(dataset, view.shares.of_process, loading, rank_local, view.shares.exact)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rank_local": nullcontext}  # what a loader worker does is rank-local anyway
@@ -166,11 +162,11 @@ class Reader:
     def _labelled(self, request: BatchRequest) -> LabelledBatch:
         """Read this rank's rows if the batch may be split, else all of them."""
         n = len(request.indices)
-        if n >= self._fewest and self.may_split:
-            partition = self._partition(n, request.weights)
+        if n >= self._split.fewest and self.may_split:
+            partition = self._split.of(n, request.weights)
             own = replace(request, indices=request.indices[partition.start : partition.start + partition.rows])
             return LabelledBatch(self._read_own_rows(own), n, True, seeded=self.seeded, weights=request.weights)
-        checks = n >= self._fewest and self.may_split is None
+        checks = n >= self._split.fewest and self.may_split is None
         batch = self._read_and_check(request) if checks else self._read(request)
         return LabelledBatch(batch, n, False, self.why, self.seeded)
 
@@ -200,12 +196,9 @@ class Reader:
         self._reseeds, self.seeded = False, self._draws
         return batch
 
-    def _partition(self, n: int, weights: tuple[float, ...]) -> Partition:
-        return Partition(n, self.rank, self.world_size, weights=weights)
-
     def rows_of(self, n: int, weights: tuple[float, ...]) -> int:
         """Return the number of rows that this rank reads of a split batch of n."""
-        return self._partition(n, weights).rows
+        return self._split.of(n, weights).rows
 
     def _dataset_state(self) -> DatasetState | None:
         return None if self.seeded else DatasetState(self.dataset)

@@ -115,6 +115,7 @@ def run_plain(
         plan.strategy,
         ranks,
         shares=plan.shares,
+        weights=plan.weights,
         blocks=plan.blocks,
         checkpoint_activations=plan.checkpoint_activations,
         cpu_offload=plan.cpu_offload,
@@ -122,7 +123,8 @@ def run_plain(
     )
     view = strategy.view(ranks, say)
     view.set_row_independent(plan.row_independent)
-    view.set_weights(plan.weights)
+    if not view.shares.exact:
+        view.set_weights(plan.weights)
     if plan.randomness == "worker":
         view.rank_stream = RankStream(int.from_bytes(shared_random.shared(7), "little") + ranks.rank)
     for line in untested(torch.__version__):

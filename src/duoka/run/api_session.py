@@ -106,10 +106,13 @@ def open_session(
         name, shares = "exact", shares_for(ranks.world_size, settings.shares, "shares")
         _check_exact(settings)
         be_deterministic()
-    strategy = create(name, ranks, settings.compress, shares, cpu_offload=settings.cpu_offload, every=False)
+    strategy = create(
+        name, ranks, settings.compress, shares, settings.weights, cpu_offload=settings.cpu_offload, every=False
+    )
     view = strategy.view(ranks, say)
     view.set_row_independent(settings.row_independent)
-    view.set_weights(settings.weights)
+    if not view.shares.exact:
+        view.set_weights(settings.weights)
     for line in untested(torch.__version__):
         say(line)
     rank_stream = RankStream(entropy + ranks.rank)
@@ -127,16 +130,13 @@ def open_session(
             interception.install(session)
         install_safetensors(session)
         loss_weights.install(session.patches, calls)
-        if settings.measures_rows:
+        if settings.measures_rows and not view.shares.exact:
             patches.hook(Balance(view, ranks, device, say).handle)
         patches.reach()
     return session
 
 
 def _check_exact(settings: RunSettings) -> None:
-    even = replace(settings, weights=(), measures_rows=False)
-    if settings != even:
-        raise OptionError("rows", "uneven", "left out with strategy='exact'", "its shares are even")
     for name, allowed in (("batch_norm", "whole"), ("randomness", "whole"), ("compress", "none")):
         given = getattr(settings, name)
         if given != allowed:

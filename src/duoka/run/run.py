@@ -87,7 +87,7 @@ class Run:
                 their gradients and of the state of optimizers. "hsdp": as fsdp within each machine, and gradients are
                 averaged between machines, which have the same number of ranks. "auto": ddp, or hsdp or fsdp where
                 parameters, gradients and Adam's state do not fit into a device, which is said. "exact": the same bits
-                on 1, 2, 4, ... ranks; it holds for all models of a run, and is given with the first, before anything
+                on any number of ranks; it holds for all models of a run, and is given with the first, before anything
                 else is made.
             shares: for "exact": the number of shares of each batch, a power of two; None: 8, or the number of ranks
                 if that is larger.

@@ -12,6 +12,7 @@ from duoka.strategies.fsdp import Fsdp
 from duoka.strategies.single import Single
 from duoka.view.collectives.base import Collectives
 from duoka.view.random.generators import random_digest
+from duoka.view.shares.partition import weighted_sizes
 
 __all__ = ["Ddp", "Exact", "Fsdp", "Single", "Strategy", "create"]
 
@@ -21,6 +22,7 @@ def create(
     ranks: Collectives,
     compress: str = "none",
     shares: int = 0,
+    weights: Sequence[float] = (),
     blocks: Sequence[str] = (),
     checkpoint_activations: bool = False,
     cpu_offload: bool = False,
@@ -29,9 +31,10 @@ def create(
 ) -> Strategy:
     """Create the strategy `name` for this rank.
 
-    compress: of gradients between ranks (compress.py). shares: of each batch, with `exact`. With `fsdp`: blocks:
-    classes of modules; empty: found in lists. checkpoint_activations: of blocks. cpu_offload: of parts. every: shard
-    every model, or only those given to `Strategy.shard`. machines: with `hsdp`, the ranks of each machine.
+    compress: of gradients between ranks (compress.py). With `exact`: shares: of each batch; weights: in proportion to
+    which ranks compute them; empty: even. With `fsdp`: blocks: classes of modules; empty: found in lists.
+    checkpoint_activations: of blocks. cpu_offload: of parts. every: shard every model, or only those given to
+    `Strategy.shard`. machines: with `hsdp`, the ranks of each machine.
     """
 
     def rng_digest() -> int:
@@ -43,6 +46,8 @@ def create(
         "ddp": lambda: Ddp(ranks, rng_digest=rng_digest, compression=compression(compress)),
         "fsdp": lambda: Fsdp(*sharded, every, compression(compress), offloads=cpu_offload),
         "hsdp": lambda: Fsdp(*sharded, every, None, machines, cpu_offload),
-        "exact": lambda: Exact(ranks, shares, rng_digest=rng_digest),
+        "exact": lambda: Exact(
+            ranks, weighted_sizes(shares, weights or [1.0] * ranks.world_size), rng_digest=rng_digest
+        ),
     }
     return makers[name]()

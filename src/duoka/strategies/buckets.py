@@ -103,7 +103,7 @@ class _Pass:
 class Bucketed(Strategy):
     """Records which parameters a backward pass reaches, and sums the ranks' parts of their gradients.
 
-    How gradients are found, summed and stored is each strategy's: `_register`, `_local_gradient`, `_start_reduction`,
+    How gradients are found, summed and stored is each strategy's: `_register`, `_flat`, `_start_reduction`,
     `_store_gradients`.
 
     bucket_bytes: size of a bucket. rng_digest: returns 16 bits of this rank's random state, which must be equal on
@@ -129,8 +129,8 @@ class Bucketed(Strategy):
         """Arrange that `_mark_ready(index)` is called when the gradient of a new parameter is computed."""
 
     @abstractmethod
-    def _local_gradient(self, index: int) -> Tensor:
-        """Return this rank's part of a parameter's gradient, in the parameter's shape."""
+    def _flat(self, members: list[int], report: Tensor) -> Tensor:
+        """Return this rank's part of the gradients of `members` and a report, in one new tensor."""
 
     @abstractmethod
     def _start_reduction(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
@@ -326,8 +326,7 @@ class Bucketed(Strategy):
             self._infos[index].update()
         first = self._infos[members[0]] if members else None
         dtype, device = (first.dtype, first.device) if first else (torch.float32, torch.device("cpu"))
-        pieces = [self._local_gradient(index).reshape(-1) for index in members]
-        flat = torch.cat([*pieces, torch.tensor(report or [], dtype=dtype, device=device)])
+        flat = self._flat(members, torch.tensor(report or [], dtype=dtype, device=device))
         return _SentBucket(members, self._start_reduction(flat, members, len(report or [])))
 
     def _gradients(self, sent_buckets: list[_SentBucket], reached: set[int]) -> dict[int, Tensor]:

@@ -34,6 +34,9 @@ class Ddp(Bucketed):
     def _register(self, parameter: Tensor, index: int) -> None:
         self._hooks.append(when_accumulated(parameter, lambda _: self._mark_ready(index)))
 
+    def _flat(self, members: list[int], report: Tensor) -> Tensor:
+        return torch.cat([*(self._local_gradient(index).reshape(-1) for index in members), report])
+
     def _local_gradient(self, index: int) -> Tensor:
         """Return this rank's gradient; zeros if it has none, or a sparse one."""
         info = self._infos[index]

@@ -11,7 +11,7 @@ Why: docs/decisions/0080-exact.md
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from duoka.errors import Refused
 from duoka.private.torch import add_all_
 from duoka.strategies.buckets import BUCKET_BYTES, Bucketed
 from duoka.view.collectives.base import Collectives
-from duoka.view.collectives.tree_sum import Subtree, start_sum
+from duoka.view.collectives.tree_sum import Subtrees, Tree, start_sum
 from duoka.view.rules.gradients import call_hooks
 from duoka.view.support.originals import when_accumulated
 from duoka.view.support.user_code import user_line
@@ -44,27 +44,29 @@ class _Aliases:
 
 
 class Exact(Bucketed):
-    """Parameters replicated on every rank; gradients are sums over `shares` shares, in one order.
+    """Parameters replicated on every rank; gradients are sums over shares, in one order.
 
-    shares: of every batch, on all ranks together: a power of two, like the number of ranks.
+    counts: shares of every batch that each rank computes: together a power of two.
     """
 
     def __init__(
         self,
         ranks: Collectives,
-        shares: int,
+        counts: Sequence[int],
         bucket_bytes: int = BUCKET_BYTES,
         rng_digest: Callable[[], int] = lambda: 0,
     ) -> None:
         super().__init__(ranks, bucket_bytes, rng_digest)
-        self._shares, self._count = shares, shares // ranks.world_size
+        self._counts, self._count, self._first = counts, counts[ranks.rank], sum(counts[: ranks.rank])
+        self._tree = Tree(counts)
+        self._nodes = self._tree.nodes[ranks.rank]
         self._aliases_of: dict[int, _Aliases] = {}  # by id of the parameter
         self._aliases: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._sums: dict[int, Subtree] = {}  # of the current pass
+        self._sums: dict[int, Subtrees] = {}  # of the current pass
         self._own_hooks: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of the script's, by tensor
 
     def view(self, ranks: Collectives, say: Callable[[str], None]) -> View:
-        view = exact_view(ranks, self._shares, self.adopt, self.alias, self.is_alias, say)
+        view = exact_view(ranks, self._counts, self.adopt, self.alias, self.is_alias, say)
         for own in view.siblings:
             own.leaf_hooks = self._own_hooks
         return view
@@ -123,24 +125,30 @@ class Exact(Bucketed):
         assert gradient is not None
         if gradient.is_sparse:
             raise Refused("sparse gradients (nn.Embedding(sparse=True)) cannot be added up share by share yet")
-        known = self._sums.setdefault(index, Subtree(self._count))
-        if index in self._pass.ready or known.has(place):
+        known = self._sums.setdefault(index, Subtrees(self._nodes))
+        if index in self._pass.ready or known.has(self._first + place):
             raise Refused(f"the backward pass at {user_line()} reaches a parameter twice; use another strategy")
         with torch.no_grad():
-            if known.put(place, gradient.detach()):
+            if known.put(self._first + place, gradient.detach()):
                 self._mark_ready(index)
 
-    def _local_gradient(self, index: int) -> Tensor:
+    def _local_gradients(self, index: int) -> list[Tensor]:
         info = self._infos[index]
 
         def zero() -> Tensor:
             return torch.zeros(info.shape, dtype=info.dtype, device=info.device)
 
-        known = self._sums.get(index)
-        return zero() if known is None else known.total(zero)
+        return self._sums.get(index, Subtrees(self._nodes)).totals(zero)
+
+    def _flat(self, members: list[int], report: Tensor) -> Tensor:
+        """Return a row for each subtree of this rank, shape (subtrees, entries); the first has the report."""
+        gradients = [self._local_gradients(index) for index in members]
+        reports = [report, *(torch.zeros_like(report) for _ in self._nodes[1:])]
+        rows = [torch.cat([*(sums.pop(0).reshape(-1) for sums in gradients), of_row]) for of_row in reports]
+        return rows[0][None] if len(rows) == 1 else torch.stack(rows)
 
     def _start_reduction(self, flat: Tensor, members: list[int], report: int) -> Callable[[], Tensor]:
-        return start_sum(self._ranks, flat)
+        return start_sum(self._ranks, self._tree, flat)
 
     def _store_gradients(self, gradients: dict[int, Tensor]) -> None:
         targets, sources = [], []
@@ -148,7 +156,7 @@ class Exact(Bucketed):
             parameter = self._infos[index].tensor()
             if parameter is None:
                 continue
-            mean = torch.empty_like(parameter).copy_(total).div_(self._shares)  # exact: a power of two
+            mean = torch.empty_like(parameter).copy_(total).div_(sum(self._counts))  # exact: a power of two
             if parameter.grad is None:
                 parameter.grad = mean
             else:

@@ -5,7 +5,7 @@ With `--strategy exact` a process computes several shares, and each has a `View`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 from weakref import ReferenceType, ref
@@ -124,7 +124,7 @@ class View:
     def _partition(self, n: int, weights: tuple[float, ...]) -> Partition:
         partition = Partition(n, self.ranks.rank, self.ranks.world_size, weights=weights)
         if not self._partitions.cache_info().currsize:
-            self.say(f"batch {partition}")
+            self.say(f"batch {self.shares.of_process.of(n, weights)}")
             self.whole_operations.begin()
         self.largest = max(self.largest, n)
         return partition
@@ -247,7 +247,7 @@ class View:
 
 def exact_view(
     ranks: Collectives,
-    count: int,
+    counts: Sequence[int],
     adopt: Callable[[Tensor], None],
     alias: Callable[[int, Tensor], Tensor],
     is_alias: Callable[[Tensor], bool],
@@ -257,13 +257,13 @@ def exact_view(
 
     Args:
         ranks: the processes.
-        count: shares of each batch, of all processes together.
+        counts: shares of each process.
         adopt: as for `View`.
         alias: returns the leaf that replaces a parameter in the local share with this index.
         is_alias: returns True for such a leaf.
         say: as for `View`.
     """
-    shares = ExactShares(ranks, count // ranks.world_size)
+    shares = ExactShares(ranks, counts)
     shares.is_alias = is_alias
     siblings: list[View] = []
     for place in range(shares.count):

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from duoka.view.collectives.one_rank import OneRank
-from duoka.view.collectives.tree_sum import GATHERED, Subtree, add_up, start_sum
+from duoka.view.collectives.tree_sum import GATHERED, Subtrees, Tree, add_up, start_sum, subtrees
 from duoka.view.view import View
 from tests.view.processes import all_well, in_processes
 from tests.view.ranks import on_ranks
@@ -45,7 +44,7 @@ def test_the_order_matters_at_all() -> None:
 @given(st.integers(0, 4), st.randoms(use_true_random=False))
 def test_leaves_may_come_in_any_order(height: int, chance: random.Random) -> None:
     values = leaves(1 << height, 5)
-    tree, places = Subtree(len(values)), list(range(len(values)))
+    tree, places = Subtrees(subtrees(0, len(values))), list(range(len(values)))
     chance.shuffle(places)
     complete = []
     for place in places:
@@ -53,31 +52,43 @@ def test_leaves_may_come_in_any_order(height: int, chance: random.Random) -> Non
         complete.append(tree.put(place, values[place].clone()))
         assert tree.has(place)
     assert complete == [False] * (len(values) - 1) + [True]
-    assert torch.equal(tree.total(lambda: torch.zeros(5)), paired(values))
+    assert torch.equal(tree.totals(lambda: torch.zeros(5))[0], paired(values))
 
 
 def test_leaves_that_have_not_come_are_zero() -> None:
     values = leaves(8, 5)
-    tree = Subtree(8)
+    tree = Subtrees(subtrees(0, 8))
     for place in (1, 6, 7):
         tree.put(place, values[place].clone())
     some = [value if place in (1, 6, 7) else torch.zeros(5) for place, value in enumerate(values)]
-    assert torch.equal(tree.total(lambda: torch.zeros(5)), paired(some))
+    assert torch.equal(tree.totals(lambda: torch.zeros(5))[0], paired(some))
 
 
 @pytest.mark.parametrize("size", [1, 7, GATHERED // 4, GATHERED // 4 + 3])
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks_come_to_the_same_bits(world_size: int, size: int) -> None:
+@pytest.mark.parametrize("counts", [(4, 4), (2, 2, 2, 2), (6, 2), (1, 7), (3, 5), (3, 3, 2), (1, 5, 2)])
+def test_ranks_come_to_the_same_bits(counts: tuple[int, ...], size: int) -> None:
     values = leaves(8, size)
 
     def on_rank(view: View) -> Tensor:
-        each = 8 // world_size
-        own = add_up(values[view.ranks.rank * each :][:each])
-        return start_sum(view.ranks, own)()
+        tree, rank = Tree(counts), view.ranks.rank
+        own = Subtrees(tree.nodes[rank])
+        for leaf in reversed(range(sum(counts[:rank]), sum(counts[: rank + 1]))):
+            complete = own.put(leaf, values[leaf].clone())
+        assert complete
+        return start_sum(view.ranks, tree, torch.stack(own.totals(lambda: torch.zeros(size))))()
 
-    for found in on_ranks(world_size, on_rank):
+    for found in on_ranks(len(counts), on_rank):
         assert torch.equal(found, paired(values))
-    assert start_sum(OneRank(), values[0])() is values[0]
+
+
+@given(st.integers(0, 6), st.data())
+def test_subtrees_are_few_and_whole(height: int, data: st.DataObject) -> None:
+    leaves_in_all = 1 << height
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, leaves_in_all)] * 2)))
+    nodes = subtrees(start, stop)
+    covered = [leaf for h, place in nodes for leaf in range(place << h, (place + 1) << h)]
+    assert covered == list(range(start, stop))
+    assert len(nodes) <= max(1, 2 * height)
 
 
 @pytest.mark.parametrize("nearby", [True, False])
@@ -86,7 +97,7 @@ def test_sums_between_processes_go_on_meanwhile(nearby: bool) -> None:
 
     def work(ranks: object) -> list[bool]:
         mine = [values[2 * number + ranks.rank] for number in range(3)]  # type: ignore[attr-defined]
-        sums = [start_sum(ranks, part) for part in mine]  # type: ignore[arg-type]
+        sums = [start_sum(ranks, Tree((1, 1)), part[None]) for part in mine]  # type: ignore[arg-type]
         return [torch.equal(finish(), values[2 * n] + values[2 * n + 1]) for n, finish in enumerate(sums)]
 
     assert all_well(in_processes(2, work, nearby=nearby)) == [[True] * 3] * 2

@@ -109,7 +109,9 @@ def test_an_error_of_some_rows_is_every_rank_s(
     def on_rank(one: View) -> Any:
         view = one
         if shares:
-            view = exact_view(one.ranks, shares, lambda leaf: None, lambda _, leaf: leaf, lambda leaf: False, print)
+            view = exact_view(
+                one.ranks, (shares - 1, 1), lambda leaf: None, lambda _, leaf: leaf, lambda leaf: False, print
+            )
         for _ in range(2 * again):
             work(BatchTensor.of(good, view))
         with pytest.raises(expected.type) as found:
@@ -132,7 +134,7 @@ def test_a_refusal_is_remembered() -> None:
 
 def test_a_batch_of_several_shares_is_computed_share_by_share() -> None:
     def on_rank(one: View) -> Any:
-        view = exact_view(one.ranks, 4, lambda leaf: None, lambda place, leaf: leaf, lambda leaf: False, print)
+        view = exact_view(one.ranks, (3, 1), lambda leaf: None, lambda place, leaf: leaf, lambda leaf: False, print)
         x = BatchTensor.of(whole(), view)
         torch.manual_seed(2)
         out = [x * 2, x.sum(), x.mean(0), F.dropout(x, 0.5), x.sort(0).values, F.dropout(x, 0.5), x.add_(1)]

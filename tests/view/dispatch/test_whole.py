@@ -113,7 +113,14 @@ def test_of_several_shares_of_one_process(world_size: int) -> None:
 
     def on_rank(one: View) -> Any:
         assert isinstance(one.ranks, ThreadRanks)
-        view = exact_view(one.ranks, 4, lambda leaf: None, lambda place, leaf: leaf, lambda leaf: False, print)
+        view = exact_view(
+            one.ranks,
+            {1: (4,), 2: (3, 1)}[world_size],
+            lambda _: None,
+            lambda _, leaf: leaf,
+            lambda leaf: False,
+            print,
+        )
         x = BatchTensor.of(whole(8), view)
         together = compute_whole(torch.linalg.svdvals, (x,), {})
         own = view.shares

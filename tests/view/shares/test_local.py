@@ -11,6 +11,7 @@ from duoka.strategies.exact import Exact
 from duoka.view.collectives.one_rank import OneRank
 from duoka.view.rules import install
 from duoka.view.shares.local import ExactShares, LocalShares
+from duoka.view.shares.partition import weighted_sizes
 from duoka.view.tensor.batch import BatchTensor, MultiShareBatch
 from duoka.view.view import View
 
@@ -20,11 +21,11 @@ install()
 def view_of(shares: int) -> View:
     """The view of one process that computes all shares."""
     ranks = OneRank()
-    return Exact(ranks, shares).view(ranks, lambda _: None)
+    return Exact(ranks, weighted_sizes(shares, [1] * ranks.world_size)).view(ranks, lambda _: None)
 
 
 def test_all_shares_take_part_in_each_collective() -> None:
-    own, seen = ExactShares(OneRank(), 4), []
+    own, seen = ExactShares(OneRank(), (4,)), []
 
     def work(place: int) -> int:
         first = own.synchronize(lambda parts: (seen.append(parts), [sum(parts)] * 4)[1], place)
@@ -37,12 +38,12 @@ def test_all_shares_take_part_in_each_collective() -> None:
 
 def test_one_share_meets_itself() -> None:
     own: LocalShares
-    for own in (LocalShares(OneRank()), ExactShares(OneRank(), 1)):
+    for own in (LocalShares(OneRank()), ExactShares(OneRank(), (1,))):
         assert own.each(lambda place, own=own: own.synchronize(lambda parts: [sum(parts)], 3)) == [3]  # type: ignore[misc]
 
 
 def test_an_error_in_a_meeting_is_raised_by_the_share() -> None:
-    own, caught, left = ExactShares(OneRank(), 2), [], []
+    own, caught, left = ExactShares(OneRank(), (2,)), [], []
 
     def together(parts: list[Any]) -> list[Any]:
         raise ValueError("no")
@@ -63,7 +64,7 @@ def test_an_error_in_a_meeting_is_raised_by_the_share() -> None:
 
 
 def test_a_share_keeps_its_grad_mode() -> None:
-    own, seen = ExactShares(OneRank(), 2), []
+    own, seen = ExactShares(OneRank(), (2,)), []
 
     def work(place: int) -> None:
         with torch.set_grad_enabled(place == 0):
@@ -76,7 +77,7 @@ def test_a_share_keeps_its_grad_mode() -> None:
 
 
 def test_shares_draw_the_same_numbers() -> None:
-    own = ExactShares(OneRank(), 3)
+    own = ExactShares(OneRank(), (3,))
 
     def work(place: int) -> tuple[float, float]:
         first = torch.rand(()).item()

@@ -1,21 +1,25 @@
 """Sums in a fixed order: of a binary tree whose leaves are the shares of a batch.
 
 Floating-point addition is not associative, so a sum has the same bits on any number of ranks only if the same pairs
-are added. Leaves are paired as (0, 1), (2, 3), ..., then the pairs, and so on. Of V leaves, V a power of two, each of
-W ranks, W a power of two, has V / W neighbours: a whole subtree, which it adds by itself. What is left is a tree over
-ranks: a small sum is gathered and added by every rank; of a large one each rank adds a part for all, which then go to
-all: 2 (W - 1) / W of the bytes, as by a ring.
+are added. Leaves are paired as (0, 1), (2, 3), ..., then the pairs, and so on. Each rank has neighbouring leaves: one
+whole subtree if all ranks have as many, of a number that is a power of two, else up to 2 log2(leaves), each of which
+it adds up by itself. What is left is a tree over these subtrees: a small sum is gathered and added by every rank; of
+a large one each rank adds a part for all, which then go to all: 2 (W - 1) / W of the bytes of a subtree, as by a
+ring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, chain, pairwise
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from duoka.view.collectives.base import Collectives
 
+Node = tuple[int, int]  # height above the leaves, place at this height
 GATHERED = 1 << 16  # bytes of a sum that is gathered whole: above, sending all parts takes longer than a second round
 
 
@@ -29,30 +33,61 @@ def add_up(parts: Sequence[Tensor]) -> Tensor:
     return level[0]
 
 
-class Subtree:
-    """The same sum of leaves that are added one by one; partial sums are formed early, to hold few tensors."""
+class Tree:
+    """Which whole subtrees each rank adds up. counts: leaves of each rank, whose sum is a power of two."""
 
-    def __init__(self, leaves: int) -> None:
-        self._leaves = leaves
-        self._sums: dict[tuple[int, int], Tensor] = {}  # (height, place) -> sum
+    def __init__(self, counts: Sequence[int]) -> None:
+        ends = [0, *accumulate(counts)]
+        self.nodes = [subtrees(start, stop) for start, stop in pairwise(ends)]
 
-    def has(self, place: int) -> bool:
-        """Return True if the leaf at `place` was added."""
-        return any((height, place >> height) in self._sums for height in range(self._leaves.bit_length()))
+    def join(self, sums: Iterable[Tensor]) -> Tensor:
+        """Return the sum of all leaves. sums: of each rank's subtrees, in order; they are overwritten."""
+        waiting: list[tuple[Node, Tensor]] = []
+        for (height, place), total in zip(chain.from_iterable(self.nodes), sums, strict=True):
+            while waiting and waiting[-1][0] == (height, place ^ 1):
+                total = waiting.pop()[1].add_(total)
+                height, place = height + 1, place // 2
+            waiting.append(((height, place), total))
+        return waiting[0][1]
 
-    def put(self, place: int, leaf: Tensor) -> bool:
-        """Add the leaf at `place`, which is overwritten; return True if all leaves were added."""
-        height = 0
-        while (height, place ^ 1) in self._sums and 1 << height < self._leaves:
+
+def subtrees(start: int, stop: int) -> list[Node]:
+    """Return the largest subtrees of the leaves from `start` to before `stop`, in order."""
+    found = []
+    while start < stop:
+        height = (stop - start).bit_length() - 1
+        if start:
+            height = min(height, (start & -start).bit_length() - 1)
+        found.append((height, start >> height))
+        start += 1 << height
+    return found
+
+
+class Subtrees:
+    """The sums of a rank's subtrees, of leaves that are added one by one; partial sums are formed early."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._sums: dict[Node, Tensor] = {}
+
+    def has(self, leaf: int) -> bool:
+        """Return True if the leaf with this index was added."""
+        highest = max(height for height, _ in self._nodes)
+        return any((height, leaf >> height) in self._sums for height in range(highest + 1))
+
+    def put(self, leaf: int, value: Tensor) -> bool:
+        """Add a leaf, which is overwritten; return True if all leaves were added."""
+        height, place = 0, leaf
+        while (height, place ^ 1) in self._sums:  # never the one beside a whole subtree: another rank has it
             other = self._sums.pop((height, place ^ 1))
-            leaf = leaf.add_(other) if place % 2 == 0 else other.add_(leaf)
+            value = value.add_(other) if place % 2 == 0 else other.add_(value)
             height, place = height + 1, place // 2
-        self._sums[height, place] = leaf
-        return 1 << height == self._leaves
+        self._sums[height, place] = value
+        return all(node in self._sums for node in self._nodes)
 
-    def total(self, zero: Callable[[], Tensor]) -> Tensor:
-        """Return the sum; missing leaves are `zero()`."""
-        return self._under(self._leaves.bit_length() - 1, 0, zero)
+    def totals(self, zero: Callable[[], Tensor]) -> list[Tensor]:
+        """Return the sums; missing leaves are `zero()`."""
+        return [self._under(height, place, zero) for height, place in self._nodes]
 
     def _under(self, height: int, place: int, zero: Callable[[], Tensor]) -> Tensor:
         if (height, place) in self._sums:
@@ -63,20 +98,30 @@ class Subtree:
         return left + right
 
 
-def start_sum(ranks: Collectives, part: Tensor) -> Callable[[], Tensor]:
-    """Start to add up all ranks' `part`; the returned function waits for the sum, the same bits on every rank."""
+def start_sum(ranks: Collectives, tree: Tree, sums: Tensor) -> Callable[[], Tensor]:
+    """Start to add up all ranks' leaves; the returned function waits for the sum, the same bits on every rank.
+
+    sums: of this rank's subtrees, shape (subtrees, ...).
+    """
     if ranks.world_size == 1:
-        return lambda: part
-    if part.numel() * part.itemsize <= GATHERED:
-        gathered = ranks.start_all_gather(part.contiguous())
-        return lambda: add_up(gathered().unbind())
-    flat = part.reshape(-1)
-    size = -(-flat.numel() // ranks.world_size)
-    padded = torch.cat([flat, flat.new_zeros(size * ranks.world_size - flat.numel())])
-    exchanged = ranks.start_all_to_all(padded.view(ranks.world_size, size))
+        return lambda: sums[0]
+    counts = list(map(len, tree.nodes))
+
+    def joined(rows: Tensor) -> Tensor:
+        return tree.join(part for own, count in zip(rows, counts, strict=True) for part in own[:count])
+
+    sent, shape = sums.reshape(len(sums), -1), sums.shape[1:]
+    if len(sums) < max(counts):
+        sent = torch.cat([sent, sent.new_zeros(max(counts) - len(sums), sent.shape[1])])
+    if sent.shape[1] * sent.itemsize <= GATHERED:
+        gathered = ranks.start_all_gather(sent.contiguous())
+        return lambda: joined(gathered()).view(shape)
+    size = -(-sent.shape[1] // ranks.world_size)
+    padded = functional.pad(sent, (0, size * ranks.world_size - sent.shape[1]))
+    parts = padded.view(-1, ranks.world_size, size).transpose(0, 1).contiguous()
+    exchanged = ranks.start_all_to_all(parts)
 
     def finish() -> Tensor:
-        own = add_up(exchanged().unbind())
-        return ranks.all_gather(own).view(-1)[: flat.numel()].view(part.shape)
+        return ranks.all_gather(joined(exchanged())).view(-1)[: shape.numel()].view(shape)
 
     return finish

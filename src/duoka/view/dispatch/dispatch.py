@@ -71,7 +71,7 @@ def dispatch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         view.written += may_write(func, kwargs)
         if view.device is not None and asked_device(func, args, kwargs) not in (None, view.device):
             return dispatch(*staying(func, args, kwargs, view.device))
-    if view.shares.count > 1 and type(first) is not MultiShareBatch:
+    if view.shares.several and type(first) is not MultiShareBatch:
         return _replay_or_run(func, args, kwargs, call)  # one of several shares
     try:
         if func in RAISES_FOR_ROWS and may_fail(func, args, call.batches):
@@ -180,7 +180,7 @@ def _rule_or_whole(
     multiplies = view.of_parameters and rule in BatchTensor.computing  # in 16 bits, as some optimizers do
     if rule is None or multiplies or kwargs.get("out") is not None:
         return compute_whole(func, args, kwargs)
-    if func is _GETITEM and type(args[1]) is int and args[0]._spec.dim == 0 and view.shares.count == 1:
+    if func is _GETITEM and type(args[1]) is int and args[0]._spec.dim == 0 and not view.shares.several:
         return take_row(*args)
     try:
         # A gradient is asked of a tensor itself.

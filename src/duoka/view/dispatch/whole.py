@@ -16,6 +16,7 @@ from duoka.view.support.transforms import records_gradients
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import (
     BatchTensor,
+    MultiShareBatch,
     batches_in,
     join_results,
     laid_out,
@@ -36,7 +37,7 @@ def compute_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     name = name or _name_of(func)
     first = batches_in((args, kwargs))[0]
     shares = first._spec.view.shares
-    if len(first._shares) == shares.count:
+    if type(first) is MultiShareBatch or not shares.several:
         return _compute_whole(name, func, args, kwargs)
 
     def call_whole(calls: list[Any]) -> list[Any]:  # called in one of several shares, of which all make the call

@@ -231,12 +231,7 @@ class ModuleCalls:
             if not batches_in((args, kwargs)):
                 return original(module, *args, **kwargs)
             name = self.view.row_independent.name_of(names_of_module(module))
-            if (
-                name is not None
-                and not operators_are_observed()
-                and not self.view.shares.exact
-                and self.view.shares.count == 1
-            ):
+            if name is not None and not operators_are_observed() and not self.view.shares.exact:
                 self._synchronize(module)
                 return on_own_rows(name, partial(original, module), args, kwargs)
             with self.view.whole_operations.timed(names_of_module(module)[0]):

@@ -220,7 +220,7 @@ def _becomes_rows(plain: Tensor, index: Any, value: Any) -> bool:
 
     No other tensor may share its memory, and the written rows must be at the batch's rows.
     """
-    if not isinstance(value, BatchTensor) or value._spec.view.shares.count > 1 or type(plain) is not Tensor:
+    if not isinstance(value, BatchTensor) or value._spec.view.shares.several or type(plain) is not Tensor:
         return False
     spec, right = value._spec, ndim_of(value) - value._spec.dim
     if plain.requires_grad or plain.is_inference() or plain.dtype != dtype_of(value):

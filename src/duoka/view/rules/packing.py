@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -47,12 +47,10 @@ class Scattered(Partition):
     def in_order(self, rows: Any) -> Any:
         return rows.index_select(0, self._places.to(rows.device))
 
-    def of_process(self, rank: int, world_size: int) -> Partition:
-        count = self.world_size // world_size
-        joined = [
-            torch.cat(list(self.positions[first : first + count])) for first in range(0, self.world_size, count)
-        ]
-        return Scattered(self.n, rank, world_size, joined)
+    def of_process(self, rank: int, counts: Sequence[int]) -> Partition:
+        ends = [0, *accumulate(counts)]
+        joined = [torch.cat(list(self.positions[start:stop])) for start, stop in pairwise(ends)]
+        return Scattered(self.n, rank, len(counts), joined)
 
 
 @dataclass(frozen=True, eq=False)

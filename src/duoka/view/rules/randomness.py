@@ -122,7 +122,7 @@ def dropout(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return drawn(func, args, kwargs)
     spec, view = batch._spec, batch._spec.view
     start = first_of_adjacent(spec)
-    apart = view.rank_stream is not None or view.shares.count > 1
+    apart = view.rank_stream is not None or view.shares.several
     if start is None or apart or prod(batch.shape) > _FEW or argument(args, kwargs, 3, "inplace"):
         return drawn(func, args, kwargs)
     rows = batch._local

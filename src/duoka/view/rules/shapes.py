@@ -249,7 +249,7 @@ def broadcast_tensors(func: Function, args: tuple[Any, ...], kwargs: dict[str, A
 def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """squeeze_, unsqueeze_, transpose_ and similar, which change the shape of the batch itself."""
     batch = args[0]
-    if not isinstance(batch, BatchTensor) or batch._spec.view.shares.count > 1:
+    if not isinstance(batch, BatchTensor) or batch._spec.view.shares.several:
         return NotImplemented
     out = getattr(Tensor, func.__name__.removesuffix("_"))(*args, **kwargs)
     if isinstance(out, BatchTensor) and out is not batch:

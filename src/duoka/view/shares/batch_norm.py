@@ -116,8 +116,8 @@ class _WholeBatchNorm(torch.autograd.Function):
         rows, weights, biases = _apart(given, shares)
         dense = [part if part.dtype == torch.float64 else part.float() for part in rows]
         found = [torch.var_mean(part, dim=all_but_channels(part), correction=0) for part in dense]
-        mine = torch.stack([torch.stack([mean, var]) for var, mean in found])
-        means, variances = shares.processes.all_gather(mine).view(shares.world_size, 2, -1).unbind(1)
+        mine = [torch.stack([mean, var]) for var, mean in found]
+        means, variances = shares.gather(mine).unbind(1)
         mean, var = combined(means, variances, counts.to(means.dtype) / total)
         ctx.save_for_backward(*given, mean, var)
         ctx.eps, ctx.total, ctx.shares = eps, total, shares

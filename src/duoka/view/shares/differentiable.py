@@ -65,7 +65,7 @@ class AllGatherRows(torch.autograd.Function):
         sent = rows[0].detach() if len(rows) == 1 else torch.cat([part.detach() for part in rows])
         if sent.dtype == torch.bool:
             sent = sent.view(torch.uint8)
-        partition = partitions[0].of_process(shares.processes.rank, shares.processes.world_size)
+        partition = partitions[0].of_process(shares.processes.rank, shares.counts)
         if partition.rows < partition.largest:
             sent = torch.cat([sent, sent.new_zeros((partition.largest - partition.rows, *sent.shape[1:]))])
         parts = shares.processes.all_gather(sent)

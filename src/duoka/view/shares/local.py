@@ -10,8 +10,10 @@ Why: docs/decisions/0080-exact.md
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -21,9 +23,10 @@ from torch.distributed import ReduceOp
 
 from duoka.private.torch import count_dispatch_modes
 from duoka.view.collectives.base import Collectives
-from duoka.view.collectives.tree_sum import add_up, start_sum
+from duoka.view.collectives.tree_sum import Tree, add_up, start_sum
 from duoka.view.random.draws import DrawCache
 from duoka.view.random.generators import random_marks, random_states, set_random_states
+from duoka.view.shares.partition import Partition
 
 T = TypeVar("T")
 Combine = Callable[[list[Any]], Sequence[Any]]  # the parts of all local shares -> the result of each
@@ -42,23 +45,35 @@ class RuleRecorder(Protocol):
 class LocalShares:
     """The local shares of a process: one. `ExactShares` has several.
 
-    processes: collectives between processes. count: local shares, the same on every process. exact: True if sums are
-    added in a fixed tree. is_alias: returns True for a leaf that replaces a parameter in one share. recorder: of the
-    running rule. draw_cache: of the running call.
+    processes: collectives between processes. counts: shares of each process. count: local shares. several: True if
+    some process has several. exact: True if sums are added in a fixed tree. is_alias: returns True for a leaf that
+    replaces a parameter in one share. recorder: of the running rule. draw_cache: of the running call.
     """
 
-    count, exact = 1, False
+    count, several, exact = 1, False, False
     is_alias: Callable[[Tensor], bool] = staticmethod(lambda leaf: False)
 
     def __init__(self, processes: Collectives) -> None:
         self.processes = processes
+        self.counts: Sequence[int] = (1,) * processes.world_size
         self.recorder: RuleRecorder | None = None
         self.draw_cache: DrawCache | None = None
 
-    @property
+    @cached_property
+    def starts(self) -> list[int]:
+        """Index of the first share of each process."""
+        return [0, *accumulate(self.counts[:-1])]
+
+    @cached_property
     def world_size(self) -> int:
         """Number of shares of all processes."""
-        return self.processes.world_size * self.count
+        return sum(self.counts)
+
+    @cached_property
+    def of_process(self) -> Partition:
+        """The partition between processes, of no samples (`Partition.of`)."""
+        ranks = self.processes
+        return Partition(0, ranks.rank, ranks.world_size, counts=tuple(self.counts))
 
     def each(
         self, work: Callable[[int], T], draws: bool = False, generators: Sequence[torch.Generator] = ()
@@ -81,20 +96,33 @@ class LocalShares:
         """Return the sum over all shares of all processes. parts: those of the local shares."""
         return self.processes.all_reduce(parts[0].detach().clone())
 
+    def gather(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the parts of the shares of all processes: shape (world_size, ...). parts: of the local ones."""
+        sent = torch.stack([part.detach() for part in parts])
+        most = max(self.counts)
+        if len(parts) < most:
+            sent = torch.cat([sent, sent.new_zeros(most - len(parts), *sent.shape[1:])])
+        gathered = self.processes.all_gather(sent)
+        if min(self.counts) == most:
+            return gathered.view(self.world_size, *parts[0].shape)
+        return torch.cat([own[:count] for own, count in zip(gathered, self.counts, strict=True)])
+
 
 class ExactShares(LocalShares):
     """Shares of a fixed number for the whole run; sums do not depend on which process has which shares."""
 
     exact = True
 
-    def __init__(self, processes: Collectives, count: int) -> None:
+    def __init__(self, processes: Collectives, counts: Sequence[int]) -> None:
         super().__init__(processes)
-        self.count = count
+        self.counts, self.count, self.several = counts, counts[processes.rank], max(counts) > 1
+        self._tree = Tree(counts)
+        self._nodes = self._tree.nodes[processes.rank]
 
     def each(
         self, work: Callable[[int], T], draws: bool = False, generators: Sequence[torch.Generator] = ()
     ) -> list[T]:
-        if self.count == 1:
+        if not self.several:
             return [work(0)]
         tasks = [_ShareTask(partial(work, place)) for place in range(self.count)]
         try:
@@ -105,7 +133,7 @@ class ExactShares(LocalShares):
         return [task.result for task in tasks]
 
     def synchronize(self, combine: Combine, part: Any) -> Any:
-        if self.count == 1:
+        if not self.several:
             return combine([part])[0]
         parent = getcurrent().parent
         if parent is None or count_dispatch_modes():
@@ -115,10 +143,13 @@ class ExactShares(LocalShares):
         return parent.switch((combine, part))
 
     def total(self, parts: Sequence[Tensor]) -> Tensor:
-        local = add_up([part.detach() for part in parts])
-        if not local.is_floating_point() and not local.is_complex():
-            return self.processes.all_reduce(local)
-        return start_sum(self.processes, local)()
+        leaves = [part.detach() for part in parts]
+        if not leaves[0].is_floating_point() and not leaves[0].is_complex():
+            return self.processes.all_reduce(sum(leaves[1:], leaves[0].clone()))
+        sums = [
+            add_up([leaves.pop(0) for _ in range(1 << height)]) for height, _ in self._tree.nodes[self.processes.rank]
+        ]
+        return start_sum(self.processes, self._tree, sums[0][None] if len(sums) == 1 else torch.stack(sums))()
 
 
 class _ShareTask:
@@ -190,7 +221,7 @@ class ShareCollectives(Collectives):
 
     def __init__(self, shares: LocalShares, place: int) -> None:
         self._shares, self.key = shares, shares.processes.key
-        self.rank, self.world_size = shares.processes.rank * shares.count + place, shares.world_size
+        self.rank, self.world_size = shares.starts[shares.processes.rank] + place, shares.world_size
 
     @property
     def rank_local(self) -> bool:
@@ -220,15 +251,15 @@ class ShareCollectives(Collectives):
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         def gather(parts: list[Tensor]) -> list[Tensor]:
-            found = self._shares.processes.all_gather(torch.stack([part.detach() for part in parts]))
-            return [found.view(self.world_size, *tensor.shape)] * len(parts)
+            return [self._shares.gather(parts)] * len(parts)
 
         return self._shares.synchronize(gather, tensor)  # type: ignore[no-any-return]
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         def send(parts: list[Tensor]) -> list[Tensor]:
-            rank, place = divmod(source, self._shares.count)
-            sent = self._shares.processes.broadcast(parts[place].detach().clone(), rank)
+            rank = bisect_right(self._shares.starts, source) - 1
+            mine = parts[source - self._shares.starts[rank]] if rank == self._shares.processes.rank else parts[0]
+            sent = self._shares.processes.broadcast(mine.detach().clone(), rank)
             with torch.no_grad():
                 return [part.copy_(sent) for part in parts]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
@@ -36,7 +36,8 @@ def weighted_sizes(n: int, weights: Sequence[float]) -> tuple[int, ...]:
 class Partition:
     """A batch of `n` samples, split into contiguous shares, as seen by `rank`.
 
-    weights: of each rank's share, in proportion to which it gets rows; empty: sizes differ by at most 1.
+    weights: of each rank's share, in proportion to which it gets rows; empty: sizes differ by at most 1. counts: the
+    number of such even shares that each rank has one after the other; empty: one.
 
     It is also the interface of `Scattered` (`rules/packing.py`), whose rows are not contiguous: there `start` and
     `bounds` count rows that are concatenated rank by rank, and only `local_rows` and `in_order` know their places.
@@ -46,6 +47,7 @@ class Partition:
     rank: int
     world_size: int
     weights: tuple[float, ...] = field(default=(), kw_only=True)
+    counts: tuple[int, ...] = field(default=(), kw_only=True)
 
     def bounds(self, rank: int) -> tuple[int, int]:
         """Return the first row of a rank's share, and the row after its last."""
@@ -55,7 +57,8 @@ class Partition:
     def _ends(self) -> tuple[int, ...]:
         if self.weights:
             return 0, *accumulate(weighted_sizes(self.n, self.weights))
-        return tuple(self.n * rank // self.world_size for rank in range(self.world_size + 1))
+        ends = (0, *accumulate(self.counts)) if self.counts else range(self.world_size + 1)
+        return tuple(self.n * end // ends[-1] for end in ends)
 
     @cached_property
     def start(self) -> int:
@@ -90,9 +93,20 @@ class Partition:
         """Reorder rows that are concatenated rank by rank in dimension 0 into the order of the batch."""
         return rows
 
-    def of_process(self, rank: int, world_size: int) -> Partition:
-        """Return the partition between processes, each of which has consecutive shares of this one."""
-        return Partition(self.n, rank, world_size, weights=self.weights)
+    def of_process(self, rank: int, counts: Sequence[int]) -> Partition:
+        """Return the partition between processes. counts: of consecutive shares of this one that each has."""
+        if len(counts) == self.world_size:
+            return self
+        return Partition(self.n, rank, len(counts), counts=tuple(counts))
+
+    @property
+    def fewest(self) -> int:
+        """Number of samples of the smallest batch that is split."""
+        return sum(self.counts) or self.world_size
+
+    def of(self, n: int, weights: tuple[float, ...]) -> Partition:
+        """Return the partition of a batch of n samples between the same ranks."""
+        return replace(self, n=n, weights=weights)
 
     def __str__(self) -> str:
         if self.world_size > 8 and len(set(self.sizes)) == 1:

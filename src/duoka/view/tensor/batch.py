@@ -115,7 +115,7 @@ class BatchTensor(Tensor):
         weights: with which the rows were read (`View.partition`).
         """
         specs = [Spec(own, own.partition(n, weights)) for own in view.siblings]
-        if len(specs) == 1:
+        if not view.shares.several:
             return BatchTensor(rows, specs[0])
         parts = rows.split([spec.partition.rows for spec in specs])
         # Copied, as rounding must not depend on the alignment within other shares' memory.
@@ -265,7 +265,7 @@ def of_share(value: Any, place: int) -> Any:
 
 def join(shares: Sequence[BatchTensor]) -> BatchTensor:
     """Combine local shares into one batch."""
-    return shares[0] if len(shares) == 1 else MultiShareBatch(shares)
+    return MultiShareBatch(shares) if shares[0]._spec.view.shares.several else shares[0]
 
 
 def join_results(outs: Sequence[Any], given: Sequence[MultiShareBatch] = ()) -> Any:
@@ -274,11 +274,9 @@ def join_results(outs: Sequence[Any], given: Sequence[MultiShareBatch] = ()) -> 
     given: the arguments; a result that is a share of one of these becomes that batch itself.
     """
     first = outs[0]
-    if len(outs) == 1:
-        return first
     if isinstance(first, BatchTensor):
         same = [batch for batch in given if batch._own[0] is first]
-        return same[0] if same else MultiShareBatch(outs)
+        return same[0] if same else join(outs)
     if isinstance(first, dict):
         return {key: join_results([out[key] for out in outs], given) for key in first}
     if isinstance(first, (tuple, list)) and not isinstance(first, torch.Size):
