@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from duoka import environment
-from duoka.devices import Device
 from duoka.environment import RANKS, RankInfo
 
 ROOT = Path(__file__).parents[1]
-GPUS = (Device("cuda", 3), Device("cuda", 0))
 
 
 @pytest.fixture(autouse=True)
@@ -81,33 +79,6 @@ def test_without_a_store_of_the_launcher_rank_0_opens_one() -> None:
     assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
 
-@pytest.mark.parametrize(
-    ("devices", "visible"),
-    [(GPUS, "3,0"), (GPUS[:1], "3"), ([Device("cpu")] * 2, "")],
-)
-def test_a_process_sees_the_chosen_cards_alone_and_in_their_order(devices: list[Device], visible: str) -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = "5,6"
-    environment.set_visible_devices(devices)
-    assert environment.visible_gpus() == visible
-
-
-def test_a_part_of_a_card_is_named_by_its_uuid() -> None:
-    environment.set_visible_devices([Device("cuda", 3, "A100", "MIG-5a2f", part=0)])
-    assert environment.visible_gpus() == "MIG-5a2f"
-
-
-def test_cards_are_numbered_as_the_plan_numbers_them() -> None:
-    os.environ["CUDA_DEVICE_ORDER"] = "FASTEST_FIRST"
-    environment.set_visible_devices(GPUS)
-    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-
-
-def test_for_other_devices_cards_are_left_as_they_are() -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = "5"
-    environment.set_visible_devices([Device("xpu", 0)])
-    assert environment.visible_gpus() == "5"
-
-
 def test_threads_are_set_only_where_they_are_planned() -> None:
     os.environ["OMP_NUM_THREADS"] = "9"
     environment.set_pool_sizes(None)
@@ -117,9 +88,8 @@ def test_threads_are_set_only_where_they_are_planned() -> None:
 
 
 def test_what_is_not_set_is_none() -> None:
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ.pop("OMP_NUM_THREADS", None)
-    assert environment.visible_gpus() is None
+    assert environment.first_set(["NO_SUCH_VARIABLE"]) is None
     assert environment.threads() is None
 
 

@@ -36,7 +36,9 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         **asked: Any,
     ):
         Path("train.py").write_text(source)
-        return decide(Options(Target("train.py", ("--epochs", "5 6")), **asked), inventory, visible, omp)
+        return decide(
+            Options(Target("train.py", ("--epochs", "5 6")), **asked), replace(inventory, visible=visible), omp
+        )
 
     return plan
 
@@ -177,7 +179,7 @@ def test_what_cannot_be(plan: Any, asked: dict[str, str], error: type[Exception]
 
 def test_a_missing_script(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match="there is no script"):
-        decide(Options(Target(str(tmp_path / "train.py"))), CPUS, None, None)
+        decide(Options(Target(str(tmp_path / "train.py"))), CPUS, None)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ theirs once, at their start, so a worker sets those before.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from duoka.devices import Device
 from duoka.system import libc
 
 KEPT_BYTES = 512 * 2**20  # of freed memory
@@ -94,19 +93,24 @@ class RankInfo:
         return self.here or self.world_size
 
 
-def visible_gpus() -> str | None:
-    """Return CUDA_VISIBLE_DEVICES; None if it is not set."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES")
+def first_set(names: Iterable[str]) -> str | None:
+    """Return the value of the first of these variables that is set, be it empty; None if none is."""
+    return next((os.environ[name] for name in names if name in os.environ), None)
 
 
-def order_gpus_by_bus() -> None:
-    """Let CUDA, if not initialised yet, number GPUs as duoka and nvidia-smi do."""
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+def ending_in(suffix: str) -> list[tuple[str, str]]:
+    """Return the variables whose names end so, and their values."""
+    return sorted((name, value) for name, value in os.environ.items() if name.endswith(suffix))
 
 
-def gpus_are_ordered_by_bus() -> bool:
-    """Return whether CUDA numbers GPUs as duoka and nvidia-smi do."""
-    return os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+def set_variables(variables: Mapping[str, str]) -> None:
+    """Set variables of this process: those that hide GPUs, before their runtime has started."""
+    os.environ.update(variables)
+
+
+def are_set(variables: Mapping[str, str]) -> bool:
+    """Return whether all these variables have these values."""
+    return variables.items() <= os.environ.items()
 
 
 def threads() -> str | None:
@@ -230,19 +234,6 @@ def set_rank_variables(info: RankInfo) -> None:
         TORCHELASTIC_USE_AGENT_STORE=str(info.port != 0),
     )
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-
-
-def set_visible_devices(devices: Sequence[Device]) -> None:
-    """Make only these GPUs visible to this process, in this order; none if they are CPUs.
-
-    Call it before CUDA is initialised. Devices of other types are not hidden so.
-    """
-    if devices[0].type == "cuda":
-        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        names = (str(device.index) if device.part is None else device.uuid for device in devices)
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
-    elif devices[0].type == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def set_pool_sizes(count: int | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -14,6 +13,7 @@ from duoka.devices.allocation import AllocationRequest, allocate
 from duoka.devices.inventory import Inventory
 from duoka.devices.locks import HeldLocks
 from duoka.devices.spec import parse
+from duoka.devices.vendors import variables_for
 from duoka.errors import DeviceError
 from duoka.options import waiting
 from duoka.system.messages import say
@@ -53,7 +53,7 @@ def devices(request: str = "auto", *, wait: str | float = 0) -> Picked:
 
     Args:
         request: in the grammar of `--devices`: "free:2", "free:2,mem>=10G", "best:1", "0,3", "GPU-3c1a6d0e", "cpu:4".
-            Numbers are physical, as in nvidia-smi. A process can use one part of a GPU (MIG).
+            Numbers are physical, as in `duoka gpus`. A process can use one part of a GPU (MIG).
         wait: time to queue until devices are free, in seconds or like "30m"; 0 does not wait.
 
     Returns:
@@ -64,40 +64,34 @@ def devices(request: str = "auto", *, wait: str | float = 0) -> Picked:
         DevicesBusy: other runs use the devices, and the time to wait is over.
         OptionError: `request` or `wait` is not in the grammar.
     """
-    asked = AllocationRequest(parse(request), environment.visible_gpus(), _command())
+    asked = AllocationRequest(parse(request), _command())
 
     def decide(found: Inventory) -> tuple[Choice, list[torch.device]]:
-        choice = choose(asked.request, found, asked.visible)
-        return choice, [_as_torch_names(device, found, asked.visible) for device in choice.devices]
+        choice = choose(asked.request, found)
+        return choice, [_as_torch_names(device, found) for device in choice.devices]
 
     allocation = allocate(asked, decide, lambda decided: decided[0].devices, waiting(wait), say)
     choice, names = allocation.decided
     if any(device.part is not None for device in choice.devices):
-        environment.set_visible_devices(choice.devices)
+        environment.set_variables(variables_for(choice.devices))
     return Picked(names, choice.notes + allocation.notes, allocation.locks)
 
 
-def _as_torch_names(device: Device, inventory: Inventory, visible: str | None) -> torch.device:
-    if device.type != "cuda":
-        return torch.device(device.type) if device.index is None else torch.device(device.type, device.index)
+def _as_torch_names(device: Device, inventory: Inventory) -> torch.device:
+    if device.index is None:
+        return torch.device(device.type)
+    module, order = getattr(torch, device.type), inventory.of.ORDER
+    is_in_use = getattr(module, "is_initialized", bool)()
     if device.part is not None:
-        if torch.cuda.is_initialized():
-            raise DeviceError(f"{device} is a part of a GPU (MIG): call duoka.devices before CUDA is initialised")
-        return torch.device("cuda", 0)
-    if torch.cuda.is_initialized() and not environment.gpus_are_ordered_by_bus():
-        return torch.device("cuda", _place_by_uuid(device))
-    environment.order_gpus_by_bus()
-    seen, _ = allowed_gpus(inventory.gpus, visible)
-    return torch.device("cuda", [gpu.index for gpu in seen].index(device.index or 0))
-
-
-def _place_by_uuid(device: Device) -> int:
-    """Return the number of a GPU in a process whose CUDA was initialised with another order."""
-
-    def uuid(index: int) -> Any:
-        return torch.cuda.get_device_properties(index).uuid
-
-    return next(index for index in range(torch.cuda.device_count()) if f"GPU-{uuid(index)}" == device.uuid)
+        if is_in_use:
+            raise DeviceError(f"{device} is a part of a GPU (MIG): call duoka.devices before torch uses GPUs")
+        return torch.device(device.type, 0)
+    if is_in_use and not environment.are_set(order):  # they may have other numbers
+        uuids = [f"GPU-{module.get_device_properties(index).uuid}" for index in range(module.device_count())]
+        return torch.device(device.type, uuids.index(device.uuid))
+    environment.set_variables(order)
+    seen, _ = allowed_gpus(inventory)
+    return torch.device(device.type, [gpu.index for gpu in seen].index(device.index))
 
 
 def _command() -> str:

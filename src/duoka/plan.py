@@ -102,13 +102,11 @@ class Plan:
 
     @property
     def device_words(self) -> str:
-        """The devices in the syntax of `--devices`: `cpu:2`, `0,3`, `cuda:3`."""
+        """The devices in the syntax of `--devices`: `cpu:2`, `0,3`, `gpu:3`."""
         first, numbers = self.devices[0], ",".join(str(device.index) for device in self.devices)
         if first.type == "cpu":
             return f"cpu:{len(self.devices)}"
-        if first.type != "cuda":
-            return first.type
-        return numbers if len(self.devices) > 1 else f"cuda:{numbers}"  # one number would be a count
+        return numbers if len(self.devices) > 1 else f"{first.type}:{numbers}"  # one number would be a count
 
     @property
     def is_for_one(self) -> bool:
@@ -128,13 +126,12 @@ def check_strategy(option: str, name: str) -> None:
     one_of(option, name, STRATEGIES)
 
 
-def decide(options: Options, inventory: Inventory, visible: str | None, omp_threads: str | None) -> Plan:
+def decide(options: Options, inventory: Inventory, omp_threads: str | None) -> Plan:
     """Decide the settings of a run. Reads the script, and starts nothing.
 
     Args:
         options: requested settings.
         inventory: devices of this machine.
-        visible: CUDA_VISIBLE_DEVICES, or None.
         omp_threads: OMP_NUM_THREADS, or None.
 
     Raises:
@@ -146,10 +143,10 @@ def decide(options: Options, inventory: Inventory, visible: str | None, omp_thre
         check_strategy("--strategy", options.strategy)
     request = spec.parse(options.devices)
     script_info = script.read(options.target)
-    chosen = choose(request, inventory, visible)
+    chosen = choose(request, inventory)
     machines = options.machines
     if machines.each == "rank":
-        chosen = _own(chosen, request, machines, visible)
+        chosen = _own(chosen, request, machines, inventory.visible)
     kind, reason = _kind(options, script_info, max(len(chosen.devices), machines.count))
     alone = script_info.self_launching and kind is Kind.DISTRIBUTED
     if alone and machines.count > 1:
@@ -247,7 +244,6 @@ def decide_function(
     name: str,
     options: Options,
     inventory: Inventory,
-    visible: str | None,
     omp_threads: str | None,
 ) -> Plan:
     """Decide the settings of `duoka.launch`. name: of the function; else as for `decide`.
@@ -256,7 +252,7 @@ def decide_function(
         DeviceError: a device does not exist, or may not be used.
         OptionError: an option has a value that is not allowed.
     """
-    chosen = choose(spec.parse(options.devices), inventory, visible)
+    chosen = choose(spec.parse(options.devices), inventory)
     workers = len(chosen.devices)
     threads, notes = _threads(options.threads, workers, inventory.cores, omp_threads)
     strategy = "single" if workers == 1 else "ddp"

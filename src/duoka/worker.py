@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from duoka import environment
+from duoka.devices.vendors import variables_for
 from duoka.environment import RankInfo
 from duoka.network.keys import Key
 from duoka.plan import Device, Kind, Plan
@@ -121,9 +122,8 @@ def run_worker(plan: Plan, arguments: WorkerArguments, pipe: socket.socket, stac
     if arguments.attempt.function is not None:
         forget_exit_functions()  # those of the calling program
     environment.unset_key()
-    environment.set_visible_devices(
-        [_device(plan, arguments.rank)] if plan.kind is not Kind.DISTRIBUTED else plan.devices
-    )
+    seen = [_device(plan, arguments.rank)] if plan.kind is not Kind.DISTRIBUTED else plan.devices
+    environment.set_variables(variables_for(seen))
     shared = arguments.attempt
     if shared.gloo is not None:
         environment.set_gloo_device(shared.gloo)
@@ -276,8 +276,7 @@ def _origin(plan: Plan, info: RankInfo, slot: CollectiveSlot, exchange: mmap.mma
     from duoka.origins.forked import Forked, StartDefaults
 
     device = _device(plan, info.rank)
-    index = 0 if device.type == "cuda" else device.index  # the only GPU that this process sees
-    given = device.type if index is None else f"{device.type}:{index}"
+    given = device.type if device.index is None else f"{device.type}:0"  # the only one that this process sees
     defaults = StartDefaults(plan.batch_norm, plan.randomness, plan.loading, plan.timeout)
     defaults = replace(defaults, strategy=plan.strategy, shares=plan.shares, row_independent=plan.row_independent)
     defaults = replace(defaults, weights=plan.weights, measures_rows=plan.measures_rows)
@@ -350,9 +349,11 @@ def _run_and_record(
 
 def _wait_for_gpu() -> None:
     """Wait for the kernels that still run: an error of theirs is raised here, or nowhere."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    if "torch" in sys.modules:
+        from duoka import accelerator
+
+        if module := accelerator.in_use():
+            module.synchronize()
 
 
 def _show(error: BaseException, end: Ending, own_log: bool) -> Ending:
@@ -387,7 +388,7 @@ def _shut_down(code: int) -> tuple[int, list[str]]:
     """Do what the interpreter does before it exits: join threads, call atexit functions, flush streams.
 
     Returns the exit code, and the tracebacks of atexit functions that raised, which Python prints and ignores.
-    Tearing down modules, torch and CUDA is left out: it takes time without effect.
+    Tearing down modules, torch and the GPU is left out: it takes time without effect.
     """
     _call_safely(join_threads)  # as multiprocessing does for its children
     _call_safely(_keep_operators)

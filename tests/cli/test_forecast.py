@@ -22,7 +22,7 @@ def chosen(devices: str, visible: str | None = None) -> list[list[int | None]]:
     """Return the GPUs of each plan, on a machine with eight."""
 
     def decided(words: str) -> Plan:
-        return plan(choose(parse(words), GPUS, visible).devices)
+        return plan(choose(parse(words), replace(GPUS, visible=visible)).devices)
 
     return [[device.index for device in one.devices] for one in _growing(devices, decided)]
 

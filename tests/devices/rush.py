@@ -50,11 +50,11 @@ def main(recording: str, folder: str, wait: float, requests: list[str]) -> None:
 
 def one(index: int, request: str, wait: float, behind: int) -> None:
     signal.alarm(60)
-    asked = AllocationRequest(parse(request), None, f"run {index}")
+    asked = AllocationRequest(parse(request), f"run {index}")
     try:
         allocation = allocate(
             asked,
-            lambda found: choose(asked.request, found, None).devices,
+            lambda found: choose(asked.request, found).devices,
             lambda devices: devices,
             wait,
             lambda text: say(index, f"waits {text}"),

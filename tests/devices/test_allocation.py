@@ -143,8 +143,8 @@ def test_first_come_first_served_and_one_that_wants_many_does_not_starve(
 
 
 def _allocate(text: str, wait: float = 0, say: Callable[[str], None] = lambda text: None) -> Allocation[Choice]:
-    asked = AllocationRequest(parse(text), None, "mine")
-    return allocate(asked, lambda found: choose(asked.request, found, None), lambda it: it.devices, wait, say)
+    asked = AllocationRequest(parse(text), "mine")
+    return allocate(asked, lambda found: choose(asked.request, found), lambda it: it.devices, wait, say)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def card(index: int, **facts: object) -> Gpu:
 
 
 def picked(text: str, *gpus: Gpu, visible: str | None = None) -> list[int | None]:
-    return [device.index for device in choose(parse(text), Inventory(gpus, 16, ""), visible).devices]
+    return [device.index for device in choose(parse(text), replace(Inventory(gpus, 16, ""), visible=visible)).devices]
 
 
 BOB = GpuProcess(7, "compute", 9 * GIB, "bob", "python x.py")
@@ -85,13 +85,13 @@ def test_more_than_there_are_is_not_worth_waiting_for() -> None:
 def test_broken_and_split_cards_are_not_picked(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, "lost")
     inventory = read_inventory()
-    choice = choose(parse("free:1"), inventory, None)
+    choice = choose(parse("free:1"), inventory)
     assert [device.index for device in choice.devices] == [0]
     with pytest.raises(DeviceError, match="can be used here"):
-        choose(parse("free:2"), inventory, None)
-    assert "left out: GPU is lost" in choose(parse("auto"), inventory, None).notes[0]
+        choose(parse("free:2"), inventory)
+    assert "left out: GPU is lost" in choose(parse("auto"), inventory).notes[0]
     with pytest.raises(DeviceError, match="GPU 1 cannot be used: GPU is lost"):
-        choose(parse("0,1"), inventory, None)
+        choose(parse("0,1"), inventory)
 
 
 FIRST, SECOND = "MIG-11111111-0000-5000-8000-000000000001", "MIG-22222222-0000-5000-8000-000000000002"
@@ -101,19 +101,19 @@ def test_parts_are_picked_and_named_one_at_a_time(monkeypatch: pytest.MonkeyPatc
     play(monkeypatch, "mig")
     split = read_inventory()
     for text, uuid in (("free:1", SECOND), ("free:1,mem>=4G", SECOND), ("best:1,mem>=9G", FIRST), ("MIG-1", FIRST)):
-        (device,) = choose(parse(text), split, None).devices
+        (device,) = choose(parse(text), split).devices
         assert device.uuid == uuid
     assert (str(device), device.index, device.part, device.number) == ("GPU 0:0", 0, 0, "0:0")
     with pytest.raises(DevicesBusy, match=r"0 GPUs are available now; GPU 0:0: pid 4194305|no GPUs are available"):
-        choose(parse("free:1,mem>=9G"), split, None)
+        choose(parse("free:1,mem>=9G"), split)
     with pytest.raises(DeviceError, match=r"no GPUs can be used here; a part of a GPU \(MIG\) works alone"):
-        choose(parse("free:2"), split, None)
+        choose(parse("free:2"), split)
     with pytest.raises(DeviceError, match=f"GPU 0 is split \\(MIG\\); name one of its parts: {FIRST}, {SECOND}"):
-        choose(parse("0,"), split, None)
+        choose(parse("0,"), split)
     with pytest.raises(DeviceError, match="MIG-3 cannot be used"):
-        choose(parse("MIG-3"), split, None)
+        choose(parse("MIG-3"), split)
     for text in ("auto", "cuda", "1"):
-        choice = choose(parse(text), split, None)
+        choice = choose(parse(text), split)
         assert [device.uuid for device in choice.devices] == [FIRST]
         assert "--devices free:1 takes one that nobody uses" in choice.notes[0]
 
@@ -124,11 +124,11 @@ def test_a_part_that_cuda_visible_devices_names_is_all_there_is(
 ) -> None:
     play(monkeypatch, "mig")
     for text in ("auto", "free:1", "best:1", "1", "cuda", "MIG-2"):
-        choice = choose(parse(text), read_inventory(), visible)
+        choice = choose(parse(text), replace(read_inventory(), visible=visible))
         assert [device.uuid for device in choice.devices] == [SECOND]
         assert "respected: cuda:0 = GPU 0:2" in choice.notes[-1]
     with pytest.raises(DeviceError, match=f"CUDA_VISIBLE_DEVICES={visible} allows GPU 0:2"):
-        choose(parse("MIG-1"), read_inventory(), visible)
+        choose(parse("MIG-1"), replace(read_inventory(), visible=visible))
 
 
 def test_whole_cards_are_taken_before_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,17 +136,17 @@ def test_whole_cards_are_taken_before_parts(monkeypatch: pytest.MonkeyPatch) -> 
     split = play(monkeypatch, "mig")
     put(monkeypatch, {**whole, "cards": [*split["cards"], *whole["cards"]]})
     both = read_inventory()
-    choice = choose(parse("auto"), both, None)
+    choice = choose(parse("auto"), both)
     assert [device.number for device in choice.devices] == ["1"]
     assert choice.notes == ("GPU 0 is left out: it is split into parts (MIG), of which a run can use one",)
-    assert [device.number for device in choose(parse("free:1"), both, None).devices] == ["1"]
+    assert [device.number for device in choose(parse("free:1"), both).devices] == ["1"]
     with pytest.raises(DeviceError, match="1 GPU can be used here; a part of a GPU"):
-        choose(parse("free:2"), both, None)
+        choose(parse("free:2"), both)
 
 
 def test_the_choice_and_its_reason_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, "eight")
-    choice = choose(parse("free:2"), read_inventory(), "0,1,2,5,6")
+    choice = choose(parse("free:2"), replace(read_inventory(), visible="0,1,2,5,6"))
     assert [device.index for device in choice.devices] == [1, 6]
     assert choice.notes[0].startswith("--devices free:2 picked GPU 1 (0% busy, 79.4 GiB free), GPU 6 (0% busy")
     assert "not GPU 0: pid 4194301; GPU 2: pid 4194302, pid 4194303; GPU 5: 40.0 GiB are in use" in choice.notes[0]
@@ -156,10 +156,10 @@ def test_the_choice_and_its_reason_are_told(monkeypatch: pytest.MonkeyPatch) -> 
 def test_names_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, "eight")
     inventory = read_inventory()
-    assert [device.index for device in choose(parse("GPU-55c05a1b,GPU-22"), inventory, None).devices] == [5, 2]
+    assert [device.index for device in choose(parse("GPU-55c05a1b,GPU-22"), inventory).devices] == [5, 2]
     for text, said in (("GPU-9", "GPU-9 cannot be used; this machine has"), ("GPU-5,GPU-55", "more of its UUID")):
         with pytest.raises(DeviceError, match=said):
-            choose(parse(text), inventory, None)
+            choose(parse(text), inventory)
 
 
 facts = st.fixed_dictionaries({}, optional={"used": st.integers(0, 80 * GIB), "utilisation": st.integers(0, 100)})

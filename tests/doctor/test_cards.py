@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from duoka.devices import inventory, nvml
-from duoka.devices.nvml import Link
+from duoka.devices import inventory
+from duoka.devices.vendors import nvidia
+from duoka.devices.vendors.nvidia import Link
 from duoka.doctor.cards import check_card, check_links, examine
 from tests.devices.driver import play
 
@@ -41,4 +42,4 @@ def test_links() -> None:
 
 def test_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, "eight")
-    assert len(list(check_links(nvml.links()))) == 28
+    assert len(list(check_links(nvidia.links()))) == 28

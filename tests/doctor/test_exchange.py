@@ -46,7 +46,7 @@ def test_cards_are_measured_by_their_numbers(tmp_path: Path, monkeypatch: pytest
     fake.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fake))
     (finding,) = examine()
-    assert (tmp_path / "called").read_text().split()[2:] == ["nccl", "1", "3", "4", "6", "7"]
+    assert (tmp_path / "called").read_text().split()[2:] == ["cuda", "1", "3", "4", "6", "7"]
     assert "5 ranks: 10 µs for one number, 200.00 GB/s for 256 MiB; 12 NVLinks" in finding.what
 
 

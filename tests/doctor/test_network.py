@@ -45,7 +45,6 @@ def test_localhost_must_be_here(addresses: list[str], level: str) -> None:
 @pytest.mark.parametrize(
     ("names", "well"),
     [
-        (None, True),
         ("eth0", True),
         ("eth", True),
         ("ib0,eth0", True),
@@ -54,7 +53,7 @@ def test_localhost_must_be_here(addresses: list[str], level: str) -> None:
         ("ib0", False),
     ],
 )
-def test_a_network_device_that_is_not_there(names: str | None, well: bool) -> None:
+def test_a_network_device_that_is_not_there(names: str, well: bool) -> None:
     findings = list(check_interface("NCCL_SOCKET_IFNAME", names, ["lo", "eth0"]))
     assert [finding.level for finding in findings] == ["fault"] * (not well)
 

@@ -148,7 +148,7 @@ def test_launch_after_the_program_has_used_cuda(flow: Flow, use: str) -> None:
     """
     result = flow.python([flow.write("train.py", source)])
     assert result.stdout == "Result(rank=0, value=6.0) Result(rank=1, value=6.0)\nWrong so it is True\n"
-    assert "duoka.launch: this process has used CUDA already" in result.stderr
+    assert "duoka.launch: this process has used its GPUs already" in result.stderr
     assert "pip install cloudpickle" in result.stderr
 
 

@@ -296,7 +296,7 @@ def test_weights_are_copied_once_to_each_device_and_outputs_can_stay_there(monke
         ({"batch_size": 0}, "batch_size must be a whole number from 1"),
         ({"batch_size": 2.5}, "batch_size must be a whole number from 1"),
         ({"devices": []}, "devices must be a list of at least one device"),
-        ({"devices": "gpu"}, "write cuda"),
+        ({"devices": "gpus"}, "write gpu"),
         ({"precision": "half"}, "precision must be one of fp32, bf16, fp16"),
         ({"outputs": "gpu"}, "outputs must be one of cpu, device"),
         ({"on_error": "ignore"}, "on_error must be one of raise, collect"),

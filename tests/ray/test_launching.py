@@ -33,7 +33,7 @@ def test_devices_that_ray_chooses_are_not_named(devices: str) -> None:
 
 def test_the_command_of_a_node() -> None:
     job = Job(("train.py", "--lr", "1"), b"", ".", {"CPU": 2, "GPU": 2})
-    base = [sys.executable, "-m", "duoka", "run", "--devices", "cuda"]
+    base = [sys.executable, "-m", "duoka", "run", "--devices", "gpu"]
     assert job.command(0, 1, "h:1") == [*base, "--machines", "1", "train.py", "--lr", "1"]
     several = ["--machines", "3", "--machine", "2", "--rendezvous", "h:1"]
     assert job.command(2, 3, "h:1") == [*base, *several, "train.py", "--lr", "1"]

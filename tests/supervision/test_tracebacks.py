@@ -105,7 +105,7 @@ def test_a_syntax_error_has_no_frames_left(run: Callable[[str], BaseException]) 
 
 
 def test_an_error_of_duoka_s_own_keeps_its_frames() -> None:
-    error = raised_by(lambda: environment.set_visible_devices([]))
+    error = raised_by(lambda: environment.first_set(3))  # type: ignore[arg-type]
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import Backend, ProcessGroupGloo
 from torch.library import Library
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map_only
-
-from duoka.view.collectives import process
 
 # Of torch's later versions; experimental.
 setup = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
@@ -33,6 +32,15 @@ class _Backend:
 
     def _is_in_bad_fork(self) -> bool:
         return False
+
+    def get_rng_state(self) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    def synchronize(self) -> None:
+        pass
+
+    def set_rng_state(self, state: Tensor) -> None:
+        pass
 
     def manual_seed_all(self, seed: int) -> None:
         pass
@@ -85,7 +93,7 @@ class _Group:
     """A process group of this device."""
 
     def __init__(self, *args: Any) -> None:
-        self._group = process._gloo(*args)
+        self._group = ProcessGroupGloo(*args)
 
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any) -> Any:
@@ -114,5 +122,5 @@ def install() -> Library:
     library.impl("empty.memory_format", empty)
     library.impl("empty_strided", empty_strided)
     library.impl("_copy_from", copy_from)
-    process._BACKENDS["other"] = _Group
+    Backend.register_backend("others", _Group, devices=["other"])
     return library

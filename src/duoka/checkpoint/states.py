@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from duoka import accelerator
 from duoka.checkpoint.parts import holders
 from duoka.checkpoint.saving import part_or_whole, plain_names, plain_state, whole
 from duoka.checkpoint.stored import Stored, part_of
@@ -55,7 +56,9 @@ class RandomGenerators:
     def state_dict(self) -> dict[str, Any]:
         state = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
         state["torch"] = torch.get_rng_state()
-        return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {})
+        if module := accelerator.in_use():
+            state[accelerator.kind()] = module.get_rng_state()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the generators; the GPU's only if it was saved and there is one."""
@@ -63,8 +66,8 @@ class RandomGenerators:
             random.setstate(state["python"])
             np.random.set_state(state["numpy"])
             torch.set_rng_state(state["torch"])
-            if "cuda" in state and torch.cuda.is_available():
-                torch.cuda.set_rng_state(state["cuda"])
+            if accelerator.kind() in state and torch.accelerator.is_available():
+                accelerator.module().set_rng_state(state[accelerator.kind()])
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(f"the saved random state is invalid: {error!r}") from error
 

@@ -33,10 +33,10 @@ def _chosen(plan: Plan, opts: Options, memory: int | None) -> Plan:
     from duoka.forecasting.memory.forecast import MemoryRequest, forecast_memory  # imports torch
     from duoka.forecasting.memory.showing import choice, verdict
 
-    seen = inventory.read()
+    seen = inventory.read(plan.devices[0].type)
     limit = memory_of_each(plan.devices, seen) if memory is None else memory
     alone = replace(opts, strategy="", devices="cpu:1", blocks=(), restarts=0, report=None, machines=ONE_MACHINE)
-    on_cpu = decide(alone, seen, environment.visible_gpus(), environment.threads())
+    on_cpu = decide(alone, seen, environment.threads())
     count, name = plan.machines.count, plan.device_words
     devices = len(plan.devices) * count
     request = MemoryRequest(

@@ -78,8 +78,6 @@ def _devices(plan: Plan) -> str:
     if first.type == "cpu":
         threads = f" of {plan.threads} thread{'s' * (plan.threads > 1)}" if plan.threads else ""
         return f"{plan.workers} CPU worker{'s' * (plan.workers > 1)}{threads}"
-    if first.type != "cuda":
-        return str(first)
     groups = groupby(plan.devices, key=lambda device: device.name)
     return ", ".join(_group(name, list(members)) for name, members in groups)
 

@@ -24,7 +24,7 @@ STEP = 1.0  # seconds between two updates
 
 HELP = """\
 Show each GPU: number, name, UUID, memory, utilisation, temperature and power; its processes, and the duoka run that
-has locked it. Numbers are those of nvidia-smi. On a machine without a GPU, show the CPU.
+has locked it. Numbers are those of the driver's program, such as nvidia-smi. Without a GPU, show the CPU.
 """
 
 

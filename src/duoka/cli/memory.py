@@ -11,6 +11,7 @@ from duoka import environment
 from duoka.cli.trial import own_ranks_error, sayer, to_the_end
 from duoka.devices import inventory
 from duoka.devices.memory import memory_of_each
+from duoka.devices.spec import parse
 from duoka.errors import OptionError
 from duoka.options import Options, memory_size
 from duoka.plan import Kind, Plan, decide
@@ -64,11 +65,11 @@ def _decided(opts: Options, limit: int | None) -> tuple[Plan, list[str], list[in
     Raises:
         AskedError: the script calls torch.distributed itself.
     """
-    seen, visible, threads = inventory.read(), environment.visible_gpus(), environment.threads()
+    seen, threads = inventory.read(parse(opts.devices).type), environment.threads()
     opts = replace(opts, blocks=())  # given with fsdp alone
 
     def decided(devices: str) -> Plan:
-        return decide(replace(opts, devices=devices), seen, visible, threads)
+        return decide(replace(opts, devices=devices), seen, threads)
 
     most = decided(opts.devices)
     if most.kind is Kind.DISTRIBUTED:

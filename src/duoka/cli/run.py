@@ -54,8 +54,8 @@ them. A `--` for the script itself is written twice.
 
 DEVICES = (
     "auto: all GPUs, else one CPU worker. 2: that many GPUs, else that many CPU workers. 0,3 or 0-3: GPUs by "
-    "their number in nvidia-smi (`1,` is GPU 1 alone). GPU-3c1a6d0e, MIG-5a2f: by UUID. free:2: on which nobody "
-    "computes; 'free:2,mem>=10G'; best:1. cuda, cuda:1, cpu, cpu:4, mps, xpu. [default: auto]"
+    "their number in `duoka gpus` (`1,` is GPU 1 alone). GPU-3c1a6d0e, MIG-5a2f: by UUID. free:2: on which nobody "
+    "computes; 'free:2,mem>=10G'; best:1. gpu, gpu:1, cpu, cpu:4, mps. [default: auto]"
 )
 
 RESTARTS = (
@@ -331,17 +331,17 @@ def _idle(machines: Machines) -> tuple[str, ...]:
 
 def _allocate(opts: Options, wait: float) -> Allocation[Plan]:
     """Decide, and allocate the devices."""
-    visible, threads = environment.visible_gpus(), environment.threads()
+    threads = environment.threads()
     command = f"duoka run {'-m ' * opts.target.is_module}{opts.target.name}"
-    asked = AllocationRequest(parse(opts.devices), visible, command)
-    return allocate(asked, lambda found: decide(opts, found, visible, threads), lambda plan: plan.devices, wait, say)
+    asked = AllocationRequest(parse(opts.devices), command)
+    return allocate(asked, lambda found: decide(opts, found, threads), lambda plan: plan.devices, wait, say)
 
 
 def _decide(opts: Options) -> Plan:
     """Decide without allocating devices."""
-    seen = inventory.read()
+    seen = inventory.read(parse(opts.devices).type)
     with Locks() as locks:
-        return decide(opts, with_holders(seen, locks), environment.visible_gpus(), environment.threads())
+        return decide(opts, with_holders(seen, locks), environment.threads())
 
 
 def asked_for(

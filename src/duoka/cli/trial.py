@@ -18,6 +18,7 @@ from duoka.cli.run import GROUPS, Groups
 from duoka.devices import inventory
 from duoka.devices.allocation import with_holders
 from duoka.devices.locks import HeldLocks, Locks
+from duoka.devices.spec import parse
 from duoka.errors import AskedError, OptionError
 from duoka.options import Options
 from duoka.plan import Plan, decide
@@ -56,11 +57,11 @@ def decide_and_take(
     if opts.strategy == "auto":
         raise OptionError("--strategy", "auto", f"named for duoka {command}", "`duoka run` chooses one by its memory")
     opts = replace(opts, report=None)  # of the trials together, not of one of them
-    visible, threads = environment.visible_gpus(), environment.threads()
-    seen = inventory.read()  # outside the lock: a slow driver blocks no other process
+    threads = environment.threads()
+    seen = inventory.read(parse(opts.devices).type)  # outside the lock: a slow driver blocks no other process
     with Locks() as locks:
         known = with_holders(seen, locks)
-        plans = choose(lambda devices: decide(replace(opts, devices=devices), known, visible, threads))
+        plans = choose(lambda devices: decide(replace(opts, devices=devices), known, threads))
         uuids = sorted({device.uuid for plan in plans for device in plan.devices if device.uuid})
         held = locks.hold(uuids, f"duoka {command} {opts.target.name}")[0] if uuids else HeldLocks()
     return plans, held

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
+from duoka.accelerator import has_streams
 from duoka.data.order import PieceSampler, drawing_from, generator_states
 from duoka.data.pieces import Pieces
 from duoka.data.prefetch import to_device
@@ -219,7 +220,7 @@ def _made(data: Any, batch_size: int | None, shuffle: bool, device: torch.device
         raise OptionError("run.loader", "shuffle=True and a sampler", "given one of both", hint)
     if shuffle and isinstance(dataset, IterableDataset):
         raise OptionError("shuffle", True, "left out for a dataset without indices", "let the dataset shuffle")
-    if device.type == "cuda" and not _holds_gpu_tensors(dataset):  # which cannot be pinned
+    if has_streams(device) and not _holds_gpu_tensors(dataset):  # which cannot be pinned
         how = {"pin_memory": True} | how
     if batch_size is not None:
         how = {"batch_size": batch_size} | how

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duoka.accelerator import has_streams
 from duoka.private.torch import tree_leaves, tree_map_only
 from duoka.view.tensor.batch import BatchTensor
 
 
 def to_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    """Yield the batches on `device`; on CUDA the next one is copied on a separate stream while one is in use."""
+    """Yield the batches on `device`; with streams the next one is copied on its own while one is in use."""
     if device.type == "cpu":
         return batches
-    if device.type != "cuda":
+    if not has_streams(device):
         return (_to(batch, device) for batch in batches)
     return _prefetch(batches, device)
 
@@ -26,11 +27,11 @@ def _to(batch: Any, device: torch.device) -> Any:
 
 
 def _prefetch(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    stream = torch.cuda.Stream(device)
+    stream, current = torch.Stream(device), torch.accelerator.current_stream
 
     def copied() -> Any:
-        stream.wait_stream(torch.cuda.current_stream(device))  # which may write what the batch is taken from
-        with torch.cuda.stream(stream):
+        stream.wait_stream(current(device))  # which may write what the batch is taken from
+        with stream:
             for batch in batches:
                 return _to(batch, device), stream.record_event()
         return None
@@ -38,10 +39,10 @@ def _prefetch(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     coming = copied()
     while coming is not None:
         batch, there = coming
-        torch.cuda.current_stream(device).wait_event(there)
+        current(device).wait_event(there)
         for leaf in tree_leaves(batch):
             if isinstance(leaf, Tensor):
                 rows = leaf.to_local() if isinstance(leaf, BatchTensor) else leaf
-                rows.record_stream(torch.cuda.current_stream(device))  # keeps its memory until this stream is done
+                rows.record_stream(current(device))  # keeps its memory until this stream is done
         coming = copied()
         yield batch

@@ -2,7 +2,8 @@
 
 spec.py         the grammar of --devices
 gpu.py          one GPU and its users, at one moment
-nvml.py, amd.py, processes.py    queries of the drivers and the kernel
+vendors/        what each vendor of GPUs has its own way for
+processes.py    queries of the kernel
 cgroup.py       limits of a container or a scheduler
 locks.py        a file lock for each GPU, so that two runs never take the same, and a queue
 inventory.py    all devices of this machine, at one moment
@@ -24,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from duoka.devices.gpu import Gpu
-from duoka.devices.inventory import Inventory, count_of, units
+from duoka.devices.inventory import Inventory, units
 from duoka.devices.pick import pick
 from duoka.devices.spec import Request
 from duoka.errors import DeviceError
@@ -36,20 +37,19 @@ __all__ = ["Choice", "Device", "allowed_gpus", "choose"]
 class Device:
     """One device of this machine.
 
-    index: physical, in PCI bus order; None for a CPU worker. uuid: of a GPU, or of a part of one. part: number of the
+    index: physical; None for a CPU worker. uuid: of a GPU, or of a part of one. part: number of the
     part, of a GPU that is split (MIG); else None.
     """
 
-    type: str  # cpu, cuda, mps, xpu
+    type: str  # as torch calls it
     index: int | None = None
     name: str = ""
     uuid: str = field(default="", compare=False)
     part: int | None = None
 
     def __str__(self) -> str:
-        """The name shown to users: `GPU 3`, `GPU 3:0` (a part), `CPU`, `xpu 0`."""
-        word = {"cuda": "GPU", "cpu": "CPU"}.get(self.type, self.type)
-        return word if self.index is None else f"{word} {self.number}"
+        """The name shown to users: `GPU 3`, `GPU 3:0` (a part), `CPU`."""
+        return "CPU" if self.index is None else f"GPU {self.number}"
 
     @property
     def number(self) -> str:
@@ -65,13 +65,12 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
-def choose(request: Request, inventory: Inventory, visible: str | None) -> Choice:
+def choose(request: Request, inventory: Inventory) -> Choice:
     """Choose the devices for a request.
 
     Args:
         request: the parsed `--devices`.
-        inventory: of this machine.
-        visible: CUDA_VISIBLE_DEVICES as it is set, or None. Only GPUs that it names are chosen, in its order.
+        inventory: of this machine. Only GPUs that its variable names are chosen, in that order.
 
     Raises:
         DeviceError: a device does not exist or is hidden, or there are too few.
@@ -79,51 +78,42 @@ def choose(request: Request, inventory: Inventory, visible: str | None) -> Choic
     """
     if request.type == "cpu":
         return Choice(_cpus(request.count))
-    if request.type in ("mps", "xpu"):
-        return Choice(_other(request, count_of(request.type)))
-    allowed, notes = allowed_gpus(inventory.gpus, visible)
-    if request.type == "auto" and not allowed:
-        amd = (f"there are AMD GPUs ({len(inventory.amd)}), which duoka cannot use yet",) * bool(inventory.amd)
-        return Choice(_cpus(request.count), notes + amd)
-    gpus, why = _gpus_for(request, allowed, inventory, visible)
+    kind = inventory.of.TYPE
+    if request.type not in ("auto", "gpu", kind):
+        raise DeviceError(f"--devices {request}: this machine has no {request.type} device; use auto or cpu")
+    allowed, notes = allowed_gpus(inventory)
+    if request.type == "auto":
+        notes += (inventory.why_others,) * bool(inventory.why_others)
+        if not allowed:
+            return Choice(_cpus(request.count), notes)
+    gpus, why = _gpus_for(request, allowed, inventory)
     notes += why
-    if visible is not None:
-        mapping = ", ".join(f"cuda:{place} = GPU {gpu.number}" for place, gpu in enumerate(gpus))
-        notes = (*notes, f"{_setting(visible)} respected: {mapping}")
-    return Choice(tuple(map(_device, gpus)), notes)
+    if inventory.visible is not None:
+        mapping = ", ".join(f"{kind}:{place} = GPU {gpu.number}" for place, gpu in enumerate(gpus))
+        notes = (*notes, f"{_setting(inventory)} respected: {mapping}")
+    return Choice(tuple(_device(kind, gpu) for gpu in gpus), notes)
 
 
-def _device(gpu: Gpu) -> Device:
+def _device(kind: str, gpu: Gpu) -> Device:
     if gpu.card is None:
-        return Device("cuda", gpu.index, gpu.name, gpu.uuid)
-    return Device("cuda", gpu.card, gpu.name, gpu.uuid, gpu.index)
+        return Device(kind, gpu.index, gpu.name, gpu.uuid)
+    return Device(kind, gpu.card, gpu.name, gpu.uuid, gpu.index)
 
 
 def _cpus(count: int | None) -> tuple[Device, ...]:
     return (Device("cpu"),) * (count or 1)
 
 
-def _other(request: Request, count: int) -> tuple[Device, ...]:
-    index = request.indices[0] if request.indices else 0
-    if count == 0:
-        raise DeviceError(f"--devices {request}: torch finds no {request.type} device here; use auto or cpu")
-    if index >= count:
-        raise DeviceError(f"--devices {request}: there are {count} {request.type} devices, numbered from 0")
-    return (Device(request.type, index),)
-
-
-def _gpus_for(
-    request: Request, allowed: tuple[Gpu, ...], inventory: Inventory, visible: str | None
-) -> tuple[list[Gpu], tuple[str, ...]]:
+def _gpus_for(request: Request, allowed: tuple[Gpu, ...], inventory: Inventory) -> tuple[list[Gpu], tuple[str, ...]]:
     """Return the requested GPUs among the allowed ones, and notes on why they were picked."""
     if not allowed:
-        why = f"{_setting(visible)} hides all GPUs" if inventory.gpus else inventory.no_gpus
+        why = f"{_setting(inventory)} hides all GPUs" if inventory.gpus else inventory.no_gpus
         raise DeviceError(f"--devices {request}: {why}; use auto or cpu")
     if request.pick:
         gpus, why = pick(request, [gpu for gpu in units(allowed) if not gpu.problem])
         return gpus, (why,)
     if request.indices or request.uuids:
-        return _gpus_named(request, allowed, visible), ()
+        return _gpus_named(request, allowed, inventory), ()
     whole = [gpu for gpu in allowed if not (gpu.problem or gpu.is_split)]
     parts = [part for part in units(allowed) if part.card is not None and not part.problem]
     left_out = tuple(f"GPU {gpu.number} is left out: {why}" for gpu in allowed if (why := _why_unusable(gpu)))
@@ -133,7 +123,7 @@ def _gpus_for(
     if (request.count is not None and request.count > len(whole)) or not whole:
         asked = "GPUs are" if request.count is None else f"{request.count} GPUs are"
         ill = f"; {'; '.join(left_out)}" if left_out else ""
-        raise DeviceError(f"--devices {request}: {asked} asked for; {_allowed_text(allowed, visible)}{ill}")
+        raise DeviceError(f"--devices {request}: {asked} asked for; {_allowed_text(allowed, inventory)}{ill}")
     return whole[: request.count], left_out
 
 
@@ -142,14 +132,14 @@ def _why_unusable(gpu: Gpu) -> str:
     return gpu.problem or ("it is split into parts (MIG), of which a run can use one" if gpu.is_split else "")
 
 
-def _gpus_named(request: Request, allowed: tuple[Gpu, ...], visible: str | None) -> list[Gpu]:
+def _gpus_named(request: Request, allowed: tuple[Gpu, ...], inventory: Inventory) -> list[Gpu]:
     """Return the GPUs of a list of numbers or UUIDs."""
     gpus: list[Gpu] = []
     for name in request.indices or request.uuids:
         called = f"GPU {name}" if isinstance(name, int) else name
         found = [gpu for gpu in dict.fromkeys((*allowed, *units(allowed))) if _matches(gpu, name)]
         if not found:
-            raise DeviceError(f"--devices {request}: {called} cannot be used; {_allowed_text(allowed, visible)}")
+            raise DeviceError(f"--devices {request}: {called} cannot be used; {_allowed_text(allowed, inventory)}")
         if len(found) > 1 or found[0] in gpus:
             raise DeviceError(f"--devices {request}: {called} does not name one GPU; write more of its UUID")
         if found[0].problem:
@@ -166,36 +156,37 @@ def _matches(gpu: Gpu, name: int | str) -> bool:
     return gpu.uuid.startswith(name) if isinstance(name, str) else gpu.card is None and gpu.index == name
 
 
-def _allowed_text(allowed: tuple[Gpu, ...], visible: str | None) -> str:
-    may = f"{_setting(visible)} allows" if visible is not None else "this machine has"
+def _allowed_text(allowed: tuple[Gpu, ...], inventory: Inventory) -> str:
+    may = f"{_setting(inventory)} allows" if inventory.visible is not None else "this machine has"
     numbers = _listed(gpu.number for gpu in sorted(allowed, key=lambda gpu: gpu.place))
-    return f"{may} {numbers} (numbers as in nvidia-smi)"
+    return f"{may} {numbers} (numbers as in {inventory.of.TOOL})"
 
 
-def allowed_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES allows, in its order, and a note on an entry that names none.
+def allowed_gpus(inventory: Inventory) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """Return the GPUs that the variable allows, in its order, and a note on an entry that names none.
 
-    As in CUDA, the first entry that names no GPU of this machine ends the list.
+    As for the runtime, the first entry that names no GPU of this machine ends the list.
     """
+    gpus, visible = inventory.gpus, inventory.visible
     if visible is None or not gpus:
         return gpus, ()
     allowed: list[Gpu] = []
     for entry in visible.split(","):
         gpu = _named(entry.strip(), gpus)
         if gpu is None or gpu in allowed:
-            return tuple(allowed), _end_of_list(entry.strip(), visible, bool(allowed))
+            return tuple(allowed), _end_of_list(entry.strip(), inventory, bool(allowed))
         allowed.append(gpu)
     return tuple(allowed), ()
 
 
-def _end_of_list(entry: str, visible: str, some: bool) -> tuple[str, ...]:
+def _end_of_list(entry: str, inventory: Inventory, some: bool) -> tuple[str, ...]:
     if entry not in ("", "-1"):
-        return (f"{_setting(visible)}: {entry!r} is no further GPU of this machine and ends the list, as in CUDA",)
-    return () if some else (f"{_setting(visible)} hides all GPUs",)
+        return (f"{_setting(inventory)}: {entry!r} is no further GPU of this machine and ends the list",)
+    return () if some else (f"{_setting(inventory)} hides all GPUs",)
 
 
 def _named(entry: str, gpus: tuple[Gpu, ...]) -> Gpu | None:
-    """Return the GPU or part that an entry of CUDA_VISIBLE_DEVICES names: a number, or the beginning of a UUID."""
+    """Return the GPU or part that an entry of the variable names: a number, or the beginning of a UUID."""
     if entry.startswith(("GPU-", "MIG-")):
         found = [gpu for card in gpus for gpu in (card, *card.parts) if gpu.uuid.startswith(entry)]
     else:
@@ -203,8 +194,9 @@ def _named(entry: str, gpus: tuple[Gpu, ...]) -> Gpu | None:
     return found[0] if len(found) == 1 else None
 
 
-def _setting(visible: str | None) -> str:
-    return f"CUDA_VISIBLE_DEVICES={visible}" if visible else "CUDA_VISIBLE_DEVICES, set to nothing,"
+def _setting(inventory: Inventory) -> str:
+    name = inventory.of.VISIBLE[0]
+    return f"{name}={inventory.visible}" if inventory.visible else f"{name}, set to nothing,"
 
 
 def _listed(numbers: Iterable[str]) -> str:

@@ -21,10 +21,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AllocationRequest:
-    """A request for devices. command: the one that makes it. visible: CUDA_VISIBLE_DEVICES as set, or None."""
+    """A request for devices. command: the one that makes it."""
 
     request: Request
-    visible: str | None
     command: str
 
 
@@ -61,7 +60,7 @@ def allocate(
 
     def look() -> Allocation[T]:
         nonlocal queue_number
-        seen = inventory.read()
+        seen = inventory.read(asked.request.type)
         with Locks() as locks:
             known = with_holders(seen, locks, queue_number)
             try:
@@ -71,7 +70,7 @@ def allocate(
                     _check_free([gpu for gpu in units(known.gpus) if gpu.uuid in names], asked.request)
             except DevicesBusy:
                 if wait > 0 and queue_number is None and not locks.problem:
-                    queue_number, ticket = locks.join(str(asked.request), asked.visible, asked.command)
+                    queue_number, ticket = locks.join(str(asked.request), seen.visible, asked.command)
                     waiting.enter_context(ticket)
                 raise
             if names and asked.request.pick and locks.problem:
@@ -114,11 +113,11 @@ def _reserve_for(waiting: QueueEntry, known: Inventory) -> Inventory:
 
 def _would_get(waiting: QueueEntry, known: Inventory) -> list[Gpu]:
     try:
-        request = parse(waiting.request)
+        request, known = parse(waiting.request), replace(known, visible=waiting.visible)
         if not request.pick:
-            named = {device.uuid for device in choose(request, known, waiting.visible).devices}
+            named = {device.uuid for device in choose(request, known).devices}
             return [gpu for gpu in units(known.gpus) if gpu.uuid in named and not why_unavailable(gpu, request)]
-        allowed, _ = allowed_gpus(known.gpus, waiting.visible)
+        allowed, _ = allowed_gpus(known)
         may = {gpu.uuid for card in allowed for gpu in (card, *card.parts)}
     except AskedError:  # of another version of duoka, or its GPUs no longer exist: it will fail by itself
         return []

@@ -36,8 +36,8 @@ class Holder:
 class Gpu:
     """A GPU, or a part of a GPU that is split (MIG).
 
-    index: number in PCI bus order, as in nvidia-smi; of a part, its number within its GPU. card: of a part, the
-    number of its GPU. capability: CUDA compute capability such as 9.0; empty if unknown. memory, used: bytes.
+    index: number as the driver's program numbers them; of a part, its number within its GPU. card: of a part, the
+    number of its GPU. capability: which code it runs, such as 9.0; empty if unknown. memory, used: bytes.
     utilisation: percent. temperature: °C. power, power_limit: watts. processes: None if the driver does not report
     them; a container often sees none of those outside. parts: of a split GPU, which is used through its parts only.
     holder: the duoka run of the same user that has locked it. awaited: the duoka run that queues for it before this

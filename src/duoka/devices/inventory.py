@@ -1,36 +1,46 @@
 """The devices of this machine at one moment: GPUs, their users, and CPU cores.
 
-Does not import torch and does not start CUDA: each worker does that on its own GPU.
+Does not import torch and does not start the GPUs' runtime: each worker does that on its own GPU.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from duoka.devices import amd, cgroup, nvml
+from duoka import environment
+from duoka.devices import cgroup
 from duoka.devices.gpu import Gpu
+from duoka.devices.vendors import TYPES, VENDORS, Vendor
 
-__all__ = ["Gpu", "Inventory", "cores", "count_of", "read", "units"]
+__all__ = ["Gpu", "Inventory", "cores", "read", "units"]
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """The devices of a machine.
 
-    gpus: in PCI bus order. cores: available to this process. no_gpus: reason why there are no GPUs. driver, cuda:
-    version of the NVIDIA driver, and the newest CUDA version that it runs. amd: AMD GPUs, which are shown and not
-    chosen yet.
+    gpus: accelerators of one vendor, in the order of their numbers. cores: available to this process. no_gpus: reason
+    why there are none. versions: of the driver and of what it runs, by their names. vendor: its name in `VENDORS`.
+    visible: the variable that hides some of them from this process, as it is set; None if it is not. others: of other
+    vendors, which are shown and not chosen. why_others: why not.
     """
 
     gpus: tuple[Gpu, ...] = ()
     cores: int = 1
-    no_gpus: str = "this machine has no NVIDIA GPU"
-    driver: str = ""
-    cuda: str = ""
-    amd: tuple[Gpu, ...] = ()
+    no_gpus: str = "this machine has no GPU"
+    versions: Mapping[str, str] = field(default_factory=dict)
+    vendor: str = next(iter(VENDORS))
+    visible: str | None = None
+    others: tuple[Gpu, ...] = ()
+    why_others: str = ""
+
+    @property
+    def of(self) -> Vendor:
+        """The vendor's file."""
+        return VENDORS[self.vendor]
 
 
 def units(gpus: Iterable[Gpu]) -> list[Gpu]:
@@ -38,27 +48,36 @@ def units(gpus: Iterable[Gpu]) -> list[Gpu]:
     return [unit for gpu in gpus for unit in (gpu.parts if gpu.is_split else (gpu,))]
 
 
-def read() -> Inventory:
+def read(kind: str = "auto") -> Inventory:
     """Query this machine; milliseconds for each GPU.
 
+    kind: torch's word for a type of devices, to see those only; "auto" and "gpu" see one vendor's, of all.
     `allocation.with_holders` adds the runs that have locked them.
     """
-    found = nvml.ask()
-    others, why_not = amd.ask()
-    no_gpus = "; ".join(filter(None, (found.why_none, why_not)))
-    return Inventory(found.gpus, cores(), no_gpus, found.driver, found.cuda, others)
+    asked = {name: vendor for name, vendor in VENDORS.items() if kind == vendor.TYPE or vendor.IN_AUTO}
+    if kind in TYPES:
+        asked = {name: vendor for name, vendor in asked.items() if kind == vendor.TYPE}
+    reports = {name: vendor.ask() for name, vendor in asked.items()}
+    there = [name for name, report in reports.items() if report.gpus]
+    lacking = {name: why for name in there if (why := asked[name].lacking())}
+    chosen = next((name for name in there if name not in lacking), next(iter(reports)))
+    report, others = reports[chosen], [name for name in there if name != chosen]
+    left_out = [f"{len(reports[name].gpus)} {name} GPUs ({lacking.get(name) or 'not chosen'})" for name in others]
+    why_others = f"there are also {', '.join(left_out)}" if left_out else ""
+    whys = [one.why_none for one in reports.values()]
+    return Inventory(
+        report.gpus,
+        cores(),
+        "; ".join(filter(None, (*whys, why_others))) or "this machine has no GPU",
+        report.versions,
+        chosen,
+        environment.first_set(asked[chosen].VISIBLE),
+        tuple(gpu for name in others for gpu in reports[name].gpus),
+        why_others,
+    )
 
 
 def cores() -> int:
     """Return the number of cores this process may use, by CPU affinity and the container's quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(allowed, cgroup.cores())))
-
-
-def count_of(kind: str) -> int:
-    """Return the number of devices of type `mps` or `xpu`. Imports torch."""
-    import torch
-
-    if kind == "mps":
-        return int(torch.backends.mps.is_available())
-    return torch.xpu.device_count() if torch.xpu.is_available() else 0

@@ -29,7 +29,7 @@ UNKNOWN = Holder(0, "another program", 0.0)
 class QueueEntry:
     """A duoka process in the queue for GPUs; those with smaller numbers are served first.
 
-    request: its `--devices`. visible: its CUDA_VISIBLE_DEVICES.
+    request: its `--devices`. visible: its variable that hides GPUs.
     """
 
     number: int

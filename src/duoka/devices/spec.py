@@ -2,14 +2,13 @@
 
 auto        all GPUs; without any, one CPU worker
 2           a count: of GPUs if there are any, else of CPU workers
-0,3   0-3   GPUs by number, as nvidia-smi numbers them; also 0-1,4, and `1,` for GPU 1 alone
-cuda        all GPUs; also cuda:1, cuda:0,3, cuda:0-3
+0,3   0-3   GPUs by number, as the driver's program numbers them; also 0-1,4, and `1,` for GPU 1 alone
+gpu         all GPUs; also gpu:1, gpu:0,3, gpu:0-3; with a word of torch in place of gpu, those of this type
 GPU-3c1a…   a GPU by its UUID, or the beginning of it; several with commas
 MIG-3c1a…   one part of a GPU that is split, in the same way
 free:2      two GPUs on which nobody else computes; free:2,mem>=10G: with so much free memory
 best:1      the GPU with the least work and the most free memory; also with mem>=
 cpu         one CPU worker; cpu:4 is four of them
-mps, xpu    the one device of that type; xpu:1 is the second one
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from duoka.devices.vendors import TYPES
 from duoka.errors import OptionError
 
-Type = Literal["auto", "cpu", "cuda", "mps", "xpu"]
 Pick = Literal["free", "best"]
 
 MOST_WORKERS = 1024
 FORMS = (
-    "auto, cpu, cpu:4, a count like 2, GPU numbers like 0,3 or 0-3, cuda, cuda:1, a UUID like GPU-3c1a6d0e or "
-    "MIG-5a2f, free:2, free:2,mem>=10G, best:1, mps or xpu"
+    "auto, cpu, cpu:4, a count like 2, GPU numbers like 0,3 or 0-3, gpu, gpu:1, a UUID like GPU-3c1a6d0e or "
+    f"MIG-5a2f, free:2, free:2,mem>=10G, best:1, or {', '.join(TYPES)} in place of gpu"
 )
-ONE_PART = "a part of a GPU (MIG) works alone: CUDA shows a process only one, and NCCL joins none"
+ONE_PART = "a part of a GPU (MIG) works alone: a process sees only one, and no collective joins several"
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -36,14 +35,14 @@ UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 class Request:
     """The requested devices: a count, numbers or UUIDs of one type, or all of it.
 
-    type: `auto` means GPUs if there are any, else the CPU.
+    type: `auto` means GPUs if there are any, else the CPU; `gpu` GPUs; else cpu, or the word of torch for GPUs.
     count: number of devices; None with numbers, UUIDs or all. Always set for the CPU.
     indices: physical numbers in the order requested. uuids: UUIDs or their beginnings.
     pick: rule by which `count` GPUs are picked; None takes the first. memory: bytes that must be free on each.
     text: what the user wrote, for messages.
     """
 
-    type: Type
+    type: str
     count: int | None = None
     indices: tuple[int, ...] = ()
     uuids: tuple[str, ...] = ()
@@ -79,24 +78,22 @@ def parse(text: str) -> Request:
 def _parse(text: str) -> Request:
     word = re.sub(r"\s*([,:-])\s*", r"\1", text.strip().lower())
     if word.startswith(("gpu-", "mig-")):
-        return Request("cuda", uuids=_uuids(text, word))
+        return Request("gpu", uuids=_uuids(text, word))
     if advice := _advice(word):
         raise _wrong(text, advice)
     kind, colon, rest = word.partition(":")
     if kind in ("free", "best"):
         return _picked(text, kind, rest)  # type: ignore[arg-type]  # narrowed by the test
-    if kind in ("auto", "cuda", "mps", "xpu") and not colon:
-        return Request(kind)  # type: ignore[arg-type]  # narrowed by the test
+    if kind in ("auto", "gpu", *TYPES) and not colon:
+        return Request(kind)
     if kind == "cpu":
         return Request("cpu", count=_count(text, rest) if colon else 1)
-    if kind == "cuda":
-        return Request("cuda", indices=_numbers(text, rest))
-    if kind in ("mps", "xpu"):
-        return Request(kind, indices=_only(text, _numbers(text, rest)))  # type: ignore[arg-type]
+    if kind in ("gpu", *TYPES):
+        return Request(kind, indices=_numbers(text, rest))
     if re.fullmatch(r"[0-9]+", word):
         return Request("auto", count=_count(text, word))
     if not colon and re.fullmatch(r"[0-9,-]+", word):
-        return Request("cuda", indices=_numbers(text, word))
+        return Request("gpu", indices=_numbers(text, word))
     raise _wrong(text)
 
 
@@ -112,7 +109,7 @@ def _picked(text: str, pick: Pick, rest: str) -> Request:
             quoted = "; a shell takes `>` for itself: quote it" if condition == "mem" else ""
             raise _wrong(text, f"the one condition is free memory: '{pick}:{count},mem>=10G'{quoted}")
         memory = max(memory, int(float(match[1]) * UNITS[match[2]]))
-    return Request("cuda", count=_count(text, count), pick=pick, memory=memory)
+    return Request("gpu", count=_count(text, count), pick=pick, memory=memory)
 
 
 def _uuids(text: str, word: str) -> tuple[str, ...]:
@@ -140,7 +137,7 @@ def _count(text: str, digits: str) -> int:
     if re.fullmatch(r"[0-9]+", digits) is None:
         raise _wrong(text, "a number of workers is expected after `cpu:`")
     if not digits.strip("0"):
-        gpu = "" if ":" in text else "; for GPU 0 alone write `0,` or `cuda:0`"
+        gpu = "" if ":" in text else "; for GPU 0 alone write `0,` or `gpu:0`"
         raise _wrong(text, f"that is no worker{gpu}")
     if len(digits) > 9 or int(digits) > MOST_WORKERS:
         raise _wrong(text, f"that is more than {MOST_WORKERS} workers")
@@ -159,7 +156,7 @@ def _numbers(text: str, listed: str) -> tuple[int, ...]:
 
 def _item(text: str, item: str) -> range:
     if re.fullmatch(r"-[0-9]+", item):
-        raise _wrong(text, "device numbers are not negative; for all GPUs write `cuda`")
+        raise _wrong(text, "device numbers are not negative; for all GPUs write `gpu`")
     match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", item)
     if match is None:
         raise _wrong(text, f"{item!r} is not a number or a range of numbers" if item else "a number is missing")
@@ -171,21 +168,16 @@ def _item(text: str, item: str) -> range:
     return range(first, last + 1)
 
 
-def _only(text: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    if len(numbers) > 1:
-        raise _wrong(text, "only one device of this type can be used")
-    return numbers
-
-
 def _advice(word: str) -> str:
-    if re.fullmatch(r"(cuda:)?[0-9]+:[0-9]+", word):
+    first, colon, _ = word.partition(":")
+    if re.fullmatch(r"([a-z]+:)?[0-9]+:[0-9]+", word):
         return "name a part of a GPU (MIG) by its UUID, which `duoka gpus` shows"
     if word in ("free", "best"):
         return f"write how many, for example {word}:1"
-    if word.startswith("gpu"):
-        return f"write {word.replace('gpus', 'gpu').replace('gpu', 'cuda', 1)}"
-    if "cuda:" in word.partition(",")[2]:
-        return f"write {word.replace(',cuda:', ',')}"
+    if first == "gpus":
+        return f"write {word.replace('gpus', 'gpu', 1)}"
+    if colon and f",{first}:" in word:
+        return f"write {word.replace(f',{first}:', ',')}"
     return ""
 
 

@@ -22,15 +22,14 @@ def lines(inventory: Inventory, machine: Machine, processes: bool = False) -> li
 
     A split GPU (MIG) has a line for each part, numbered 0:1.
     """
-    cards = (*inventory.gpus, *inventory.amd)
+    cards = (*inventory.gpus, *inventory.others)
     if not cards:
         return [f"{machine.host}: no GPU ({inventory.no_gpus})", _processor(machine)]
-    known = {"driver": inventory.driver, "CUDA": inventory.cuda}
-    versions = [f"{what} {version}" for what, version in known.items() if version]
+    versions = [f"{what} {version}" for what, version in inventory.versions.items() if version]
     rows: list[tuple[str, ...] | str] = [HEAD]
     for card in cards:
         rows += _card(card, processes)
-    return [f"{machine.host}: {', '.join(versions) or 'AMD'}", *_aligned(rows)]
+    return [f"{machine.host}: {', '.join(versions) or inventory.vendor}", *_aligned(rows)]
 
 
 def as_json(inventory: Inventory, machine: Machine) -> dict[str, Any]:

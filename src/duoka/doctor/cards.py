@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from duoka.devices import inventory, nvml
+from duoka.devices import inventory
 from duoka.devices.allocation import with_holders
 from duoka.devices.gpu import Gpu
 from duoka.devices.locks import Locks
-from duoka.devices.nvml import Link
 from duoka.devices.pick import user_of
+from duoka.devices.vendors import nvidia
+from duoka.devices.vendors.nvidia import Link
 from duoka.doctor.finding import Finding
 
 HOT = 85  # °C; GPUs lower their clock rate from about here
@@ -22,7 +23,7 @@ def examine() -> Iterator[Finding]:
         gpus = with_holders(seen, locks).gpus
     for gpu in gpus:
         yield check_card(gpu)
-    yield from check_links(nvml.links())
+    yield from check_links(nvidia.links())
 
 
 def check_card(gpu: Gpu) -> Finding:

@@ -1,6 +1,6 @@
 """The time of an all-reduce between the devices, compared with what their link should give.
 
-Separate processes measure it (`python -m duoka.doctor.exchange`), which may hang or die without harm.
+Separate processes measure it (`python -m duoka.doctor.exchange cpu`), which may hang or die without harm.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from datetime import timedelta
 from typing import Any
 
 from duoka import environment
-from duoka.devices import Device, inventory, nvml
+from duoka.devices import Device, inventory
 from duoka.devices.allocation import with_holders
 from duoka.devices.gpu import Gpu
 from duoka.devices.locks import Locks
 from duoka.devices.pick import user_of
+from duoka.devices.vendors import nvidia, variables_for
 from duoka.doctor.finding import Finding
 from duoka.system.libc import die_with
 
 LIMIT = 90.0  # seconds for the whole measurement
-LARGE = {"gloo": 16 << 20, "nccl": 256 << 20}  # bytes of the tensor used to measure bandwidth
+LARGE, LARGE_ON_GPU = 16 << 20, 256 << 20  # bytes of the tensor used to measure bandwidth
 NVLINK = 25.0  # GB/s of one link in one direction
 PCI = 12.0  # GB/s that GPUs on PCIe 4.0 reach easily
 PART = 0.3  # fraction of the link's rate that is good enough: an all-reduce also adds
@@ -56,19 +57,19 @@ def examine() -> Iterator[Finding]:
     seen = inventory.read()
     with Locks() as locks:
         gpus = free(with_holders(seen, locks).gpus)
-    backend = "nccl" if len(gpus) > 1 else "gloo"
-    words = [sys.executable, "-m", "duoka.doctor.exchange", backend, *(gpu.number for gpu in gpus)]
+    kind = seen.of.TYPE if len(gpus) > 1 else "cpu"
+    words = [sys.executable, "-m", "duoka.doctor.exchange", kind, *(gpu.number for gpu in gpus)]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
     except subprocess.TimeoutExpired:
-        yield _broken(backend, f"not finished in {LIMIT:g} s")
+        yield _broken(kind, f"not finished in {LIMIT:g} s")
         return
     if done.returncode != 0:
-        yield _broken(backend, (done.stderr.strip().splitlines() or ["no message"])[-1])
+        yield _broken(kind, (done.stderr.strip().splitlines() or ["no message"])[-1])
         return
     measured = AllReduceTimes(**json.loads(done.stdout.splitlines()[-1]))
     measured_ones = {gpu.index for gpu in gpus}
-    links = [link for link in nvml.links() if {link.first, link.second} <= measured_ones]
+    links = [link for link in nvidia.links() if {link.first, link.second} <= measured_ones]
     yield judge(measured, min((link.nvlinks for link in links), default=0))
 
 
@@ -86,36 +87,37 @@ def judge(measured: AllReduceTimes, nvlinks: int) -> Finding:
         should = PART * (nvlinks * NVLINK or PCI)
         link = f"{nvlinks} NVLinks" if nvlinks else "PCI"
     subject = f"all-reduce ({measured.backend})"
+    size = LARGE if measured.backend == "gloo" else LARGE_ON_GPU
     what = (
         f"{measured.ranks} ranks: {measured.latency * 1e6:.0f} µs for one number, {measured.bandwidth:.2f} GB/s for "
-        f"{LARGE[measured.backend] >> 20} MiB; {link}, so at least {should:.2f} GB/s is expected"
+        f"{size >> 20} MiB; {link}, so at least {should:.2f} GB/s is expected"
     )
     if measured.bandwidth < should or measured.latency > SLOW_ANSWER:
         todo = "end other programs here and try again; in a container check its CPU limit"
-        if measured.backend == "nccl":
-            todo = "NCCL_DEBUG=INFO shows the transport in use; see the P2P findings above"
+        if measured.backend != "gloo":
+            todo = f"{measured.backend.upper()}_DEBUG=INFO shows the transport in use; see the P2P findings above"
         return Finding("advice", subject, what, "gradients are exchanged at every step", todo)
     return Finding("ok", subject, what)
 
 
-def _broken(backend: str, what: str) -> Finding:
-    todo = "try --devices with one device; NCCL_DEBUG=INFO or TORCH_CPP_LOG_LEVEL=INFO say more"
-    return Finding("fault", f"all-reduce ({backend})", what, "runs on several devices will not work", todo)
+def _broken(kind: str, what: str) -> Finding:
+    todo = "try --devices with one device; TORCH_CPP_LOG_LEVEL=INFO says more"
+    return Finding("fault", f"all-reduce ({kind})", what, "runs on several devices will not work", todo)
 
 
-def measure(backend: str, cards: Sequence[int]) -> int:
+def measure(kind: str, cards: Sequence[int]) -> int:
     """Fork the ranks and wait for them; rank 0 prints the measurements as JSON. Returns an exit code."""
     import torch.distributed  # noqa: F401  # imported once, before the fork
 
     parent = os.getpid()
-    devices = [Device("cuda", card) for card in cards] if backend == "nccl" else [Device("cpu")] * 2
+    devices = [Device("cpu")] * 2 if kind == "cpu" else [Device(kind, card) for card in cards]
     with tempfile.TemporaryDirectory() as folder:
         pids = []
         for rank in range(len(devices)):
             pid = os.fork()
             if pid == 0:
                 die_with(parent)
-                os._exit(_rank(backend, rank, devices, f"{folder}/store"))
+                os._exit(_rank(rank, devices, f"{folder}/store"))
             pids.append(pid)
         return _wait(pids)
 
@@ -133,14 +135,15 @@ def _wait(pids: list[int]) -> int:
     return code
 
 
-def _rank(backend: str, rank: int, devices: Sequence[Device], store: str) -> int:
-    environment.set_visible_devices([devices[rank]])
+def _rank(rank: int, devices: Sequence[Device], store: str) -> int:
+    environment.set_variables(variables_for([devices[rank]]))
     import torch
     from torch import distributed
 
     environment.use_loopback_for_gloo()
     torch.set_num_threads(1)
-    where, ranks, large = torch.device(devices[rank].type), len(devices), LARGE[backend]
+    where, ranks = torch.device(devices[rank].type), len(devices)
+    backend, large = distributed.get_default_backend_for_device(where), LARGE if where.type == "cpu" else LARGE_ON_GPU
     try:
         limit = timedelta(seconds=LIMIT)
         distributed.init_process_group(
@@ -167,8 +170,8 @@ def _seconds(tensor: Any, rounds: int) -> float:
     for _ in range(rounds + 3):
         begin = time.perf_counter()
         distributed.all_reduce(tensor)
-        if tensor.is_cuda:
-            torch.cuda.synchronize()
+        if not tensor.is_cpu:
+            torch.accelerator.synchronize()
         times.append(time.perf_counter() - begin)
     return statistics.median(times[3:])
 
@@ -177,14 +180,14 @@ def _copying() -> float:
     """Return the rate of a memory copy in GB/s."""
     import torch
 
-    source = torch.zeros(LARGE["gloo"], dtype=torch.uint8)
+    source = torch.zeros(LARGE, dtype=torch.uint8)
     target = torch.empty_like(source)
     times = []
     for _ in range(5):
         begin = time.perf_counter()
         target.copy_(source)
         times.append(time.perf_counter() - begin)
-    return LARGE["gloo"] / min(times) / 1e9
+    return LARGE / min(times) / 1e9
 
 
 if __name__ == "__main__":

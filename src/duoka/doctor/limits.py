@@ -73,7 +73,7 @@ def check_shared_memory(folder: Path) -> Finding:
         found = os.statvfs(folder)
     except OSError as error:
         what = f"{folder}: {error.strerror}"
-        why = "workers of a DataLoader and NCCL need it"
+        why = "workers of a DataLoader and collectives of GPUs need it"
         return Finding("fault", "shared memory", what, why, "mount a tmpfs there; docker: --shm-size=8g")
     size, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
     if free < LITTLE_SHARED:

@@ -21,8 +21,8 @@ def examine() -> Iterator[Finding]:
     yield check_host_name(socket.gethostname(), _resolve)
     yield check_localhost(_resolve)
     interfaces = [name for _, name in socket.if_nameindex()]
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        yield from check_interface(variable, environment.variable(variable), interfaces)
+    for variable, value in environment.ending_in("SOCKET_IFNAME"):  # of gloo, and of vendors' collectives
+        yield from check_interface(variable, value, interfaces)
     yield check_clock(time.time(), Path(__file__).stat().st_mtime, libc.clock_is_synchronised())
 
 
@@ -54,9 +54,9 @@ def check_localhost(resolve: Callable[[str], list[str]]) -> Finding:
     return Finding("fault", "localhost", what, "torchrun and MASTER_ADDR=localhost cannot connect", todo)
 
 
-def check_interface(variable: str, names: str | None, interfaces: Sequence[str]) -> Iterator[Finding]:
+def check_interface(variable: str, names: str, interfaces: Sequence[str]) -> Iterator[Finding]:
     """Check that the network devices named in a variable exist. A name may be a prefix."""
-    if names is None or names.startswith("^"):  # all devices except these
+    if names.startswith("^"):  # all devices except these
         return
     asked = [name.partition(":")[0] for name in names.lstrip("=").split(",")]
     if not any(there.startswith(name) for name in asked for there in interfaces):

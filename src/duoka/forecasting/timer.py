@@ -25,7 +25,7 @@ from duoka.view.tally import Tally
 
 @dataclass(frozen=True)
 class Timer(TrialObserver):
-    """A trial observer that times the steps of one run. device: type of the devices, such as "cpu" or "cuda"."""
+    """A trial observer that times the steps of one run. device: type of the devices, such as "cpu"."""
 
     device: str
 

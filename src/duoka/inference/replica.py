@@ -15,7 +15,7 @@ from duoka.errors import AskedError
 from duoka.inference import rows
 from duoka.inference.calling import Calling
 from duoka.inference.sources import Batch
-from duoka.private.texts import CUDA_FAULT, NO_MEMORY, says
+from duoka.private.texts import FAULTS_OF_GPU, NO_MEMORY, says
 from duoka.view.tensor.batch import gather_all
 
 
@@ -77,12 +77,12 @@ class Replica:
 
     def _current_device(self) -> AbstractContextManager[Any]:
         """Make this GPU current: kernels of extensions run there, whatever device their arguments are on."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        return nullcontext() if self.device.type == "cpu" else torch.accelerator.device_index(self.device.index)
 
     def _tidy(self) -> None:
         gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        if self.device.type != "cpu":
+            torch.accelerator.empty_cache()
 
 
 def replicate(model: nn.Module, device: torch.device, share_buffers: bool) -> nn.Module:
@@ -128,7 +128,7 @@ def is_fatal(error: BaseException) -> bool:
     """Return True if the device cannot compute any more in this process after this error."""
     if is_out_of_memory(error):
         return False
-    is_fault = isinstance(error, RuntimeError) and says(error, CUDA_FAULT)
+    is_fault = isinstance(error, RuntimeError) and says(error, *FAULTS_OF_GPU)
     return is_fault or isinstance(error, torch.AcceleratorError)
 
 

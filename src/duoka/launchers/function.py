@@ -1,8 +1,8 @@
 """`duoka.launch`: call a function on several devices from Python (a script, a notebook, a test).
 
 Workers are forked from this process. So the function may be a closure or a lambda, nothing is imported again, and a
-script needs no `if __name__ == "__main__"`. If this process has used CUDA, which does not work after a fork, they are
-forked from a new process, to which cloudpickle takes the function (`new_process.py`).
+script needs no `if __name__ == "__main__"`. If this process has used its GPUs, which does not work after a fork, they
+are forked from a new process, to which cloudpickle takes the function (`new_process.py`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def launch(
     Raises:
         OptionError: a value is not allowed; or this is a worker, or not the main thread.
         DevicesBusy: other runs use the devices, and the time to wait is over.
-        DeviceError: a device does not exist; or this process has used CUDA already, and `function` cannot be
+        DeviceError: a device does not exist; or this process has used its GPUs already, and `function` cannot be
             pickled for a new one.
         WorkerFailed: a worker died.
         RanksApart: a rank called another collective than the others, or ended while they went on.
@@ -99,17 +99,17 @@ def launch(
 
 def _allocate(options: Options, limit: float) -> Allocation[Plan]:
     """Decide on a plan and lock its devices, so that no other run of duoka takes them."""
-    visible, threads = environment.visible_gpus(), environment.threads()
-    asked = AllocationRequest(parse(options.devices), visible, f"duoka.launch({options.target.name})")
+    threads = environment.threads()
+    asked = AllocationRequest(parse(options.devices), f"duoka.launch({options.target.name})")
 
     def decide(found: Inventory) -> Plan:
-        return decide_function(options.target.name, options, found, visible, threads)
+        return decide_function(options.target.name, options, found, threads)
 
     return allocate(asked, decide, lambda plan: plan.devices, limit, say)
 
 
 def _start(plan: Plan, call: Callable[[], Any]) -> list[Any]:
-    if plan.devices[0].type == "cuda" and not _forks_can_use_cuda():
+    if plan.devices[0].type != "cpu" and not _forks_can_use_gpus():
         results: list[Any] = call_in_new_process(start_workers, plan, call)
         return results
     return start_workers(plan, call)
@@ -133,21 +133,21 @@ def _check(function: Any) -> None:
         raise OptionError("duoka.launch", threading.current_thread().name, "called in the main thread")
 
 
-def _forks_can_use_cuda() -> bool:
-    """Return whether CUDA works in forks of this process: not after its first call, also one that only asks."""
+def _forks_can_use_gpus() -> bool:
+    """Return whether GPUs work in forks of this process: not after their first call, also one that only asks."""
     if "torch" not in sys.modules:
         return True
-    import torch
-
+    from duoka import accelerator
     from duoka.private.torch import is_in_bad_fork
 
-    if torch.cuda.is_initialized():
-        return False
+    module = accelerator.module()
+    if module is None or accelerator.in_use():
+        return module is None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads; this fork needs none
         pid = os.fork()
     if pid == 0:
-        os._exit(is_in_bad_fork())
+        os._exit(is_in_bad_fork(module))
     return os.waitpid(pid, 0)[1] == 0
 
 

@@ -6,6 +6,7 @@ import re
 import shlex
 
 from duoka.plan import Kind, Plan
+from duoka.private.texts import NO_GPU
 from duoka.script.files import STANDARD_INPUT
 
 MEMORY = r"MemoryError|OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory"
@@ -21,8 +22,8 @@ HINTS = {
         "a file system is missing or cannot be written; where a DataLoader was made, that is /dev/shm: num_workers=0 "
         "does without it"
     ),
-    r"have NCCL built in|ProcessGroupNCCL is only supported|not compiled with CUDA|No CUDA GPUs|no NVIDIA driver": (
-        "the script asks for NVIDIA GPUs, and this run has none: `--devices 0,1` gives it some (`duoka gpus` lists "
+    NO_GPU: (
+        "the script asks for GPUs, and this run has none: `--devices 0,1` gives it some (`duoka gpus` lists "
         "them); on CPUs its own option for the backend must say gloo, or `--kind plain` runs it as on one device"
     ),
     r"device-side assert": (
@@ -30,7 +31,7 @@ HINTS = {
         "`CUDA_LAUNCH_BLOCKING=1 duoka run ...` names the line, `--devices cpu:2` the index"
     ),
     r"invalid device ordinal": (
-        "each rank sees one GPU, as cuda:0; with duoka's API, run.device is the device to use"
+        "each rank sees one GPU, number 0; with duoka's API, run.device is the device to use"
     ),
     r"No space left on device": "a disk is full, or /dev/shm is: `df -h` shows which",
     r"DataLoader worker .* killed by signal: Killed": (

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from duoka import environment
+from duoka.devices.vendors import variables_for
 from duoka.environment import RankInfo
 from duoka.errors import AskedError, DuokaError, ScriptError
 from duoka.launchers.hints import memory_hints
@@ -35,7 +36,7 @@ def run_inline(plan: Plan) -> int:
     Raises:
         ScriptError: the script does not exist or cannot be read.
     """
-    environment.set_visible_devices(plan.devices)
+    environment.set_variables(variables_for(plan.devices))
     environment.set_pool_sizes(plan.threads)
     environment.keep_freed_memory()
     if "torch" in sys.modules:  # it has read the environment variables already

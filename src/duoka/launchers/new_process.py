@@ -1,4 +1,4 @@
-"""Call a function in a new Python process, for a program that has used CUDA: its forks cannot use it."""
+"""Call a function in a new Python process, for a program that has used GPUs: its forks cannot use them."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def _pickled(call: Any) -> bytes:
     except Exception as error:
         why = "pip install cloudpickle" if isinstance(error, ImportError) else f"it cannot be pickled: {error}"
         raise DeviceError(
-            "duoka.launch: this process has used CUDA already, and CUDA does not work after a fork; so the function "
-            f"must be taken to a new process ({why}). Or use CUDA only in the function, import duoka before the "
-            "first torch.cuda.is_available(), and restart this program or the notebook's kernel"
+            "duoka.launch: this process has used its GPUs already, which do not work after a fork; so the function "
+            f"must be taken to a new process ({why}). Or use GPUs only in the function, import duoka before torch is "
+            "first asked whether there are some, and restart this program or the notebook's kernel"
         ) from error
     return data
 

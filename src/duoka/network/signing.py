@@ -1,6 +1,6 @@
 """Python objects sent between ranks: pickled, and signed with the run's key.
 
-Unpickling can execute code, and connections of gloo and NCCL do not authenticate their ends.
+Unpickling can execute code, and connections of torch's collectives do not authenticate their ends.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ commands    other programs: once
 entropy     sources of random numbers, and seeds
 clocks      time.time, datetime.now and the like
 warned      the lines that warnings name
-gpu_numbers cuda:1 and the like: the rank's own GPU
+gpu_numbers numbers of GPUs: the rank's own GPU
 inference   duoka.predict: on every rank by itself
 refusals    calls that a plain script cannot make
 """

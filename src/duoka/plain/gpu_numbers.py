@@ -1,4 +1,4 @@
-"""GPU numbers in a script (`cuda:1`, `.cuda(1)`, `set_device(1)`): each means the one GPU of this rank.
+"""GPU numbers in a script (`.to(...)`, `set_device(1)`): each means the one GPU of this rank.
 
 A script written for one process sees all its GPUs, and a rank sees one, whose number is 0.
 """
@@ -6,48 +6,53 @@ A script written for one process sees all its GPUs, and a rank sees one, whose n
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from duoka import environment
+from duoka import accelerator
+from duoka.devices.vendors import TYPES
 from duoka.plain.patching import Patches
 from duoka.plain.session import Session
-from duoka.private.torch import DEVICE_CONTEXT, DEVICE_INDEX, constructors
+from duoka.private.torch import DEVICE_CONTEXT, constructors, device_index_functions
 
 _LIKE = "zeros_like ones_like empty_like full_like rand_like randn_like randint_like"
 _NEW = "new_tensor new_empty new_empty_strided new_full new_zeros new_ones"
-_FIRST = ((Tensor, "to"), (Tensor, "cuda"), (DEVICE_CONTEXT, "__init__"))  # take it as the first argument
-# What functions of torch.cuda return in a trial on the CPU.
+# Take it as the first argument.
+_FIRST = ((DEVICE_CONTEXT, "__init__"), *((Tensor, name) for name in ("to", *TYPES) if hasattr(Tensor, name)))
+# What functions of torch's module for GPUs return in a trial on the CPU.
 _WITHOUT_GPU = {"set_device": None, "synchronize": None, "current_device": 0, "get_device_name": "GPU"}
 
 
 def install(session: Session) -> None:
     """Map the numbers, if this rank has a GPU."""
-    if environment.visible_gpus():
-        map_gpus(session.patches, torch.device("cuda", 0), session.say)
+    if torch.accelerator.is_available():
+        map_gpus(session.patches, torch.device(accelerator.kind(), 0), session.say)
 
 
 def map_gpus(patches: Patches, device: torch.device, say: Callable[[str], None]) -> None:
     """Replace functions that take a device: every GPU becomes `device`.
 
-    device: this rank's GPU; or the CPU, for a trial of a script that asks for a GPU. Functions of torch.cuda are
-    replaced for a GPU only. say: prints a line about the first number.
+    device: this rank's GPU; or the CPU, for a trial of a script that asks for a GPU. say: prints a line about the
+    first number.
     """
     told: list[str] = []
+    trial = device.type == "cpu"
+    types = TYPES if trial else (device.type,)
 
     def mapped(asked: Any) -> Any:
-        if isinstance(asked, str) and asked.startswith("cuda"):
+        if isinstance(asked, str) and asked.startswith(types):
             asked = torch.device(asked)
         if isinstance(asked, int) and not isinstance(asked, bool):
-            asked = torch.device("cuda", asked)
-        if not isinstance(asked, torch.device) or asked.type != "cuda" or asked == device:
+            asked = torch.device(types[0], asked)
+        if not isinstance(asked, torch.device) or asked.type not in types or asked == device:
             return asked
-        if device.type == "cuda" and getattr(asked, "index", None) is None:  # the current one; torch's type says int
+        if not trial and getattr(asked, "index", None) is None:  # the current one; torch's type says int
             return asked
-        if device.type == "cuda" and not told:
-            told.append(f"cuda:{asked.index} in the script is each rank's own GPU")
+        if not trial and not told:
+            told.append(f"{asked} in the script is each rank's own GPU")
             say(told[0])
         return device
 
@@ -71,7 +76,7 @@ def map_gpus(patches: Patches, device: torch.device, say: Callable[[str], None])
 
     def make_restore(original: Callable[..., Any]) -> Callable[..., Any]:
         def restore(storage: Any, location: str) -> Any:
-            return original(storage, str(mapped(location)) if location.startswith("cuda") else location)
+            return original(storage, str(mapped(location)) if location.startswith(types) else location)
 
         return restore
 
@@ -89,11 +94,13 @@ def map_gpus(patches: Patches, device: torch.device, say: Callable[[str], None])
     for space, name in _FIRST:
         patches.replace(space, name, make_move)
     patches.replace(torch.serialization, "default_restore_location", make_restore)
-    if device.type == "cuda":
-        for space, name in DEVICE_INDEX:
+    if not trial:
+        for space, name in device_index_functions(accelerator.module()):
             patches.replace(space, name, make_index)
         return
-    for name in ("cuda", "pin_memory"):
-        patches.put(Tensor, name, lambda self, *args, **kwargs: self)
-    for name, value in _WITHOUT_GPU.items():
-        patches.put(torch.cuda, name, lambda *args, value=value, **kwargs: value)
+    for name in ("pin_memory", *types):
+        if hasattr(Tensor, name):
+            patches.put(Tensor, name, lambda self, *args, **kwargs: self)
+    for space, (name, value) in product((getattr(torch, name, None) for name in types), _WITHOUT_GPU.items()):
+        if hasattr(space, name):
+            patches.put(space, name, lambda *args, value=value, **kwargs: value)

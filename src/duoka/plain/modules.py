@@ -13,6 +13,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from duoka.devices.vendors import TYPES
 from duoka.plain.session import Session
 from duoka.private.torch import CHECKPOINT, CHECKPOINT_GENERATOR, around_checkpoints
 from duoka.view.modules.recomputing import on_rows
@@ -40,7 +41,7 @@ def install(session: Session) -> None:
         return move
 
     session.patches.replace(nn.Module, "__call__", make_call)
-    for name in ("to", "cuda", "to_empty"):
+    for name in ("to", "to_empty", *(name for name in TYPES if hasattr(nn.Module, name))):
         session.patches.replace(nn.Module, name, make_move)
     with unnumbered():
         for register in (register_module_parameter_registration_hook, register_module_module_registration_hook):

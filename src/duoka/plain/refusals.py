@@ -9,13 +9,14 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from duoka import accelerator
 from duoka.errors import Refused
 from duoka.plain.session import Session
 from duoka.view.support.user_code import user_line
 
 
 def install(session: Session) -> None:
-    """Refuse to create a process group (scripts that do are run with --kind distributed), and CUDA graphs."""
+    """Refuse to create a process group (scripts that do are run with --kind distributed), and graphs of kernels."""
 
     def make(original: Callable[..., Any]) -> Callable[..., NoReturn]:
         def init_process_group(*args: Any, **kwargs: Any) -> NoReturn:
@@ -27,8 +28,11 @@ def install(session: Session) -> None:
         return init_process_group
 
     session.patches.replace(dist, "init_process_group", make)
-    for name in ("CUDAGraph", "graph", "make_graphed_callables"):
-        session.patches.put(torch.cuda, name, _refuse_graphs(name, getattr(torch.cuda, name)))
+    for space in filter(None, (accelerator.module(), torch.accelerator)):
+        names = [name for name in vars(space) if name.lower().endswith("graph") or name == "make_graphed_callables"]
+        for name in names:
+            original = getattr(space, name)
+            session.patches.put(space, name, _refuse_graphs(f"{space.__name__}.{name}", original))
 
 
 def _refuse_graphs(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,7 +40,7 @@ def _refuse_graphs(name: str, original: Callable[..., Any]) -> Callable[..., Any
         if sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):  # of torch.compile, on local rows
             return original(*args, **kwargs)
         raise Refused(
-            f"{user_line()} calls torch.cuda.{name}: a CUDA graph repeats kernels without Python, so duoka cannot "
+            f"{user_line()} calls {name}: a graph repeats kernels without Python, so duoka cannot "
             "share its batches out; leave the graph out, or run the script on one GPU"
         )
 

@@ -23,7 +23,7 @@ with requiring("Python", platform.python_version()):
     from _compat_pickle import IMPORT_MAPPING as IMPORT_MAPPING
     from _compat_pickle import NAME_MAPPING as NAME_MAPPING
 
-    # Steps of the interpreter's exit, which a worker takes without tearing down torch and CUDA. Public: none,
+    # Steps of the interpreter's exit, which a worker takes without tearing down torch and the GPU. Public: none,
     # but sys.exit(), which tears down.
     join_threads: Any = threading._shutdown  # type: ignore[attr-defined]
     run_exit_functions: Any = atexit._run_exitfuncs

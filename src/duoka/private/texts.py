@@ -1,11 +1,11 @@
-"""Error messages of torch, gloo, NCCL and CUDA, for errors that differ in nothing else.
+"""Error messages of torch, gloo and GPUs, for errors that differ in nothing else.
 
 Public: the classes of errors, which are checked first if there are any.
 """
 
 from __future__ import annotations
 
-# gloo and NCCL: another rank ended or did not join.
+# Collectives: another rank ended or did not join.
 NETWORK_NOISE = (
     "broken pipe",
     "connection closed by peer",
@@ -22,7 +22,17 @@ TOO_LATE = ("timed out", "timeout")
 # No memory. torch.OutOfMemoryError is only raised for GPUs.
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 # A fault after which this process cannot use the GPU.
-CUDA_FAULT = "CUDA error"
+FAULTS_OF_GPU = ("CUDA error", "HIP error", "XPU error", "NPU error", "NPU function error")
+# A script asks for a GPU, and there is none, or torch is built without; a regular expression.
+NO_GPU = "|".join(
+    (
+        "have NCCL built in",
+        "ProcessGroupNCCL is only supported",
+        "not (?:compiled|linked) with (?:CUDA|support for|XPU)",
+        "No (?:CUDA|HIP|XPU|NPU) (?:GPUs|devices)",
+        "no NVIDIA driver",
+    )
+)
 # The prefix of errors of the restricted unpickler, with its advice.
 UNPICKLER = "WeightsUnpickler error: "
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import cache
 from types import CodeType, SimpleNamespace
 from typing import Any
 
@@ -119,13 +120,6 @@ with requiring("torch", torch.__version__):
     rendezvous_handlers: dict[str, Any] = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     # Functions that create tensors, as known to `with torch.device(...)`, computed at the first call. Public: none.
     note_constructors: Callable[[], object] = _device._device_constructors
-    # Whether this process was forked from one that had initialised CUDA. Public: none.
-    is_in_bad_fork: Callable[[], bool] = torch.cuda._is_in_bad_fork
-    # Map a device, an integer or None to a GPU's number, in all functions of these modules. Public: none.
-    DEVICE_INDEX = [
-        (module, "_get_device_index")
-        for module in (torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory)
-    ]
     # Entered by `with torch.device(...)` and `torch.set_default_device`. Public: none.
     DEVICE_CONTEXT = _device.DeviceContext
     # Classes of TorchScript's functions and methods. Public: torch.jit.ScriptFunction, for functions.
@@ -391,11 +385,24 @@ def without_gloo_messages() -> AbstractContextManager[None]:
     return muted() if _GLOO_TELLS else nullcontext()
 
 
-def nccl_options(timeout: timedelta) -> Any:
-    """Return options of a ProcessGroupNCCL. Public: init_process_group(timeout=), for its own groups."""
-    options = torch.distributed.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return options
+def make_backend(device_type: str, store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
+    """Return torch's backend of collectives for a type of devices. Public: init_process_group, for its own groups."""
+    name = _c10d.get_default_backend_for_device(device_type)
+    plugin = _c10d.Backend._plugins.get(name.upper())
+    if plugin is None:
+        backend = next(vars(_c10d)[key] for key in vars(_c10d) if key.lower() == f"processgroup{name}")
+        if device_type == "cpu":
+            with without_gloo_messages():
+                return backend(store, rank, world_size, timeout)
+        options = backend.Options()
+        options._timeout = timeout
+        return backend(store, rank, world_size, options)
+    if not plugin.extended_api:
+        return plugin.creator_fn(store, rank, world_size, timeout)
+    given = torch._C._distributed_c10d._DistributedBackendOptions()
+    given.store, given.group_rank, given.group_size, given.timeout = store, rank, world_size, timeout
+    given.group_id, given.global_ranks_in_group = f"duoka {device_type}", list(range(world_size))
+    return plugin.creator_fn(given, None)
 
 
 def start_all_gather(group: Any, out: Tensor, tensor: Tensor) -> Any:
@@ -419,7 +426,7 @@ def store_of_default_group() -> Any:
 
 
 def flight_recorders() -> list[Callable[..., bytes]]:
-    """Return functions that dump gloo's and NCCL's recorders, if this build has them. Public: files, at a timeout."""
+    """Return functions that dump the backends' recorders, if this build has them. Public: files, at a timeout."""
     names = ("_dump_fr_trace", "_dump_nccl_trace")
     found = [getattr(torch._C._distributed_c10d, name, None) for name in names]
     return [one for one in found if one is not None]
@@ -464,6 +471,30 @@ def built_architectures() -> list[str]:
     """Return the GPU architectures of a CUDA build. Public: torch.cuda.get_arch_list, empty without a GPU."""
     flags: str | None = getattr(torch._C, "_cuda_getArchFlags", str)()
     return (flags or "").split()
+
+
+def is_in_bad_fork(module: Any) -> bool:
+    """Return whether this process was forked from one that had started an accelerator's runtime. Public: none.
+
+    module: torch's, of the accelerator.
+    """
+    return bool(module._is_in_bad_fork())
+
+
+def device_index_functions(module: Any) -> list[tuple[Any, str]]:
+    """Return what maps a device, an integer or None to a number in all functions of an accelerator. Public: none."""
+    spaces = (module, getattr(module, "memory", None), getattr(module, "utils", None))
+    name = "_get_device_index"
+    return [(space, name) for space in (*spaces, torch.accelerator, torch.accelerator.memory) if hasattr(space, name)]
+
+
+@cache
+def has_kernel(operator: Any, device_type: str) -> bool:
+    """Return whether an operator has a kernel for a type of devices. Public: none."""
+    found: bool = operator.has_kernel_for_dispatch_key(
+        torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(device_type))
+    )
+    return found
 
 
 # The argument of torch.jit.script for the frame in which it looks up names. Public: none.

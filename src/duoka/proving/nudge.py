@@ -60,6 +60,6 @@ def _unit(tensor: Tensor) -> float:
     device, unit = tensor.device.type, torch.finfo(tensor.dtype).eps
     if torch.is_autocast_enabled(device):
         unit = max(unit, torch.finfo(torch.get_autocast_dtype(device)).eps)
-    if device == "cuda" and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32):
+    if device != "cpu" and (torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"):
         unit = max(unit, TF32)
     return unit

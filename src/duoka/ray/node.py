@@ -28,7 +28,7 @@ class Job:
 
     def command(self, node: int, nodes: int, place: str) -> list[str]:
         """Return the command of one node. place: where the commands of several connect."""
-        devices = "cuda" if "GPU" in self.bundle else f"cpu:{self.bundle['CPU']:g}"
+        devices = "gpu" if "GPU" in self.bundle else f"cpu:{self.bundle['CPU']:g}"
         # Also for one: else variables of an engine that has started Ray, such as Slurm, would count.
         machines = ["--machines", str(nodes)]
         rendezvous = ["--machine", str(node), "--rendezvous", place] if nodes > 1 else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -13,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from duoka.devices import machine as machine_facts
+from duoka.accelerator import memory_of
 from duoka.errors import OptionError
 from duoka.plain.session import Session
 from duoka.plain.transforms import run_uncompiled
@@ -144,13 +143,6 @@ def chosen_strategy(module: nn.Module, machine: str, session: ApiSession, device
         f"have {need / 2**30:,.1f} GiB, and a device room for {room / 2**30:,.1f} GiB; strategy='ddp' overrules it"
     )
     return chosen
-
-
-def memory_of(device: torch.device) -> float:
-    """Return the bytes of memory of a device; of a CPU, those of the machine."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return machine_facts.read().memory or math.inf
 
 
 def shard(

@@ -14,7 +14,8 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from duoka import environment
+from duoka import accelerator, environment
+from duoka.devices.vendors import TYPES, visible
 from duoka.errors import DeviceError, OptionError
 from duoka.logs import check_logs, open_logs
 from duoka.options import LONGEST, BatchNorm, Loading, Randomness, check_names, one_of, shares_of
@@ -156,9 +157,9 @@ def choose_device(asked: str | torch.device, origin: Origin) -> torch.device:
     """
     automatic = str(asked) == "auto"
     try:
-        device = torch.device(origin.device or _best() if automatic else asked)
+        device = torch.device(origin.device or accelerator.best() if automatic else asked)
     except (RuntimeError, TypeError):
-        raise OptionError("device", asked, "auto, or what torch calls it (cpu, cuda, cuda:1, mps, xpu)") from None
+        raise OptionError("device", asked, f"auto, or what torch calls it (cpu, {', '.join(TYPES)})") from None
     if device.type == "cpu":
         return torch.device("cpu")
     module: Any = getattr(torch, device.type, None)
@@ -168,17 +169,12 @@ def choose_device(asked: str | torch.device, origin: Origin) -> torch.device:
     index: int | None = device.index
     if index is None:
         index = origin.local_rank if origin.device is None else 0
-        if count == 1 and environment.visible_gpus() is not None:  # an engine makes one GPU visible to each process
+        if count == 1 and visible(device.type) is not None:  # an engine makes one GPU visible to each process
             index = 0
     if index >= count:
         raise DeviceError(f"local rank {origin.local_rank} has no {device.type} device: there are {count}")
-    if device.type != "mps":
-        module.set_device(index)
+    torch.accelerator.set_device_index(index)
     return torch.device(device.type, index)
-
-
-def _best() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _connect(origin: Origin, timeout: float) -> Collectives:

@@ -7,7 +7,6 @@ memory shared with other tensors) stay replicated, as with ddp.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,7 +22,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from duoka.devices import machine
+from duoka.accelerator import best, memory_of
 from duoka.errors import Refused
 from duoka.private.torch import GROUP_ALIKE, count_references, count_users, hooks_of, set_hooks
 from duoka.strategies.buckets import WholeHook
@@ -245,7 +244,7 @@ def _check_room(module: nn.Module) -> None:
     """
     parameters = [(name, one) for name, one in module.named_parameters() if isinstance(one, Sharded)]
     name, largest = max(parameters, key=lambda named: named[1]._block.size())
-    size, room = largest._block.size(), _memory()
+    size, room = largest._block.size(), memory_of(best())
     if size <= room:
         return
     what = f"{name} of shape {tuple(largest.shape)}" if largest._block.is_single else f"the block with {name}"
@@ -256,13 +255,6 @@ def _check_room(module: nn.Module) -> None:
     )
 
 
-def _memory() -> int:
-    """Return the bytes of memory of this rank's device."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return machine.read().memory or sys.maxsize
-
-
 def _can_be_sharded(parameter: Tensor, ranks: int) -> bool:
     """Return whether no other tensor or process shares the parameter's memory, and it has an entry for each rank."""
     return (
@@ -271,7 +263,7 @@ def _can_be_sharded(parameter: Tensor, ranks: int) -> bool:
         and parameter.is_leaf
         and count_users(parameter) == 0
         and count_references(parameter) == 1
-        and (parameter.is_cuda or not parameter.is_shared())  # True for all on a GPU
+        and (not parameter.is_cpu or not parameter.is_shared())  # True for all on a GPU
         and shard_dimension(parameter, ranks) is not None
     )
 

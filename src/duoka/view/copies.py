@@ -11,15 +11,15 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from duoka.accelerator import has_streams
+
 
 class CopyStream:
     """A stream of copies to or from a device, if this has streams. device: None: tensors stay where they are."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device
-        is_accelerator = device is not None and device.type not in ("cpu", "meta")
-        has_streams = is_accelerator and hasattr(torch.get_device_module(device), "Stream")
-        self._stream = torch.Stream(device) if has_streams else None
+        self._stream = torch.Stream(device) if device is not None and has_streams(device) else None
 
     def current(self) -> AbstractContextManager[object]:
         """Return a context in which this is the current stream."""

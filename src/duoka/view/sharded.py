@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
+from duoka.devices.vendors import TYPES
 from duoka.errors import Refused
 from duoka.private.torch import (
     TYPES_AGREE,
@@ -117,10 +118,6 @@ class Sharded(BatchTensor):
     def device(self) -> torch.device:  # type: ignore[override]
         return self._block.blocks.device_of(self._rows)
 
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return self.device.type == "cuda"
-
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self._shown())
 
@@ -165,6 +162,14 @@ class Sharded(BatchTensor):
         swap_contents(self, fresh)
         self._block.shards[self._place] = part
         self._block.reshard()
+
+
+def _is_on(kind: str) -> property:
+    return property(lambda self: self.device.type == kind)
+
+
+for _kind in TYPES:  # the rows of an offloaded parameter are elsewhere
+    setattr(Sharded, f"is_{_kind}", _is_on(_kind))
 
 
 _data: Any = Tensor.data

@@ -1,7 +1,7 @@
 """Collectives of ranks that share no memory, usually on several machines.
 
 On one machine each rank compares the name of its collective with those on the status board. Between machines, small
-tensors carry the name (`direct.py`), but tensors sent by gloo and NCCL do not: two different collectives of the same
+tensors carry the name (`direct.py`), but tensors sent by torch do not: two different collectives of the same
 size would be added up. So the ranks compare a checksum of the names of all collectives, at every barrier and every
 EVERY collectives.
 """

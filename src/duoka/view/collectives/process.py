@@ -15,14 +15,14 @@ from torch.distributed import PrefixStore, ReduceOp, Store  # type: ignore[attr-
 
 from duoka.errors import PeerLost, Refused, TimedOut
 from duoka.private.texts import TOO_LATE, says
-from duoka.private.torch import nccl_options, start_all_gather, start_reduce_scatter, without_gloo_messages
+from duoka.private.torch import make_backend, start_all_gather, start_reduce_scatter
 from duoka.supervision.status_board import AT_END
 from duoka.view.collectives.base import AGREEMENT, Collectives, CollectiveSlot, Exchange, PeerFailed, T
 from duoka.view.support.user_code import user_line
 
 
 class ProcessCollectives(Collectives):
-    """Collectives over torch's process groups: gloo for CPU tensors, NCCL for CUDA tensors.
+    """Collectives over torch's process groups: gloo for CPU tensors, a vendor's for those of its devices.
 
     The groups are not torch's default group, which a plain script does not have.
 
@@ -30,7 +30,7 @@ class ProcessCollectives(Collectives):
         store: torch's store, of all ranks.
         rank: of this process.
         world_size: number of ranks.
-        timeout: for gloo and NCCL.
+        timeout: of the process groups.
         slot: receives the name of each collective.
         exchange: for small CPU tensors (`shared_memory.py`, `direct.py`); None: gloo.
     """
@@ -57,9 +57,8 @@ class ProcessCollectives(Collectives):
     def _group(self, device_type: str) -> Any:
         if device_type not in self._groups:
             store = PrefixStore(f"collectives/{device_type}", self._store)
-            make = _BACKENDS[device_type]
             self._groups[device_type] = self._call_torch(
-                lambda: make(store, self.rank, self.world_size, self._time_limit)
+                lambda: make_backend(device_type, store, self.rank, self.world_size, self._time_limit)
             )
         return self._groups[device_type]
 
@@ -314,15 +313,3 @@ _COMBINE: dict[Any, Callable[..., Tensor]] = {
     ReduceOp.MAX: torch.maximum,
     ReduceOp.MIN: torch.minimum,
 }
-
-
-def _gloo(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
-    with without_gloo_messages():
-        return torch.distributed.ProcessGroupGloo(store, rank, world_size, timeout)
-
-
-def _nccl(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
-    return torch.distributed.ProcessGroupNCCL(store, rank, world_size, nccl_options(timeout))
-
-
-_BACKENDS: dict[str, Callable[[Any, int, int, timedelta], Any]] = {"cpu": _gloo, "cuda": _nccl}

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duoka import accelerator
 from duoka.private.torch import parse_to, tree_leaves
 from duoka.view.tensor.batch import BatchTensor, may_write
 
@@ -22,10 +23,12 @@ def asked_device(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return device
     if func is Tensor.cpu:
         return torch.device("cpu")
-    asked = args[1] if func is Tensor.cuda and len(args) > 1 else kwargs.get("device")
-    if func is not Tensor.cuda:
-        return None if asked is None else torch.device(asked)
-    return torch.device("cuda", torch.cuda.current_device()) if asked is None else torch.device(asked)
+    asked = args[1] if func in accelerator.MOVES and len(args) > 1 else kwargs.get("device")
+    if asked is None and func not in accelerator.MOVES:
+        return None
+    if asked is None:
+        return torch.empty(0, device=accelerator.kind()).device
+    return torch.device(asked)
 
 
 def reads_beside(device: torch.device, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -38,7 +41,7 @@ def reads_beside(device: torch.device, func: Function, args: tuple[Any, ...], kw
 
 def staying(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> tuple[Any, ...]:
     """Return the call whose result is on `device`, that of the rows."""
-    if func not in (Tensor.to, Tensor.cpu, Tensor.cuda):  # looked up now, as torch passes their replacements
+    if func not in (Tensor.to, Tensor.cpu, *accelerator.MOVES):  # looked up now, as torch passes their replacements
         return func, args, {**kwargs, "device": device}
     dtype = parse_to(*args[1:], **kwargs)[1] if func is Tensor.to else None
     return Tensor.to, (args[0], device, dtype or args[0].dtype), {"copy": True} if kwargs.get("copy") else {}

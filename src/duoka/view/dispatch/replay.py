@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from duoka.devices.vendors import TYPES
 from duoka.private.torch import WithoutTorchFunctions
 from duoka.view.tensor.batch import BatchTensor, batches_in
 from duoka.view.tensor.spec import Meta
@@ -24,7 +25,7 @@ Program = Callable[[list[Any], list[BatchTensor]], Any]  # (inputs, batches) of 
 
 _METADATA = """
 shape size dim ndim ndimension numel nelement dtype device layout itemsize element_size __len__ is_floating_point
-is_complex is_sparse is_quantized is_nested is_meta is_cpu is_cuda stride is_contiguous requires_grad is_leaf
+is_complex is_sparse is_quantized is_nested is_meta is_cpu stride is_contiguous requires_grad is_leaf
 """  # determined by the key, but for the last two of rows, and `is_leaf`, by which only `View.replicate` decides
 PLAIN = (
     "shape",
@@ -32,7 +33,7 @@ PLAIN = (
     "stride",
     "requires_grad",
 )  # what a rule decides by of a plain tensor: attributes, methods without arguments
-_DETERMINED = frozenset(_METADATA.split())
+_DETERMINED = frozenset((*_METADATA.split(), *(f"is_{name}" for name in TYPES)))
 CONSTANTS = frozenset({str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.memory_format})
 TRUE, FALSE, LIST, TUPLE = object(), object(), object(), object()
 

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from duoka import accelerator
+
 _MT19937 = 2500  # bytes of the state of numpy's generator: 624 words and a position
 
 
@@ -48,8 +50,8 @@ class RankStream:
 
 def _generators() -> dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
     found: dict[str, Any] = {"cpu": (torch.get_rng_state, torch.set_rng_state)}
-    if torch.cuda.is_initialized():
-        found["cuda"] = (torch.cuda.get_rng_state, torch.cuda.set_rng_state)
+    if module := accelerator.in_use():
+        found[accelerator.kind()] = (module.get_rng_state, module.set_rng_state)
     return found
 
 

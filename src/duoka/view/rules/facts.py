@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duoka.devices.vendors import TYPES
 from duoka.private.torch import AsPlainTensors
 from duoka.view.rules.gradients import after_hooks
 from duoka.view.rules.lookup import Function, functions, getters
@@ -17,8 +18,9 @@ from duoka.view.tensor.strides import global_distance
 
 GLOBAL = "size dim ndimension numel nelement __len__ __hash__ element_size is_floating_point is_complex"
 GLOBAL_GETTERS = (
-    "shape ndim dtype device layout itemsize nbytes is_cuda is_cpu is_mps is_xpu is_meta is_sparse is_quantized "
-    "names is_nested is_sparse_csr is_ipu is_maia is_mkldnn is_mtia is_vulkan is_xla"
+    "shape ndim dtype device layout itemsize nbytes is_cpu is_meta is_sparse is_quantized "
+    "names is_nested is_sparse_csr is_ipu is_maia is_mkldnn is_mtia is_vulkan is_xla "
+    + " ".join(f"is_{name}" for name in TYPES)
 )
 LOCAL = """
 retain_grad get_device is_inference is_conj is_neg is_signed is_pinned type is_shared record_stream _is_view

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from duoka.devices.vendors import TYPES
 from duoka.view.rules.lookup import (
     Function,
     align,
@@ -35,7 +36,7 @@ logaddexp logaddexp2 maximum minimum fmax fmin heaviside ldexp lerp addcmul addc
 less_equal greater greater_equal isclose bitwise_left_shift bitwise_right_shift logical_and logical_or logical_xor
 logical_not bitwise_and bitwise_or bitwise_xor bitwise_not clamp clamp_min clamp_max clip where masked_fill
 threshold relu relu6 leaky_relu gelu silu elu selu celu mish softplus softsign hardtanh hardsigmoid hardswish
-logsigmoid hardshrink softshrink tanhshrink float double half bfloat16 long int short bool byte char to cpu cuda
+logsigmoid hardshrink softshrink tanhshrink float double half bfloat16 long int short bool byte char to cpu
 type_as clone detach pin_memory ones_like zeros_like full_like empty_like cfloat cdouble chalf sigmoid
 tanh fill zero copy __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__
 __floordiv__ __rfloordiv__ __mod__ __rmod__ __pow__ __rpow__ __neg__ __pos__ __abs__ __invert__ __lshift__
@@ -179,7 +180,7 @@ def contiguous(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 RULES: dict[Function, Rule] = {
     Tensor.contiguous: contiguous,
-    **dict.fromkeys(functions(NAMES), pointwise),
+    **dict.fromkeys(functions(f"{NAMES} {' '.join(TYPES)}"), pointwise),
     **dict.fromkeys(getters("real imag"), pointwise),
     **dict.fromkeys(functions("bucketize isin searchsorted", (torch,)), looked_up),
     **dict.fromkeys(functions("equal allclose", (Tensor, torch)), compared),

@@ -73,7 +73,8 @@ def _drawn_apart(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], s
     name = operator.overloadpacket.__name__.strip("_")
     spec.view.say(f"{name} draws dropout in its kernel, on each rank for its rows: not the numbers of one device")
     device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-    generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+    all_of_them = getattr(torch.get_device_module(device), "default_generators", [torch.default_generator])
+    generator = all_of_them[device.index or 0]
     state = generator.get_state()
     own_seed = zlib.crc32(f"{spec.partition.start}".encode(), zlib.crc32(state.numpy().tobytes()))
     generator.manual_seed(own_seed)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from duoka.private.torch import has_kernel
 from duoka.view.shares.differentiable import AllReduceSum, Replicate
 from duoka.view.shares.local import LocalShares
 from duoka.view.support import originals
@@ -205,7 +206,11 @@ class _KernelBatchNorm(torch.autograd.Function):
 
 def _has_kernels(call: BatchNormCall, rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
     """Return True if torch has kernels for a call. It is the same on all ranks."""
-    if not rows.is_cuda or not rows.is_floating_point() or (weight is None) != (bias is None):
+    if (
+        not has_kernel(torch.ops.aten.batch_norm_stats.default, rows.device.type)
+        or not rows.is_floating_point()
+        or (weight is None) != (bias is None)
+    ):
         return False
     kind = torch.float64 if rows.dtype == torch.float64 else torch.float32
     kinds = {value.dtype for value in (call.running_mean, call.running_var) if value is not None}

@@ -1,4 +1,4 @@
-"""Query AMD GPUs through amdsmi, which comes with ROCm.
+"""AMD: GPUs, asked through amdsmi, which comes with ROCm. torch calls them cuda.
 
 Written from its documentation and tested with a fake library; not tested on a GPU.
 """
@@ -9,39 +9,41 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from duoka.devices.gpu import Gpu
-from duoka.system.time_limit import within
+from duoka.devices.gpu import Gpu, GpuProcess
+from duoka.devices.processes import describe
+from duoka.devices.vendors.report import MIB, Report, asked, torch_is_built_for
 
 DRIVER = Path("/dev/kfd")  # exists if the AMD driver is loaded
 NO_LIBRARY = "there is an AMD GPU (/dev/kfd), and the package amdsmi, which comes with ROCm, is missing"
-MIB = 1 << 20
-TIME_LIMIT = 30.0  # seconds
+TYPE, TOOL, IN_AUTO = "cuda", "amd-smi", True
+VISIBLE: tuple[str, ...] = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+ORDER: dict[str, str] = {}
 
 
-def ask() -> tuple[tuple[Gpu, ...], str]:
-    """Return the AMD GPUs, or the reason why the driver could not be queried. Both are empty without a driver."""
-    if not DRIVER.exists():
-        return (), ""
-    try:
-        return within(TIME_LIMIT, _answer)
-    except TimeoutError:
-        return (), f"the AMD driver has not responded for {TIME_LIMIT:g} s; look in dmesg for the cause"
+def ask() -> Report:
+    """Query all GPUs and their users."""
+    return asked("AMD", _answer) if DRIVER.exists() else Report()
 
 
-def _answer() -> tuple[tuple[Gpu, ...], str]:
+def lacking() -> str:
+    """Torch has a build for ROCm."""
+    return "" if torch_is_built_for("hip") else "torch here is not built for ROCm"
+
+
+def _answer() -> Report:
     try:
         import amdsmi  # type: ignore[import-not-found]  # it comes with ROCm, not from PyPI
     except (ImportError, KeyError, OSError):  # it loads its library when imported
-        return (), NO_LIBRARY
+        return Report(why_none=NO_LIBRARY)
     try:
         amdsmi.amdsmi_init()
     except amdsmi.AmdSmiException as error:
-        return (), f"the AMD driver does not answer ({error})"
+        return Report(why_none=f"the AMD driver does not answer ({error})")
     try:
         handles = amdsmi.amdsmi_get_processor_handles()
-        return tuple(_gpu(amdsmi, handle, index) for index, handle in enumerate(handles)), ""
+        return Report(tuple(_gpu(amdsmi, handle, index) for index, handle in enumerate(handles)))
     except amdsmi.AmdSmiException as error:
-        return (), f"the AMD driver reports an error ({error})"
+        return Report(why_none=f"the AMD driver reports an error ({error})")
     finally:
         amdsmi.amdsmi_shut_down()
 
@@ -56,6 +58,10 @@ def _gpu(smi: Any, handle: Any, index: int) -> Gpu:
 
     memory, power = ask("gpu_vram_usage"), ask("power_info")
     try:
+        running = [(int(one["pid"]), one.get("mem")) for one in smi.amdsmi_get_gpu_process_list(handle)]
+    except (smi.AmdSmiException, AttributeError, KeyError, TypeError):
+        running = None
+    try:
         uuid = str(smi.amdsmi_get_gpu_device_uuid(handle))
     except smi.AmdSmiException:
         uuid = ""
@@ -67,6 +73,9 @@ def _gpu(smi: Any, handle: Any, index: int) -> Gpu:
         memory=int(memory.get("vram_total", 0)) * MIB,
         used=None if used is None else int(used) * MIB,
         utilisation=_whole(ask("gpu_activity").get("gfx_activity")),
+        processes=None
+        if running is None
+        else tuple(GpuProcess(pid, "compute", used, *describe(pid)) for pid, used in running),
         power=_whole(power.get("current_socket_power") or power.get("average_socket_power")),
     )
 

@@ -7,8 +7,10 @@ from types import ModuleType
 
 import pytest
 
-from duoka.devices import amd, choose, inventory
+from duoka.devices import choose, inventory
 from duoka.devices.spec import parse
+from duoka.devices.vendors import amd, report
+from duoka.devices.vendors.report import Report
 
 
 class SmiError(Exception):
@@ -45,16 +47,23 @@ def test_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
         "gpu_device_uuid": "c4ff74a1-0000-1000-80a5-23e9d3f0b9a1",
     }
     monkeypatch.setitem(sys.modules, "amdsmi", library(**answers))
-    (gpu,), why = amd.ask()
-    assert why == ""
+    (gpu,) = amd.ask().gpus
     assert (gpu.name, gpu.memory, gpu.used) == ("AMD Instinct MI300X", 196592 << 20, 283 << 20)
     assert (gpu.utilisation, gpu.power) == (12, 141)
-    assert inventory.read().amd == (gpu,)
+    assert gpu.processes is None  # not answered
+    seen = inventory.read()
+    assert (seen.vendor, seen.gpus) == ("NVIDIA", ())  # this torch is not built for them
+    choice = choose(parse("auto"), seen)
+    assert choice.notes == ("there are also 1 AMD GPUs (torch here is not built for ROCm)",)
+    assert [device.type for device in choice.devices] == ["cpu"]
+    monkeypatch.setattr(amd, "lacking", str)
+    (device,) = choose(parse("auto"), inventory.read()).devices
+    assert (device.type, device.index, device.uuid) == ("cuda", 0, gpu.uuid)
 
 
 def test_a_card_that_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", library())
-    (gpu,), _ = amd.ask()
+    (gpu,) = amd.ask().gpus
     assert (gpu.name, gpu.memory, gpu.used, gpu.uuid) == ("AMD GPU", 0, None, "")
 
 
@@ -63,18 +72,12 @@ def test_a_driver_that_hangs_costs_the_time_limit(monkeypatch: pytest.MonkeyPatc
     smi = library()
     smi.amdsmi_init = lambda: over.wait(60)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "amdsmi", smi)
-    monkeypatch.setattr(amd, "TIME_LIMIT", 0.05)
-    assert amd.ask() == ((), "the AMD driver has not responded for 0.05 s; look in dmesg for the cause")
+    monkeypatch.setattr(report, "TIME_LIMIT", 0.05)
+    assert amd.ask() == Report((), "the AMD driver has not responded for 0.05 s; look in dmesg for the cause")
     over.set()
-
-
-def test_that_they_are_not_used_is_said() -> None:
-    choice = choose(parse("auto"), inventory.Inventory(amd=(inventory.Gpu(0, "", "MI300X", 1 << 37),)), None)
-    assert choice.notes == ("there are AMD GPUs (1), which duoka cannot use yet",)
-    assert [device.type for device in choice.devices] == ["cpu"]
 
 
 def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    assert amd.ask() == ((), amd.NO_LIBRARY)
+    assert amd.ask() == Report((), amd.NO_LIBRARY)
     assert "amdsmi, which comes with ROCm, is missing" in inventory.read().no_gpus

@@ -1,4 +1,4 @@
-"""Query NVIDIA GPUs through nvidia-ml-py. No other module does.
+"""NVIDIA: GPUs, asked through nvidia-ml-py. No other module does.
 
 A query that an old driver, a failing GPU or a container does not answer leaves only its own value unknown. A driver
 that does not return costs the time limit.
@@ -14,9 +14,13 @@ from typing import Any
 
 from duoka.devices.gpu import Gpu, GpuProcess
 from duoka.devices.processes import describe
+from duoka.devices.vendors import report
+from duoka.devices.vendors.report import Report, asked
 from duoka.system.time_limit import within
 
-TIME_LIMIT = 30.0  # seconds; a driver without persistence mode takes one or two to wake each GPU
+TYPE, TOOL, IN_AUTO = "cuda", "nvidia-smi", True
+VISIBLE: tuple[str, ...] = ("CUDA_VISIBLE_DEVICES",)
+ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 NO_LIBRARY = "GPUs are found through the package nvidia-ml-py, which is missing"
 NVLINKS = 18  # maximum of one GPU
 ESSENTIAL = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo")
@@ -28,16 +32,6 @@ UNANSWERED = (
     "NVMLError_NotFound",
     "NVMLLibraryMismatchError",  # the driver is older than nvidia-ml-py; not a subclass of NVMLError
 )
-
-
-@dataclass(frozen=True, slots=True)
-class DriverReport:
-    """The state of this machine. why_none: reason why there are no GPUs; empty if there are some."""
-
-    gpus: tuple[Gpu, ...] = ()
-    why_none: str = ""
-    driver: str = ""
-    cuda: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +65,21 @@ class _Queries:
         return None
 
 
-def ask() -> DriverReport:
+def ask() -> Report:
     """Query all GPUs and their users. Takes milliseconds for each GPU, and does not start CUDA."""
     try:
         import pynvml
     except ImportError:
-        return DriverReport(why_none=NO_LIBRARY)
-    try:
-        return within(TIME_LIMIT, lambda: _answer(pynvml))
-    except TimeoutError:
-        return DriverReport(
-            why_none=f"the NVIDIA driver has not responded for {TIME_LIMIT:g} s; look in dmesg for the cause"
-        )
+        return Report(why_none=NO_LIBRARY)
+    return asked("NVIDIA", lambda: _answer(pynvml))
 
 
-def _answer(pynvml: Any) -> DriverReport:
+def lacking() -> str:
+    """A build of torch without CUDA fails by itself; `duoka doctor` says why."""
+    return ""
+
+
+def _answer(pynvml: Any) -> Report:
     try:
         with _driver(pynvml):
             gpus = tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
@@ -93,11 +87,12 @@ def _answer(pynvml: Any) -> DriverReport:
             driver = _text(system.ask("nvmlSystemGetDriverVersion"))
             cuda = system.ask("nvmlSystemGetCudaDriverVersion_v2") or system.ask("nvmlSystemGetCudaDriverVersion")
             why_none = "" if gpus else "the NVIDIA driver sees no GPU"
-            return DriverReport(gpus, why_none, driver, f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "")
+            versions = {"driver": driver, "CUDA": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""}
+            return Report(gpus, why_none, versions)
     except _NoDriver as error:
-        return DriverReport(why_none=f"no NVIDIA driver answers here ({error})")
+        return Report(why_none=f"no NVIDIA driver answers here ({error})")
     except pynvml.NVMLError as error:
-        return DriverReport(why_none=f"the NVIDIA driver reports an error ({error})")
+        return Report(why_none=f"the NVIDIA driver reports an error ({error})")
 
 
 def links() -> list[Link]:
@@ -105,7 +100,7 @@ def links() -> list[Link]:
     try:
         import pynvml
 
-        return within(TIME_LIMIT, lambda: _links(pynvml))
+        return within(report.TIME_LIMIT, lambda: _links(pynvml))
     except (ImportError, TimeoutError, _NoDriver):
         return []
     except pynvml.NVMLError:

@@ -1,0 +1,65 @@
+"""Vendors of accelerators: one file for each, with the same names, and a line in `VENDORS`.
+
+TYPE       torch's word for its devices
+TOOL       the driver's program whose numbers duoka uses
+VISIBLE    environment variables that name the devices a process sees; the first that is set counts
+ORDER      variables that make the runtime number devices as TOOL does
+IN_AUTO    whether `--devices auto` takes them
+ask()      the devices of this machine and their users. Imports no torch, and does not start the runtime.
+lacking()  why torch cannot use them as it is installed here; empty if it can
+
+`report.py` has what is common to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from duoka import environment
+from duoka.devices.vendors import amd, apple, ascend, intel, nvidia
+from duoka.devices.vendors.report import Report
+
+if TYPE_CHECKING:
+    from duoka.devices import Device
+
+
+class Vendor(Protocol):
+    """The names of a vendor's file."""
+
+    TYPE: str
+    TOOL: str
+    VISIBLE: tuple[str, ...]
+    ORDER: dict[str, str]
+    IN_AUTO: bool
+
+    def ask(self) -> Report:
+        """Query the devices."""
+
+    def lacking(self) -> str:
+        """Say what torch lacks."""
+
+
+VENDORS: dict[str, Vendor] = {"NVIDIA": nvidia, "AMD": amd, "Ascend": ascend, "Intel": intel, "Apple": apple}
+TYPES = tuple(dict.fromkeys(vendor.TYPE for vendor in VENDORS.values()))
+
+
+def visible(kind: str) -> str | None:
+    """Return the variable that says which devices of a type this process sees; None if it is not set."""
+    return environment.first_set(
+        name for vendor in VENDORS.values() if kind == vendor.TYPE for name in vendor.VISIBLE
+    )
+
+
+def variables_for(devices: Sequence[Device]) -> dict[str, str]:
+    """Return the variables of a process that sees only these devices, in this order; no accelerator if they are CPUs.
+
+    Devices of other types are hidden for CPUs only.
+    """
+    found: dict[str, str] = {}
+    for vendor in VENDORS.values():
+        if devices[0].type in ("cpu", vendor.TYPE):
+            names = (device.uuid if device.part is not None else str(device.index) for device in devices)
+            found |= dict.fromkeys(vendor.VISIBLE, "" if devices[0].type == "cpu" else ",".join(names))
+            found |= vendor.ORDER
+    return found
