@@ -314,3 +314,34 @@ def test_prefetched_batches_of_data_that_the_script_writes(flow: Flow) -> None:
             print(sum((x.sum() * place).item() for place, (x,) in enumerate(run.loader((data,), batch_size=3))))
     """
     assert flow.python([flow.write("train.py", source)]).ok().stdout == "114.0\n342.0\n"
+
+
+def test_shares_stay_within_what_a_card_holds(flow: Flow) -> None:
+    """By time, the fast card would have 14 of 16 rows of 1 MiB each, which are held twice: in use, and read ahead."""
+    source = """
+        import torch, duoka
+        from duoka.strategies import balancing
+
+        class Rows(torch.utils.data.Dataset):
+            def __len__(self):
+                return 16 * 60
+
+            def __getitem__(self, index):
+                return torch.ones(1 << 18)
+
+        run = duoka.start(rows="auto", seed=0)
+        model = run.model(torch.nn.Linear(1 << 18, 1, bias=False))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        seconds = {0: 1.0, 1: 9.0}
+        balancing._StreamClock.seconds = lambda clock: seconds[run.rank]
+        for x in run.loader(Rows(), batch_size=16):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    """
+    script = flow.write("train.py", source)
+    for memory, holds in (("0.125", True), ("0.04", False)):
+        found = flow.run(["run", "--devices", "0,1", script], env={"SIMULATED_MEMORY": memory}).ok()
+        shares = re.search(r"rows (\d+) \+ (\d+) of 16", found.stderr)
+        assert shares is not None, found.stderr
+        assert int(shares[1]) == 14 if holds else 8 < int(shares[1]) < 13, found.stderr

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.flows.flow import Flow
 
 SCRIPT = """
@@ -36,3 +38,50 @@ def test_a_slow_rank_gets_fewer_rows_and_no_number_changes(flow: Flow) -> None:
     shares = re.search(r"rows (\d+) \+ (\d+) of 16 \(.* : 1, measured after 43 steps\)", result.stderr)
     assert shares is not None, result.stderr
     assert int(shares[1]) > int(shares[2])
+
+
+FAULTY = """
+import os
+import torch
+from torch import nn
+import duoka
+
+run = duoka.start(seed=0)
+net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)).double()
+model = run.model(net)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, y = torch.randn(40, 4, dtype=torch.float64), torch.randn(40, 1, dtype=torch.float64)
+for step, (x, y) in enumerate(run.loader(torch.utils.data.TensorDataset(x, y), batch_size=10, shuffle=True)):
+    if step == 2 and run.world_size > 1 and run.rank == 1 and {when}:
+        raise RuntimeError("{error}")
+    loss = (model(x) - y).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    run.print(f"{{loss.item():.8f}}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "when", "error", "told"),
+    [
+        (
+            "1:3:1",
+            'os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"',
+            "CUDA error: uncorrectable ECC error encountered",
+            "CPU of rank 1 is lost, and left out from now on",
+        ),
+        (
+            "auto",
+            "len(x.to_local()) > 2",
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes",
+            "memory ran out on rank 1, which gets fewer rows: 1.43 : 1 : 1.43",
+        ),
+    ],
+)
+def test_a_run_goes_on_without_what_was_lost(flow: Flow, rows: str, when: str, error: str, told: str) -> None:
+    script = flow.write("script.py", FAULTY.format(when=when, error=error))
+    alone = flow.run(["run", "--devices", "cpu:1", script]).ok().stdout
+    result = flow.run(["run", "--rows", rows, "--devices", "cpu:3", "--restarts", "2", script]).ok()
+    assert result.stdout.endswith(alone)
+    assert f"duoka: {told}\n" in result.stderr

@@ -65,3 +65,8 @@ def test_nothing_is_told_of_other_errors() -> None:
 def test_the_command_that_tells_what_fits(plan: Plan, words: str) -> None:
     (line,) = hints("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", plan)
     assert line.endswith(words)
+
+
+def test_shares_are_named_where_they_are_uneven() -> None:
+    (line,) = hints("MemoryError", replace(TWO, weights=(6.0, 2.0)))
+    assert "what helps: fewer rows for this rank (--rows, now 3:1), a smaller batch_size" in line

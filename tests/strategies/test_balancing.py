@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,11 +52,13 @@ class Ranks(OneRank):
     def __init__(self, costs: list[tuple[float, float]]) -> None:
         super().__init__()
         self.costs, self.world_size, self.view = costs, len(costs), None
+        self.most = [math.inf] * len(costs)  # shares that their memory holds
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self.view is not None
         partition = self.view.partition(self.view.largest)
-        return torch.tensor([times(self.costs, [size / partition.n for size in partition.sizes])])
+        seconds = times(self.costs, [size / partition.n for size in partition.sizes])
+        return torch.tensor(list(zip(seconds, self.most, strict=True)))
 
 
 def run_steps(ranks: Ranks, changes: dict[int, Any], steps: int = 400) -> list[str]:
@@ -83,6 +86,14 @@ def test_equal_ranks_keep_even_shares() -> None:
 def test_a_slow_rank_gets_fewer_rows_once() -> None:
     said = run_steps(Ranks([(0.0, 1.0), (0.0, 3.0)]), {})
     assert said == ["rows 48 + 16 of 64 (3 : 1, measured after 43 steps)"]
+
+
+def test_no_rank_gets_more_than_its_memory_holds() -> None:
+    ranks = Ranks([(0.0, 1.0), (0.0, 3.0), (0.0, 3.0)])
+    ranks.most = [0.4, math.inf, math.inf]
+    assert run_steps(ranks, {})[0].startswith("rows 26 + 19 + 19 of 64")
+    ranks.most[0] = 0.1  # has more already
+    assert run_steps(ranks, {}) == []
 
 
 def test_a_fixed_time_is_found_by_the_second_measurement() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 
 from duoka.plan import Kind, Plan
 from duoka.private.texts import NO_GPU
@@ -56,6 +57,8 @@ def memory_hints(error: str, plan: Plan) -> list[str]:
 
 def _less_memory(plan: Plan) -> str:
     batch = "a smaller batch_size" + " (it counts all ranks)" * (plan.kind is not Kind.DISTRIBUTED)
+    if plan.weights or plan.measures_rows:
+        batch = f"fewer rows for this rank (--rows, now {_ratio(plan.weights)}), {batch}"
     target = plan.target
     is_script = plan.kind_reason != "duoka.launch" and target.name != STANDARD_INPUT
     if plan.kind is Kind.DISTRIBUTED or not is_script:
@@ -66,6 +69,10 @@ def _less_memory(plan: Plan) -> str:
     words = shlex.join([*["-m"] * target.is_module, target.name, *target.args])
     tells = f"`duoka forecast --memory {devices}{words}` says what fits{_takes_less(plan)}"
     return f"{batch}, more devices, or less on each: {tells}"
+
+
+def _ratio(weights: Sequence[float]) -> str:
+    return ":".join(f"{weight / min(weights):.3g}" for weight in weights) or "even"
 
 
 def _takes_less(plan: Plan) -> str:

@@ -23,12 +23,14 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from duoka import environment
+from duoka.devices import inventory
 from duoka.errors import WorkerFailed
 from duoka.launchers.joining import join_machines
 from duoka.launchers.listening import open_to
 from duoka.launchers.machines import SingleMachine
 from duoka.launchers.output import Outputs
 from duoka.launchers.reaper import orphan_reaper
+from duoka.launchers.remaining import next_plan
 from duoka.launchers.report import ReportContext, other_stacks, report
 from duoka.launchers.restarts import cause, with_restarts
 from duoka.launchers.signals import Signals
@@ -110,9 +112,15 @@ def run_local(plan: Plan) -> int:
                 run = RunContext(plan, run_id, outputs, signals, others=others, record=record)
                 reports = plan.machines.each == "machine" or plan.machines.number == 0
 
+                verdict: Verdict | None = None
+
                 def again(number: int) -> Verdict:
+                    nonlocal run, verdict
+                    if verdict is not None:
+                        run = replace(run, plan=next_plan(run.plan, verdict, inventory.read, say))
                     outputs.begin(number)
-                    return attempt(run, number)
+                    verdict = attempt(run, number)
+                    return verdict
 
                 code = with_restarts(again, plan.restarts, signals, run.write if reports else _write_nothing)
                 record.ended(code)

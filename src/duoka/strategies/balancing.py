@@ -9,6 +9,7 @@ Why means, and how drift is told from noise: docs/decisions/0133-uneven-shares.m
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from itertools import chain, count
@@ -17,12 +18,14 @@ from time import monotonic_ns  # a script's `time.monotonic_ns` may be rank 0's
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from duoka.private.light import not_compiled
 from duoka.view.collectives.base import Collectives
 from duoka.view.collectives.stream_waits import StreamWaits
 from duoka.view.support.hook_numbers import unnumbered
+from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 
 FIRST = 5, 20, 40  # steps: the first are left out, as kernels are chosen in them; then the first two windows end
@@ -32,28 +35,37 @@ GAIN = 1.05  # times as fast as now, by which other shares must make the steps o
 DRIFT = 1.10  # the same once measured shares have held for a window
 LEAST_OF_ROWS = 0.1  # part of a rank's time that is taken to grow with its rows, at least
 LEAST = 1e-3  # share of a rank
+USABLE = 0.9  # part of a device's free memory that may be used, as some is lost between blocks
 CHANGED = 0.02  # of a share, by which it must have changed for a line through two measurements
 
 Point = tuple[Sequence[float], Sequence[float]]  # shares of the ranks (their sum is 1), and their seconds per step
 
 
-def balanced(points: Sequence[Point]) -> tuple[list[float], float]:
+def balanced(points: Sequence[Point], most: Sequence[float] = ()) -> tuple[list[float], float]:
     """Return the shares with which all ranks take as long, and the seconds that a step then takes.
 
     points: measurements, the newest last; of earlier ones the newest with another share gives a rank's fixed time.
+    most: the largest share that each rank's memory holds, together at least 1; empty: all rows.
     """
+    limits = most or [1.0] * len(points[-1][0])
     lines = [
         _line([(shares[rank], seconds[rank]) for shares, seconds in points]) for rank in range(len(points[-1][0]))
     ]
     low, high = 0.0, max(fixed + growing for fixed, growing in lines)
     for _ in range(60):
         time = (low + high) / 2
-        if sum(max(time - fixed, 0.0) / growing for fixed, growing in lines) < 1:
+        if sum(_shares(lines, limits, time)) < 1:
             low = time
         else:
             high = time
-    shares = [max(high - fixed, 0.0) / growing for fixed, growing in lines]
-    return shares, high
+    return _shares(lines, limits, high), high
+
+
+def _shares(lines: Sequence[tuple[float, float]], limits: Sequence[float], time: float) -> list[float]:
+    """Return the shares that the ranks compute in a time."""
+    return [
+        min(max(time - fixed, 0.0) / growing, limit) for (fixed, growing), limit in zip(lines, limits, strict=True)
+    ]
 
 
 def _line(measured: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -85,10 +97,13 @@ class Balance:
         self._known: list[Point] = []  # measured before the last changes
         self._pending: list[float] = []  # times of the last window, if it has shown a gain
         self._limit = GAIN
+        self._largest = 0.0  # share of this rank so far
         with unnumbered():
-            self.handle = register_optimizer_step_post_hook(not_compiled(lambda *_: self._stepped()))
+            self.handle = register_optimizer_step_post_hook(
+                not_compiled(lambda optimizer, *_: self._stepped(optimizer))
+            )
 
-    def _stepped(self) -> None:
+    def _stepped(self, optimizer: Optimizer) -> None:
         if self._ranks.rank_local or threading.get_ident() != self._main:
             return
         self._steps += 1
@@ -98,21 +113,24 @@ class Balance:
             steps, self._begun, self._end = self._end - self._begun, self._end, next(self._ends)
             seconds = self._clock.seconds() / steps
             if steps != FIRST[0]:
-                self._exchange(seconds)
+                self._exchange(seconds, optimizer)
 
-    def _exchange(self, seconds: float) -> None:
+    def _exchange(self, seconds: float, optimizer: Optimizer) -> None:
         """Exchange the times of a window, and change the weights where that makes steps faster."""
-        times: list[float] = self._ranks.all_gather(torch.tensor([seconds], dtype=torch.float64)).flatten().tolist()
         n = self._view.largest
         if not n:
             return
         shares = [size / n for size in self._view.partition(n).sizes]
-        _, time = balanced([*self._known, (shares, times)])
+        self._largest = max(self._largest, shares[self._ranks.rank])
+        mine = torch.tensor([seconds, self._largest * self._clock.room(optimizer)], dtype=torch.float64)
+        times, most = self._ranks.all_gather(mine).view(-1, 2).T.tolist()
+        most = list(map(max, most, shares))
+        _, time = balanced([*self._known, (shares, times)], most)
         gains = max(times) > self._limit * time
         if gains and self._pending:  # a second window in a row
             means = [fmean(both) for both in zip(times, self._pending, strict=True)]
             self._known = [*self._known[-2:], (shares, means)]
-            self._change(balanced(self._known)[0], n)
+            self._change(balanced(self._known, most)[0], n)
             self._pending = []
         elif gains:
             self._pending = times
@@ -122,7 +140,10 @@ class Balance:
     def _change(self, shares: Sequence[float], n: int) -> None:
         least = max(min(shares), LEAST)
         weights = tuple(round(max(share, LEAST) / least, 2) for share in shares)
+        before = self._view.partition(n).sizes
         self._view.set_weights(weights)
+        if self._view.partition(n).sizes == before:
+            return
         sizes = " + ".join(map(str, self._view.partition(n).sizes))
         ratio = " : ".join(f"{weight:g}" for weight in weights)
         self._say(f"rows {sizes} of {n} ({ratio}, measured after {self._steps} steps)")
@@ -142,12 +163,17 @@ class _ProcessClock:
         """Return the seconds between the last two marks."""
         return (self._last - self._before) / 1e9
 
+    def room(self, optimizer: Optimizer) -> float:
+        """Return how many times the rows so far this device's memory holds: not known of a process."""
+        return math.inf
+
 
 class _StreamClock:
     """The same for the stream of an accelerator, by events that are read when it has got there."""
 
     def __init__(self, ranks: Collectives, device: torch.device) -> None:
         self._waits = ranks.stream_waits = StreamWaits(device)
+        self._memory = torch.get_device_module(device)
         self._before = self._last = self._waits.mark()
         self._within: list[tuple[Any, Any]] = []
 
@@ -158,3 +184,21 @@ class _StreamClock:
         self._last.synchronize()
         waited = sum(begun.elapsed_time(ended) for begun, ended in self._within)
         return float(self._before.elapsed_time(self._last) - waited) / 1e3
+
+    def room(self, optimizer: Optimizer) -> float:
+        """Return how many times the rows so far this device's memory holds.
+
+        The optimizer's parameters, their gradients and its states do not grow with the rows; all else is taken to.
+        """
+        free, _ = self._memory.mem_get_info()
+        peak, fixed = self._memory.max_memory_allocated(), min(_bytes(optimizer), self._memory.memory_allocated())
+        usable = USABLE * (free + self._memory.memory_reserved())
+        return float(max(usable - fixed, 0.0) / max(peak - fixed, 1))
+
+
+def _bytes(optimizer: Optimizer) -> int:
+    """Return the bytes of an optimizer's parameters, their gradients and its states on this rank."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    tensors = [*parameters, *(parameter.grad for parameter in parameters if parameter.grad is not None), *states]
+    return sum((tensor.to_local() if isinstance(tensor, BatchTensor) else tensor).nbytes for tensor in tensors)
