@@ -11,8 +11,10 @@ from torch import Tensor
 from duoka.devices import machine
 from duoka.devices.vendors import TYPES, VENDORS
 
-# Methods that move a tensor to an accelerator, of this build of torch.
-MOVES = tuple(getattr(Tensor, name) for name in TYPES if hasattr(Tensor, name))
+
+def moves() -> tuple[Any, ...]:
+    """Return the methods that move a tensor to an accelerator, as they are now: interceptions may replace them."""
+    return tuple(getattr(Tensor, name) for name in TYPES if hasattr(Tensor, name))
 
 
 def kind() -> str:

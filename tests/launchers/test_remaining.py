@@ -26,7 +26,7 @@ BUG = "RuntimeError: CUDA error: an illegal memory access was encountered"
 def after(made: Plan, error: str, gpus: tuple[Gpu, ...] = GPUS, rank: int = 1) -> tuple[Plan, list[str]]:
     told: list[str] = []
     verdict = Verdict("raised", 1, (worker(rank, raised(rank, error)),))
-    return next_plan(made, verdict, lambda: Inventory(gpus, 8, ""), told.append), told
+    return next_plan(made, verdict, lambda _: Inventory(gpus, 8, ""), told.append), told
 
 
 def made(**given: Any) -> Plan:

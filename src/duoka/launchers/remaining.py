@@ -14,16 +14,12 @@ from duoka.launchers.hints import MEMORY
 from duoka.launchers.verdict import Verdict
 from duoka.launchers.worker_group import Worker
 from duoka.plan import Kind, Plan
+from duoka.private.texts import LOST_GPU, says
 
-# Errors of CUDA that tell of the device itself, not of what a program did with it.
-LOST = (
-    r"uncorrectable ECC error|GPU is lost|fallen off the bus|no CUDA-capable device|hardware (stack )?error|"
-    r"busy or unavailable|nvlink uncorrectable"
-)
 LESS = 0.7  # of its rows, for a rank whose memory ran out
 
 
-def next_plan(plan: Plan, verdict: Verdict, read: Callable[[], Inventory], say: Callable[[str], None]) -> Plan:
+def next_plan(plan: Plan, verdict: Verdict, read: Callable[[str], Inventory], say: Callable[[str], None]) -> Plan:
     """Return the plan of the attempt after one that ended by a fault; `say` prints how it differs.
 
     It is the same for several machines, each of which knows its own devices only, and for a script with its own
@@ -37,11 +33,12 @@ def next_plan(plan: Plan, verdict: Verdict, read: Callable[[], Inventory], say: 
     return _with_fewer_rows(plan, short, say) if plan.measures_rows and 0 < len(short) < plan.workers else plan
 
 
-def _lost(plan: Plan, verdict: Verdict, read: Callable[[], Inventory]) -> set[int]:
+def _lost(plan: Plan, verdict: Verdict, read: Callable[[str], Inventory]) -> set[int]:
     """Return the ranks whose device cannot be used any more."""
-    found = {worker.rank for worker in verdict.culprits if re.search(LOST, _error(worker))}
-    if plan.devices[0].type == "cuda":
-        well = {unit.uuid for unit in units(read().gpus) if not unit.problem}
+    found = {worker.rank for worker in verdict.culprits if says(_error(worker), *LOST_GPU)}
+    kind = plan.devices[0].type
+    if kind != "cpu":
+        well = {unit.uuid for unit in units(read(kind).gpus) if not unit.problem}
         # A driver that names none of them does not answer at all.
         if any(device.uuid in well for device in plan.devices):
             found |= {rank for rank, device in enumerate(plan.devices) if device.uuid not in well}

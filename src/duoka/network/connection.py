@@ -93,7 +93,10 @@ class Connection:
             ValueError: a line is not one of duoka's.
         """
         if most is None or b"\n" not in self._received_bytes:
-            came = self.socket.recv(1 << 16)
+            try:
+                came = self.socket.recv(1 << 16)
+            except ConnectionResetError:  # it ended before it read all that it was sent
+                came = b""
             if not came:
                 raise ConnectionError("its command has ended")
             self._received_bytes += came

@@ -23,6 +23,17 @@ TOO_LATE = ("timed out", "timeout")
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 # A fault after which this process cannot use the GPU.
 FAULTS_OF_GPU = ("CUDA error", "HIP error", "XPU error", "NPU error", "NPU function error")
+# An error of the GPU itself, not of what a program did with it.
+LOST_GPU = (
+    "uncorrectable ecc error",
+    "gpu is lost",
+    "fallen off the bus",
+    "no cuda-capable device",
+    "hardware error",
+    "hardware stack error",
+    "busy or unavailable",
+    "nvlink uncorrectable",
+)
 # A script asks for a GPU, and there is none, or torch is built without; a regular expression.
 NO_GPU = "|".join(
     (

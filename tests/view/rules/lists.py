@@ -35,7 +35,7 @@ is_nonzero item kron map2_ map_ masked_scatter masked_scatter_ masked_select mod
 nonzero_static numpy ormqr put put_ q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale
 q_zero_point qscheme resize resize_ resize_as resize_as_ resize_as_sparse_ row_indices slice_inverse smm sparse_dim
 sparse_mask sparse_resize_ sparse_resize_and_clear_ sspaddmm storage storage_type sum_to_size take to_dense
-to_mkldnn to_sparse tolist trace unique unique_consecutive values vdot volatile xpu
+to_mkldnn to_sparse tolist trace unique unique_consecutive values vdot volatile
     """,
     "torch.functional": """
 block_diag cartesian_prod chain_matmul meshgrid pca_lowrank svd_lowrank unique unique_consecutive unravel_index

@@ -173,7 +173,7 @@ USES: list[tuple[str, Use]] = [
     ("bool byte char short int long half float double bfloat16 cfloat cdouble chalf", lambda f, x: f(x)),
 ]
 # Those that say something of a rank's memory, which is not one device's.
-OWN = "data_ptr const_data_ptr storage_offset record_stream cuda pin_memory untyped_storage"
+OWN = "data_ptr const_data_ptr storage_offset record_stream cuda xpu pin_memory untyped_storage"
 
 
 def _how_to_drop(f: Any) -> tuple[Any, ...]:
