@@ -24,15 +24,13 @@ def measure(quick: bool) -> Iterator[Row]:
         contestants = {
             "plain": duoka(2, PLAIN, model),
             "api": duoka(2, API, model),
-            "local": duoka(2, API, model, "local"),
-            "by hand": duoka(2, BY_HAND, model),  # not torchrun: threads and memory are the same for all four
+            "by hand": duoka(2, BY_HAND, model),  # not torchrun: threads and memory are the same for all three
             **{peer: torchrun(2, OF_PEERS, peer, model) for peer in peers},
         }
         times = in_turn({who: told(words) for who, words in contestants.items()}, rounds, "ms", warm_up=False)
         by_hand = times["by hand"]
         yield Row(f"{words}: a step on 2 workers, against DDP by hand", times["plain"], by_hand, bar)
         yield Row(f"{words}: the API on 2 workers, against DDP by hand", times["api"], by_hand, bar)
-        yield Row(f"{words}: the same, view='local'", times["local"], by_hand, 1.03)
         for peer, name in peers.items():
             yield Row(f"{words}: the API, against {name} doing the same", times["api"], times[peer], 1.0)
     one = duoka(2, PLAIN, "transformer")

@@ -1,4 +1,4 @@
-"""The same step with duoka's API: `training_api.py mlp|cnn [global|local]`. Prints the median milliseconds."""
+"""The same step with duoka's API: `training_api.py mlp|cnn`. Prints the median milliseconds."""
 
 import statistics
 import sys
@@ -12,7 +12,6 @@ from torch.utils.data import TensorDataset
 import duoka
 
 run = duoka.start(seed=0)
-view = sys.argv[2] if len(sys.argv) > 2 else "global"
 if sys.argv[1] == "mlp":
     size, steps, x = 256, 300, torch.randn(256 * 8, 64)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
@@ -23,7 +22,7 @@ else:
     model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(64 * 8 * 8, 10))
 run.model(model)
 data = TensorDataset(x, torch.randint(0, 10, (len(x),)))
-batches = list(run.loader(data, batch_size=size, view=view))
+batches = list(run.loader(data, batch_size=size))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 times = []
@@ -36,8 +35,6 @@ for step in range(10 + steps):
     loss.backward()
     optimizer.step()
     accuracy = (scores.argmax(1) == targets).float().mean()
-    if view == "local":
-        loss, accuracy = run.all_mean(torch.stack([loss.detach(), accuracy]))
     reported = loss.item(), accuracy.item()
     times.append(time.perf_counter() - start)
 run.print(statistics.median(times[10:]) * 1e3)

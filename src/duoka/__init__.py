@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from duoka.inference.predict import predict
     from duoka.launchers.function import launch
     from duoka.picking import devices as devices
-    from duoka.run import Run, clip_grad_norm_, scale_lr, start, warmup
+    from duoka.run import Run, scale_lr, start, warmup
 
 __version__ = "0.1.0"
 
@@ -95,7 +95,6 @@ __all__ = [
     "WeightsMismatch",
     "WorkerFailed",
     "__version__",
-    "clip_grad_norm_",
     "devices",
     "launch",
     "load_weights",
@@ -110,7 +109,6 @@ _HOMES = dict.fromkeys(__all__, "duoka.errors") | {
     "Checkpoint": "duoka.checkpoint.checkpoint",
     "Loaded": "duoka.checkpoint.loading",
     "Run": "duoka.run",
-    "clip_grad_norm_": "duoka.run",
     "devices": "duoka.picking",
     "launch": "duoka.launchers.function",
     "load_weights": "duoka.checkpoint.loading",

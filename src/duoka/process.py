@@ -7,7 +7,7 @@ process that forked it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -40,9 +40,6 @@ class OpenRun(Protocol):
 
     def close(self, wait: bool = True) -> None:
         """Close the run. wait: for the other ranks."""
-
-    def has_unsynced(self, parameters: Iterable[Tensor]) -> bool:
-        """Return whether the gradient of one of these parameters is this rank's own, not yet averaged."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@
 
 Not run: what needs a GPU (the Python block of docs/devices.md picks free ones) or a cluster (`bash` blocks: of these
 only the lines that call duoka are read, as above), and code of other libraries in docs/coming-from.md (`py` blocks).
-Of what is run, the loop over `view="local"` in docs/api.md has no full batch, so its body, which has a `...`, is not.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ model = run.model(nn.Linear(4, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 saved = run.checkpoint("out", model=model, optimizer=optimizer)
 for epoch in saved.epochs(20):
-    for (rows,) in run.loader((torch.randn(96, 4),), batch_size=24, view=VIEW):
+    for (rows,) in run.loader((torch.randn(96, 4),), batch_size=24):
         model(rows).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

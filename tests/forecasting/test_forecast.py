@@ -91,10 +91,8 @@ def test_what_is_computed_whole_is_told_with_its_line(flow: Flow) -> None:
     assert two["costliest"].startswith("sort at train.py:"), found
 
 
-@pytest.mark.parametrize("view", ["global", "local"])
-def test_a_script_that_uses_the_api(flow: Flow, view: str) -> None:
-    source = scripts.API.replace("VIEW", repr(view))
-    found = data(flow, source, "--devices", "cpu:2", "--steps", "8")
+def test_a_script_that_uses_the_api(flow: Flow) -> None:
+    found = data(flow, scripts.API, "--devices", "cpu:2", "--steps", "8")
     assert [run["samples"] for run in found["sides"]] == [24, 24], found
     assert found["sides"][1]["waiting"] > 0
 

@@ -49,10 +49,10 @@ EVERY: dict[str, tuple[Given, str]] = {  # also where there is one rank
     ),
     "device_ids": (lambda run: run.model(nn.Linear(1, 1), device_ids=[0]), "a rank has one device"),
     "precision": (
-        lambda run: run.model(nn.Linear(1, 1), precision="half"),
-        "precision must be one of 32, bf16, fp16",
-    ),  # type: ignore[arg-type]
-    "compile": (lambda run: run.model(nn.Linear(1, 1), compile=True, precision="fp16"), "compile must be left out"),
+        lambda run: run.model(nn.Linear(1, 1), precision="fp16"),
+        "torch.autocast, .*GradScaler",
+    ),
+    "compile": (lambda run: run.model(nn.Linear(1, 1), compile=True), r"call model.compile\(\)"),
     "option": (lambda run: run.model(nn.Linear(1, 1), fast=True), "run.model must be given no such option"),
     "batch size 0": (lambda run: run.loader(ROWS, 0), "batch_size must be a whole number of samples, at least 1"),
     "batch size below": (lambda run: run.loader(ROWS, -4), "batch_size must be .* but is -4"),

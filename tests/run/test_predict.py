@@ -75,7 +75,7 @@ def test_a_loader_of_the_run(ranks: int) -> None:
 def test_in_the_middle_of_training_it_changes_nothing() -> None:
     def work(run: duoka.Run, predicts: bool) -> Any:
         model = run.model(net())
-        for (x,) in run.loader((X,), batch_size=8, view="local", drop_last=True):
+        for (x,) in run.loader((X,), batch_size=8, drop_last=True):
             model.zero_grad()
             model(x).square().mean().backward()
             if predicts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,15 +16,10 @@ from duoka.data.order import PieceSampler, drawing_from, generator_states
 from duoka.data.pieces import Pieces
 from duoka.data.prefetch import to_device
 from duoka.data.sources import BatchSource, ContextFactory, choose
-from duoka.errors import OptionError, Refused
-from duoka.options import Loading, one_of
-from duoka.private.torch import tree_map_only
+from duoka.errors import OptionError
+from duoka.options import Loading
 from duoka.process import this_process
-from duoka.view.shares.partition import Partition
-from duoka.view.tensor.batch import BatchTensor, batches_in
 from duoka.view.view import View
-
-ViewWord = Literal["global", "local"]
 
 
 class Loader:
@@ -40,16 +35,13 @@ class Loader:
         source: BatchSource,
         piece_sampler: PieceSampler | None,
         device: torch.device,
-        on_share: Callable[[Partition | None], None],
         held: ContextFactory,
-        view: ViewWord,
-        ranks: int,
     ) -> None:
         self.dataset, self.batch_size = loader.dataset, loader.batch_size
         self.epoch = 0
         self.data_loader = loader
         self._source, self._piece_sampler = source, piece_sampler
-        self._device, self._on_share, self._held, self._view, self._ranks = device, on_share, held, view, ranks
+        self._device, self._held = device, held
         self._seen = 0  # batches of this epoch that were yielded
         self._order: dict[str, Any] = {}  # states of the generators from which the epoch's order was drawn
         self._resumed = False
@@ -96,7 +88,6 @@ class Loader:
         finally:
             self._going_on -= 1
         self.epoch, self._seen = self.epoch + 1, 0
-        self._on_share(None)
 
     def _begin(self) -> Iterator[Any]:
         """Return the batches of the epoch, on this rank's device, from the first that was not yielded yet."""
@@ -115,7 +106,7 @@ class Loader:
             if self._piece_sampler is not None:
                 self._piece_sampler.groups.clear()
             batches = self._source.begin(0)
-        return map(self._in_view, to_device(batches, self._device))
+        return to_device(batches, self._device)
 
     def _skipped(self) -> int:
         """Return how many pieces, or batches, the first `_seen` batches of the epoch have."""
@@ -136,20 +127,6 @@ class Loader:
             group = Pieces(first, pieces, piece_sampler.groups.popleft(), self._held)
             yield group
             group.finish()
-
-    def _in_view(self, batch: Any) -> Any:
-        shared = batches_in(batch)
-        partition = shared[0]._spec.partition if shared else None
-        if self._view == "global":
-            self._on_share(None)
-            return batch
-        if partition is None and self._ranks > 1:
-            raise Refused(
-                "a loader with view='local' has reached a batch that cannot be split by rows (it has too few "
-                "samples, or is not stacked); use drop_last=True, or the view of the whole batch"
-            )
-        self._on_share(partition)
-        return tree_map_only(BatchTensor, BatchTensor.to_local, batch)
 
     def register_step_hook(self, hook: Callable[[], object]) -> None:
         """Register a function to be called whenever the loop has finished a batch; the position is then after it."""
@@ -180,7 +157,6 @@ def make_loader(
     view: View,
     device: torch.device,
     loading: Loading,
-    on_share: Callable[[Partition | None], None],
     held: ContextFactory,
     rank_local: ContextFactory,
     *,
@@ -188,14 +164,12 @@ def make_loader(
     accumulate: int | None = None,
     micro_batch: int | None = None,
     how: dict[str, Any],
-    words: ViewWord = "global",
 ) -> Loader:
     """Create a Loader; see `duoka.run.Run.loader`.
 
-    on_share: called with the share of every batch that this rank computes on, with view="local". held: a context in
-    which gradients are not all-reduced. rank_local: a context in which this rank reads data that the others do not.
+    held: a context in which gradients are not all-reduced. rank_local: a context in which this rank reads data that
+    the others do not.
     """
-    one_of("view", words, get_args(ViewWord))
     loader = data if isinstance(data, DataLoader) else _made(data, batch_size, shuffle, device, how)
     if loader is data and (batch_size is not None or shuffle or how):
         raise OptionError(
@@ -207,9 +181,7 @@ def make_loader(
         raise OptionError("run.loader", "a DistributedSampler", "given samplers of one device", hint)
     piece_sampler = _piece_sampler(loader, accumulate, micro_batch)
     source = choose(loader, piece_sampler, view, loading, rank_local)
-    if words == "local":
-        _check_last(loader, view)
-    return Loader(loader, source, piece_sampler, device, on_share, held, words, view.ranks.world_size)
+    return Loader(loader, source, piece_sampler, device, held)
 
 
 def _made(data: Any, batch_size: int | None, shuffle: bool, device: torch.device, how: dict[str, Any]) -> Any:
@@ -293,14 +265,3 @@ def _sizes(loader: DataLoader[Any]) -> Sequence[int]:
     total = len(loader.sampler)  # type: ignore[arg-type]
     full, rest = divmod(total, loader.batch_size)
     return [loader.batch_size] * full + [rest] * (rest > 0 and not loader.drop_last)
-
-
-def _check_last(loader: DataLoader[Any], view: View) -> None:
-    """Check that every rank gets a row of every batch, for view="local"."""
-    if loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
-        return
-    short = [n for n in _sizes(loader) if not view.splits(n)]
-    if short:
-        hint = "use drop_last=True, or another batch_size"
-        ranks = view.ranks.world_size
-        raise OptionError("view", "local", f"used where each of {ranks} ranks gets a row of every batch", hint)

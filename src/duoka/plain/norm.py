@@ -22,13 +22,7 @@ def install(session: Session) -> None:
 def _whole_batch(session: Session, call: BatchNormCall) -> Tensor | None:
     """Normalise with the whole batch's statistics; return None if all of its rows are here."""
     given = call.rows
-    if not isinstance(given, BatchTensor):
-        partition = session.calls.local
-        if partition is None or not isinstance(given, Tensor):
-            return None
-        counts = _counts(partition.sizes, given.numel() // given.shape[1] // partition.rows, given.device)
-        return whole_batch_norm(call, [given], [call.weight], [call.bias], counts, session.view.shares)[0]
-    if given._spec.dim != 0:
+    if not isinstance(given, BatchTensor) or given._spec.dim != 0:
         return None
     rows = [share._local for share in given._shares]
     partition = given._spec.partition

@@ -18,12 +18,11 @@ from duoka.plain.saving import install_safetensors
 from duoka.plain.session import Session
 from duoka.plain.shared_random import SharedRandom
 from duoka.private.lookup import untested
-from duoka.run import loss_weights
 from duoka.run.backward import BackwardObserver
-from duoka.run.calls import ApiCalls
 from duoka.strategies import create
 from duoka.strategies.balancing import Balance
 from duoka.view.collectives.base import Collectives
+from duoka.view.modules.calls import ModuleCalls
 from duoka.view.random.generators import RankStream
 from duoka.view.support.determinism import be_deterministic
 
@@ -65,7 +64,6 @@ class ApiSession(Session):
     """The session of a script that uses the API."""
 
     plan: RunSettings
-    calls: ApiCalls
     backward: BackwardObserver
 
 
@@ -115,9 +113,9 @@ def open_session(
         view.set_weights(settings.weights)
     for line in untested(torch.__version__):
         say(line)
-    rank_stream = RankStream(entropy + ranks.rank)
-    view.rank_stream = rank_stream if settings.randomness == "worker" else None
-    calls = ApiCalls(view, rank_stream)
+    if settings.randomness == "worker":
+        view.rank_stream = RankStream(entropy + ranks.rank)
+    calls = ModuleCalls(view, converts=False)  # a plain tensor may be this rank's own
     patches = Patches()
     backward = BackwardObserver(ranks, settings.batch_norm == "local", say)
     strategy.observe(backward)
@@ -129,7 +127,6 @@ def open_session(
         for interception in INTERCEPTIONS:
             interception.install(session)
         install_safetensors(session)
-        loss_weights.install(session.patches, calls)
         if settings.measures_rows and not view.shares.exact:
             patches.hook(Balance(view, ranks, device, say).handle)
         patches.reach()

@@ -19,7 +19,6 @@ from duoka.plain.transforms import run_uncompiled
 from duoka.run.agreement import check_same, gather_objects
 from duoka.run.api_session import ApiSession
 from duoka.view.collectives.base import Collectives
-from duoka.view.modules.replaced_forward import restore_forwards
 from duoka.view.support.kinds import holds_shards, is_compiled
 
 ROOM = 0.9  # fraction of a device's memory that is used: the rest is for libraries and fragmentation
@@ -28,16 +27,21 @@ OF_DDP = {
     "device_ids": "a rank has one device, which duoka.start(device=...) chooses",
     "process_group": "all ranks of the run keep the model in step",
 }
+OF_THE_LOOP = {
+    "precision": "compute under torch.autocast, and with float16 scale the loss by torch.amp.GradScaler",
+    "mixed_precision": "compute under torch.autocast, and with float16 scale the loss by torch.amp.GradScaler",
+    "compile": "call model.compile()",
+}
 
 
 def check_options(given: Iterable[str]) -> None:
-    """Raise an error about options that `run.model` does not have, with the reason for DistributedDataParallel's.
+    """Raise an error about options that `run.model` does not have, with the reason for those that others have.
 
     Raises:
         OptionError: there is such an option.
     """
     for name in given:
-        hint = OF_DDP.get(name, "help(run.model) lists the options")
+        hint = (OF_DDP | OF_THE_LOOP).get(name, "help(run.model) lists the options")
         raise OptionError("run.model", name, "given no such option", hint)
 
 
@@ -51,7 +55,6 @@ def prepare(module: nn.Module, session: Session, bring: Callable[[nn.Module], No
         RanksApart: it differs between ranks; raised on every rank.
     """
     _check(module)
-    restore_forwards(module)
     check_same(_layout(module), session.ranks, _difference)
     bring(module)
     for parameter in module.parameters():
@@ -61,17 +64,14 @@ def prepare(module: nn.Module, session: Session, bring: Callable[[nn.Module], No
             session.ranks.broadcast_into(buffer, 0)
 
 
-def check_combination(strategy: str, precision: str, compiles: bool, exact: bool, world_size: int) -> None:
+def check_combination(strategy: str, exact: bool, world_size: int) -> None:
     """Check that options of `run.model` go together. exact: whether the run has the strategy exact.
 
     Raises:
         OptionError: they do not.
     """
-    if exact and (strategy in ("fsdp", "hsdp") or precision == "fp16"):
-        given = "precision='fp16'" if precision == "fp16" else f"strategy={strategy!r}"
-        raise OptionError("run.model", given, "left out in a run of strategy='exact'", "bf16 is allowed")
-    if compiles and precision == "fp16":
-        raise OptionError("compile", True, "left out with precision='fp16'", "bf16 compiles")
+    if exact and strategy in ("fsdp", "hsdp"):
+        raise OptionError("run.model", f"strategy={strategy!r}", "left out in a run of strategy='exact'")
     if strategy == "single" and world_size > 1:
         raise OptionError("strategy", "single", f"auto or ddp for {world_size} ranks")
 

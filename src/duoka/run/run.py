@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from duoka.checkpoint.checkpoint import Checkpoint
-from duoka.data.loader import Loader, ViewWord, make_loader
+from duoka.data.loader import Loader, make_loader
 from duoka.errors import OptionError, PeerLost, RanksApart
 from duoka.logs import Logs, check_step, check_values
 from duoka.origins import Origin
@@ -25,12 +25,8 @@ from duoka.run.api_session import ApiSession, open_session, set_exact_threads, s
 from duoka.run.backward import DdpOptions
 from duoka.run.collect import LocalReductions
 from duoka.run.models import check_combination, check_options, chosen_strategy, mover, prepare
-from duoka.run.precision import Precision, check_precision, set_precision
-from duoka.run.progress import Progress
-from duoka.run.scaling import GradientScale
 from duoka.supervision.tracebacks import headline
 from duoka.view.collectives.base import Collectives
-from duoka.view.shares.partition import Partition
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
 
 M = TypeVar("M", bound=nn.Module)
@@ -54,7 +50,6 @@ class Run:
         self._reductions = LocalReductions(session.ranks)
         self._checkpoints: list[Checkpoint] = []
         self._begun = False  # an object was made that depends on the strategy
-        self._scale: GradientScale | None = None
 
     @property
     def is_first(self) -> bool:
@@ -65,8 +60,6 @@ class Run:
         self,
         module: M,
         *,
-        compile: bool = False,  # noqa: A002
-        precision: Precision = "32",
         strategy: str = "auto",
         shares: int | None = None,
         find_unused_parameters: bool | None = None,
@@ -79,10 +72,6 @@ class Run:
 
         Args:
             module: is changed in place; its parameters stay the same objects.
-            compile: compile it, in place; the names in its state dict stay.
-            precision: "bf16" or "fp16": its forward passes compute under autocast, and return float32; weights and
-                gradients stay float32. With "fp16" gradients are scaled within the model, and optimizer steps with an
-                infinite or NaN gradient are skipped.
             strategy: "ddp": gradients are averaged over ranks. "fsdp": each rank holds a part of the parameters, of
                 their gradients and of the state of optimizers. "hsdp": as fsdp within each machine, and gradients are
                 averaged between machines, which have the same number of ranks. "auto": ddp, or hsdp or fsdp where
@@ -97,7 +86,7 @@ class Run:
             broadcast_buffers: copy rank 0's buffers to all ranks after each pass; None: only with
                 batch_norm="local", as they are equal otherwise.
             gradient_as_bucket_view: gradients are views of larger tensors, which saves a copy.
-            more: further options of DistributedDataParallel raise an error with the reason.
+            more: further options of DistributedDataParallel and of other libraries raise an error with the reason.
 
         Raises:
             OptionError: it is no `nn.Module`, has no parameters, or is wrapped; or an option is not allowed.
@@ -105,10 +94,9 @@ class Run:
         """
         check_strategy("strategy", strategy)
         check_options(more)
-        check_precision(precision)
         session = self._use(strategy, shares)
         self._begun = True
-        check_combination(strategy, precision, compile, session.view.shares.exact, self.world_size)
+        check_combination(strategy, session.view.shares.exact, self.world_size)
         if strategy == "auto":
             strategy = chosen_strategy(module, self._place, session, self.device)
         options = DdpOptions(find_unused_parameters, static_graph, broadcast_buffers, gradient_as_bucket_view)
@@ -116,11 +104,6 @@ class Run:
         session.backward.observe(module, options)
         if gradient_as_bucket_view:
             session.strategy.use_bucket_views(module.parameters())
-        if precision == "fp16":
-            self._scale = self._scale or GradientScale(session.say)
-        set_precision(module, precision, self.device, self._scale)
-        if compile:
-            module.compile()
         return module
 
     def loader(
@@ -131,7 +114,6 @@ class Run:
         shuffle: bool = False,
         accumulate: int | None = None,
         micro_batch: int | None = None,
-        view: ViewWord = "global",
         **how: Any,
     ) -> Loader:
         """Return a loader of global batches: each rank loads and holds its own rows of them, on its device.
@@ -142,8 +124,6 @@ class Run:
             shuffle: in a new order every epoch, as `DataLoader` draws it.
             accumulate: yield every batch as so many `Pieces`, whose gradients are accumulated.
             micro_batch: the same, in pieces of at most so many samples.
-            view: "global": batch tensors; "local": this rank's rows as plain tensors, with gradients weighted by
-                their number.
             how: further options of `DataLoader`: sampler, num_workers, collate_fn, drop_last, ...
 
         Raises:
@@ -151,26 +131,18 @@ class Run:
         """
         session = self._session
         self._begun = True
-        if view == "local" and session.view.shares.exact:
-            raise OptionError("view", view, "'global' with strategy='exact'", "it cuts a rank's rows into shares")
-
-        def on_share(partition: Partition | None) -> None:
-            session.calls.own_rows = partition
-
         return make_loader(
             data,
             batch_size,
             session.view,
             self.device,
             session.plan.loading,
-            on_share,
             session.strategy.no_sync,
             session.calls.computed_whole,
             shuffle=shuffle,
             accumulate=accumulate,
             micro_batch=micro_batch,
             how=how,
-            words=view,
         )
 
     def batch(self, tensor: Any) -> Tensor:
@@ -204,7 +176,7 @@ class Run:
         """Return a `duoka.Checkpoint` of these states, which all ranks save and restore together.
 
         With the loader among them, a run goes on at the next batch not seen yet, on any number of ranks. The
-        checkpoint is closed with the run. The scale of float16 gradients is added.
+        checkpoint is closed with the run.
 
         Args:
             directory: the same on all machines, such as on a network file system.
@@ -223,10 +195,9 @@ class Run:
             raise OptionError(
                 "run.checkpoint", "nothing", "given what to save: model=model, optimizer=optimizer, ..."
             )
-        scale = {} if self._scale is None else {"loss_scale": self._scale}
         saved = Checkpoint(
             directory,
-            scale | states,
+            states,
             ranks=ranks,
             every_steps=every_steps,
             every_epochs=every_epochs,
@@ -284,11 +255,6 @@ class Run:
         check_values(values)
         self._logs.write(step, values)
 
-    def progress(self, batches: Iterable[Any], name: str = "batches") -> Progress:
-        """Return the same batches with a progress bar on rank 0; lines if standard output is no terminal."""
-        self._check_open()
-        return Progress(batches, name, self.is_first, sys.stdout)
-
     @contextmanager
     def first(self) -> Iterator[bool]:
         """Run the body on rank 0 before the other ranks run it, so that they find what it downloads.
@@ -328,10 +294,6 @@ class Run:
         with self._session.strategy.no_sync(parameters):
             yield
 
-    def has_unsynced(self, parameters: Iterable[Tensor]) -> bool:
-        """Return whether the gradient of a parameter is this rank's own, by `no_sync` or pieces of a batch."""
-        return self._session.strategy.has_unsynced(parameters)
-
     # --- its end
 
     def close(self, wait: bool = True) -> None:
@@ -346,8 +308,6 @@ class Run:
         finally:
             for saved in self._checkpoints:
                 saved.close(wait=False)
-            if self._scale is not None:
-                self._scale.close()
             session.strategy.close()
             session.patches.undo()
             self._logs.close(failed=not wait)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
-import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau, SequentialLR
 
 from duoka.errors import OptionError
 from duoka.options import one_of
-from duoka.process import this_process
 
 Rule = Literal["linear", "sqrt"]
 
@@ -53,21 +49,3 @@ def warmup(optimizer: Optimizer, steps: Any, then: LRScheduler | None = None) ->
         raise OptionError("then", type(then).__name__, "a scheduler of the same optimizer")
     rise = LinearLR(optimizer, start_factor=1 / (steps + 1), total_iters=steps)
     return rise if then is None else SequentialLR(optimizer, [rise, then], milestones=[steps])
-
-
-def clip_grad_norm_(
-    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, **how: Any
-) -> Tensor:
-    """Clip gradients by their total norm, as `torch.nn.utils.clip_grad_norm_`; gradients are the whole batch's.
-
-    Sharded and other gradients may be mixed; all ranks call it then. Returns the norm, a plain tensor.
-
-    Raises:
-        OptionError: a gradient is this rank's own, by `run.no_sync` or pieces of a batch.
-    """
-    listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    run = this_process().run
-    if run is not None and run.has_unsynced(listed):
-        hint = "clip after the first backward pass outside of no_sync, or the last piece"
-        raise OptionError("clip_grad_norm_", "gradients held by no_sync", "given gradients of the whole batch", hint)
-    return torch.nn.utils.clip_grad_norm_(listed, max_norm, norm_type, **how)

@@ -59,10 +59,6 @@ class Strategy(ABC):
     def no_sync(self, parameters: Iterable[Tensor] | None = None) -> AbstractContextManager[None]:
         """Within the context, keep gradients of these parameters (or all) local; the next pass averages them."""
 
-    @abstractmethod
-    def has_unsynced(self, parameters: Iterable[Tensor]) -> bool:
-        """Return whether a gradient of these parameters stayed local, and is not averaged yet."""
-
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
         """Register a hook for the whole batch's gradient of a leaf. register: torch's own function."""
         return register(leaf, hook)

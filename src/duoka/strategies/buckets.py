@@ -196,9 +196,6 @@ class Bucketed(Strategy):
         finally:
             self._no_sync = before
 
-    def has_unsynced(self, parameters: Iterable[Tensor]) -> bool:
-        return not self._unsynced.isdisjoint(self._known(parameters))
-
     def register_hook(self, leaf: Tensor, hook: Callable[[Tensor], Any], register: Callable[..., Any]) -> Any:
         return register(leaf, WholeHook(hook, self._ranks))
 

@@ -24,9 +24,5 @@ class Single(Strategy):
         """Do nothing."""
         return nullcontext()
 
-    def has_unsynced(self, parameters: Iterable[Tensor]) -> bool:
-        """Return False."""
-        return False
-
     def close(self) -> None:
         """Do nothing."""

@@ -60,7 +60,7 @@ class Blocks:
     view: of the sharded parameters. memory: memory of a whole parameter -> its block and index. process: in which
     collectives can be called. on_gradient: called with each parameter that a backward pass reaches. defers: True in a
     backward pass at whose end deferred gradients are added. no_sync: blocks whose gradients stay
-    unsharded on each rank for now. factor: of gradients of what is computed now. replicas: the ranks with the same
+    unsharded on each rank for now. replicas: the ranks with the same
     shards as this one, each on its machine; None: there are none. offloads: shards, gradients and the optimizer's
     state stay in the host's memory; blocks are gathered on the device to which the model was moved. uploads: of
     offloaded parameters. downloads: of their gradients.
@@ -81,7 +81,7 @@ class Blocks:
         self.process = os.getpid()
         view.gradient_norms = self.norms = GradientNorms()
         self.uploads, self.downloads = CopyStream(), CopyStream()
-        self.defers, self.factor = False, 1.0
+        self.defers = False
         self.no_sync: frozenset[Block] = frozenset()
         self._unsharded: list[Block] = []  # gathered blocks, the last used one last
         self._largest = 0
@@ -246,21 +246,6 @@ class Blocks:
             for block in [block for block in self._unsynced if block not in but]:
                 self.defer(block, block.start_reduce_scatter(self._unsynced.pop(block)))
         self.add_deferred()
-
-    @contextmanager
-    def scaling(self, factor: float) -> Iterator[None]:
-        """Multiply gradients that leave what is computed in this context."""
-        before, self.factor = self.factor, factor
-        try:
-            self._untrack()
-            yield
-        finally:
-            self.factor = before
-            self._untrack()
-
-    def _untrack(self) -> None:
-        for block in self._unsharded:
-            block.untrack()
 
     def add_deferred(self) -> None:
         """Wait until the communication of deferred gradients ends, and add these gradients to `.grad`."""

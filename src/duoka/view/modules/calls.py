@@ -98,13 +98,11 @@ class _ThreadState(threading.local):
 class ModuleCalls:
     """Handles every module call of a script.
 
-    converts: True if a plain input of a module without batches among its inputs may be one. local: the partition of
-    the batch of which plain tensors are this rank's rows, with `view="local"`.
+    converts: True if a plain input of a module without batches among its inputs may be one.
     """
 
     def __init__(self, view: View, converts: bool = True) -> None:
         self.view, self._converts = view, converts
-        self.local: Partition | None = None
         self._thread = threading.get_ident()
         self._here = _ThreadState()
         self._synchronized: WeakSet[nn.Module] = WeakSet()
@@ -156,11 +154,6 @@ class ModuleCalls:
             yield
         finally:
             self._here.whole = before
-
-    @property
-    def is_outermost(self) -> bool:
-        """True if this thread is in no call of a module with a batch."""
-        return self._here.outermost
 
     @property
     def is_whole(self) -> bool:

@@ -91,31 +91,13 @@ class GatherParameters(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, block: Any, places: list[int], *rows: Tensor) -> Any:
-        ctx.block, ctx.places, ctx.factor = block, places, block.blocks.factor
+        ctx.block, ctx.places = block, places
         ctx.set_materialize_grads(False)
         return block.unsharded_for_forward(places)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        if ctx.factor != 1:
-            grads = tuple(None if grad is None else ScaleOnce.apply(grad, ctx.factor) for grad in grads)
         return None, None, *ctx.block.reduce_scatter_gradients(ctx.places, grads)
-
-
-class ScaleOnce(torch.autograd.Function):
-    """Multiply a gradient within a model whose gradients are scaled (run/scaling.py).
-
-    Within the model all gradients are S times larger, second derivatives too: the derivative of a scaled gradient
-    with respect to anything inside is S times the one outside. So a gradient of this gradient passes unchanged.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, factor: float) -> Tensor:
-        return gradient * factor
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return gradients[0], None
 
 
 GATHERED = backward_of(GatherParameters)
