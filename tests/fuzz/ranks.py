@@ -20,6 +20,7 @@ from duoka import plain
 from duoka.devices import Device
 from duoka.environment import use_loopback_for_gloo
 from duoka.options import Options, Target, shares_for
+from duoka.plain import session
 from duoka.plain.patching import Patches
 from duoka.plain.shared_random import SharedRandom
 from duoka.plan import Kind, Plan
@@ -184,7 +185,7 @@ def in_session(plan: Plan, ranks: Any, shared_random: SharedRandom, program: Any
             super().__init__()
             sessions.append(self)
 
-    ours, plain.Patches = plain.Patches, Kept  # type: ignore[misc]
+    ours, session.Patches = session.Patches, Kept  # type: ignore[misc]
     played = Played((), ("NotPlayed", ""))
 
     def script() -> None:
@@ -200,7 +201,7 @@ def in_session(plan: Plan, ranks: Any, shared_random: SharedRandom, program: Any
             text = f"{error}\n{''.join(traceback.format_tb(error.__traceback__)[-3:])}"
             played = Played(played.events, (f"{type(error).__name__} at the end", text))
     finally:
-        plain.Patches = ours  # type: ignore[misc]
+        session.Patches = ours  # type: ignore[misc]
         for patches in sessions:
             patches.undo()
     return played

@@ -54,17 +54,11 @@ from duoka.plain import (
     transforms,
     warned,
 )
-from duoka.plain.caller import Caller
-from duoka.plain.patching import Patches
-from duoka.plain.session import Session
+from duoka.plain.session import open_session
 from duoka.plain.shared_random import SharedRandom
 from duoka.plan import Plan
-from duoka.private.lookup import untested
 from duoka.strategies import create
-from duoka.strategies.balancing import Balance
 from duoka.view.collectives.base import Collectives
-from duoka.view.modules.calls import ModuleCalls
-from duoka.view.random.generators import RankStream
 from duoka.view.support.determinism import be_deterministic
 from duoka.view.view import View
 
@@ -121,22 +115,8 @@ def run_plain(
         cpu_offload=plan.cpu_offload,
         machines=plan.machines.ranks(),
     )
-    view = strategy.view(ranks, say)
-    view.set_row_independent(plan.row_independent)
-    if not view.shares.exact:
-        view.set_weights(plan.weights)
-    if plan.randomness == "worker":
-        view.rank_stream = RankStream(int.from_bytes(shared_random.shared(7), "little") + ranks.rank)
-    for line in untested(torch.__version__):
-        say(line)
-    patches = Patches()
-    caller = Caller(patches, ranks)
-    shared_random.rank_local = caller.is_rank_local
-    session = Session(plan, ranks, view, ModuleCalls(view), strategy, patches, caller, shared_random, say)
-    for interception in INTERCEPTIONS:
-        interception.install(session)
-    if plan.measures_rows:
-        Balance(view, ranks, device, say)
+    session = open_session(plan, strategy, ranks, shared_random, device, say, INTERCEPTIONS)
+    view, patches = session.view, session.patches
     try:
         script()
         if not patches.active:  # a process that the script forked has ended, not the run
@@ -147,7 +127,7 @@ def run_plain(
             _finish(view, plan.verbosity == "verbose")
         raise
     finally:
-        caller.at_end = True
+        session.caller.at_end = True
         ranks.leave()
     _finish(view, plan.verbosity == "verbose")
 

@@ -1,23 +1,28 @@
-"""The objects that the interceptions of one run share."""
+"""The objects that the interceptions of one run share, for plain scripts and for the API."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from duoka.options import BatchNorm, Loading
+import torch
+
+from duoka.options import BatchNorm, Loading, Randomness
 from duoka.plain.caller import Caller
 from duoka.plain.patching import Patches
 from duoka.plain.shared_random import SharedRandom
+from duoka.private.lookup import untested
 from duoka.strategies import Strategy
+from duoka.strategies.balancing import Balance
 from duoka.view.collectives.base import Collectives
 from duoka.view.modules.calls import ModuleCalls
+from duoka.view.random.generators import RankStream
 from duoka.view.view import View
 
 
 class SessionSettings(Protocol):
-    """The settings that change numbers (`duoka.plan.Plan`)."""
+    """The settings that change numbers: of a plain script `duoka.plan.Plan`, of the API `RunSettings`."""
 
     @property
     def batch_norm(self) -> BatchNorm:
@@ -26,6 +31,29 @@ class SessionSettings(Protocol):
     @property
     def loading(self) -> Loading:
         """The sharding of loaders."""
+
+    @property
+    def randomness(self) -> Randomness:
+        """Draws of one device, or of each rank."""
+
+    @property
+    def row_independent(self) -> tuple[str, ...]:
+        """Names of functions without a rule that compute each row by itself."""
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Weights of the ranks' shares of a batch; empty: even."""
+
+    @property
+    def measures_rows(self) -> bool:
+        """Whether these follow from each rank's time."""
+
+
+class Interception(Protocol):
+    """A module that replaces functions of torch or Python."""
+
+    def install(self, session: Session) -> None:
+        """Replace them."""
 
 
 @dataclass(frozen=True)
@@ -59,3 +87,37 @@ class Session:
         if failed is not None:
             raise error or failed
         return result
+
+
+def open_session(
+    settings: SessionSettings,
+    strategy: Strategy,
+    ranks: Collectives,
+    shared_random: SharedRandom,
+    device: torch.device,
+    say: Callable[[str], None],
+    interceptions: Iterable[Interception],
+    converts: bool = True,
+) -> Session:
+    """Install interceptions; `session.patches.undo()` removes them.
+
+    device: of this rank. say: prints a line of the header (on rank 0 only). converts: of `ModuleCalls`.
+    """
+    view = strategy.view(ranks, say)
+    view.set_row_independent(settings.row_independent)
+    if not view.shares.exact:
+        view.set_weights(settings.weights)
+    if settings.randomness == "worker":
+        view.rank_stream = RankStream(int.from_bytes(shared_random.shared(7), "little") + ranks.rank)
+    for line in untested(torch.__version__):
+        say(line)
+    patches = Patches()
+    caller = Caller(patches, ranks)
+    shared_random.rank_local = caller.is_rank_local
+    calls = ModuleCalls(view, converts)
+    session = Session(settings, ranks, view, calls, strategy, patches, caller, shared_random, say)
+    for interception in interceptions:
+        interception.install(session)
+    if settings.measures_rows and ranks.world_size > 1 and not view.shares.exact:
+        patches.hook(Balance(view, ranks, device, say).handle)
+    return session

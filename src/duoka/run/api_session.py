@@ -12,18 +12,12 @@ from duoka import environment
 from duoka.errors import OptionError
 from duoka.options import BatchNorm, Loading, Randomness, check_shares, shares_for
 from duoka.plain import autograd, constructors, hooks, modules, norm, optimizers, scripting, transforms
-from duoka.plain.caller import Caller
-from duoka.plain.patching import Patches
 from duoka.plain.saving import install_safetensors
-from duoka.plain.session import Session
+from duoka.plain.session import Session, open_session
 from duoka.plain.shared_random import SharedRandom
-from duoka.private.lookup import untested
 from duoka.run.backward import BackwardObserver
 from duoka.strategies import create
-from duoka.strategies.balancing import Balance
 from duoka.view.collectives.base import Collectives
-from duoka.view.modules.calls import ModuleCalls
-from duoka.view.random.generators import RankStream
 from duoka.view.support.determinism import be_deterministic
 
 INTERCEPTIONS = (
@@ -61,7 +55,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class ApiSession(Session):
-    """The session of a script that uses the API."""
+    """The session of a script that uses the API. backward: checks after each backward pass."""
 
     plan: RunSettings
     backward: BackwardObserver
@@ -89,10 +83,10 @@ def set_exact_threads() -> None:
     torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else 1)
 
 
-def open_session(
+def open_api_session(
     ranks: Collectives, settings: RunSettings, device: torch.device, entropy: int, say: Callable[[str], None]
 ) -> ApiSession:
-    """Install the interceptions, if more than one rank or "exact" needs them; `session.patches.undo()` removes them.
+    """Open the session of the API, with interceptions if more than one rank or "exact" needs them.
 
     device: of this rank.
 
@@ -107,30 +101,14 @@ def open_session(
     strategy = create(
         name, ranks, settings.compress, shares, settings.weights, cpu_offload=settings.cpu_offload, every=False
     )
-    view = strategy.view(ranks, say)
-    view.set_row_independent(settings.row_independent)
-    if not view.shares.exact:
-        view.set_weights(settings.weights)
-    for line in untested(torch.__version__):
-        say(line)
-    if settings.randomness == "worker":
-        view.rank_stream = RankStream(entropy + ranks.rank)
-    calls = ModuleCalls(view, converts=False)  # a plain tensor may be this rank's own
-    patches = Patches()
     backward = BackwardObserver(ranks, settings.batch_norm == "local", say)
     strategy.observe(backward)
-    caller = Caller(patches, ranks)
-    session = ApiSession(
-        settings, ranks, view, calls, strategy, patches, caller, SharedRandom(entropy), say, backward
-    )
-    if name != "single":
-        for interception in INTERCEPTIONS:
-            interception.install(session)
+    installed = INTERCEPTIONS if name != "single" else ()
+    session = open_session(settings, strategy, ranks, SharedRandom(entropy), device, say, installed, converts=False)
+    if installed:
         install_safetensors(session)
-        if settings.measures_rows and not view.shares.exact:
-            patches.hook(Balance(view, ranks, device, say).handle)
-        patches.reach()
-    return session
+        session.patches.reach()
+    return ApiSession(**vars(session), backward=backward)
 
 
 def _check_exact(settings: RunSettings) -> None:

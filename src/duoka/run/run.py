@@ -21,7 +21,7 @@ from duoka.origins import Origin
 from duoka.plan import check_strategy
 from duoka.process import this_process
 from duoka.run.agreement import check_same, gather_objects
-from duoka.run.api_session import ApiSession, open_session, set_exact_threads, settings_with
+from duoka.run.api_session import ApiSession, open_api_session, set_exact_threads, settings_with
 from duoka.run.backward import DdpOptions
 from duoka.run.collect import LocalReductions
 from duoka.run.models import check_combination, check_options, chosen_strategy, mover, prepare
@@ -346,7 +346,9 @@ class Run:
             raise OptionError("run.model", f"strategy={strategy!r}", "given before anything else is made", hint)
         session.strategy.close()
         session.patches.undo()
-        self._opened = open_session(session.ranks, settings, self.device, session.shared_random.entropy, session.say)
+        self._opened = open_api_session(
+            session.ranks, settings, self.device, session.shared_random.entropy, session.say
+        )
         set_exact_threads()
         session.say(f"strategy exact with {self._opened.view.shares.world_size} shares of each batch")
         return self._opened

@@ -23,7 +23,7 @@ from duoka.origins import Origin, find
 from duoka.origins.forked import Forked
 from duoka.process import this_process
 from duoka.run.agreement import check_same
-from duoka.run.api_session import RunSettings, open_session
+from duoka.run.api_session import RunSettings, open_api_session
 from duoka.run.run import Run
 from duoka.strategies.compress import compression
 from duoka.system.messages import say
@@ -101,7 +101,7 @@ def start(
     if seed is not None or ranks.world_size > 1:
         _seed_all(entropy)
     opened = open_logs(logs if origin.rank == 0 else [])
-    run = Run(origin, chosen, open_session(ranks, settings, chosen, entropy, _sayer(origin)), opened)
+    run = Run(origin, chosen, open_api_session(ranks, settings, chosen, entropy, _sayer(origin)), opened)
     process.run = run
     atexit.register(_close_at_exit, run)
     return run
