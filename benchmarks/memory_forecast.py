@@ -63,7 +63,7 @@ class _Watcher(StepWatcher):
 
 def _plan(script: str, devices: int, **options: Any) -> Plan:
     asked = replace(Options(Target(script)), devices=f"cpu:{devices}", **options)
-    return decide(asked, inventory.read(), None, None)
+    return decide(asked, inventory.read(), None)
 
 
 def predict(scripts: list[str]) -> dict[str, dict[str, int]]:

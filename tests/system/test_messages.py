@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from duoka.system.messages import Lines, is_open
+from duoka.system.messages import Lines, duration, in_words, is_open, per_second, printable
 from tests.flows.flow import Flow
 
 
@@ -87,3 +87,37 @@ def test_no_line_lands_in_a_bar(flow: Flow) -> None:
     told = flow.run(["run", "--devices", "cpu:2", flow.write("script.py", source)]).ok().stderr
     assert "\r0/3 |##  |\r1/3 |##  |\r2/3 |##  |\n" in told
     assert "batch 4 = 2 + 2" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("model.weight → 3 é 多卡", "model.weight → 3 é 多卡"),
+        ("a\x1b[31m\r\n\tb\x07\x7f", r"a\x1b[31m\r\n\tb\x07\x7f"),
+        ("\u202egnp.exe\u2066", r"\u202egnp.exe\u2066"),
+        ("\x9b31m", r"\x9b31m"),
+        ("\ud800", r"\ud800"),
+        (12, "12"),
+    ],
+)
+def test_nothing_of_it_is_obeyed_by_a_terminal(text: object, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_what_is_long_is_cut() -> None:
+    assert printable("x" * 10_000, 10) == "xxxxxxx..."
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (7, "0:07"), (754, "12:34"), (3723, "1:02:03")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(1.234, "1.23 s"), (0.0123, "12.3 ms"), (0.000103, "103 µs")])
+def test_words(seconds: float, text: str) -> None:
+    assert in_words(seconds) == text
+
+
+@pytest.mark.parametrize(("rate", "text"), [(0.5123, "0.5123"), (62.811, "62.81"), (13246.2, "13,246")])
+def test_rates(rate: float, text: str) -> None:
+    assert per_second(rate) == text

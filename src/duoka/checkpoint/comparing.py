@@ -13,7 +13,7 @@ from duoka.checkpoint.contents import FileContents
 from duoka.checkpoint.formats import Objects
 from duoka.checkpoint.stored import Stored
 from duoka.errors import OptionError, WeightsError
-from duoka.system.printable import printable
+from duoka.system.messages import printable
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,7 +21,7 @@ from duoka.checkpoint.image import Layout
 from duoka.checkpoint.ranks import Ranks
 from duoka.checkpoint.rows import Run, is_sharded, runs_of
 from duoka.checkpoint.stored import bytes_of
-from duoka.system.machine_name import machine_name
+from duoka.system.machine import machine_name
 from duoka.view.tensor.batch import BatchTensor
 
 PIECE = 16 << 20  # bytes of a tensor on a GPU that are copied at once

@@ -13,7 +13,7 @@ import click
 
 from duoka import __version__
 from duoka.errors import AskedError, DuokaError
-from duoka.system.printable import printable
+from duoka.system.messages import printable
 
 # name -> (the module with its `command`, its line in `duoka --help`)
 COMMANDS = {

@@ -16,7 +16,7 @@ from duoka.cli.gpus import signals_that_end
 from duoka.devices import inventory
 from duoka.devices.gpu import Gpu
 from duoka.errors import OptionError
-from duoka.system.printable import printable
+from duoka.system.messages import printable
 from duoka.watching import showing
 from duoka.watching.record import FollowedRun, RunRecord, published_runs
 from duoka.watching.serving import WatchedRun, serving

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from duoka.private.torch import version_of
-from duoka.system.code_files import is_users
+from duoka.system.modules import is_users
 
 _DEPTH = 6  # levels of nesting that are searched
 _LONG = 1000  # entries of a list or dict that are compared one by one

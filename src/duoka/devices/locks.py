@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from duoka.devices.gpu import Holder
-from duoka.system.runtime_folder import runtime_folder
+from duoka.system.machine import runtime_folder
 
 MUTEX_LIMIT = 10.0  # seconds
 UNKNOWN = Holder(0, "another program", 0.0)

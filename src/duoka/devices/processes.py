@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import suppress
 
-from duoka.system.printable import printable
+from duoka.system.messages import printable
 
 LONGEST = 1 << 17  # characters of a command
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from duoka.forecasting.forecast import Forecast, TimedRun
-from duoka.system.seconds import in_words
+from duoka.system.messages import in_words
 from duoka.watching.findings import UNEVEN, WORTH_A_WORD
 
 GOOD = 0.7  # of the ideal; slower runs are explained

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from duoka.forecasting.forecast import Forecast, TimedRun
 from duoka.forecasting.showing import cells, columns, doubts, sentences, title, verdict
-from duoka.system.seconds import in_words
+from duoka.system.messages import in_words
 from duoka.watching.charts import Axis, Line, area_chart, line_chart
 from duoka.watching.document import document, head, listed, table
 from duoka.watching.history import Point

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from duoka.forecasting.forecast import ALIKE, Forecast, TimedRun
 from duoka.forecasting.reasons import is_below_ideal, reasons
-from duoka.system.seconds import in_words
+from duoka.system.messages import in_words
 from duoka.trials.tables import render_table
 
 UNSTEADY = 0.5  # of a step; if the middle half is wider, the median is unreliable

@@ -25,7 +25,7 @@ from duoka.launchers.listening import find, listen
 from duoka.network.connection import LONGEST, TO_SEND, Challenge, Connection, WrongKey, answer
 from duoka.network.keys import Key
 from duoka.options import Machines
-from duoka.system.printable import printable
+from duoka.system.messages import printable
 
 PAUSE = 0.5  # seconds between two attempts to reach machine 0
 MOST_PENDING = 64  # connections that have not authenticated yet

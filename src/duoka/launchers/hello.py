@@ -8,7 +8,7 @@ from typing import Any
 
 from duoka.errors import AskedError
 from duoka.options import Machines
-from duoka.system.printable import printable
+from duoka.system.messages import printable
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from duoka.network.interfaces import interface_of
 from duoka.network.keys import Key, key_of
 from duoka.plan import Plan, joined
 from duoka.script.files import sources
-from duoka.system.machine_name import machine_name
+from duoka.system.machine import machine_name
 
 REPORT_WAIT_AFTER = 3.0  # seconds of waiting after which a line says for whom
 WITHOUT_KEY = (

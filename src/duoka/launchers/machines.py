@@ -23,7 +23,7 @@ from duoka.network.keys import Key
 from duoka.plan import Plan
 from duoka.supervision.remote_samples import MachineSamples
 from duoka.supervision.status_board import RankProgress, StatusBoard
-from duoka.system.printable import printable
+from duoka.system.messages import printable
 from duoka.watching.messages import as_message, checked
 from duoka.watching.record import UnpublishedRun
 

@@ -6,7 +6,7 @@ import os
 import re
 
 from duoka.supervision.tracebacks import OURS, RUNS_SCRIPTS
-from duoka.system.code_files import is_installed, is_users
+from duoka.system.modules import is_installed, is_users
 
 FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
 

@@ -11,7 +11,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from duoka.errors import OptionError, TimedOut
 from duoka.network import rendezvous
 from duoka.origins.communication import Communication, connect
-from duoka.system.machine_name import machine_name
+from duoka.system.machine import machine_name
 
 
 @dataclass(frozen=True)

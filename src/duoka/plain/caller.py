@@ -18,7 +18,7 @@ from filelock import BaseFileLock  # which torch depends on
 
 from duoka.plain.patching import Patches
 from duoka.plain.shared_random import place_of
-from duoka.system.code_files import is_standard
+from duoka.system.modules import is_standard
 from duoka.view.collectives.base import Collectives
 from duoka.view.support.user_code import is_users_frame
 

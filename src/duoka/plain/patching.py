@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
-from duoka.system.code_files import is_users
+from duoka.system.modules import is_users
 from duoka.view.tensor.batch import BatchTensor
 
 

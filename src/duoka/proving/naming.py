@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from duoka.checkpoint.names import WRAPPERS
 from duoka.private.torch import TENSORS_AND_CHILDREN, children_in
 from duoka.proving.recording import TensorKind
-from duoka.system.code_files import is_users
+from duoka.system.modules import is_users
 
 
 class TensorNames:

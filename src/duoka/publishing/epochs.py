@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from duoka.system.code_files import is_users
+from duoka.system.modules import is_users
 
 if TYPE_CHECKING:
     from duoka.publishing.publisher import Publisher

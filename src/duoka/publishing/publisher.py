@@ -11,7 +11,7 @@ from duoka.process import Process
 from duoka.publishing import bars, output, steps, values
 from duoka.publishing.epochs import EpochLoops
 from duoka.supervision.status_board import StatusBoard, StatusSlot
-from duoka.system.imports import after_import
+from duoka.system.modules import after_import
 
 
 @dataclass

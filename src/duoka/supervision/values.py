@@ -14,7 +14,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from duoka.supervision.tracebacks import OURS, RUNS_SCRIPTS
-from duoka.system.code_files import is_installed, is_standard, is_users
+from duoka.system.modules import is_installed, is_standard, is_users
 
 AT_END_LINE = 0  # in place of a line: the script has ended
 MOST_NAMES, MOST_ATTRIBUTES, MOST_ENTRIES, MOST_NUMBERS = 300, 60, 200, 1 << 16

@@ -1,11 +1,8 @@
 """The operating system and the terminal.
 
-libc.py             functions of the C library that Python does not offer
-machine_name.py     a unique name of this machine
-runtime_folder.py   the folder in which processes of one user find each other's files
-time_limit.py       a call with a time limit
-messages.py         lines of duoka's own on standard error
-imports.py          functions that are called when a module has been imported
-printable.py        untrusted text without control characters
-seconds.py          seconds in words
+libc        functions of the C library that Python does not offer
+machine     a unique name of this machine, and the folder in which a user's processes share files
+modules     whose a file of code is, and functions that are called when a module has been imported
+messages    what duoka says: lines, untrusted text without control characters, seconds in words
+time_limit  a call with a time limit
 """

@@ -65,8 +65,8 @@ def _usual_names() -> bytes | None:
             lines = [line.partition(b"#")[0].strip() for line in file]
     except OSError:
         return None
-    found = [line.partition(b":")[2].strip() for line in lines if line.startswith(b"hosts:")]
-    return found[-1] if found else None
+    entries = [line.partition(b":")[2].strip() for line in lines if line.startswith(b"hosts:")]
+    return entries[-1] if entries else None
 
 
 def flush_c_streams() -> None:
@@ -102,9 +102,9 @@ def end_thread_pools() -> bool:
     if sys.platform != "linux":
         return False
     with open("/proc/self/maps") as maps:
-        found = set(re.findall(r"/.*/lib(?:gomp|iomp5|omp)\b\S*", maps.read()))
+        libraries = set(re.findall(r"/.*/lib(?:gomp|iomp5|omp)\b\S*", maps.read()))
     ended = True
-    for path in found:
+    for path in libraries:
         pause = getattr(ctypes.CDLL(path), "omp_pause_resource_all", None)  # of OpenMP 5.0
         ended = ended and pause is not None and pause(HARD_PAUSE) == 0
     return ended

@@ -1,4 +1,4 @@
-"""Lines of duoka's own on standard error."""
+"""What duoka says in a terminal: lines between those of the script; untrusted text; seconds and rates in words."""
 
 from __future__ import annotations
 
@@ -117,7 +117,39 @@ def _is_where_errors_go(stream: Any) -> bool:
     """Return whether this stream writes to the same file as standard error."""
     streams: tuple[Any, ...] = stream, sys.__stderr__
     try:
-        one, other = (os.fstat(file.fileno()) for file in streams)
+        ours, errors = (os.fstat(file.fileno()) for file in streams)
     except (AttributeError, OSError, ValueError):
         return False
-    return (one.st_dev, one.st_ino, one.st_rdev) == (other.st_dev, other.st_ino, other.st_rdev)
+    return (ours.st_dev, ours.st_ino, ours.st_rdev) == (errors.st_dev, errors.st_ino, errors.st_rdev)
+
+
+LONGEST = 4096  # characters
+
+
+def printable(text: object, longest: int = LONGEST) -> str:
+    """Return the text with control and direction characters escaped, cut to `longest` characters."""
+    shown = str(text)
+    if len(shown) > longest:
+        shown = f"{shown[: longest - 3]}..."
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in shown
+    )
+
+
+def duration(seconds: float) -> str:
+    """Format seconds: `0:07`, `12:34`, `1:02:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def in_words(seconds: float) -> str:
+    """Format seconds: `1.2 s`, `12.3 ms`, `103 µs`."""
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
+
+
+def per_second(rate: float) -> str:
+    """Format a rate with four digits: `0.512`, `13,250`."""
+    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"

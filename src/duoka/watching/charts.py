@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from duoka.system.seconds import duration
+from duoka.system.messages import duration
 from duoka.watching.history import Point
 
 WIDTH, HEIGHT = 1000.0, 240.0  # of the drawing, in its own units

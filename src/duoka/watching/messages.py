@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from duoka.system.printable import printable
+from duoka.system.messages import printable
 from duoka.watching.sample import RankSample
 
 _FIELDS = fields(RankSample)[1:-1]  # without the rank, which follows from the order, and the time of receipt

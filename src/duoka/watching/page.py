@@ -11,8 +11,7 @@ from html import escape
 from itertools import pairwise
 from statistics import fmean
 
-from duoka.system.printable import printable
-from duoka.system.seconds import duration, in_words, per_second
+from duoka.system.messages import duration, in_words, per_second, printable
 from duoka.watching.charts import Axis, Line, Mark, Segments, area_chart, line_chart
 from duoka.watching.document import document, head, table
 from duoka.watching.findings import findings, name_places, only_these

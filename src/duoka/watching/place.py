@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from duoka.supervision.status_board import Batches, StatusBoard
-from duoka.system.seconds import duration
+from duoka.system.messages import duration
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from duoka.supervision.status_board import StatusBoard
-from duoka.system.runtime_folder import runtime_folder
+from duoka.system.machine import runtime_folder
 from duoka.watching.sample import RunSample, take
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from duoka.system.printable import printable
-from duoka.system.seconds import duration, in_words, per_second
+from duoka.system.messages import duration, in_words, per_second, printable
 from duoka.watching.findings import findings, name_places, only_these
 from duoka.watching.parts import PARTS, parts_shown
 from duoka.watching.place import Place

@@ -28,7 +28,7 @@ from duoka import environment
 from duoka.errors import PeerLost, RanksApart, TimedOut
 from duoka.network.interfaces import address_of
 from duoka.network.keys import Key
-from duoka.system.printable import printable
+from duoka.system.messages import printable
 from duoka.view.collectives.base import CollectiveSlot, PeerFailed
 from duoka.view.collectives.connecting import BUFFER, Wire, connect_all, gather_texts, listen, place_of
 

@@ -10,7 +10,7 @@ from types import FrameType
 
 from greenlet import getcurrent
 
-from duoka.system.code_files import is_installed, is_users
+from duoka.system.modules import is_installed, is_users
 
 
 def is_users_frame(frame: FrameType) -> bool:
