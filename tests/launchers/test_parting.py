@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from duoka.launchers.parting import parting
-from duoka.supervision.values import AT_END_LINE, FrameValues
+from duoka.supervision.tracebacks import AT_END_LINE, FrameValues
 
 SOURCE = """\
 import os, helper

@@ -20,7 +20,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> Publisher:
 
 
 def shown(ours: Publisher) -> list[tuple[str, float, float]]:
-    return [(bar["name"], bar["done"], bar["total"]) for bar in ours.board.script_output.placed().get("bars", [])]
+    return [(bar["name"], bar["done"], bar["total"]) for bar in ours.board.script_output.loops().get("bars", [])]
 
 
 def test_tasks_of_rich(ours: Publisher) -> None:
@@ -37,7 +37,7 @@ def test_tasks_of_rich(ours: Publisher) -> None:
         progress.advance(task, 4)
         progress.advance(endless, 1)
         assert shown(ours) == [("train", 4.0, 10.0)]
-        assert ours.board.script_output.placed()["bars"][0]["rate"] > 0
+        assert ours.board.script_output.loops()["bars"][0]["rate"] > 0
         progress.update(task, completed=10)
         assert shown(ours) == []
 
@@ -62,7 +62,7 @@ def test_bars_of_tqdm(ours: Publisher) -> None:
     inner.close()
     assert shown(ours) == [("epochs", 1, 3)]
     outer.update(1)
-    (bar,) = ours.board.script_output.placed()["bars"]
+    (bar,) = ours.board.script_output.loops()["bars"]
     assert bar["rate"] > 0  # of what it did itself: one of three was done at its start
     outer.close()
     assert shown(ours) == []

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from duoka.publishing import output
-from duoka.supervision.script_output import ScriptOutput
+from duoka.supervision.rings import ScriptOutput
 from duoka.system.messages import Lines
 from tests.publishing.made import publisher
 

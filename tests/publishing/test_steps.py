@@ -45,7 +45,7 @@ class Stream(IterableDataset):
 for x in DataLoader(Stream(), batch_size=None):
     seen.append(board.batches(0))
 print("hooks", model.register_forward_hook(print).id)
-print(json.dumps([seen, board.script_output.placed(), [line.text for _, line in board.script_output.printed(0)]]))
+print(json.dumps([seen, board.script_output.loops(), [line.text for _, line in board.script_output.printed(0)]]))
 """
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from duoka.supervision.script_output import LoggedValue
+from duoka.supervision.rings import LoggedValue
 from duoka.watching.history import MOST, MOST_VALUES, SHORTEST, History, Point
 from duoka.watching.output_reader import MOST_LOGGED
 from duoka.watching.page import RunEnd, page

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from duoka.supervision.script_output import LoggedValue
+from duoka.supervision.rings import LoggedValue
 from duoka.watching.history import History, RunEvent
 from duoka.watching.page import RunEnd, page
 from duoka.watching.record import published_runs

@@ -8,7 +8,7 @@ import pytest
 
 from duoka.launchers.local import _record
 from duoka.options import Machines
-from duoka.supervision.remote_samples import OF_RANK, MachineSamples
+from duoka.supervision.rings import OF_RANK, MachineSamples
 from duoka.supervision.status_board import StatusBoard
 from duoka.watching.messages import as_message, checked
 from duoka.watching.record import PublishedRun, open_board

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from duoka.devices.gpu import Gpu
-from duoka.supervision.script_output import LoggedValue
+from duoka.supervision.rings import LoggedValue
 from duoka.watching.history import MOST, SHORTEST, History, RunEvent
 from duoka.watching.page import RunEnd, page
 from tests.watching.made import record, sample

@@ -31,7 +31,7 @@ def test_epochs(given: dict[str, object], left: float) -> None:
     slot.load(0, 0, 200, 400)
     slot.step(1)
     slot.load(0, 0, 20, 40)  # of an evaluation: it takes the time of the epoch, not its share of it
-    board.script_output.place({"epochs": EPOCHS | given})
+    board.script_output.show_loops({"epochs": EPOCHS | given})
     place = read_place(board, 125.0)
     assert place.left == pytest.approx(left)
     about = "at most about" if "ends_early" in given else "about"
@@ -41,7 +41,7 @@ def test_epochs(given: dict[str, object], left: float) -> None:
 
 def test_before_the_first_step_of_the_loop() -> None:
     board = StatusBoard.create(1)
-    board.script_output.place({"epochs": EPOCHS | {"done": 0}})
+    board.script_output.show_loops({"epochs": EPOCHS | {"done": 0}})
     assert read_place(board, 125.0).words() == "epoch 1 of 10"
 
 
@@ -49,9 +49,9 @@ def test_progress_bars() -> None:
     board = StatusBoard.create(1)
     board.slot(0).load(0, 0, 30, 100)
     bars = [{"name": "train", "done": 30, "total": 100, "rate": 2.0}, {"name": "x", "done": 1, "total": 2, "rate": 1}]
-    board.script_output.place({"bars": bars})
+    board.script_output.show_loops({"bars": bars})
     assert read_place(board, 0.0).words() == "train 30 of 100, about 0:35 left of this bar"
-    board.script_output.place({"bars": [bars[0] | {"rate": None, "name": ""}]})
+    board.script_output.show_loops({"bars": [bars[0] | {"rate": None, "name": ""}]})
     assert read_place(board, 0.0).words() == "progress bar 30 of 100"
-    board.script_output.place({"bars": bars, "epochs": EPOCHS | {"done": 0}})
+    board.script_output.show_loops({"bars": bars, "epochs": EPOCHS | {"done": 0}})
     assert read_place(board, 0.0).words() == "epoch 1 of 10, train 30 of 100"  # the time left of the epochs is wanted

@@ -21,7 +21,7 @@ from duoka.launchers.verdict import Doubt, Elsewhere, Verdict, agreement_key, do
 from duoka.launchers.worker_group import Peers, WorkerGroup
 from duoka.network.keys import Key
 from duoka.plan import Plan
-from duoka.supervision.remote_samples import MachineSamples
+from duoka.supervision.rings import MachineSamples
 from duoka.supervision.status_board import RankProgress, StatusBoard
 from duoka.system.messages import printable
 from duoka.watching.messages import as_message, checked

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 
 from duoka.supervision.status_board import name_ranks
-from duoka.supervision.values import AT_END_LINE, FrameValues
+from duoka.supervision.tracebacks import AT_END_LINE, FrameValues
 
 MOST = 6  # values that are shown
 MOST_BRANCHES = 3  # statements that are shown

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from duoka.supervision.script_output import TEXT
+from duoka.supervision.rings import TEXT
 from duoka.system.messages import observe
 
 if TYPE_CHECKING:

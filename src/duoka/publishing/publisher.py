@@ -55,7 +55,7 @@ class Publisher:
     def show(self, **place: Any) -> None:
         """Update parts of the script's place in its loops and progress bars."""
         self.place |= place
-        self.board.script_output.place(self.place)
+        self.board.script_output.show_loops(self.place)
 
 
 def publish(board: StatusBoard, rank: int, shows_script: bool) -> Publisher:

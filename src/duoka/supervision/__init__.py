@@ -1,11 +1,10 @@
 """Watching workers and reporting how they ended.
 
 status_board.py      shared memory in which each rank shows its collectives, steps and checkpoints
-script_output.py     values, lines and progress of rank 0's script, in the same memory
-ring.py              the last entries that one process writes and others read
+rings.py             in the same memory: output of rank 0's script, samples of other machines
 flight_recorder.py   the status of scripts that call torch.distributed themselves, from torch's flight recorder
 ending.py            the record of how a worker's script ended
-tracebacks.py        tracebacks without duoka's own frames
+tracebacks.py        tracebacks without duoka's own frames, and the variables in the script's
 loader_deaths.py     errors of DataLoader workers that die
 debugging.py         errors for breakpoints in several workers, which share one terminal
 """

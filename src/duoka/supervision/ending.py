@@ -13,7 +13,7 @@ from typing import Literal
 from duoka.errors import AskedError, PeerLost, RanksApart, ScriptError, TimedOut
 from duoka.private.texts import NETWORK_NOISE, says
 from duoka.supervision import tracebacks
-from duoka.supervision.values import FrameValues, values_of
+from duoka.supervision.tracebacks import FrameValues, values_of
 
 How = Literal["returned", "exited", "raised"]
 
@@ -54,7 +54,7 @@ class Ending:
     def of(cls, line: bytes) -> Ending:
         """Read what `line()` returned."""
         read = json.loads(line)
-        return cls(**{**read, "frames": [FrameValues(**one) for one in read["frames"]]})
+        return cls(**{**read, "frames": [FrameValues(**frame) for frame in read["frames"]]})
 
 
 def returned(rank: int) -> Ending:
@@ -98,7 +98,7 @@ def raised(rank: int, error: BaseException) -> Ending:
 
 def is_consequence(error: BaseException) -> bool:
     """Return whether this error or its cause only reports that another rank ended or called another collective."""
-    return any(_is_network_error(one) for one in _chain(error))
+    return any(_is_network_error(linked) for linked in _chain(error))
 
 
 def _code_of(error: BaseException) -> int:
@@ -119,8 +119,8 @@ def _is_network_error(error: BaseException) -> bool:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    linked: BaseException | None = error
+    while linked is not None and id(linked) not in seen:
+        seen.add(id(linked))
+        yield linked
+        linked = linked.__cause__ or (None if linked.__suppress_context__ else linked.__context__)

@@ -51,7 +51,7 @@ class RecorderFollower:
             return
         for look in self._looks:
             if look.read():
-                later = [one._replace(number=one.number + 1) for one in look.recent]
+                later = [collective._replace(number=collective.number + 1) for collective in look.recent]
                 self._slot.mirror(look.begun + 1, look.finished + 1, later)
                 return
         self._slot.mirror(1, 1)
@@ -100,8 +100,8 @@ class RecorderReader:
         elif not self.recent:
             entries = _of_default_group(pickle.loads(self._tell(True, True, True)))
             self.finished = _finished(entries, self.begun)
-            near = (one for one in entries if abs(one["collective_seq_id"] - self.finished) < RING // 2)
-            self.recent = [_collective(one) for one in near]
+            near = (entry for entry in entries if abs(entry["collective_seq_id"] - self.finished) < RING // 2)
+            self.recent = [_collective(entry) for entry in near]
         return self.begun > 0
 
 

@@ -16,10 +16,7 @@ from time import monotonic_ns  # a script's `time.monotonic_ns` may be rank 0's
 from typing import NamedTuple
 
 from duoka.errors import RanksApart
-from duoka.supervision import remote_samples
-from duoka.supervision.remote_samples import RemoteSamples
-from duoka.supervision.script_output import SIZE as OUTPUT_SIZE
-from duoka.supervision.script_output import ScriptOutput
+from duoka.supervision.rings import OUTPUT_SIZE, RemoteSamples, ScriptOutput, samples_size
 
 RING = 64  # collectives that a slot remembers
 ENTRY = 256  # bytes of one of them: four 64-bit numbers, then the text
@@ -217,8 +214,8 @@ class StatusBoard:
     def first_mismatch(self) -> CollectiveMismatch | None:
         """Return the first remembered collective in which ranks differ; None if there is none."""
         last = max(words[BEGUN] for words in self._words.values())
-        found = (self.mismatch_at(count) for count in range(max(1, last - RING // 2 + 1), last + 1))
-        return next((one for one in found if one is not None), None)
+        mismatches = (self.mismatch_at(count) for count in range(max(1, last - RING // 2 + 1), last + 1))
+        return next(filter(None, mismatches), None)
 
     def mismatch_at(self, count: int) -> CollectiveMismatch | None:
         """Return how the ranks that began collective `count` differ in it; None if they do not."""
@@ -383,23 +380,23 @@ class StatusSlot:
         recent: the last collectives, if the rank waits; without the first unfinished one among them, no wait is
         recorded.
         """
-        if all(one.number != finished + 1 for one in recent):
+        if all(collective.number != finished + 1 for collective in recent):
             begun_shown = finished_shown = begun
         else:
             finished_shown, begun_shown = finished, min(begun, finished + RING // 2)
-        for one in recent:
-            if begun_shown - RING < one.number <= begun_shown:
-                self._mirror_one(one)
+        for number, digest, text, since in recent:
+            if begun_shown - RING < number <= begun_shown:
+                self._write_entry(number, digest, text, since)
         self._words[FINISHED] = finished_shown
         self._words[BEGUN] = begun_shown
         self._words[SEEN] = monotonic_ns()
 
-    def _mirror_one(self, one: Collective) -> None:
-        entry, said = _entry(one.number), one.text.encode()[:TEXT]
-        self._bytes[(entry + 4) * 8 : (entry + 4) * 8 + len(said)] = said
-        values = one.digest & 0x7FFF_FFFF_FFFF_FFFF, one.since, len(said), one.number
-        for place, value in enumerate(values):
-            self._words[entry + place] = value
+    def _write_entry(self, number: int, digest: int, text: str, since: int) -> None:
+        entry, name = _entry(number), text.encode()[:TEXT]
+        self._bytes[(entry + 4) * 8 : (entry + 4) * 8 + len(name)] = name
+        words = self._words
+        words[entry], words[entry + 1], words[entry + 2] = digest & 0x7FFF_FFFF_FFFF_FFFF, since, len(name)
+        words[entry + 3] = number
 
     def _check(self, count: int) -> None:
         difference = self._board.mismatch_at(count)  # reads again: the entry may have been overwritten
@@ -415,8 +412,7 @@ def name_ranks(ranks: list[int]) -> str:
 
 
 def _size(count: int, others: Sequence[int]) -> int:
-    """Return the bytes of a board."""
-    return count * SLOT_SIZE + OUTPUT_SIZE + remote_samples.size(others)
+    return count * SLOT_SIZE + OUTPUT_SIZE + samples_size(others)
 
 
 def _entry(count: int) -> int:

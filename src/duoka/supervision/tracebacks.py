@@ -1,12 +1,22 @@
-"""Tracebacks of scripts as Python would print them, without duoka's frames."""
+"""What errors of scripts show: tracebacks as Python prints them, without duoka's frames, and their frames' variables.
+
+Variables are read only after the error that ends a run, to find the one that differs between ranks. No code of the
+script runs: only values of Python's own types, small arrays, and attributes of these types are read.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import traceback
-from types import TracebackType
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType, TracebackType
+from typing import Any
 
 from duoka.errors import DuokaError
+from duoka.system.modules import is_installed, is_standard, is_users
 
 OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 RUNS_SCRIPTS = OURS + "target.py"  # frames outside of its own do not belong to the script
@@ -22,15 +32,15 @@ def trim(error: BaseException) -> None:
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
+        linked = waiting.pop()
+        if linked is None or id(linked) in seen:
             continue
-        seen.add(id(one))
-        kept = _without_ours(_links(one))
+        seen.add(id(linked))
+        kept = _without_ours(_links(linked))
         for link, following in zip(kept, [*kept[1:], None], strict=False):
             link.tb_next = following
-        one.__traceback__ = kept[0] if kept else None
-        waiting += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+        linked.__traceback__ = kept[0] if kept else None
+        waiting += [linked.__cause__, linked.__context__, *getattr(linked, "exceptions", ())]
 
 
 def shown(error: BaseException) -> str:
@@ -53,7 +63,7 @@ def _links(error: BaseException) -> list[TracebackType]:
 
 
 def _without_ours(links: list[TracebackType]) -> list[TracebackType]:
-    starts = [place for place, link in enumerate(links) if _file(link) == RUNS_SCRIPTS]
+    starts = [at for at, link in enumerate(links) if _file(link) == RUNS_SCRIPTS]
     inside = links[starts[-1] + 1 :] if starts else links
     return [link for link in inside if not _is_ours(link)]
 
@@ -65,3 +75,139 @@ def _is_ours(link: TracebackType) -> bool:
 
 def _file(link: TracebackType) -> str:
     return link.tb_frame.f_code.co_filename
+
+
+AT_END_LINE = 0  # in place of a line: the script has ended
+MOST_NAMES, MOST_ATTRIBUTES, MOST_ENTRIES, MOST_NUMBERS = 300, 60, 200, 1 << 16
+LONGEST = 60  # characters of a value that is shown
+DEEPEST = 3  # containers within containers
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), range)
+_CONTAINERS = ("list", "tuple", "set", "frozenset", "deque")
+
+
+@dataclass(frozen=True, slots=True)
+class FrameValues:
+    """A frame of the script or of a library that it calls: its place, and its variables' values as text.
+
+    line: where it is; AT_END_LINE: the script has ended. values: by name; `self.step` for attributes.
+    """
+
+    file: str
+    function: str
+    line: int
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+def values_of(error: BaseException) -> list[FrameValues]:
+    """Return the frames of an error's traceback, outermost first, except those of duoka, torch and Python's library.
+
+    If no frame is left, return one frame with the script's global variables at its end.
+    """
+    links = _links(error)
+    files = [_file(link) for link in links]
+    inside = links[len(files) - files[::-1].index(RUNS_SCRIPTS) :] if RUNS_SCRIPTS in files else []
+    frames = [_frame_values(link) for link in inside if _is_reported(_file(link))]
+    main = sys.modules.get("__main__")
+    if not frames and main is not None:
+        return [FrameValues(getattr(main, "__file__", None) or "", "<module>", AT_END_LINE, _values(vars(main)))]
+    return frames
+
+
+def _is_reported(file: str) -> bool:
+    if is_installed(file):
+        return not file.startswith(OURS) and "torch" not in file.split("/")
+    return not is_standard(file)
+
+
+def _frame_values(link: TracebackType) -> FrameValues:
+    code = link.tb_frame.f_code
+    return FrameValues(code.co_filename, code.co_name, link.tb_lineno, _values(link.tb_frame.f_locals))
+
+
+def _values(variables: Mapping[str, Any]) -> dict[str, str]:
+    texts = {}
+    for name, value in list(variables.items())[:MOST_NAMES]:
+        if name.startswith("__") or isinstance(value, ModuleType):
+            continue
+        text = _text(value)
+        if text is not None:
+            texts[name] = text
+        elif name == "self" or _is_users(type(value)):
+            texts |= {f"{name}.{attribute}": inner for attribute, inner in _attributes(value)}
+    return texts
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, str]]:
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return
+    for name, attribute in list(attributes.items())[:MOST_ATTRIBUTES]:
+        text = None if str(name).startswith("_") else _text(attribute)
+        if text is not None:
+            yield str(name), text
+
+
+def _is_users(kind: type) -> bool:
+    """Return whether a class is the script's own."""
+    if kind.__module__ == "__main__":
+        return True
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return isinstance(file, str) and is_users(file)
+
+
+def _text(value: Any) -> str | None:
+    """Return a value as short text, equal for equal values; None for a value that is not reported."""
+    try:
+        text = _array(value) or _plain_text(value, 0)
+    except Exception:  # such as a number of too many digits, or a container that another thread changes
+        return None
+    if text is None or len(text) <= LONGEST:
+        return text
+    return f"{text[:LONGEST]}... (crc32 {zlib.crc32(text.encode(errors='replace')):08x})"
+
+
+def _plain_text(value: Any, depth: int) -> str | None:
+    kind = type(value)
+    if kind in _PLAIN:
+        return repr(value)
+    if depth > DEEPEST or not hasattr(kind, "__len__") or kind.__module__ not in ("builtins", "collections"):
+        return None
+    if kind.__name__ in _CONTAINERS:
+        entries = (_entry(entry, depth) for entry in _first(value))
+    elif isinstance(value, dict):
+        entries = (f"{_entry(key, depth)}: {_entry(entry, depth)}" for key, entry in _first(value.items()))
+    else:
+        return None
+    return f"{kind.__name__} of {len(value)}: {', '.join(entries)}"
+
+
+def _first(values: Any) -> Iterator[Any]:
+    return (value for value, _ in zip(values, range(MOST_ENTRIES), strict=False))
+
+
+def _entry(value: Any, depth: int) -> str:
+    text = _array(value) or _plain_text(value, depth + 1)
+    if text is not None:
+        return text
+    if not _is_users(type(value)):
+        return type(value).__name__
+    return f"{type(value).__name__}({', '.join(f'{name}={inner}' for name, inner in _attributes(value))})"
+
+
+def _array(value: Any) -> str | None:
+    """Return the numbers of a small numpy array, or of a small CPU tensor without gradient, as short text."""
+    kind = type(value)
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if torch is not None and kind is torch.Tensor:
+        if value.device.type != "cpu" or value.requires_grad or value.numel() > MOST_NUMBERS:
+            return None
+        value = value.detach().numpy()
+    elif numpy is None or not (kind is numpy.ndarray or isinstance(value, numpy.generic)):
+        return None
+    if value.size > MOST_NUMBERS or value.dtype.hasobject:
+        return None
+    if value.size <= 4:
+        return str(value.tolist())
+    return f"{value.dtype} {value.shape} of crc32 {zlib.crc32(value.tobytes()):08x}"

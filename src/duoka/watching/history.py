@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from duoka.devices.gpu import Gpu
-from duoka.supervision.script_output import LoggedValue, ScriptOutput
+from duoka.supervision.rings import LoggedValue, ScriptOutput
 from duoka.watching.output_reader import OutputReader
 from duoka.watching.parts import Parts, parts
 from duoka.watching.sample import SILENT, RankSample, RunSample

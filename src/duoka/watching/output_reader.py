@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from duoka.supervision.script_output import LoggedValue, PrintedLine, ScriptOutput
+from duoka.supervision.rings import LoggedValue, PrintedLine, ScriptOutput
 from duoka.watching.numbers import numbers_in
 
 KEPT = 20  # lines

@@ -49,7 +49,7 @@ class Place:
 
 def read_place(board: StatusBoard, now: float) -> Place:
     """Read the place of a run's first rank. now: CLOCK_MONOTONIC."""
-    levels, batches = board.script_output.placed(), board.batches(board.ranks.start)
+    levels, batches = board.script_output.loops(), board.batches(board.ranks.start)
     epochs, bars = levels.get("epochs"), levels.get("bars") or []
     place: dict[str, Any] = {"batch": batches.batch, "batches": batches.batches}
     if bars:
