@@ -7,5 +7,4 @@ from duoka.supervision.status_board import StatusBoard
 
 
 def publisher() -> Publisher:
-    board = StatusBoard.create(1)
-    return Publisher(board, board.slot(0))
+    return Publisher(StatusBoard.create(1), 0)

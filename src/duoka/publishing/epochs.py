@@ -12,19 +12,14 @@ from __future__ import annotations
 
 import ast
 import linecache
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from duoka.system.modules import is_users
-
-if TYPE_CHECKING:
-    from duoka.publishing.publisher import Publisher
 
 MOST_FRAMES = 60
 _AROUND = {"tqdm", "trange", "track", "range"}  # calls around the numbers of a loop
@@ -42,28 +37,6 @@ class EpochLoop(NamedTuple):
     ends_early: bool
 
 
-class EpochLoops:
-    """Publishes the loop over epochs, looked for whenever a loop over a loader begins."""
-
-    def __init__(self, publisher: Publisher) -> None:
-        self._publisher = publisher
-        self._now: tuple[str, int] = ("", -1)
-        self._begun: dict[str, tuple[float, int]] = {}  # place -> when it was first seen, and what was done then
-
-    def look(self) -> None:
-        """Look for the loop around the caller, and publish it if it is in another round than before."""
-        with suppress(Exception):  # the script must not see it
-            found = epoch_loop(sys._getframe(1))
-            if found is None or (found.place, found.done) == self._now:
-                return
-            if found.place != self._now[0] or found.done < self._now[1]:
-                self._begun[found.place] = time.monotonic(), found.done
-            self._now = found.place, found.done
-            begun, first = self._begun[found.place]
-            self._publisher.slot.begin_epoch()
-            self._publisher.show(epochs=found._asdict() | {"begun": begun, "first": first})
-
-
 def epoch_loop(frame: FrameType | None) -> EpochLoop | None:
     """Return the loop around the loop over a loader that has just begun in this frame or one above it."""
     inner: int | None = None  # line of the loop over the loader, in the frame that has it
@@ -74,13 +47,13 @@ def epoch_loop(frame: FrameType | None) -> EpochLoop | None:
             loops = _loops(frame.f_code.co_filename)
             line = frame.f_lineno
             if inner is None:
-                inner = next((one.lineno for one in loops if one.lineno <= line < one.body[0].lineno), None)
-                if inner is None and any(_encloses(one, line) for one in loops):
+                inner = next((loop.lineno for loop in loops if loop.lineno <= line < loop.body[0].lineno), None)
+                if inner is None and any(_encloses(loop, line) for loop in loops):
                     return None  # a batch is taken by `next` within a loop
             if inner is not None:
-                around = [one for one in loops if _encloses(one, line)]
+                around = [loop for loop in loops if _encloses(loop, line)]
                 if around:
-                    return _known(around[-1], frame)
+                    return _epoch_loop(around[-1], frame)
         frame = frame.f_back
     return None
 
@@ -92,25 +65,25 @@ def _loops(filename: str) -> tuple[ast.For | ast.While, ...]:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):
         return ()
-    found = [one for one in ast.walk(tree) if isinstance(one, (ast.For, ast.While))]
-    return tuple(sorted(found, key=lambda one: one.lineno))
+    loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While))]
+    return tuple(sorted(loops, key=lambda node: node.lineno))
 
 
 def _encloses(loop: ast.For | ast.While, line: int) -> bool:
     return loop.body[0].lineno <= line <= (loop.body[-1].end_lineno or 0)
 
 
-def _known(loop: ast.For | ast.While, frame: FrameType) -> EpochLoop | None:
+def _epoch_loop(loop: ast.For | ast.While, frame: FrameType) -> EpochLoop | None:
     if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name):
         return None
     names, numbers = {**frame.f_globals, **frame.f_locals}, None
-    now = names.get(loop.target.id)
+    value = names.get(loop.target.id)
     with suppress(TypeError, KeyError, ValueError):  # it is not known
         numbers = _range(loop.iter, names)
-    if numbers is None or not isinstance(now, int) or now not in numbers or _sets_own_names(loop):
+    if numbers is None or not isinstance(value, int) or value not in numbers or _sets_loop_variables(loop):
         return None
     place = f"{Path(frame.f_code.co_filename).name}:{loop.lineno}"
-    return EpochLoop(place, numbers.index(now), len(numbers), any(_ways_out(loop.body)))
+    return EpochLoop(place, numbers.index(value), len(numbers), any(_ways_out(loop.body)))
 
 
 def _range(node: ast.expr, names: dict[str, Any]) -> range | None:
@@ -124,16 +97,16 @@ def _range(node: ast.expr, names: dict[str, Any]) -> range | None:
     if function not in _AROUND:
         return None
     if function == "range":
-        return range(*(_int(one, names) for one in node.args)) if names.get("range", range) is range else None
+        return range(*(_int(number, names) for number in node.args)) if names.get("range", range) is range else None
     first = node.args[0]
     return range(_int(first, names)) if function == "trange" else _range(first, names)
 
 
 def _int(node: ast.expr, names: dict[str, Any]) -> int:
-    found = _value(node, names)
-    if type(found) is not int:
+    number = _value(node, names)
+    if type(number) is not int:
         raise TypeError("not a whole number")
-    return found
+    return number
 
 
 def _value(node: ast.expr, names: dict[str, Any]) -> Any:
@@ -144,8 +117,8 @@ def _value(node: ast.expr, names: dict[str, Any]) -> Any:
         return names[node.id]
     if isinstance(node, ast.Attribute):
         owner = _value(node.value, names)
-        own = vars(owner)
-        return own[node.attr] if node.attr in own else vars(type(owner))[node.attr]
+        attributes = vars(owner)
+        return attributes[node.attr] if node.attr in attributes else vars(type(owner))[node.attr]
     if isinstance(node, ast.Subscript):
         owner = _value(node.value, names)
         if type(owner) is dict:
@@ -153,30 +126,33 @@ def _value(node: ast.expr, names: dict[str, Any]) -> Any:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_int(node.operand, names)
     if isinstance(node, ast.BinOp):
-        one, other = _int(node.left, names), _int(node.right, names)
+        left, right = _int(node.left, names), _int(node.right, names)
         if isinstance(node.op, ast.Add):
-            return one + other
+            return left + right
         if isinstance(node.op, ast.Sub):
-            return one - other
+            return left - right
     raise TypeError("not to be known without calling anything")
 
 
-def _sets_own_names(loop: ast.For) -> bool:
+def _sets_loop_variables(loop: ast.For) -> bool:
     """Return whether the loop's body assigns to the loop variable or to a name in the loop's iterable."""
-    used = {one.id for one in ast.walk(loop.iter) if isinstance(one, ast.Name)} | {loop.target.id}  # type: ignore[attr-defined]
-    parts = (one for line in loop.body for one in ast.walk(line))
-    return any(isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and one.id in used for one in parts)
+    used = {node.id for node in ast.walk(loop.iter) if isinstance(node, ast.Name)} | {loop.target.id}  # type: ignore[attr-defined]
+    parts = (node for line in loop.body for node in ast.walk(line))
+    return any(isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in used for node in parts)
 
 
-def _ways_out(body: list[Any], own: bool = True) -> Iterator[bool]:
-    """Yield True for each `return` in the body, and each `break` of the loop itself. own: no inner loop is around."""
-    for one in body:
-        if isinstance(one, ast.Return) or (isinstance(one, ast.Break) and own):
+def _ways_out(body: list[Any], is_outermost: bool = True) -> Iterator[bool]:
+    """Yield True for each `return` in the body, and each `break` of the loop itself.
+
+    is_outermost: the body is not that of an inner loop.
+    """
+    for statement in body:
+        if isinstance(statement, ast.Return) or (isinstance(statement, ast.Break) and is_outermost):
             yield True
-        elif isinstance(one, (ast.For, ast.While, ast.AsyncFor)):
-            yield from _ways_out(one.body, False)
-            yield from _ways_out(one.orelse, own)
-        elif not isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            yield from _ways_out([child for child in ast.iter_child_nodes(one) if isinstance(child, ast.stmt)], own)
-            inner = (*getattr(one, "handlers", ()), *getattr(one, "cases", ()))
-            yield from _ways_out([child for part in inner for child in part.body], own)
+        elif isinstance(statement, (ast.For, ast.While, ast.AsyncFor)):
+            yield from _ways_out(statement.body, False)
+            yield from _ways_out(statement.orelse, is_outermost)
+        elif not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            parts = (statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ()))
+            children = [child for part in parts for child in ast.iter_child_nodes(part)]
+            yield from _ways_out([child for child in children if isinstance(child, ast.stmt)], is_outermost)

@@ -1,20 +1,55 @@
-"""The status board and the process that writes to it."""
+"""Publish a script's progress for `duoka watch` and reports: its own process writes it to the status board.
+
+Steps of optimizers, batches of loaders, printed lines, values of TensorBoard and W&B, progress bars of tqdm and rich,
+and the loop over epochs. Nothing here imports torch: each function waits until the script has imported what it
+observes.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import re
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial, wraps
 from typing import Any
 
 from duoka.process import Process
-from duoka.publishing import bars, output, steps, values
-from duoka.publishing.epochs import EpochLoops
-from duoka.supervision.status_board import StatusBoard, StatusSlot
+from duoka.publishing.epochs import epoch_loop
+from duoka.supervision.rings import TEXT
+from duoka.supervision.status_board import StatusBoard
+from duoka.system.messages import observe
 from duoka.system.modules import after_import
 
+MOST_ITERATORS = 64  # that are remembered
+EVERY = 0.1  # seconds between two states of progress bars
+MOST_BARS = 4
+LONGEST = 40  # characters of a bar's name
 
-@dataclass
+_LINE_ENDS = re.compile(r"(\r?\n|\r)")
+
+
+def publish(board: StatusBoard, rank: int, shows_script: bool) -> Publisher:
+    """Let the script of this process write to the board from now on. shows_script: as for `Publisher`."""
+    publisher = Publisher(board, rank, shows_script)
+    os.register_at_fork(after_in_child=publisher.stop)
+    after_import("torch", lambda torch: _observe_training(publisher))
+    if shows_script:
+        observe_output(publisher)
+        for name, install in (
+            ("torch.utils.tensorboard.writer", observe_tensorboard),
+            ("wandb.sdk.wandb_run", observe_wandb),
+            ("tqdm.std", observe_tqdm),
+            ("rich.progress", observe_rich),
+        ):
+            after_import(name, partial(install, publisher))
+    return publisher
+
+
 class Publisher:
     """Writes the progress of one rank to the status board.
 
@@ -22,14 +57,12 @@ class Publisher:
     forked, which writes nothing.
     """
 
-    board: StatusBoard
-    slot: StatusSlot
-    shows_script: bool = True
-    active: bool = True
-    place: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.loops = EpochLoops(self)
+    def __init__(self, board: StatusBoard, rank: int, shows_script: bool = True) -> None:
+        self.board, self.slot, self.shows_script = board, board.slot(rank), shows_script
+        self.active = True
+        self._loops: dict[str, Any] = {}
+        self._epoch: tuple[str, int] = ("", -1)  # line of the loop over epochs, and rounds that are done
+        self._begun: dict[str, tuple[float, int]] = {}  # line -> when it was first seen, and what was done then
 
     def took(self, nanoseconds: int, samples: int, number: int, of: int) -> None:
         """Record a batch that the main thread has taken from a loader.
@@ -39,8 +72,26 @@ class Publisher:
         if not self.active:
             return
         if number == 1 and self.shows_script:
-            self.loops.look()
+            with suppress(Exception):  # the script must not see it
+                self._look_for_epochs()
         self.slot.load(nanoseconds, samples, number, of)
+
+    def _look_for_epochs(self) -> None:
+        """Look for the loop over epochs around the caller, and show it if it is in another round than before."""
+        loop = epoch_loop(sys._getframe(1))
+        if loop is None or (loop.place, loop.done) == self._epoch:
+            return
+        if loop.place != self._epoch[0] or loop.done < self._epoch[1]:
+            self._begun[loop.place] = time.monotonic(), loop.done
+        self._epoch = loop.place, loop.done
+        begun, first = self._begun[loop.place]
+        self.slot.begin_epoch()
+        self.show(epochs=loop._asdict() | {"begun": begun, "first": first})
+
+    def show(self, **loops: Any) -> None:
+        """Update where the script is in its loops and progress bars."""
+        self._loops |= loops
+        self.board.script_output.show_loops(self._loops)
 
     def join(self, process: Process) -> None:
         """Also publish what the API of this process reports."""
@@ -52,31 +103,219 @@ class Publisher:
         """Write nothing any more."""
         self.active = False
 
-    def show(self, **place: Any) -> None:
-        """Update parts of the script's place in its loops and progress bars."""
-        self.place |= place
-        self.board.script_output.show_loops(self.place)
+
+# --- steps of optimizers, and batches that are taken from loaders
 
 
-def publish(board: StatusBoard, rank: int, shows_script: bool) -> Publisher:
-    """Let the script of this process write to the board from now on. shows_script: as for `Publisher`."""
-    publisher = Publisher(board, board.slot(rank), shows_script)
-    os.register_at_fork(after_in_child=publisher.stop)
-    after_import("torch", lambda torch: steps.install(publisher))
-    if shows_script:
-        output.install(publisher)
-        for name, install in _AWAITED:
-            after_import(name, _bound(install, publisher))
-    return publisher
+def _observe_training(publisher: Publisher) -> None:
+    _count_steps(publisher)
+    _time_loaders(publisher)
 
 
-_AWAITED: tuple[tuple[str, Callable[[Publisher, Any], None]], ...] = (
-    ("torch.utils.tensorboard.writer", values.install_tensorboard),
-    ("wandb.sdk.wandb_run", values.install_wandb),
-    ("tqdm.std", bars.install_tqdm),
-    ("rich.progress", bars.install_rich),
-)
+def _count_steps(publisher: Publisher) -> None:
+    """Record the number of steps: those of the optimizer that has made most."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.utils.hooks import RemovableHandle
+
+    from duoka.private.light import not_compiled
+
+    slot = publisher.slot
+    steps: dict[int, int] = {}  # by the id of an existing optimizer: a weak dictionary would take a microsecond
+    living: dict[int, weakref.ref[Any]] = {}
+    most = 0
+
+    def forget(number: int) -> None:
+        steps.pop(number, None)
+        living.pop(number, None)
+
+    def count(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal most
+        name = id(optimizer)
+        if name not in steps:
+            steps[name] = 0
+            living[name] = weakref.ref(optimizer, lambda _: forget(name))
+        number = steps[name] = steps[name] + 1
+        if number > most and publisher.active:
+            most = number
+            slot.step(number)
+
+    before, RemovableHandle.next_id = RemovableHandle.next_id, -1  # a script may print the ids of its own hooks
+    register_optimizer_step_post_hook(not_compiled(count))
+    RemovableHandle.next_id = before
 
 
-def _bound(install: Callable[[Publisher, Any], None], publisher: Publisher) -> Callable[[Any], None]:
-    return lambda module: install(publisher, module)
+def _time_loaders(publisher: Publisher) -> None:
+    """Record how long the main thread waits for batches, their samples, and where it is in the loader."""
+    from duoka.private.light import NEXT_BATCH, batch_size_of, batches_of, batches_taken
+
+    owner, name = NEXT_BATCH
+    take, main, clock, took = getattr(owner, name), threading.get_ident(), time.monotonic_ns, publisher.took
+    known: dict[int, tuple[int, int]] = {}  # size and number of batches, by the id of an iterator, from its first on
+
+    def begin(batches: Any) -> tuple[int, int]:
+        if len(known) >= MOST_ITERATORS:
+            known.clear()
+        known[id(batches)] = sizes = batch_size_of(batches), batches_of(batches)
+        return sizes
+
+    def take_timed(batches: Any) -> Any:
+        if threading.get_ident() != main or not publisher.active:
+            return take(batches)
+        begun = clock()
+        batch = take(batches)
+        spent = clock() - begun
+        taken = batches_taken(batches)
+        size, length = begin(batches) if taken == 1 else known.get(id(batches), (0, 0))
+        took(spent, size, taken, length)
+        return batch
+
+    setattr(owner, name, take_timed)
+
+
+# --- lines that the script prints
+
+
+def observe_output(publisher: Publisher) -> None:
+    """Keep the last lines that this process prints with Python on standard output and error."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with suppress(Exception):
+                observe(stream, keep_lines(publisher))
+
+
+def keep_lines(publisher: Publisher) -> Callable[[str], None]:
+    """Return a function that is called with each text written to a stream, and keeps the lines."""
+    output, rest = publisher.board.script_output, ""
+
+    def keep(line: str, redrawn: bool) -> None:
+        if line and not line.isspace():
+            output.print(line, redrawn)
+
+    def note(text: str) -> None:
+        nonlocal rest
+        if not publisher.active:
+            return
+        try:
+            if text == "\n":  # `print` writes it by itself
+                line, rest = rest, ""
+                keep(line, False)
+            elif "\n" in text or "\r" in text:
+                *ended, rest = _LINE_ENDS.split(rest + text)
+                for line, end in zip(ended[::2], ended[1::2], strict=True):
+                    keep(line, end == "\r")
+            else:
+                rest = (rest + text)[:TEXT]
+        except Exception:  # the script must not see it
+            pass
+
+    return note
+
+
+# --- values that the script gives to TensorBoard and Weights & Biases
+
+
+def observe_tensorboard(publisher: Publisher, module: Any) -> None:
+    """Observe `SummaryWriter.add_scalar` and `add_scalars`."""
+
+    def scalar(writer: object, tag: str, scalar_value: object, global_step: object = None, *args: object) -> None:
+        _log(publisher, global_step, {tag: scalar_value})
+
+    def scalars(
+        writer: object, main_tag: str, tag_scalar_dict: Any, global_step: object = None, *args: object
+    ) -> None:
+        _log(publisher, global_step, {f"{main_tag}/{name}": value for name, value in tag_scalar_dict.items()})
+
+    _observe(module.SummaryWriter, "add_scalar", scalar)
+    _observe(module.SummaryWriter, "add_scalars", scalars)
+
+
+def observe_wandb(publisher: Publisher, module: Any) -> None:
+    """Observe `wandb.log`, which is a method of the run."""
+
+    def log(run: object, data: Any, step: object = None, *args: object, **options: object) -> None:
+        _log(publisher, step, data)
+
+    _observe(module.Run, "log", log)
+
+
+def _log(publisher: Publisher, step: object, values: Mapping[str, object]) -> None:
+    if publisher.active:
+        numbers = {name: _number(value) for name, value in values.items()}
+        publisher.board.script_output.log(step if isinstance(step, int) else None, numbers)
+
+
+def _number(value: Any) -> object:
+    """Return a number that this rank can read by itself, as a float; anything else as it is."""
+    torch = sys.modules["torch"]
+    if type(value) is torch.Tensor and value.numel() == 1:  # another type may need the other ranks
+        return value.item()
+    return float(value) if type(value).__module__ == "numpy" else value
+
+
+# --- progress bars of tqdm and rich
+
+Bar = dict[str, Any]  # name, done, total, rate (a second, or None)
+
+
+def observe_tqdm(publisher: Publisher, module: Any) -> None:
+    """Observe all bars of tqdm, from the outermost."""
+    opened: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def shown(drawn: Any) -> Iterable[Bar]:
+        opened.add(drawn)
+        for bar in list(opened):
+            if bar.disable or not bar.total:  # closed, or without a total
+                opened.discard(bar)
+        for bar in sorted(opened, key=lambda bar: abs(getattr(bar, "pos", 0))):
+            seconds = time.time() - bar.start_t
+            done = bar.n - bar.initial
+            yield _bar(bar.desc, bar.n, bar.total, done / seconds if seconds > 0 and done > 0 else None)
+
+    for name in ("refresh", "close"):  # refresh: by `update` and the loop, as often as it is drawn
+        _observe_bars(publisher, module.tqdm, name, shown)
+
+
+def observe_rich(publisher: Publisher, module: Any) -> None:
+    """Observe the tasks of rich's progress displays."""
+
+    def shown(progress: Any) -> Iterable[Bar]:
+        for task in progress.tasks:
+            if task.total and task.visible and not task.finished:
+                seconds = task.elapsed or 0.0
+                rate = task.completed / seconds if seconds > 0 and task.completed > 0 else None
+                yield _bar(task.description, task.completed, task.total, rate)
+
+    for name in ("advance", "update", "stop"):
+        _observe_bars(publisher, module.Progress, name, shown)
+
+
+def _bar(name: Any, done: float, total: float, rate: float | None) -> Bar:
+    return {"name": str(name or "").strip(" :")[:LONGEST], "done": done, "total": total, "rate": rate}
+
+
+def _observe_bars(publisher: Publisher, owner: Any, name: str, shown: Callable[[Any], Iterable[Bar]]) -> None:
+    """Show the bars after each call of a method, unless they were shown just before."""
+    written = 0.0
+
+    def show(display: Any, *args: Any, **options: Any) -> None:
+        nonlocal written
+        now = time.monotonic()
+        if publisher.active and (now - written >= EVERY or name in ("close", "stop")):
+            written = now
+            publisher.show(bars=list(shown(display))[:MOST_BARS])
+
+    _observe(owner, name, show)
+
+
+def _observe(owner: Any, name: str, note: Callable[..., None]) -> None:
+    """Call `note` with the arguments of a method after each call."""
+    original = getattr(owner, name)
+
+    @wraps(original)
+    def method(*args: Any, **options: Any) -> Any:
+        result = original(*args, **options)
+        with suppress(Exception):  # the script must not see it
+            note(*args, **{key: value for key, value in options.items() if key not in ("walltime", "new_style")})
+        return result
+
+    setattr(owner, name, method)
