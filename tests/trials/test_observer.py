@@ -5,12 +5,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from duoka.supervision.status_board import StatusBoard, StatusSlot
-from duoka.trials.observer import StepWatcher, TrialEnd, TrialFolders, TrialObserver, end_of
+from duoka.trials.observer import StepWatcher, TrialEnd, TrialFolders, TrialObserver, end_of, watch_loaders
 from tests.view.processes import GONE, Raised, forked
 
 
@@ -111,3 +113,18 @@ def test_all_begin_with_the_seed(tmp_path: Path) -> None:
         assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))
 
     assert lived(tmp_path, script) == "went on"
+
+
+def test_batches_are_seen_on_their_way() -> None:
+    def life(_: int) -> Any:
+        seen: list[Any] = []
+        watch_loaders(lambda loader, batch, is_local: seen.append((loader.batch_size, len(batch[0]), is_local)))
+        loader = DataLoader(TensorDataset(torch.arange(7)), batch_size=3)
+        first = iter(loader)
+        next(first)
+        batches = list(loader)
+        return seen, len(batches), len(first), hasattr(first, "no_such_thing"), first._num_yielded
+
+    seen, batches, length, strange, yielded = forked(1, life)[0]
+    assert seen == [(3, 3, False)] * 3 + [(3, 1, False)]
+    assert (batches, length, strange, yielded) == (3, 3, False, 1)

@@ -7,9 +7,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 from duoka.errors import RunError
-from duoka.trials.runner import Stopped, trial_runner
+from duoka.trials.runner import Stopped, render_table, trial_runner
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +50,12 @@ def test_a_signal_ends_what_is_on_it() -> None:
         with pytest.raises(Stopped) as stopped:
             one.check()
     assert stopped.value.code == 143
+
+
+def test_a_table_that_is_not_for_a_terminal_is_not_cut_at_its_width() -> None:
+    table = Table("what", "why", box=None)
+    table.add_row("a", "word " * 30)
+    head, row = render_table(table).splitlines()
+    assert head.split() == ["what", "why"]
+    assert row.endswith("word word")
+    assert row.count("word") == 30

@@ -5,8 +5,7 @@ from tests.flows.flow import Flow
 BEGIN = """
 import os, sys
 from pathlib import Path
-from duoka.trials.redirecting import redirect
-from duoka.trials.scratch import Scratch
+from duoka.trials.scratch import Scratch, redirect
 
 redirect(Scratch(Path(sys.argv[1]) / "side" / "scratch"))
 """

@@ -8,8 +8,8 @@ import pytest
 
 from duoka.supervision.rings import LoggedValue
 from duoka.watching.history import MOST, MOST_VALUES, SHORTEST, History, Point
-from duoka.watching.output_reader import MOST_LOGGED
 from duoka.watching.page import RunEnd, page
+from duoka.watching.progress import MOST_LOGGED
 from duoka.watching.watcher import RunWatcher
 from tests.watching.made import record, sample
 
@@ -34,8 +34,8 @@ def test_step_times_with_and_without_waits() -> None:
         ],
         [(7.0, {"steps": 1}, {"steps": 1}), (8.0, {"steps": 5}, {"steps": 5})],
     )
-    assert found.step_times(0, own=False) == [[Point(5.0, 2.0)], [Point(8.0, 0.25)]]
-    assert found.step_times(0, own=True) == [[Point(5.0, 1.0)], [Point(8.0, 0.25)]]
+    assert found.step_times(0, busy_only=False) == [[Point(5.0, 2.0)], [Point(8.0, 0.25)]]
+    assert found.step_times(0, busy_only=True) == [[Point(5.0, 1.0)], [Point(8.0, 0.25)]]
 
 
 def test_mean_parts_and_memory() -> None:
@@ -75,7 +75,7 @@ def test_a_long_run_stays_small_and_keeps_its_ends() -> None:
     values = found.values["loss"].all()
     assert MOST / 2 <= len(values) <= 2 * MOST + 1
     assert (values[0].value, values[-1].value) == (0.0, count - 1)
-    assert all(point.value == pytest.approx(SHORTEST) for point in found.step_times(0, own=False)[0])
+    assert all(point.value == pytest.approx(SHORTEST) for point in found.step_times(0, busy_only=False)[0])
 
 
 def test_many_names_share_the_room() -> None:

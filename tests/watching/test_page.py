@@ -1,15 +1,22 @@
 from __future__ import annotations
 
+import os
 import re
+import urllib.error
+import urllib.request
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from duoka.devices.gpu import Gpu
 from duoka.supervision.rings import LoggedValue
+from duoka.watching import history as histories
 from duoka.watching.history import MOST, SHORTEST, History, RunEvent
-from duoka.watching.page import RunEnd, page
+from duoka.watching.page import ReportedRun, RunEnd, WatchedRun, page, serving
+from duoka.watching.record import FollowedRun, PublishedRun, published_runs
+from tests.launchers.made import plan
 from tests.watching.made import record, sample
 
 
@@ -139,3 +146,101 @@ def test_of_many_ranks_those_that_wait_least_come_first() -> None:
     text = page(record(100), found, RunEnd(0, 2.0))
     rows = [int(rank) for rank in re.findall(r"<tr><td>(\d+)</td>", text)]
     assert rows == list(range(99, 99 - 64, -1))
+
+
+def test_two_attempts_and_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histories, "SHORTEST", 0.0)
+    said: list[str] = []
+    run = ReportedRun(plan(), tmp_path / "report.html", said.append, tmp_path)
+    for attempt in range(2):
+        board = run.begin(attempt, range(2))
+        run.started([os.getpid()] * 2)
+        for step in (1, 2):
+            for rank in range(2):
+                board.slot(rank).step(step)
+            board.script_output.log(step, {"loss": 1.0 / (attempt + step)})
+            board.script_output.print(f"attempt {attempt} step {step}", redrawn=False)
+            run.look()
+        if attempt == 0:
+            run.failed("rank 1 was killed", "duoka: rank 1 <died>")
+    for rank in range(2):
+        board.slot(rank).step(9)
+    run.ended(3)
+    (record,) = published_runs(tmp_path)
+    assert (record.code, record.faults, record.reports) == (3, ("rank 1 was killed",), ("duoka: rank 1 <died>",))
+    run.close()
+    text = (tmp_path / "report.html").read_text()
+    assert "ended with exit code 3" in text
+    assert " · 9 steps, " in text
+    assert "rank 1 was killed</summary><pre>duoka: rank 1 &lt;died&gt;</pre>" in text
+    assert "restart 1</li>" in text
+    assert "<h2>loss</h2>" in text
+    assert "attempt 1 step 2</pre>" in text
+    assert said == []
+    assert list(published_runs(tmp_path)) == []
+
+
+def test_a_report_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "report.html").mkdir()
+    said: list[str] = []
+    ReportedRun(plan(), tmp_path / "report.html", said.append, tmp_path).close()
+    assert said == [f"the report cannot be written to {tmp_path / 'report.html'}: Is a directory"]
+    assert list(tmp_path.glob(".report*")) == []
+
+
+def fetched(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def test_only_the_secret_opens_the_page() -> None:
+    with serving(lambda: "the page") as address:
+        assert address.startswith("http://127.0.0.1:")
+        assert fetched(address) == "the page"
+        base, _, token = address.partition("?token=")
+        for wrong in (base, f"{base}?token=", f"{base}?token={token}x", f"{base}{token}", f"{base}?token=%ff"):
+            with pytest.raises(urllib.error.HTTPError, match="403") as refused:
+                fetched(wrong)
+            refused.value.close()
+    with pytest.raises(urllib.error.URLError):
+        fetched(address)
+
+
+def test_the_page_follows_the_run_and_outlives_it(tmp_path: Path) -> None:
+    run = PublishedRun(plan(), tmp_path)
+    board = run.begin(0, range(2))
+    run.started([os.getpid()] * 2)
+    (record,) = published_runs(tmp_path)
+    watched = WatchedRun(record)
+    board.slot(0).step(1)
+    board.slot(0).load(0, 0, 3, 8)
+    board.script_output.log(1, {"loss": 0.5})
+    cards = {name: Gpu(0, "GPU-0", "H200", 140 << 30, 1 << 30, 50) for name in (record.devices[0], "GPU 7")}
+    watched.look(record, cards)
+    text = watched.page()
+    assert "train.py: runs</h1>" in text
+    assert f"{record.devices[0]}</span></div></figcaption>" in text.split("<h2>Use of each GPU</h2>")[1]
+    assert "GPU 7" not in text  # another run's
+    assert '<meta http-equiv="refresh" content="1">' in text
+    assert "<h2>loss</h2>" in text
+    assert " · batch 3 of 8" in text
+
+    run.failed("rank 1 was killed", "duoka: rank 1 ended by SIGKILL")
+    run.begin(1, range(2))
+    run.started([os.getpid()] * 2)
+    (record,) = published_runs(tmp_path)
+    watched.look(record)
+    text = watched.page()
+    assert "rank 1 was killed</summary><pre>duoka: rank 1 ended by SIGKILL</pre>" in text
+
+    followed = FollowedRun(record, tmp_path)
+    run.failed("rank 0 hung", "its stacks")
+    run.ended(1)
+    run.close()
+    assert list(published_runs(tmp_path)) == []
+    watched.end(followed.read())
+    text = watched.page()
+    assert "train.py: ended with exit code 1</h1>" in text
+    assert "rank 0 hung</summary><pre>its stacks</pre>" in text
+    assert "refresh" not in text

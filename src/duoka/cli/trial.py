@@ -23,7 +23,7 @@ from duoka.errors import AskedError, OptionError
 from duoka.options import Options
 from duoka.plan import Plan, decide
 from duoka.system.messages import say
-from duoka.watching.document import write_page
+from duoka.watching.html import write_page
 
 OF_RUN = {str(option.name): option for _, group in GROUPS for option in group}
 

@@ -18,8 +18,8 @@ from duoka.devices.gpu import Gpu
 from duoka.errors import OptionError
 from duoka.system.messages import printable
 from duoka.watching import showing
+from duoka.watching.page import WatchedRun, serving
 from duoka.watching.record import FollowedRun, RunRecord, published_runs
-from duoka.watching.serving import WatchedRun, serving
 from duoka.watching.watcher import RunState, RunWatcher
 
 STEP = 0.5  # seconds between two looks

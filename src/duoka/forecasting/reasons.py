@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from duoka.forecasting.forecast import Forecast, TimedRun
 from duoka.system.messages import in_words
-from duoka.watching.findings import UNEVEN, WORTH_A_WORD
+from duoka.watching.watcher import UNEVEN, WORTH_A_WORD
 
 GOOD = 0.7  # of the ideal; slower runs are explained
 

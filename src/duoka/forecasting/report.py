@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from duoka.forecasting.forecast import Forecast, TimedRun
 from duoka.forecasting.showing import cells, columns, doubts, sentences, title, verdict
 from duoka.system.messages import in_words
-from duoka.watching.charts import Axis, Line, area_chart, line_chart
-from duoka.watching.document import document, head, listed, table
 from duoka.watching.history import Point
+from duoka.watching.html import Axis, Line, area_chart, document, head, line_chart, listed, table
 
 
 def page(forecast: Forecast) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from duoka.forecasting.forecast import ALIKE, Forecast, TimedRun
 from duoka.forecasting.reasons import is_below_ideal, reasons
 from duoka.system.messages import in_words
-from duoka.trials.tables import render_table
+from duoka.trials.runner import render_table
 
 UNSTEADY = 0.5  # of a step; if the middle half is wider, the median is unreliable
 AGAIN = "measure again, with more --steps, when nothing else uses the machine"

@@ -18,8 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from duoka.forecasting.timing import WINDOWS, RankTimes, WindowEnd, warmup_steps, write
 from duoka.private.torch import tree_leaves
 from duoka.supervision.status_board import StatusSlot
-from duoka.trials.loaders import watch_loaders
-from duoka.trials.observer import StepWatcher, TrialObserver, replace_function
+from duoka.trials.observer import StepWatcher, TrialObserver, replace_function, watch_loaders
 from duoka.view.tally import Tally
 
 

@@ -134,7 +134,7 @@ def _record(plan: Plan, run_id: str) -> UnpublishedRun:
     """Return the record of the run. Commands that an engine starts have the same options: only one reports."""
     if plan.report is None or (plan.machines.engine and plan.machines.number > 0):
         return PublishedRun(plan, run=run_id)
-    from duoka.watching.reported import ReportedRun
+    from duoka.watching.page import ReportedRun
 
     return ReportedRun(plan, plan.report, say, run=run_id)
 

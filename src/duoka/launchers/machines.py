@@ -24,8 +24,8 @@ from duoka.plan import Plan
 from duoka.supervision.rings import MachineSamples
 from duoka.supervision.status_board import RankProgress, StatusBoard
 from duoka.system.messages import printable
-from duoka.watching.messages import as_message, checked
 from duoka.watching.record import UnpublishedRun
+from duoka.watching.sample import as_message, checked
 
 TICK = 0.5  # seconds between two polls
 TO_CONCLUDE = 60.0  # seconds for the others to end their ranks: longer than scripts have to answer a signal

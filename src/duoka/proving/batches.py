@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from duoka.private.torch import keystr, tree_flatten_with_path
 from duoka.proving.recording import ROW_DIGEST, batches_file
-from duoka.trials.loaders import watch_loaders
-from duoka.trials.observer import opened, replace_function
+from duoka.trials.observer import opened, replace_function, watch_loaders
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from duoka.proving.comparing import Gap
 from duoka.proving.proof import Outcome, Proof
 from duoka.proving.showing import as_verdict, cells, columns, sentences, title
-from duoka.watching.charts import Axis, Line, line_chart
-from duoka.watching.document import document, head, listed, table
 from duoka.watching.history import Point
+from duoka.watching.html import Axis, Line, document, head, line_chart, listed, table
 
 MOST_LINES = 7  # tensors in a chart
 LEAST, MOST = 1e-12, 1e12  # of differences in a chart

@@ -12,7 +12,7 @@ from duoka.proving.bounds import OF_MOVE, TIMES, ULPS, Judgement
 from duoka.proving.causes import amplification
 from duoka.proving.comparing import Gap
 from duoka.proving.proof import REFERENCES, Outcome, Proof
-from duoka.trials.tables import render_table
+from duoka.trials.runner import render_table
 
 WORDS = {"bits": "identical bits", "rounding": "equal to rounding", "different": "different"}
 

@@ -1,4 +1,4 @@
-"""Seed a script, redirect the files it writes to a scratch folder, and end it after a number of steps.
+"""In each worker of a trial: seed the script, redirect the files it writes, observe it, and end it after some steps.
 
 Each command (forecast, prove) subclasses `StepWatcher` for what it records.
 """
@@ -10,6 +10,7 @@ import json
 import os
 import posix
 import random
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -20,13 +21,13 @@ from typing import IO, Any, Literal, NoReturn
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from duoka import environment
 from duoka.origins.forked import Forked
 from duoka.process import this_process
 from duoka.supervision.status_board import StatusSlot
-from duoka.trials.redirecting import redirect
-from duoka.trials.scratch import Scratch
+from duoka.trials.scratch import Scratch, redirect
 
 END = "end.json"
 TO_LEAVE = 10.0  # seconds for threads and atexit functions of a script that was ended
@@ -164,3 +165,51 @@ def end_of(seen: Path) -> TrialEnd | None:
 def replace_function(space: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Replace a function of a module or class with `make(function)`, in this process."""
     setattr(space, name, make(getattr(space, name)))
+
+
+Look = Callable[[Any, Any, bool], None]
+
+
+def watch_loaders(look: Look) -> None:
+    """Call `look` with every batch of every loader, as the script takes it.
+
+    look: called with the loader, the batch, and whether the script asked for this rank's rows only (`view="local"`).
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __iter__(loader: Any) -> Any:
+            batches = original(loader)
+            if str(sys._getframe(1).f_globals.get("__name__")).startswith("duoka."):
+                return batches  # of duoka's own loader, which reports its batches itself
+            is_local = getattr(loader, "_view", "") == "local"
+            return _Watched(batches, lambda batch: look(loader, batch, is_local))
+
+        return __iter__
+
+    replace_function(DataLoader, "__iter__", make)
+    api = sys.modules.get("duoka.data.loader")
+    if api is not None:
+        replace_function(api.Loader, "__iter__", make)
+
+
+class _Watched:
+    """An iterator of a loader that calls `look` with every batch."""
+
+    def __init__(self, batches: Any, look: Callable[[Any], None]) -> None:
+        self._batches, self._look = iter(batches), look
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self._look(batch)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_batches":  # not set yet while copied or unpickled
+            raise AttributeError(name)
+        return getattr(self._batches, name)

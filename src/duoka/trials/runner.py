@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
 
 from duoka.errors import DuokaError, RunError, ScriptError
 from duoka.launchers.local import RunContext, attempt, import_once
@@ -144,3 +149,15 @@ def _folder(prefix: str) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+WIDTH = 240  # columns, if standard output is not a terminal
+
+
+def render_table(table: Table) -> str:
+    """Format a table as text, as wide as the terminal if there is one."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False)
+    console.print(table)
+    written: str = console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in written.splitlines())

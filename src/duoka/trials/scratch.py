@@ -3,25 +3,37 @@
 A read looks in the scratch folder first, under the absolute path, then at the original path. Removed files are
 marked. All state is on the disk, so ranks and loader workers share it.
 
-This module is below `redirecting`, so it calls `posix` functions directly.
+The functions of Python that read and write files are replaced. Writes of other programs, and of libraries that open
+files in C, are not redirected, except those in `_OPENED`. What is done here calls `posix` functions, which are not.
 """
 
 from __future__ import annotations
 
+import builtins
 import errno
+import functools
+import io
 import os
 import posix
+import shutil
+import sqlite3
 import stat
+import sys
+import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from duoka.plain.descriptors import WRITE_FLAGS, Entries
+from duoka.private.python import update_paths
 
 _REMOVED = ".gone"  # marks a file or folder that the script has removed
 _CHUNK = 1 << 22
 
 
 class Scratch:
-    """The scratch folder of one run. A path is the script's; a place is the same path inside the scratch folder."""
+    """The scratch folder of one run. A path is the script's; a copy is the same path inside the scratch folder."""
 
     def __init__(self, root: Path) -> None:
         self.files, self._gone, self.temporary = str(root / "files"), str(root / "gone"), str(root / "tmp")
@@ -32,30 +44,30 @@ class Scratch:
         for folder in (self.files, self._gone, self.temporary):
             make_folders(folder)
 
-    def original(self, place: str) -> str:
-        """Return the original path of a place in the scratch folder."""
-        return place[len(self.files) :]
+    def original(self, copy: str) -> str:
+        """Return the original path of a copy in the scratch folder."""
+        return copy[len(self.files) :]
 
     def scratch_path(self, path: Any) -> str | None:
-        """Return a path's place in the scratch folder; None if it is not a path, or stays where it is."""
+        """Return a path's copy in the scratch folder; None if it is not a path, or stays where it is."""
         if not isinstance(path, (str, bytes, os.PathLike)) or path in ("", b"", ":memory:"):
             return None
-        whole = os.path.abspath(os.fsdecode(path))
-        kept = os.path.join(whole, "").startswith(self._kept) or is_special(whole)
-        return None if kept else self.files + whole
+        absolute = os.path.abspath(os.fsdecode(path))
+        kept = os.path.join(absolute, "").startswith(self._kept) or is_special(absolute)
+        return None if kept else self.files + absolute
 
     def path_to_read(self, path: Any) -> Any:
         """Return the path to read from."""
-        place = self.scratch_path(path)
-        return place if place is not None and (exists(place) or self.is_removed(place)) else path
+        copy = self.scratch_path(path)
+        return copy if copy is not None and (exists(copy) or self.is_removed(copy)) else path
 
     def path_to_enter(self, path: Any) -> Any:
         """Return the folder to change into: the original one if it exists and the script has not removed it.
 
         Relative paths are then read from the scratch folder or, if it does not have them, from the original one.
         """
-        place = self.scratch_path(path)
-        return path if place is None or (is_folder(path) and not self.is_removed(place)) else self.path_to_read(path)
+        copy = self.scratch_path(path)
+        return path if copy is None or (is_folder(path) and not self.is_removed(copy)) else self.path_to_read(path)
 
     def path_to_create(self, path: Any) -> Any:
         """Return the path to create a file at, without the old contents.
@@ -63,43 +75,43 @@ class Scratch:
         Raises:
             FileNotFoundError: the folder does not exist.
         """
-        place = self.scratch_path(path)
-        if place is None:
+        copy = self.scratch_path(path)
+        if copy is None:
             return path
-        folder = os.path.dirname(place)
+        folder = os.path.dirname(copy)
         if not is_folder(self.path_to_read(self.original(folder) or "/")):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(path))
         make_folders(folder)
-        return place
+        return copy
 
     def path_to_modify(self, path: Any) -> Any:
         """Return the path to modify a file at, after copying the original there if it exists."""
-        place = self.scratch_path(path)
-        if place is None:
+        copy = self.scratch_path(path)
+        if copy is None:
             return path
-        own, place = self.original(place), str(self.path_to_create(path))
-        if not exists(place) and not self.is_removed(place) and exists(own):
-            if is_folder(own):
-                make_folders(place)
+        path_of_original, copy = self.original(copy), str(self.path_to_create(path))
+        if not exists(copy) and not self.is_removed(copy) and exists(path_of_original):
+            if is_folder(path_of_original):
+                make_folders(copy)
             else:
-                _copy(own, place)
-        return place
+                _copy_file(path_of_original, copy)
+        return copy
 
     def copy_in(self, path: Any) -> Any:
         """Return the path of a scratch copy of a file, or of a folder with its contents."""
-        place = self.scratch_path(path)
-        if place is None or self.is_removed(place) or not is_folder(self.original(place)):
+        copy = self.scratch_path(path)
+        if copy is None or self.is_removed(copy) or not is_folder(self.original(copy)):
             return self.path_to_modify(path)
-        make_folders(place)
-        for name in posix.listdir(self.original(place)):
-            self.copy_in(os.path.join(self.original(place), name))
-        return place
+        make_folders(copy)
+        for name in posix.listdir(self.original(copy)):
+            self.copy_in(os.path.join(self.original(copy), name))
+        return copy
 
-    def is_removed(self, place: str) -> bool:
-        """Return True if the script has removed the original of this place, or a folder above it."""
+    def is_removed(self, copy: str) -> bool:
+        """Return True if the script has removed the original of this copy, or a folder above it."""
         if not self.has_removed():
             return False
-        parts = self.original(place).strip("/").split("/")
+        parts = self.original(copy).strip("/").split("/")
         return any(exists("/".join([self._gone, *parts[:depth], _REMOVED])) for depth in range(1, len(parts) + 1))
 
     def has_removed(self) -> bool:
@@ -107,9 +119,9 @@ class Scratch:
         self._has_removed = self._has_removed or exists(f"{self._gone}/{_REMOVED}")
         return self._has_removed
 
-    def remove(self, place: str) -> None:
-        """Mark the original of this place as removed."""
-        folder = self._gone + self.original(place)
+    def remove(self, copy: str) -> None:
+        """Mark the original of this copy as removed."""
+        folder = self._gone + self.original(copy)
         make_folders(folder)
         for at in (self._gone, folder):
             posix.close(posix.open(f"{at}/{_REMOVED}", os.O_WRONLY | os.O_CREAT, 0o600))
@@ -152,7 +164,7 @@ def make_folders(path: str) -> None:
             posix.mkdir(path)
 
 
-def _copy(source: str, target: str) -> None:
+def _copy_file(source: str, target: str) -> None:
     """Copy a file; a dangling link stays a link."""
     if stat.S_ISLNK(posix.lstat(source).st_mode) and not exists(os.path.realpath(source)):
         posix.symlink(posix.readlink(source), target)
@@ -166,3 +178,206 @@ def _copy(source: str, target: str) -> None:
     finally:
         posix.close(reading)
         posix.close(writing)
+
+
+_READ = "stat lstat access readlink"
+_CHANGED = "truncate chmod chown utime"
+_NEW = "mkfifo mknod"
+
+# Functions that open files in C: module, function, index and name of the path argument, and the method of `Scratch`
+# that maps the path.
+_OPENED = (
+    ("torch", "load", 0, "f", "path_to_read"),
+    ("torch", "save", 1, "f", "path_to_create"),
+    ("torch.jit", "load", 0, "f", "path_to_read"),
+    ("torch.jit", "save", 1, "f", "path_to_create"),
+    ("numpy", "savetxt", 0, "fname", "path_to_create"),
+    ("numpy.lib._datasource", "open", 0, "path", "path_to_read"),  # used by loadtxt and genfromtxt
+    ("sqlite3", "connect", 0, "database", "path_to_modify"),
+    ("safetensors.torch", "serialize_file", 1, "filename", "path_to_create"),
+    ("safetensors.torch", "safe_open", 0, "filename", "path_to_read"),
+    ("safetensors.numpy", "serialize_file", 1, "filename", "path_to_create"),
+)
+
+Make = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def redirect(scratch: Scratch) -> None:
+    """Redirect writes in this process and in those that it forks."""
+    tempfile.tempdir = scratch.temporary
+    _replace(io, "open", lambda original: _open(scratch, original))
+    builtins.open = io.open
+    _replace(os, "open", lambda original: _descriptor(scratch, original))
+    _replace(os, "chdir", _redirected(0, "path", scratch.path_to_enter))
+    for names, choose in (
+        (_READ, scratch.path_to_read),
+        (_CHANGED, scratch.path_to_modify),
+        (_NEW, scratch.path_to_create),
+    ):
+        for name in names.split():
+            _replace(os, name, _redirected(0, "path", choose))
+    for name, make in (
+        ("mkdir", _mkdir),
+        ("remove", _remove),
+        ("unlink", _remove),
+        ("rmdir", _remove),
+        ("rename", _rename),
+        ("replace", _rename),
+        ("symlink", _link),
+        ("link", _link),
+        ("listdir", _list),
+        ("scandir", _list),
+    ):
+        _replace(os, name, functools.partial(make, scratch))
+    _replace(shutil, "rmtree", lambda original: _rmtree(scratch, original))
+    for module, name, at, key, how in _OPENED:
+        if hasattr(sys.modules.get(module), name):
+            _replace(sys.modules[module], name, _redirected(at, key, getattr(scratch, how)))
+    sqlite3.dbapi2.connect = sqlite3.connect
+    update_paths()
+
+
+def _replace(space: Any, name: str, make: Make) -> None:
+    original = getattr(space, name)
+    setattr(space, name, functools.wraps(original)(make(original)))
+
+
+def _redirected(at: int, key: str, choose: Callable[[Any], Any]) -> Make:
+    """Return a decorator that maps a path argument by `choose`."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def redirected(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("dir_fd") is None and len(args) > at:
+                args = (*args[:at], choose(args[at]), *args[at + 1 :])
+            elif kwargs.get("dir_fd") is None and key in kwargs:
+                kwargs[key] = choose(kwargs[key])
+            return original(*args, **kwargs)
+
+        return redirected
+
+    return make
+
+
+def _open(scratch: Scratch, original: Callable[..., Any]) -> Callable[..., Any]:
+    def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:  # noqa: A001
+        copy = None if kwargs.get("opener") else scratch.scratch_path(file)
+        if copy is None:
+            return original(file, mode, *args, **kwargs)
+        if "x" in mode and exists(scratch.path_to_read(file)):
+            raise _error(errno.EEXIST, file)
+        if set(mode) & set("wx"):
+            copy = scratch.path_to_create(file)
+        else:
+            copy = scratch.path_to_modify(file) if set(mode) & set("a+") else scratch.path_to_read(file)
+        if set(mode) & set("wxa+") and is_folder(scratch.path_to_read(file)):
+            raise _error(errno.EISDIR, file)
+        try:
+            return original(copy, mode, *args, **kwargs)
+        except OSError as error:
+            raise _error(error.errno or errno.EIO, file) from None
+
+    return open
+
+
+def _descriptor(scratch: Scratch, original: Callable[..., int]) -> Callable[..., int]:
+    def open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:  # noqa: A001
+        if kwargs.get("dir_fd") is not None or scratch.scratch_path(path) is None:
+            return original(path, flags, *args, **kwargs)
+        if flags & os.O_EXCL and exists(scratch.path_to_read(path)):
+            raise _error(errno.EEXIST, path)
+        copy = scratch.path_to_modify(path) if flags & WRITE_FLAGS else scratch.path_to_read(path)
+        return original(copy, flags, *args, **kwargs)
+
+    return open
+
+
+def _mkdir(scratch: Scratch, original: Callable[..., None]) -> Callable[..., None]:
+    def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("dir_fd") is None and scratch.scratch_path(path) is not None:
+            if exists(scratch.path_to_read(path)):
+                raise _error(errno.EEXIST, path)
+            path = scratch.path_to_create(path)
+        original(path, *args, **kwargs)
+
+    return mkdir
+
+
+def _remove(scratch: Scratch, original: Callable[..., None]) -> Callable[..., None]:
+    def remove(path: Any, *args: Any, **kwargs: Any) -> None:
+        copy = None if kwargs.get("dir_fd") is not None else scratch.scratch_path(path)
+        if copy is None:
+            return original(path, *args, **kwargs)
+        seen, is_rmdir = scratch.path_to_read(path), original.__name__ == "rmdir"
+        has_original = exists(scratch.original(copy)) and not scratch.is_removed(copy)
+        if not exists(seen):
+            raise _error(errno.ENOENT, path)
+        if is_rmdir and os.listdir(path):
+            raise _error(errno.ENOTEMPTY, path)
+        if is_folder(seen) != is_rmdir and not os.path.islink(seen):
+            raise _error(errno.EISDIR if is_folder(seen) else errno.ENOTDIR, path)
+        if exists(copy):
+            original(copy, *args, **kwargs)
+        return scratch.remove(copy) if has_original else None
+
+    return remove
+
+
+def _rename(scratch: Scratch, original: Callable[..., None]) -> Callable[..., None]:
+    def rename(src: Any, dst: Any, **kwargs: Any) -> None:
+        source = scratch.scratch_path(src)
+        if source is not None and not exists(scratch.path_to_read(src)):
+            raise _error(errno.ENOENT, src)
+        original(src if source is None else scratch.copy_in(src), scratch.path_to_create(dst), **kwargs)
+        if source is not None and exists(scratch.original(source)):
+            scratch.remove(source)
+
+    return rename
+
+
+def _link(scratch: Scratch, original: Callable[..., None]) -> Callable[..., None]:
+    def link(src: Any, dst: Any, **kwargs: Any) -> None:
+        if scratch.scratch_path(dst) is not None and exists(scratch.path_to_read(dst)):
+            raise _error(errno.EEXIST, dst)
+        linked = scratch.path_to_modify(src) if original.__name__ == "link" else src
+        original(linked, scratch.path_to_create(dst), **kwargs)
+
+    return link
+
+
+def _list(scratch: Scratch, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace `listdir` or `scandir`: copies, and originals without a copy that the script has not removed."""
+
+    def listing(path: Any = ".") -> Any:
+        copy = scratch.scratch_path(path)
+        if copy is None or not (exists(copy) or scratch.has_removed()):
+            return original(path)
+        is_removed, has_copy = scratch.is_removed(copy), is_folder(copy)
+        folders = [os.fsencode(copy) if isinstance(path, bytes) else copy] if is_removed or has_copy else []
+        if not is_removed and (is_folder(path) or not has_copy):
+            folders.append(path)
+        entries: dict[str, Any] = {}
+        for folder in folders:
+            for entry in original(folder):
+                name = os.fsdecode(getattr(entry, "name", entry))
+                if folder is not path or not scratch.is_removed(f"{copy}/{name}"):
+                    entries.setdefault(name, entry)
+        return Entries(list(entries.values())) if original.__name__ == "scandir" else list(entries.values())
+
+    return listing
+
+
+def _rmtree(scratch: Scratch, original: Callable[..., Any]) -> Callable[..., Any]:
+    def rmtree(path: Any, *args: Any, **kwargs: Any) -> Any:
+        copy = scratch.scratch_path(path)
+        if copy is None or not exists(scratch.original(copy)) or scratch.is_removed(copy):
+            return original(scratch.path_to_read(path), *args, **kwargs)
+        if exists(copy):
+            original(copy, *args, **kwargs)
+        return scratch.remove(copy)
+
+    return rmtree
+
+
+def _error(number: int, path: Any) -> OSError:
+    """Return the system's error for the path that the script gave."""
+    return OSError(number, os.strerror(number), os.fsdecode(path))

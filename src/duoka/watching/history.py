@@ -9,15 +9,14 @@ from typing import NamedTuple
 
 from duoka.devices.gpu import Gpu
 from duoka.supervision.rings import LoggedValue, ScriptOutput
-from duoka.watching.output_reader import OutputReader
-from duoka.watching.parts import Parts, parts
-from duoka.watching.sample import SILENT, RankSample, RunSample
+from duoka.watching.progress import OutputReader
+from duoka.watching.sample import SILENT, Parts, RankSample, RunSample, parts
 
 SHORTEST = 0.5  # seconds between two samples, at first
 MOST = 1_000  # samples of a run, and values of a name, at most twice as many
 MOST_RANK_SAMPLES = 40_000  # of all ranks together
 MOST_VALUES = 50_000  # of all names together, at most twice as many
-_FIELDS = tuple(one.name for one in fields(Parts))
+_PARTS = tuple(field.name for field in fields(Parts))
 
 
 class RunEvent(NamedTuple):
@@ -46,7 +45,7 @@ class PartsPoint(NamedTuple):
         """Return the mean over this interval and the next one."""
         seconds = self.seconds + after.seconds
         pairs = zip(astuple(self.parts), astuple(after.parts), strict=True)
-        means = ((one * self.seconds + other * after.seconds) / seconds for one, other in pairs)
+        means = ((ours * self.seconds + theirs * after.seconds) / seconds for ours, theirs in pairs)
         return PartsPoint(after.time, Parts(*means), seconds)
 
 
@@ -107,10 +106,10 @@ class History:
         self._keep(sample)
         self._last = None
         if sum(map(len, self.attempts)) >= 2 * min(MOST, max(100, MOST_RANK_SAMPLES // max(1, len(sample.ranks)))):
-            for samples, found in zip(self.attempts, self.parts, strict=True):
+            for samples, points in zip(self.attempts, self.parts, strict=True):
                 del samples[1:-1:2]
-                joined = [one.joined(other) for one, other in zip(found[::2], found[1::2], strict=False)]
-                found[:] = joined + found[2 * len(joined) :]
+                joined = [ours.joined(theirs) for ours, theirs in zip(points[::2], points[1::2], strict=False)]
+                points[:] = joined + points[2 * len(joined) :]
             self._every *= 2
 
     def _keep(self, sample: RunSample) -> None:
@@ -150,9 +149,9 @@ class History:
                 if figure is not None:
                     kept.setdefault(name, Thinned()).add(Point(time, float(figure)))
 
-    def step_times(self, rank: int, own: bool) -> list[list[Point]]:
-        """Return the seconds of a step of one rank over time, for each attempt. own: without waits for others."""
-        return [_step_times(samples, rank, own) for samples in self.attempts]
+    def step_times(self, rank: int, busy_only: bool) -> list[list[Point]]:
+        """Return the seconds of a rank's step over time, for each attempt. busy_only: without waits for others."""
+        return [_step_times(samples, rank, busy_only) for samples in self.attempts]
 
     def busy_time(self, rank: int) -> float:
         """Return the seconds of a step of one rank without waits for others, over all attempts."""
@@ -175,7 +174,7 @@ class History:
 
 def _ends(samples: Sequence[RunSample], rank: int) -> tuple[RankSample, RankSample] | None:
     """Return the first known sample of a rank, and its last one; None if none is known."""
-    first = next((one for sample in samples if (one := sample.of(rank)).is_known), None)
+    first = next((rank_sample for sample in samples if (rank_sample := sample.of(rank)).is_known), None)
     return None if first is None else (first, samples[-1].of(rank))
 
 
@@ -188,12 +187,12 @@ def _are_new(before: RunSample, after: RunSample) -> bool:
 def _mean_parts(before: RunSample, after: RunSample) -> PartsPoint:
     seconds = after.time - before.time
     pairs = zip(before.ranks, after.ranks, strict=True)
-    found = [parts(old, new) for old, new in pairs if old.is_known and old.time < new.time]
-    means = (fmean(getattr(one, name) for one in found) for name in _FIELDS)
+    of_ranks = [parts(old, new) for old, new in pairs if old.is_known and old.time < new.time]
+    means = (fmean(getattr(rank, name) for rank in of_ranks) for name in _PARTS)
     return PartsPoint(after.time, Parts(*means), seconds)
 
 
-def _step_times(samples: Sequence[RunSample], rank: int, own: bool) -> list[Point]:
+def _step_times(samples: Sequence[RunSample], rank: int, busy_only: bool) -> list[Point]:
     """Average over intervals in which the rank made at least one step."""
     points: list[Point] = []
     before: RankSample | None = None
@@ -202,7 +201,7 @@ def _step_times(samples: Sequence[RunSample], rank: int, own: bool) -> list[Poin
         if before is None:
             before = now if now.steps else None
         elif now.steps > before.steps:
-            busy = now.time - before.time - (now.waited - before.waited if own else 0.0)
+            busy = now.time - before.time - (now.waited - before.waited if busy_only else 0.0)
             points.append(Point(sample.time, max(0.0, busy) / (now.steps - before.steps)))
             before = now
     return points

@@ -1,26 +1,32 @@
-"""The report of a run: one page of HTML that needs nothing else."""
+"""The page about a run: written at its end (`duoka run --report`), or served while it goes on (`duoka watch`)."""
 
 from __future__ import annotations
 
 import math
+import secrets
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import nlargest, nsmallest
 from html import escape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
+from urllib.parse import parse_qs, urlsplit
 
+from duoka.devices.gpu import Gpu
+from duoka.plan import Plan
+from duoka.supervision.status_board import StatusBoard
 from duoka.system.messages import duration, in_words, per_second, printable
-from duoka.watching.charts import Axis, Line, Mark, Segments, area_chart, line_chart
-from duoka.watching.document import document, head, table
-from duoka.watching.findings import findings, name_places, only_these
 from duoka.watching.history import History, Point, RunEvent
-from duoka.watching.output_reader import MOST_LOGGED
-from duoka.watching.parts import parts_shown
-from duoka.watching.record import RunRecord
-from duoka.watching.sample import RunSample
-from duoka.watching.watcher import RunState, RunWatcher, worst
+from duoka.watching.html import Axis, Line, Mark, Segments, area_chart, document, head, line_chart, table, write_page
+from duoka.watching.progress import MOST_LOGGED, read_position
+from duoka.watching.record import PublishedRun, RunRecord, open_board, take
+from duoka.watching.sample import RunSample, parts_shown
+from duoka.watching.watcher import RunState, RunWatcher, findings, name_on_machines, only_these, worst
 
 MOST_LINES = 8  # ranks in a chart
 MOST_ROWS = 64  # ranks in the table
@@ -41,10 +47,10 @@ class RunEnd:
     steps: int | None = None
 
 
-def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0, place: str = "") -> str:
+def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0, position: str = "") -> str:
     """Return the report of a run.
 
-    refresh: seconds after which browsers load it again; 0: never. place: of the run in its epochs, in words.
+    refresh: seconds after which browsers load it again; 0: never. position: of the run in its epochs, in words.
     """
     state = _overall(record, history)
     marks = [Mark(event.time, event.text) for event in history.events]
@@ -56,7 +62,7 @@ def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0, pla
         *_gpu_charts(history, span, marks),
     ]
     body = [
-        *_head(record, history, end, state, place),
+        *_head(record, history, end, state, position),
         *_notes(state, history),
         _table(state),
         *charts,
@@ -70,7 +76,7 @@ def _overall(record: RunRecord, history: History) -> RunState | None:
 
     Its rates are those from the first step on: the start is no part of a step.
     """
-    samples = next((one for one in reversed(history.attempts) if len(one) > 1), None)
+    samples = next((samples for samples in reversed(history.attempts) if len(samples) > 1), None)
     if samples is None:
         return None
     state = _state(record, samples)
@@ -96,7 +102,7 @@ def _how(end: RunEnd) -> str:
     return "ended well" if end.code == 0 else f"ended with exit code {end.code}"
 
 
-def _head(record: RunRecord, history: History, end: RunEnd, state: RunState | None, place: str) -> Iterator[str]:
+def _head(record: RunRecord, history: History, end: RunEnd, state: RunState | None, position: str) -> Iterator[str]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.begun))
     devices = ", ".join(dict.fromkeys(record.devices))
     workers = len(record.devices)
@@ -106,8 +112,8 @@ def _head(record: RunRecord, history: History, end: RunEnd, state: RunState | No
     elif record.machine:
         where = f"{where}: {only_these(record)}"
     words = [f"began {when}", f"took {duration(end.time - history.begun)}", where]
-    if place:
-        words.append(place)
+    if position:
+        words.append(position)
     if record.attempt:
         words.append(f"{record.attempt} restart{'s' * (record.attempt > 1)}")
     if state is not None and state.steps_per_second is not None:
@@ -120,10 +126,10 @@ def _head(record: RunRecord, history: History, end: RunEnd, state: RunState | No
 
 def _notes(state: RunState | None, history: History) -> Iterator[str]:
     """Yield what stands out, and the events with their times."""
-    found = [] if state is None else [text for text in findings(state) if not text.startswith("fault ")]
-    if found or history.events:
+    texts = [] if state is None else [text for text in findings(state) if not text.startswith("fault ")]
+    if texts or history.events:
         yield "<section><h2>What stands out</h2><ul>"
-        yield from (f"<li>{escape(text)}</li>" for text in found)
+        yield from (f"<li>{escape(text)}</li>" for text in texts)
         yield from (_event(event, history.begun) for event in history.events)
         yield "</ul></section>"
     if state is None:
@@ -151,11 +157,12 @@ def _table(state: RunState | None) -> str:
     shown = parts_shown(state.record.sees_waits)
     has_machines = bool(state.record.others and state.record.machines)
     rows = []
-    for one in worst(state, MOST_ROWS):
-        cells = [str(one.sample.rank), *([one.machine.removeprefix("machine ")] if has_machines else []), one.device]
-        cells += ["" if one.parts is None else f"{getattr(one.parts, part.field):.0%}" for part in shown]
-        cells.append("" if one.cores is None else f"{one.cores:.1f}")
-        cells.append(f"{one.sample.memory / MIB:,.0f}" if one.sample.is_known else "")
+    for rank in worst(state, MOST_ROWS):
+        machine = [rank.machine.removeprefix("machine ")] * has_machines
+        cells = [str(rank.sample.rank), *machine, rank.device]
+        cells += ["" if rank.parts is None else f"{getattr(rank.parts, part.field):.0%}" for part in shown]
+        cells.append("" if rank.cores is None else f"{rank.cores:.1f}")
+        cells.append(f"{rank.sample.memory / MIB:,.0f}" if rank.sample.is_known else "")
         rows.append(cells)
     note = "" if not state.record.attempt else " of the last attempt"
     note += f": the {MOST_ROWS} that are worst off, the worst first" if len(state.ranks) > MOST_ROWS else ""
@@ -170,12 +177,12 @@ def _step_charts(
     ranks = _ranks(history)
     if not ranks or all(len(samples) < 2 for samples in history.attempts):
         return
-    whole = history.step_times(ranks[0], own=False)
+    times = history.step_times(ranks[0], busy_only=False)
     drawn = sorted(nlargest(MOST_LINES, ranks if record.sees_waits else (), history.busy_time))
-    lines = [Line("a step", "c0", whole)]
-    for place, rank in enumerate(drawn):
-        own = history.step_times(rank, own=True)
-        lines.append(Line(f"{name_places(record, [rank])} without waits", f"c{place % 8 + 1}", own))
+    lines = [Line("a step", "c0", times)]
+    for at, rank in enumerate(drawn):
+        busy = history.step_times(rank, busy_only=True)
+        lines.append(Line(f"{name_on_machines(record, [rank])} without waits", f"c{at % 8 + 1}", busy))
     top = _top(line.segments for line in lines)
     note = f"The {MOST_LINES} slowest of {len(ranks)} ranks." if len(ranks) > MOST_LINES else ""
     yield line_chart("Seconds of a step", Axis(*span, top, in_words(top) if top else "0"), lines, marks, note)
@@ -183,7 +190,7 @@ def _step_charts(
 
 
 def _ranks(history: History) -> list[int]:
-    return sorted({one.rank for samples in history.attempts for sample in samples[-1:] for one in sample.ranks})
+    return sorted({rank.rank for samples in history.attempts for sample in samples[-1:] for rank in sample.ranks})
 
 
 def _memory_chart(
@@ -194,8 +201,7 @@ def _memory_chart(
         return
     most = sorted(nlargest(MOST_LINES, ranks, history.most_memory))
     lines = [
-        Line(name_places(record, [rank]), f"c{place % 8 + 1}", history.memory(rank))
-        for place, rank in enumerate(most)
+        Line(name_on_machines(record, [rank]), f"c{at % 8 + 1}", history.memory(rank)) for at, rank in enumerate(most)
     ]
     top = _top(line.segments for line in lines)
     yield line_chart("Memory of each process", Axis(*span, top, f"{top / MIB:,.0f} MiB"), lines, marks)
@@ -210,12 +216,12 @@ def _gpu_charts(history: History, span: tuple[float, float], marks: Sequence[Mar
         yield line_chart("Memory of each GPU", Axis(*span, top, f"{top / GIB:,.1f} GiB"), lines, marks)
     used = {name: values.all() for name, values in history.utilisation.items()}
     if used:
-        lines = _lines(nsmallest(MOST_LINES, used, lambda name: fmean(one.value for one in used[name])), used)
+        lines = _lines(nsmallest(MOST_LINES, used, lambda name: fmean(point.value for point in used[name])), used)
         yield line_chart("Use of each GPU", Axis(*span, 100.0, "100%"), lines, marks)
 
 
 def _lines(names: Sequence[str], values: Mapping[str, Sequence[Point]]) -> list[Line]:
-    return [Line(name, f"c{place % 8 + 1}", [values[name]]) for place, name in enumerate(sorted(names))]
+    return [Line(name, f"c{at % 8 + 1}", [values[name]]) for at, name in enumerate(sorted(names))]
 
 
 def _parts_chart(record: RunRecord, history: History, span: tuple[float, float], marks: Sequence[Mark]) -> str:
@@ -223,7 +229,7 @@ def _parts_chart(record: RunRecord, history: History, span: tuple[float, float],
         Line(
             part.name,
             part.page_style,
-            [[Point(one.time, getattr(one.parts, part.field)) for one in points] for points in history.parts],
+            [[Point(point.time, getattr(point.parts, part.field)) for point in points] for points in history.parts],
         )
         for part in parts_shown(record.sees_waits)
     ]
@@ -233,9 +239,9 @@ def _parts_chart(record: RunRecord, history: History, span: tuple[float, float],
 def _value_charts(history: History, span: tuple[float, float], marks: Sequence[Mark]) -> Iterator[str]:
     """Yield a chart for each name that the script has logged."""
     for name, values in history.values.items():
-        points = [one for one in values.all() if math.isfinite(one.value)]
+        points = [point for point in values.all() if math.isfinite(point.value)]
         if points:
-            low, high = min(one.value for one in points), max(one.value for one in points)
+            low, high = min(point.value for point in points), max(point.value for point in points)
             if low == high:
                 low, high = low - (abs(low) or 1.0), high + (abs(high) or 1.0)
             axis = Axis(*span, high, f"{high:.4g}", f"{low:.4g}", low)
@@ -248,8 +254,146 @@ def _value_charts(history: History, span: tuple[float, float], marks: Sequence[M
 def _between(points: Sequence[Point], times: Sequence[float]) -> Segments:
     """Return the points in segments that do not cross these times."""
     ends = [-math.inf, *times, math.inf]
-    return [[one for one in points if low <= one.time < high] for low, high in pairwise(ends)]
+    return [[point for point in points if low <= point.time < high] for low, high in pairwise(ends)]
 
 
 def _top(of_lines: Iterator[Segments]) -> float:
-    return max((one.value for segments in of_lines for points in segments for one in points), default=0.0)
+    return max((point.value for segments in of_lines for points in segments for point in points), default=0.0)
+
+
+class ReportedRun(PublishedRun):
+    """Takes samples while the run goes on, and writes the page when it is closed. say: prints a line."""
+
+    def __init__(
+        self, plan: Plan, path: Path, say: Callable[[str], None], folder: Path | None = None, run: str = ""
+    ) -> None:
+        super().__init__(plan, folder, run)
+        self._report, self._say = path, say
+        self._history = History(time.monotonic())
+
+    def begin(self, attempt: int, ranks: range) -> StatusBoard:
+        self._history.begin()
+        return super().begin(attempt, ranks)
+
+    def started(self, pids: Sequence[int]) -> None:
+        super().started(pids)
+        if self.record.attempt:
+            self._history.events.append(RunEvent(time.monotonic(), f"restart {self.record.attempt}"))
+
+    def look(self) -> None:
+        now = time.monotonic()
+        if self._status is not None and self._history.is_due(now):
+            self._history.read_output(self._status.script_output)
+            if (sample := self.sample()) is not None:
+                self._history.add(sample)
+
+    def failed(self, cause: str, report: str = "") -> None:
+        super().failed(cause, report)
+        self._history.events.append(RunEvent(time.monotonic(), cause, report))
+
+    def close(self) -> None:
+        now = time.monotonic()
+        steps = None
+        if self._status is not None:
+            self._history.read_output(self._status.script_output)
+            steps = min(self._status.counters(rank).steps for rank in self._status.ranks)
+        self._history.finish()
+        super().close()
+        try:
+            write_page(self._report, page(self.record, self._history, RunEnd(self.record.code, now, steps=steps)))
+        except OSError as error:
+            self._say(f"the report cannot be written to {self._report}: {error.strerror}")
+
+
+LOOPBACK = "127.0.0.1"
+REFRESH = 1  # seconds after which a browser loads the page again
+
+
+class WatchedRun:
+    """The history of a run of another process, from now on."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._record, self._history = record, History(time.monotonic())
+        self._history.begin()
+        self._board: StatusBoard | None = None
+        self._over: float | None = None
+        self._position = ""
+        self._lock = threading.Lock()  # the page is made in the threads of requests
+
+    def look(self, record: RunRecord, gpus: Mapping[str, Gpu] | None = None) -> None:
+        """Take a sample. record: of the run as it is now. gpus: by the names of their devices."""
+        with self._lock:
+            self._note_faults(record)
+            before, self._record = self._record, record
+            if record.attempt != before.attempt:
+                self._history.begin()
+                self._history.events.append(RunEvent(time.monotonic(), f"restart {record.attempt}"))
+                self._board = None
+            if self._board is None and record.has_begun:
+                self._board = open_board(record)
+            if self._board is not None:
+                self._history.add(take(record, self._board))
+                self._history.read_output(self._board.script_output)
+                used = {name: gpu for name, gpu in (gpus or {}).items() if name in record.devices}
+                self._history.look_at(time.monotonic(), used)
+                self._position = read_position(self._board, time.monotonic()).words()
+
+    def end(self, record: RunRecord) -> None:
+        """Note that the run has ended. record: as it was then."""
+        with self._lock:
+            self._over = time.monotonic()
+            self._note_faults(record)
+            self._record = record
+            self._history.finish()
+
+    def _note_faults(self, record: RunRecord) -> None:
+        seen = len(self._record.faults)
+        for fault, report in zip(record.faults[seen:], record.reports[seen:], strict=True):
+            self._history.events.append(RunEvent(time.monotonic(), fault, report))
+
+    def page(self) -> str:
+        """Return the page as it is now; browsers load it again until the run has ended."""
+        with self._lock:
+            if self._over is not None:
+                words = "has ended" if self._record.code is None else ""
+                return page(self._record, self._history, RunEnd(self._record.code, self._over, words))
+            return page(self._record, self._history, RunEnd(None, time.monotonic(), "runs"), REFRESH, self._position)
+
+
+@contextmanager
+def serving(make: Callable[[], str]) -> Iterator[str]:
+    """Serve a page on a free port of the loopback interface, and yield its address, which holds a secret.
+
+    make: returns the page; it is called in other threads.
+    """
+    token = secrets.token_urlsafe(16)
+
+    class Handler(BaseHTTPRequestHandler):
+        """Answers the address with the secret, and no other."""
+
+        def do_GET(self) -> None:
+            """Send the page."""
+            sent = parse_qs(urlsplit(self.path).query).get("token", [""])[0]
+            if not secrets.compare_digest(sent.encode(), token.encode()):
+                self.send_error(403)
+                return
+            data = make().encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("Referrer-Policy", "no-referrer")
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *args: object) -> None:
+            """Write nothing to the terminal."""
+
+    with ThreadingHTTPServer((LOOPBACK, 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://{LOOPBACK}:{server.server_address[1]}/?token={token}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from duoka.supervision.status_board import StatusBoard
 from duoka.system.machine import runtime_folder
-from duoka.watching.sample import RunSample, take
+from duoka.watching.sample import RankSample, RunSample, sample_rank
 
 if TYPE_CHECKING:
     from duoka.plan import Plan
@@ -73,7 +73,7 @@ class RunRecord:
     def machine_of(self, rank: int) -> str:
         """Return the machine of a rank as named in messages; empty if there is only one."""
         ends = accumulate(self.workers)
-        return next((name for name, end in zip(self.machines, ends, strict=False) if rank < end), "")
+        return next((machine for machine, end in zip(self.machines, ends, strict=False) if rank < end), "")
 
     @property
     def has_begun(self) -> bool:
@@ -90,18 +90,18 @@ def record_of(plan: Plan, run: str = "") -> RunRecord:
     """Return the record of a run of this process that begins now. run: its name, equal on all machines."""
     from duoka.plan import Kind  # `duoka gpus`, which only reads records, imports no more than it needs
 
-    own, machines = plan.kind is Kind.DISTRIBUTED, plan.machines
-    places = tuple(map(machines.where, range(machines.count)))
+    is_distributed, machines = plan.kind is Kind.DISTRIBUTED, plan.machines
+    names = tuple(map(machines.where, range(machines.count)))
     return RunRecord(
         pid=os.getpid(),
         name=plan.target.name,
         devices=tuple(map(str, plan.devices)),
         first=plan.ranks.start,
         begun=time.time(),
-        sees_waits=plan.devices[0].type == "cpu" and not own and plan.world_size > 1,
-        samples_differ=own,
+        sees_waits=plan.devices[0].type == "cpu" and not is_distributed and plan.world_size > 1,
+        samples_differ=is_distributed,
         machine=machines.number,
-        machines=places if len(set(places)) > 1 else (),
+        machines=names if len(set(names)) > 1 else (),
         workers=machines.workers,
         run=run,
     )
@@ -165,10 +165,9 @@ class PublishedRun(UnpublishedRun):
         return take(self.record, self._status)
 
     def failed(self, cause: str, report: str = "") -> None:
-        last = len(self.record.reports) - MOST_REPORTS + 1
-        before = (one if place >= last else "" for place, one in enumerate(self.record.reports))
-        reports = *before, report[-LONGEST:]
-        self.record = replace(self.record, faults=(*self.record.faults, cause), reports=reports)
+        reports = [*self.record.reports, report[-LONGEST:]]
+        reports[:-MOST_REPORTS] = [""] * len(reports[:-MOST_REPORTS])
+        self.record = replace(self.record, faults=(*self.record.faults, cause), reports=tuple(reports))
         self._write()
 
     def ended(self, code: int) -> None:
@@ -223,8 +222,8 @@ class FollowedRun:
         for path in (folder or runtime_folder()).glob(f"{record.pid}-*.run"):
             with suppress(OSError):
                 file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                found = _parsed(os.pread(file, 1 << 20, 0))
-                if found is not None and found.begun == record.begun:
+                parsed = _parsed(os.pread(file, 1 << 20, 0))
+                if parsed is not None and parsed.begun == record.begun:
                     self._file = file
                     return
                 os.close(file)
@@ -254,6 +253,18 @@ def open_board(record: RunRecord) -> StatusBoard | None:
         finally:
             os.close(file)
     return None
+
+
+def take(record: RunRecord, board: StatusBoard) -> RunSample:
+    """Return a sample of a run."""
+    here = zip(record.ranks, record.pids, record.devices, strict=False)
+    ranks = [sample_rank(board, rank, pid, device, record.sees_waits) for rank, pid, device in here]
+    for machine, count in enumerate(record.others, 1):
+        received = board.remote_samples.read(machine)
+        for at in range(count):
+            values = (0,) if received is None else (*received.ranks[at], received.received)
+            ranks.append(RankSample(len(ranks), *values))
+    return RunSample(time.monotonic(), tuple(ranks))
 
 
 def _create_locked(path: Path) -> int:

@@ -1,18 +1,19 @@
-"""The counters of a rank at a moment, read from its status board and /proc."""
+"""The counters of a rank at a moment, from its status board and the kernel; the parts of its time between two.
+
+Samples of other machines' ranks come as messages to the command of machine 0.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import Any
 
 from duoka.supervision.status_board import StatusBoard
-
-if TYPE_CHECKING:
-    from duoka.watching.record import RunRecord
+from duoka.system.messages import printable
 
 TICKS = os.sysconf("SC_CLK_TCK")
 LONG = 5.0  # seconds in one collective
@@ -67,27 +68,11 @@ class RunSample:
     @property
     def steps(self) -> int:
         """Number of steps that all known ranks have finished."""
-        return min((one.steps for one in self.ranks if one.is_known), default=0)
+        return min((rank.steps for rank in self.ranks if rank.is_known), default=0)
 
 
-def take(record: RunRecord, board: StatusBoard) -> RunSample:
-    """Return a sample of a run."""
-    here = zip(record.ranks, record.pids, record.devices, strict=False)
-    ranks = tuple(_rank(board, rank, pid, device, record.sees_waits) for rank, pid, device in here)
-    return RunSample(time.monotonic(), (*ranks, *_of_other_machines(record, board)))
-
-
-def _of_other_machines(record: RunRecord, board: StatusBoard) -> Iterator[RankSample]:
-    rank = len(record.pids)
-    for machine, count in enumerate(record.others, 1):
-        found = board.remote_samples.read(machine)
-        for place in range(count):
-            values = (0,) if found is None else (*found.ranks[place], found.received)
-            yield RankSample(rank, *values)
-            rank += 1
-
-
-def _rank(board: StatusBoard, rank: int, pid: int, device: str, sees_waits: bool) -> RankSample:
+def sample_rank(board: StatusBoard, rank: int, pid: int, device: str, sees_waits: bool) -> RankSample:
+    """Return the sample of a rank of this machine. device: as planned."""
     ran, queued = _main_thread(pid)
     cpu, memory = _process(pid)
     counters, progress = board.counters(rank), board.read(rank)
@@ -125,3 +110,95 @@ def _process(pid: int) -> tuple[float, int]:
             fields = file.read().rpartition(b")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS, int(fields[21]) * PAGE
     return 0.0, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a rank's time, each as a fraction; they add up to 1.
+
+    waiting: in collectives, for other ranks. loading: for batches of loaders. queued: ready to compute, without a
+    core. computing: its main thread on a core. rest: its main thread asleep, as for a disk, another program or a GPU.
+    """
+
+    waiting: float
+    loading: float
+    computing: float
+    queued: float
+    rest: float
+
+
+def parts(before: RankSample, after: RankSample) -> Parts:
+    """Return the parts of the time between two samples of one rank.
+
+    The main thread also runs while it waits (it polls at first) and loads (without loader workers). What the kernel
+    counted of running is therefore at most what is left beside these two.
+    """
+    seconds = after.time - before.time  # by the clock of its machine
+    if seconds <= 0:
+        raise ValueError(f"the samples are {seconds:g} s apart, not more than 0")
+    waiting = max(0.0, after.waited - before.waited)  # what a long wait took is corrected at its end
+    loading = after.loaded - before.loaded
+    known = max(seconds, waiting + loading)  # a wait that is counted now may have begun before
+    left = known - waiting - loading
+    computing = min(left, max(0.0, after.ran - before.ran))
+    queued = min(left - computing, max(0.0, after.queued - before.queued))
+    rest = left - computing - queued
+    return Parts(*(part / known for part in (waiting, loading, computing, queued, rest)))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part as it is shown. field: of `Parts`. name: in full. column: in a table. style: in the terminal."""
+
+    field: str
+    name: str
+    column: str
+    style: str
+    page_style: str
+
+
+PARTS = (
+    Part("computing", "computes", "computes", "green", "c1"),
+    Part("waiting", "waits for other ranks", "waits", "red", "c3"),
+    Part("loading", "loads", "loads", "yellow", "c2"),
+    Part("queued", "queues for a core", "queues", "magenta", "c4"),
+    Part("rest", "sleeps", "sleeps", "bright_black", "c0"),
+)
+
+
+def parts_shown(sees_waits: bool) -> list[Part]:
+    """Return the parts that can be known of a run."""
+    return [part for part in PARTS if part.field != "waiting" or sees_waits]
+
+
+_SENT = fields(RankSample)[1:-1]  # without the rank, which follows from the order, and the time of receipt
+_KINDS = tuple({"int": int, "float": float, "str": str}[str(field.type)] for field in _SENT)
+LONGEST = 256  # characters of a text
+HIGHEST = 1 << 62  # of a number
+
+
+def as_message(ranks: Sequence[RankSample]) -> list[list[Any]]:
+    """Return the samples of all ranks of a machine as plain data."""
+    return [[getattr(rank, field.name) for field in _SENT] for rank in ranks]
+
+
+def checked(message: Any, count: int) -> list[list[Any]]:
+    """Check a received message. count: of the machine's ranks.
+
+    Raises:
+        ValueError: it is not one of `as_message`.
+    """
+    if not isinstance(message, list) or len(message) != count:
+        raise ValueError(f"not the samples of {count} ranks")
+    for values in message:
+        if not isinstance(values, list) or len(values) != len(_KINDS):
+            raise ValueError("not the sample of a rank")
+    return [[_checked(value, kind) for value, kind in zip(values, _KINDS, strict=True)] for values in message]
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if kind is str and isinstance(value, str):
+        return printable(value[:LONGEST])[:LONGEST]
+    if kind is not str and type(value) in (int, kind) and 0 <= value < HIGHEST:  # false for NaN
+        return kind(value)
+    raise ValueError("not the sample of a rank")

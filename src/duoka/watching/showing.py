@@ -14,10 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from duoka.system.messages import duration, in_words, per_second, printable
-from duoka.watching.findings import findings, name_places, only_these
-from duoka.watching.parts import PARTS, parts_shown
-from duoka.watching.place import Place
-from duoka.watching.watcher import RankState, RunState, worst
+from duoka.watching.progress import Position
+from duoka.watching.sample import PARTS, parts_shown
+from duoka.watching.watcher import RankState, RunState, findings, name_on_machines, only_these, worst
 
 GIB = 1 << 30
 MOST = 16  # ranks in a table
@@ -38,8 +37,8 @@ def _headline(state: RunState) -> Text:
         f"{duration(state.seconds)}",
         f"step {state.steps:,}",
     ]
-    if state.place.words():
-        words.append(state.place.words())
+    if state.position.words():
+        words.append(state.position.words())
     if state.steps_per_second is not None:
         words.append(f"{per_second(state.steps_per_second)} steps/s ({in_words(1 / state.steps_per_second)} each)")
     if state.samples_per_second is not None:
@@ -50,7 +49,7 @@ def _headline(state: RunState) -> Text:
         words.append(f"restarted {record.attempt} time{'s' * (record.attempt > 1)}")
     if state.slowest is not None:
         rank, often = state.slowest
-        words.append(f"slowest: {name_places(record, [rank])}, in {often:.0%} of readings")
+        words.append(f"slowest: {name_on_machines(record, [rank])}, in {often:.0%} of readings")
     return Text("  ".join(words), style="bold")
 
 
@@ -94,47 +93,47 @@ def _table(state: RunState, width: int) -> Table:
 
 def _columns(state: RunState) -> list[_Column]:
     ranks = worst(state, MOST)
-    found = [
-        _Column("rank", [Text(str(one.sample.rank)) for one in ranks]),
-        _Column("device", [Text(printable(one.device)) for one in ranks], 5, justify="left"),
-        _Column("", [_bar(one) for one in ranks], 6, justify="left"),
+    columns = [
+        _Column("rank", [Text(str(rank.sample.rank)) for rank in ranks]),
+        _Column("device", [Text(printable(rank.device)) for rank in ranks], 5, justify="left"),
+        _Column("", [_bar(rank) for rank in ranks], 6, justify="left"),
     ]
     if state.record.others and state.record.machines:
-        machines = [Text(printable(one.machine.removeprefix("machine "))) for one in ranks]
-        found.insert(1, _Column("machine", machines, 5, justify="left"))
-    for place, part in enumerate(parts_shown(state.record.sees_waits)):
-        figures = ["" if one.parts is None else f"{getattr(one.parts, part.field):.0%}" for one in ranks]
-        found.append(_Column(part.column, list(map(Text, figures)), max(0, place - 2), part.style))
-    cores = ["" if one.cores is None else f"{one.cores:.1f}" for one in ranks]
-    found.append(_Column("cores", list(map(Text, cores)), 4))
-    memory = ["" if not one.sample.is_known else f"{one.sample.memory / GIB:.2f} GiB" for one in ranks]
-    found.append(_Column("memory", list(map(Text, memory)), 3))
-    uses = [Text(_device_use(one)) for one in ranks]
-    return [*found, _Column("device use", uses, 7)] if any(uses) else found
+        machines = [Text(printable(rank.machine.removeprefix("machine "))) for rank in ranks]
+        columns.insert(1, _Column("machine", machines, 5, justify="left"))
+    for at, part in enumerate(parts_shown(state.record.sees_waits)):
+        figures = ["" if rank.parts is None else f"{getattr(rank.parts, part.field):.0%}" for rank in ranks]
+        columns.append(_Column(part.column, list(map(Text, figures)), max(0, at - 2), part.style))
+    cores = ["" if rank.cores is None else f"{rank.cores:.1f}" for rank in ranks]
+    columns.append(_Column("cores", list(map(Text, cores)), 4))
+    memory = ["" if not rank.sample.is_known else f"{rank.sample.memory / GIB:.2f} GiB" for rank in ranks]
+    columns.append(_Column("memory", list(map(Text, memory)), 3))
+    uses = [Text(_device_use(rank)) for rank in ranks]
+    return [*columns, _Column("device use", uses, 7)] if any(uses) else columns
 
 
-def _bar(one: RankState) -> Text:
+def _bar(rank: RankState) -> Text:
     bar = Text()
-    if one.parts is not None:
-        for part, width in zip(PARTS, _widths(one.parts), strict=True):
+    if rank.parts is not None:
+        for part, width in zip(PARTS, _widths(rank.parts), strict=True):
             bar.append(("░" if part.field == "rest" else "█") * width, style=part.style)
     return bar
 
 
-def _widths(found: Any) -> list[int]:
+def _widths(parts: Any) -> list[int]:
     """Return the widths of the parts in a bar, which add up to `BAR`."""
     ends, total = [], 0.0
     for part in PARTS:
-        total += getattr(found, part.field)
+        total += getattr(parts, part.field)
         ends.append(round(total * BAR))
     return [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def _device_use(one: RankState) -> str:
-    if one.gpu is None:
+def _device_use(rank: RankState) -> str:
+    if rank.gpu is None:
         return ""
-    use = "" if one.gpu.utilisation is None else f"{one.gpu.utilisation}%"
-    memory = "" if one.gpu.used is None else f"{one.gpu.used / GIB:.1f}/{one.gpu.memory / GIB:.1f} GiB"
+    use = "" if rank.gpu.utilisation is None else f"{rank.gpu.utilisation}%"
+    memory = "" if rank.gpu.used is None else f"{rank.gpu.used / GIB:.1f}/{rank.gpu.memory / GIB:.1f} GiB"
     return ", ".join(filter(None, [use, memory]))
 
 
@@ -171,37 +170,37 @@ def as_data(state: RunState) -> dict[str, Any]:
         "steps_per_second": state.steps_per_second,
         "samples_per_second": state.samples_per_second,
         "slowest": None if state.slowest is None else {"rank": state.slowest[0], "often": state.slowest[1]},
-        "ranks": [_rank_data(one, state.record.sees_waits) for one in state.ranks],
+        "ranks": [_rank_data(rank, state.record.sees_waits) for rank in state.ranks],
         "findings": findings(state),
-        "place": _place_data(state.place),
+        "place": _position_data(state.position),
         "values": {name: value if math.isfinite(value) else None for name, value in state.values.items()},
         "lines": list(state.lines),
     }
 
 
-def _place_data(place: Place) -> dict[str, Any]:
-    bar = place.bar and dict(zip(("name", "done", "total"), place.bar, strict=True))
-    return {**asdict(place), "bar": bar, "words": place.words()}
+def _position_data(position: Position) -> dict[str, Any]:
+    bar = position.bar and dict(zip(("name", "done", "total"), position.bar, strict=True))
+    return {**asdict(position), "bar": bar, "words": position.words()}
 
 
-def _rank_data(one: RankState, sees_waits: bool) -> dict[str, Any]:
-    found = None if one.parts is None else asdict(one.parts)
-    if found is not None and not sees_waits:
-        found["waiting"] = None
-    gpu = one.gpu and {"memory": one.gpu.memory, "used": one.gpu.used, "utilisation": one.gpu.utilisation}
+def _rank_data(rank: RankState, sees_waits: bool) -> dict[str, Any]:
+    parts = None if rank.parts is None else asdict(rank.parts)
+    if parts is not None and not sees_waits:
+        parts["waiting"] = None
+    gpu = rank.gpu and {"memory": rank.gpu.memory, "used": rank.gpu.used, "utilisation": rank.gpu.utilisation}
     return {
-        "rank": one.sample.rank,
-        "pid": one.sample.pid or None,
-        "machine": one.machine or None,
-        "silent": one.silent,
-        "device": one.device,
-        "steps": one.sample.steps,
-        "parts": found,
-        "cores": one.cores,
-        "memory": one.sample.memory,
+        "rank": rank.sample.rank,
+        "pid": rank.sample.pid or None,
+        "machine": rank.machine or None,
+        "silent": rank.silent,
+        "device": rank.device,
+        "steps": rank.sample.steps,
+        "parts": parts,
+        "cores": rank.cores,
+        "memory": rank.sample.memory,
         "gpu": gpu,
-        "collective": one.sample.inside or None,
-        "collective_seconds": one.sample.since if one.sample.inside else None,
+        "collective": rank.sample.inside or None,
+        "collective_seconds": rank.sample.since if rank.sample.inside else None,
     }
 
 

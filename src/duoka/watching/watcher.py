@@ -1,19 +1,19 @@
-"""A run over time: speed, parts of a step, the slowest rank."""
+"""A run over time: its speed, the parts of a step, the slowest rank, and what stands out, in sentences."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
+from itertools import groupby
 
 from duoka.devices.gpu import Gpu
-from duoka.watching.output_reader import OutputReader
-from duoka.watching.parts import Parts, parts
-from duoka.watching.place import Place, read_place
-from duoka.watching.record import RunRecord, open_board
-from duoka.watching.sample import LONG, SILENT, RankSample, RunSample, take
+from duoka.supervision.status_board import name_ranks
+from duoka.watching.progress import OutputReader, Position, read_position
+from duoka.watching.record import RunRecord, open_board, take
+from duoka.watching.sample import LONG, SILENT, Parts, RankSample, RunSample, parts
 
 WINDOW = 10.0  # seconds over which speeds and parts are averaged
 APART = 0.05  # of the time: ranks that wait as long as each other within this are equally fast
@@ -42,7 +42,7 @@ class RunState:
     """The state of a run at one time. Rates are averages of the last seconds; None while, or if, they are unknown.
 
     seconds: since the run began. slowest: the rank for which others waited most often, and the fraction of readings
-    in which they did; None if no waits are measured. place: position in epochs and batches. values: the latest value
+    in which they did; None if no waits are measured. position: in epochs and batches. values: the latest value
     of each name. lines: the last lines that the script printed.
     """
 
@@ -53,33 +53,33 @@ class RunState:
     samples_per_second: float | None
     ranks: tuple[RankState, ...]
     slowest: tuple[int, float] | None = None
-    place: Place = field(default_factory=Place)
+    position: Position = field(default_factory=Position)
     values: Mapping[str, float] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
 
     @property
     def waiting(self) -> float | None:
         """The mean over ranks of the fraction of time spent waiting for others; None if it is not seen."""
-        return self._mean(lambda found: found.waiting) if self.record.sees_waits else None
+        return self._mean(lambda parts: parts.waiting) if self.record.sees_waits else None
 
     @property
     def loading(self) -> float | None:
         """The largest fraction of a rank's time spent taking batches from loaders."""
-        return max((one.parts.loading for one in self.ranks if one.parts), default=None)
+        return max((rank.parts.loading for rank in self.ranks if rank.parts), default=None)
 
     @property
     def queued(self) -> float | None:
         """The mean over ranks of the fraction of time spent without a core."""
-        return self._mean(lambda found: found.queued)
+        return self._mean(lambda parts: parts.queued)
 
     @property
     def rest(self) -> float | None:
         """The mean over ranks of the fraction of time spent asleep outside of waits and loaders."""
-        return self._mean(lambda found: found.rest)
+        return self._mean(lambda parts: parts.rest)
 
     def _mean(self, part: Callable[[Parts], float]) -> float | None:
-        found = [part(one.parts) for one in self.ranks if one.parts is not None]
-        return sum(found) / len(found) if found else None
+        values = [part(rank.parts) for rank in self.ranks if rank.parts is not None]
+        return sum(values) / len(values) if values else None
 
 
 class RunWatcher:
@@ -109,7 +109,7 @@ class RunWatcher:
         self._reader.read(self._board.script_output)
         return replace(
             self.state(gpus or {}),
-            place=read_place(self._board, time.monotonic()),
+            position=read_position(self._board, time.monotonic()),
             values=dict(self._reader.latest),
             lines=tuple(self._reader.lines),
         )
@@ -118,7 +118,7 @@ class RunWatcher:
         """Add a sample, count which rank the others waited for, and drop samples that are older than the window."""
         self._compare(sample)
         self._samples.append(sample)
-        if not all(one.is_known for one in self._samples[0].ranks):  # others came later: they are seen from then on
+        if not all(rank.is_known for rank in self._samples[0].ranks):  # others came later: they are seen from then on
             pairs = zip(self._samples[0].ranks, sample.ranks, strict=True)
             first = tuple(old if old.is_known else new for old, new in pairs)
             self._samples[0] = RunSample(self._samples[0].time, first)
@@ -180,10 +180,10 @@ class RunWatcher:
 
     def _most_often(self) -> tuple[int, float] | None:
         looks = sum(self._slowest.values())
-        found = [(count, rank) for rank, count in self._slowest.items() if rank >= 0]
-        if not found or not self._record.sees_waits:
+        counts = [(count, rank) for rank, count in self._slowest.items() if rank >= 0]
+        if not counts or not self._record.sees_waits:
             return None
-        count, rank = max(found)
+        count, rank = max(counts)
         return rank, count / looks
 
 
@@ -196,13 +196,122 @@ def worst(state: RunState, most: int) -> list[RankState]:
     """
     if len(state.ranks) <= most:
         return list(state.ranks)
-    some_wait = any(one.sample.since > LONG for one in state.ranks if one.sample.inside)
+    some_wait = any(rank.sample.since > LONG for rank in state.ranks if rank.sample.inside)
 
-    def order(one: RankState) -> tuple[bool, bool, float]:
-        is_missing = some_wait and not one.sample.inside
-        if one.parts is None:
-            return one.silent <= SILENT, not is_missing, 0.0
-        small = one.parts.waiting if state.record.sees_waits else -one.parts.loading - one.parts.queued
-        return one.silent <= SILENT, not is_missing, small
+    def order(rank: RankState) -> tuple[bool, bool, float]:
+        is_missing = some_wait and not rank.sample.inside
+        if rank.parts is None:
+            return rank.silent <= SILENT, not is_missing, 0.0
+        small = rank.parts.waiting if state.record.sees_waits else -rank.parts.loading - rank.parts.queued
+        return rank.silent <= SILENT, not is_missing, small
 
     return nsmallest(most, state.ranks, order)
+
+
+WORTH_A_WORD = 0.2  # of the time; smaller parts are not mentioned
+OFTEN = 0.6  # of readings: a rank that was the slowest in as many is the cause
+NEARLY_FULL = 0.95  # of a GPU's memory
+
+UNEVEN = (
+    "the step is too short for the exchange, or the ranks do not reach it at the same time; "
+    "use a larger batch, or fewer devices"
+)
+
+
+def findings(state: RunState) -> list[str]:
+    """Return what stands out in a run, the largest part of the time first."""
+    missing = list(_missing(state))
+    parts = [text for part, text in sorted(_parts(state, bool(missing)), reverse=True) if part >= WORTH_A_WORD]
+    return [*_silent(state), *missing, *parts, *_memory(state), *_faults(state)]
+
+
+def _parts(state: RunState, explains_wait: bool) -> Iterator[tuple[float, str]]:
+    """Yield parts of the time beside computing, each with its cause. explains_wait: another finding does."""
+    if state.waiting is not None and not explains_wait:
+        yield state.waiting, f"waiting for others {state.waiting:.0%}: {_why_waiting(state)}"
+    if state.loading is not None:
+        yield (
+            state.loading,
+            f"waiting for data {state.loading:.0%}: the loader is the limit; raise num_workers of the DataLoader",
+        )
+    if state.queued is not None:
+        yield (
+            state.queued,
+            f"waiting for a core {state.queued:.0%}: more threads compute on this machine than it has cores; end "
+            "other programs, or start the run with fewer --threads or workers",
+        )
+    if state.rest is not None and not any(rank.device.startswith("GPU ") for rank in state.ranks):
+        yield (
+            state.rest,
+            f"asleep {state.rest:.0%}: the script waits for something else, as a disk, a lock or another program; "
+            + _look(state, max(state.ranks, key=lambda rank: rank.parts.rest if rank.parts else 0.0)),
+        )
+
+
+def _why_waiting(state: RunState) -> str:
+    if state.slowest is None or state.slowest[1] < OFTEN:
+        return UNEVEN
+    rank, often = state.slowest
+    slowest = next((slowest for slowest in state.ranks if slowest.sample.rank == rank), None)
+    text = f"{name_on_machines(state.record, [rank])} is the slowest in {often:.0%} of readings"
+    if slowest is None or slowest.parts is None:
+        return text
+    if slowest.parts.queued >= WORTH_A_WORD:
+        return f"{text}, for {slowest.parts.queued:.0%} of its time without a core; see who else uses this machine"
+    if slowest.parts.loading >= WORTH_A_WORD:
+        return f"{text}, with {slowest.parts.loading:.0%} of its time in its loader"
+    if slowest.parts.rest >= WORTH_A_WORD:
+        asleep = f"asleep for {slowest.parts.rest:.0%} of its time, as for a disk or in a sleep of the script"
+        return f"{text}, {asleep}; {_look(state, slowest)}"
+    return f"{text}: it computes more than the others, or its cores or device are slower; see what else runs there"
+
+
+def name_on_machines(record: RunRecord, ranks: list[int]) -> str:
+    """Return `ranks 0 and 2`; in a run on several machines `ranks 0 and 1 on machine 0 (node1), rank 3 on ...`."""
+    by_machine = groupby(ranks, record.machine_of)
+    return ", ".join(name_ranks(list(some)) + (f" on {machine}" if machine else "") for machine, some in by_machine)
+
+
+def only_these(record: RunRecord) -> str:
+    """Describe which ranks another command than that of machine 0 shows."""
+    ours, first = name_on_machines(record, list(record.ranks)), name_on_machines(record, [0])
+    return f"only {ours}; the command of {first} shows all"
+
+
+def _silent(state: RunState) -> Iterator[str]:
+    """Yield from which ranks of other machines no sample has come lately."""
+    silent = [rank for rank in state.ranks if rank.silent > SILENT]
+    if silent:
+        names = name_on_machines(state.record, [rank.sample.rank for rank in silent])
+        longest = max(rank.silent for rank in silent)
+        yield f"{names}: no sample received for {longest:.0f} s; see whether its machine and its network work"
+
+
+def _look(state: RunState, rank: RankState) -> str:
+    if state.record.code is not None:  # the process has ended
+        return "py-spy shows where"
+    return f"`py-spy dump --pid {rank.sample.pid}` shows where" + (f" (on {rank.machine})" if rank.machine else "")
+
+
+def _missing(state: RunState) -> Iterator[str]:
+    """Yield which ranks have waited long in a collective, and for whom."""
+    known = [sample.sample for sample in state.ranks if sample.silent <= SILENT]
+    waiting = [sample for sample in known if sample.inside and sample.since > LONG]
+    absent = [sample.rank for sample in known if not sample.inside]
+    if waiting:
+        longest = max(waiting, key=lambda sample: sample.since)
+        names = name_on_machines(state.record, [sample.rank for sample in waiting])
+        verb = "has" if len(waiting) == 1 else "have"
+        whom = f"; {name_on_machines(state.record, absent)} did not call it yet" if absent else ""
+        yield f"{names} {verb} been in {longest.inside} for {longest.since:.0f} s{whom}"
+
+
+def _memory(state: RunState) -> Iterator[str]:
+    for rank in state.ranks:
+        if rank.gpu is not None and rank.gpu.memory and (rank.gpu.used or 0) > NEARLY_FULL * rank.gpu.memory:
+            yield f"the memory of {rank.device} is nearly full: use a smaller batch, or --strategy fsdp"
+
+
+def _faults(state: RunState) -> Iterator[str]:
+    for number, fault in enumerate(state.record.faults, 1):
+        yield f"fault {number}: {fault}"

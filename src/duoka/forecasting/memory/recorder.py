@@ -20,8 +20,7 @@ from duoka.plain.patching import Patches
 from duoka.private.torch import in_backward, tree_leaves
 from duoka.strategies.fsdp import blocks, groups
 from duoka.supervision.status_board import StatusSlot
-from duoka.trials.loaders import watch_loaders
-from duoka.trials.observer import StepWatcher, TrialObserver
+from duoka.trials.observer import StepWatcher, TrialObserver, watch_loaders
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from duoka.forecasting.memory.forecast import ROOM, MemoryForecast, Need
 from duoka.forecasting.memory.replay import MemoryLayout
-from duoka.trials.tables import render_table
+from duoka.trials.runner import render_table
 
 PARTS = {"parameters": ("parameter",), "gradients": ("gradient",), "the optimizer's state": ("state",)}
 

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from duoka.watching.charts import (
+from duoka.watching.history import Point
+from duoka.watching.html import (
     HEIGHT,
     WIDTH,
     Axis,
@@ -15,7 +16,6 @@ from duoka.watching.charts import (
     line_chart,
     line_path,
 )
-from duoka.watching.history import Point
 
 AXIS = Axis(begin=100.0, end=200.0, top=4.0, high="4 s")
 FIRST = [Point(100.0, 0.0), Point(150.0, 4.0), Point(175.0, 1.0)]
