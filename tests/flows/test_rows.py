@@ -33,11 +33,17 @@ for step, (x,) in enumerate(run.loader(torch.utils.data.TensorDataset(data), bat
 def test_a_slow_rank_gets_fewer_rows_and_no_number_changes(flow: Flow) -> None:
     script = flow.write("script.py", SCRIPT)
     alone = flow.run(["run", "--devices", "cpu:1", script]).ok()
-    result = flow.run(["run", "--devices", "cpu:2", script]).ok()
+    result = flow.run(["run", "--devices", "cpu:2", "--report", "report.html", script]).ok()
     assert result.stdout == alone.stdout
     shares = re.search(r"rows (\d+) \+ (\d+) of 16 \(.* : 1, measured after 43 steps\)", result.stderr)
     assert shares is not None, result.stderr
     assert int(shares[1]) > int(shares[2])
+    heads, first, second = re.findall(r"<tr>(.*?)</tr>", (flow.folder / "report.html").read_text())[:3]
+    assert "rows</th><th>a row" in heads
+    assert all(
+        re.search(rf"<td>{rows}</td><td>[\d.]+ [mµ]?s<", row)
+        for rows, row in zip(shares.groups(), (first, second), strict=True)
+    )
 
 
 FAULTY = """

@@ -18,10 +18,12 @@ def test_a_run_is_found_and_its_board_is_read(tmp_path: Path) -> None:
 
     board.slot(1).step(7)
     board.slot(1).load(2_000_000, 64, 1, 0)
+    board.slot(1).show_rows(24, 0.5)
+    board.slot(1).show_rows(16)
     seen = open_board(found)
     assert seen is not None
     assert seen.counters(0).steps == 0
-    assert seen.counters(1) == (7, 0.0, 0.002, 64)
+    assert seen.counters(1) == (7, 0.0, 0.002, 64, 16, 0.5)
     board.slot(1).step(8)
     assert seen.counters(1).steps == 8
 

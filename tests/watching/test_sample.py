@@ -88,7 +88,7 @@ def test_no_time_has_no_parts() -> None:
         parts(RankSample(0, 1), RankSample(0, 1))
 
 
-FULL = RankSample(3, 17, 100.5, "GPU 3", 7, 1.5, 2.5, 640, 3.5, 0.25, 9.0, 1 << 40, "all_reduce (3,) at é.py:1", 0.5)
+FULL = RankSample(3, 17, 100.5, "GPU 3", 7, 1.5, 2.5, 640, 48, 0.01, 3.5, 0.25, 9.0, 1 << 40, "all_reduce (3,)", 0.5)
 
 
 def sent(*ranks: RankSample) -> Any:
@@ -130,7 +130,7 @@ def test_the_largest_sample_has_room() -> None:
             [[*sent(FULL)[0][:at], wrong, *sent(FULL)[0][at + 1 :]]]
             for at, wrong in [
                 (0, "1"), (0, -1), (0, 1.5), (0, True), (0, 1 << 63), (0, None), (1, float("nan")), (1, float("inf")),
-                (2, 5), (2, None), (11, ["x"]),
+                (2, 5), (2, None), (13, ["x"]),
             ]
         ),
     ],
@@ -142,8 +142,8 @@ def test_other_messages_are_refused(value: Any) -> None:
 
 def test_control_characters_do_not_pass() -> None:
     values = sent(FULL)[0]
-    values[11] = "\x1b[31m\ud800" + "x" * 10_000
-    text = checked([values], 1)[0][11]
+    values[13] = "\x1b[31m\ud800" + "x" * 10_000
+    text = checked([values], 1)[0][13]
     assert text.startswith("\\x1b[31m\\ud800xxx")
     assert len(text) == 256
 

@@ -35,6 +35,16 @@ def test_a_table() -> None:
     assert note.strip().startswith("waiting for others 25%: rank 1 is the slowest")
 
 
+def test_uneven_shares_of_a_batch() -> None:
+    watcher = RunWatcher(record())
+    watcher.add(sample(0.0, {"rows": 48, "seconds_of_row": 0.0025}, {"rows": 16}))
+    _, head, first, second, *_ = drawn(watcher.state({}))
+    assert head.split()[-5:] == ["rows", "a", "row", "cores", "memory"]
+    assert (first.split()[2:5], second.split()[2:4]) == (["48", "2.5", "ms"], ["16", "0.00"])
+    data = as_data(watcher.state({}))["ranks"]
+    assert [(one["rows"], one["seconds_of_row"]) for one in data] == [(48, 0.0025), (16, None)]
+
+
 def test_in_a_narrow_terminal_columns_are_left_out_whole() -> None:
     names = {}
     for width in (120, 80, 60, 40, 20):

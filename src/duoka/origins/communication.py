@@ -84,6 +84,9 @@ class NullSlot:
     def end_wait(self) -> None:
         """Do nothing."""
 
+    def show_rows(self, rows: int, seconds: float = 0.0) -> None:
+        """Do nothing."""
+
 
 def connect(store: Store, rank: int, world_size: int, timeout: float) -> Communication:
     """Connect to the other ranks through a store; map shared memory if all ranks are on one machine.

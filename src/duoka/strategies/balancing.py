@@ -120,7 +120,9 @@ class Balance:
         n = self._view.largest
         if not n:
             return
-        shares = [size / n for size in self._view.partition(n).sizes]
+        partition = self._view.partition(n)
+        self._ranks.show_rows(partition.rows, seconds / partition.rows)
+        shares = [size / n for size in partition.sizes]
         self._largest = max(self._largest, shares[self._ranks.rank])
         mine = torch.tensor([seconds, self._largest * self._clock.room(optimizer)], dtype=torch.float64)
         times, most = self._ranks.all_gather(mine).view(-1, 2).T.tolist()

@@ -21,13 +21,14 @@ from duoka.supervision.rings import OUTPUT_SIZE, RemoteSamples, ScriptOutput, sa
 RING = 64  # collectives that a slot remembers
 ENTRY = 256  # bytes of one of them: four 64-bit numbers, then the text
 TEXT = ENTRY - 4 * 8
-HEAD = 128  # bytes in front of the entries: 16 numbers, of which 14 are used
+HEAD = 128  # bytes in front of the entries: 16 numbers
 SLOT_SIZE = HEAD + RING * ENTRY
 
 # Indices of the 64-bit numbers in a slot and in an entry.
 BEGUN, FINISHED, STEPS, STEPPED, SLOWEST, SEEN, SAVED, WAITED, LOADED, SAMPLES = range(10)
 BATCH, TRAINED = 10, 11  # the number of a batch in the upper half, how many there are in the lower
 MEETING, WAITS = 12, 13  # the last meeting (StatusSlot.meet); 1 while the rank waits outside of a collective
+ROWS, OF_ROW = 14, 15  # of the largest batch; nanoseconds of each, 0 if they are not measured
 HALF = 32
 EPOCH, MOST = 40, 0xFF  # shift of the number of collectives before a meeting; the most meetings until the next one
 DIGEST, SINCE, LENGTH, NUMBER = 0, 1, 2, 3
@@ -67,12 +68,16 @@ class Counters(NamedTuple):
 
     steps: finished ones. waited: seconds in collectives. loaded: seconds in which it took batches from torch's
     loaders. samples: of these batches, where their loader has a batch size.
+
+    No sums: rows: its share of the largest batch. seconds_of_row: without waits; 0 if they are not measured.
     """
 
     steps: int
     waited: float
     loaded: float
     samples: int
+    rows: int
+    seconds_of_row: float
 
 
 class Batches(NamedTuple):
@@ -185,7 +190,8 @@ class StatusBoard:
     def counters(self, rank: int) -> Counters:
         """Return the sums of `rank`."""
         words = self._words[rank]
-        return Counters(words[STEPS], words[WAITED] / 1e9, words[LOADED] / 1e9, words[SAMPLES])
+        times = words[WAITED] / 1e9, words[LOADED] / 1e9
+        return Counters(words[STEPS], *times, words[SAMPLES], words[ROWS], words[OF_ROW] / 1e9)
 
     def batches(self, rank: int) -> Batches:
         """Return where `rank` is in its loaders."""
@@ -355,6 +361,11 @@ class StatusSlot:
         words[LOADED] += nanoseconds
         words[SAMPLES] += samples
         words[BATCH] = (number << HALF) + of
+
+    def show_rows(self, rows: int, seconds: float = 0.0) -> None:
+        """Record this rank's share of the largest batch. seconds: of each row, without waits; 0: as before."""
+        self._words[ROWS] = rows
+        self._words[OF_ROW] = int(seconds * 1e9) or self._words[OF_ROW]
 
     def begin_epoch(self) -> None:
         """Record that no batch of this epoch has trained yet."""

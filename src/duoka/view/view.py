@@ -73,7 +73,7 @@ class View:
         refusal: the first Refused that was raised in the script, which may have caught it.
         weights: of each rank's share of a batch (`Partition`); empty: the shares are even.
         leaf_hooks: leaf -> the script's hooks on it, if the strategy calls them itself.
-        largest: samples of the largest batch that was split with these weights.
+        largest: samples of the largest batch that was split.
     """
 
     def __init__(
@@ -126,15 +126,23 @@ class View:
         if not self._partitions.cache_info().currsize:
             self.say(f"batch {self.shares.of_process.of(n, weights)}")
             self.whole_operations.begin()
-        self.largest = max(self.largest, n)
+        if n > self.largest:
+            self.largest = n
+            self._show_rows()
         return partition
+
+    def _show_rows(self) -> None:
+        if self.largest and not self.of_parameters:
+            share = self.shares.of_process.of(self.largest, self.weights)
+            self.shares.processes.show_rows(share.rows)
 
     def set_weights(self, weights: tuple[float, ...]) -> None:
         """Set the weights of the ranks' shares, for batches that are split from now on; all ranks call it.
 
         Batches that exist keep their partition. What computes with two partitions of n samples gathers one of them.
         """
-        self.weights, self.largest = weights, 0
+        self.weights = weights
+        self._show_rows()
 
     def raised(self, error: Exception) -> None:
         """Remember an error that is raised in the script, which may catch it.

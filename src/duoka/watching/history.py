@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from statistics import fmean
 from typing import NamedTuple
@@ -166,8 +166,16 @@ class History:
 
     def memory(self, rank: int) -> list[list[Point]]:
         """Return the bytes that a rank has in memory over time, for each attempt."""
+        return self._over_time(rank, lambda sample: sample.memory)
+
+    def rows(self, rank: int) -> list[list[Point]]:
+        """Return a rank's share of the largest batch over time, for each attempt, from its first batch on."""
+        points = self._over_time(rank, lambda sample: sample.rows)
+        return [[point for point in segment if point.value] for segment in points]
+
+    def _over_time(self, rank: int, value: Callable[[RankSample], int]) -> list[list[Point]]:
         return [
-            [Point(sample.time, float(sample.of(rank).memory)) for sample in samples if sample.of(rank).is_known]
+            [Point(sample.time, float(value(sample.of(rank)))) for sample in samples if sample.of(rank).is_known]
             for samples in self.attempts
         ]
 

@@ -26,6 +26,7 @@ from duoka.watching.html import Axis, Line, Mark, Segments, area_chart, document
 from duoka.watching.progress import MOST_LOGGED, read_position
 from duoka.watching.record import PublishedRun, RunRecord, open_board, take
 from duoka.watching.sample import RunSample, parts_shown
+from duoka.watching.showing import of_row
 from duoka.watching.watcher import RunState, RunWatcher, findings, name_on_machines, only_these, worst
 
 MOST_LINES = 8  # ranks in a chart
@@ -57,6 +58,7 @@ def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0, pos
     span = history.begun, end.time
     charts = [
         *_step_charts(record, history, span, marks),
+        *_rows_chart(record, history, span, marks),
         *_value_charts(history, span, marks),
         *_memory_chart(record, history, span, marks),
         *_gpu_charts(history, span, marks),
@@ -156,18 +158,21 @@ def _table(state: RunState | None) -> str:
         return ""
     shown = parts_shown(state.record.sees_waits)
     has_machines = bool(state.record.others and state.record.machines)
+    columns = [*(part.column for part in shown), *(("rows", "a row") if state.has_uneven_rows else ())]
     rows = []
     for rank in worst(state, MOST_ROWS):
         machine = [rank.machine.removeprefix("machine ")] * has_machines
         cells = [str(rank.sample.rank), *machine, rank.device]
         cells += ["" if rank.parts is None else f"{getattr(rank.parts, part.field):.0%}" for part in shown]
+        if state.has_uneven_rows:
+            cells += [str(rank.sample.rows), of_row(rank.sample)]
         cells.append("" if rank.cores is None else f"{rank.cores:.1f}")
         cells.append(f"{rank.sample.memory / MIB:,.0f}" if rank.sample.is_known else "")
         rows.append(cells)
     note = "" if not state.record.attempt else " of the last attempt"
     note += f": the {MOST_ROWS} that are worst off, the worst first" if len(state.ranks) > MOST_ROWS else ""
     places = ("rank", "machine", "device") if has_machines else ("rank", "device")
-    return table(f"The time of each rank{note}", (*places, *(part.column for part in shown), "cores", "MiB"), rows)
+    return table(f"The time of each rank{note}", (*places, *columns, "cores", "MiB"), rows)
 
 
 def _step_charts(
@@ -191,6 +196,20 @@ def _step_charts(
 
 def _ranks(history: History) -> list[int]:
     return sorted({rank.rank for samples in history.attempts for sample in samples[-1:] for rank in sample.ranks})
+
+
+def _rows_chart(
+    record: RunRecord, history: History, span: tuple[float, float], marks: Sequence[Mark]
+) -> Iterator[str]:
+    """Yield the chart of the ranks' shares of a batch, if they have changed."""
+    shares = {rank: history.rows(rank) for rank in _ranks(history)}
+    if any(len({point.value for point in points}) > 1 for segments in shares.values() for points in segments):
+        lines = [
+            Line(name_on_machines(record, [rank]), f"c{at % 8 + 1}", shares[rank])
+            for at, rank in enumerate(list(shares)[:MOST_LINES])
+        ]
+        top = _top(line.segments for line in lines)
+        yield line_chart("Rows of each rank", Axis(*span, top, f"{top:.0f}"), lines, marks)
 
 
 def _memory_chart(

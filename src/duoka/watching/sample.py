@@ -26,10 +26,10 @@ class RankSample:
     """Counters of one rank since its start; times are seconds. A wait counts at its end, or when it becomes long.
 
     pid: 0: no sample was received yet. time: CLOCK_MONOTONIC of its machine. device: as planned. waited: in
-    collectives. loaded: taking batches from loaders. samples: in these batches. ran: its main thread on a core.
-    queued: its main thread ready to run, without a core. cpu: all its threads on cores. memory: bytes that it has in
-    memory. inside: the collective in which it is; empty if in none. since: how long. received: for ranks of other
-    machines, CLOCK_MONOTONIC of this machine when the sample came.
+    collectives. loaded: taking batches from loaders. samples: in these batches. rows, seconds_of_row: as in
+    `Counters`. ran: its main thread on a core. queued: its main thread ready to run, without a core. cpu: all its
+    threads on cores. memory: bytes that it has in memory. inside: the collective in which it is; empty if in none.
+    since: how long. received: for ranks of other machines, CLOCK_MONOTONIC of this machine when the sample came.
     """
 
     rank: int
@@ -40,6 +40,8 @@ class RankSample:
     waited: float = 0.0
     loaded: float = 0.0
     samples: int = 0
+    rows: int = 0
+    seconds_of_row: float = 0.0
     ran: float = 0.0
     queued: float = 0.0
     cpu: float = 0.0

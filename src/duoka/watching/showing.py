@@ -15,7 +15,7 @@ from rich.text import Text
 
 from duoka.system.messages import duration, in_words, per_second, printable
 from duoka.watching.progress import Position
-from duoka.watching.sample import PARTS, parts_shown
+from duoka.watching.sample import PARTS, RankSample, parts_shown
 from duoka.watching.watcher import RankState, RunState, findings, name_on_machines, only_these, worst
 
 GIB = 1 << 30
@@ -104,12 +104,20 @@ def _columns(state: RunState) -> list[_Column]:
     for at, part in enumerate(parts_shown(state.record.sees_waits)):
         figures = ["" if rank.parts is None else f"{getattr(rank.parts, part.field):.0%}" for rank in ranks]
         columns.append(_Column(part.column, list(map(Text, figures)), max(0, at - 2), part.style))
+    if state.has_uneven_rows:
+        columns.append(_Column("rows", [Text(str(rank.sample.rows)) for rank in ranks], 2))
+        columns.append(_Column("a row", [Text(of_row(rank.sample)) for rank in ranks], 3))
     cores = ["" if rank.cores is None else f"{rank.cores:.1f}" for rank in ranks]
     columns.append(_Column("cores", list(map(Text, cores)), 4))
     memory = ["" if not rank.sample.is_known else f"{rank.sample.memory / GIB:.2f} GiB" for rank in ranks]
     columns.append(_Column("memory", list(map(Text, memory)), 3))
     uses = [Text(_device_use(rank)) for rank in ranks]
     return [*columns, _Column("device use", uses, 7)] if any(uses) else columns
+
+
+def of_row(sample: RankSample) -> str:
+    """Return the time that a row takes a rank; empty if it is not measured."""
+    return in_words(sample.seconds_of_row) if sample.seconds_of_row else ""
 
 
 def _bar(rank: RankState) -> Text:
@@ -198,6 +206,8 @@ def _rank_data(rank: RankState, sees_waits: bool) -> dict[str, Any]:
         "parts": parts,
         "cores": rank.cores,
         "memory": rank.sample.memory,
+        "rows": rank.sample.rows or None,
+        "seconds_of_row": rank.sample.seconds_of_row or None,
         "gpu": gpu,
         "collective": rank.sample.inside or None,
         "collective_seconds": rank.sample.since if rank.sample.inside else None,

@@ -63,6 +63,12 @@ class RunState:
         return self._mean(lambda parts: parts.waiting) if self.record.sees_waits else None
 
     @property
+    def has_uneven_rows(self) -> bool:
+        """Return whether ranks have shares of a batch that differ by more than the one row of rounding."""
+        rows = [one.sample.rows for one in self.ranks if one.sample.rows]
+        return len(rows) > 1 and max(rows) - min(rows) > 1
+
+    @property
     def loading(self) -> float | None:
         """The largest fraction of a rank's time spent taking batches from loaders."""
         return max((rank.parts.loading for rank in self.ranks if rank.parts), default=None)

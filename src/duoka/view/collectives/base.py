@@ -58,6 +58,9 @@ class CollectiveSlot(Protocol):
     def end_wait(self) -> None:
         """Show that this rank does not wait any more."""
 
+    def show_rows(self, rows: int, seconds: float = 0.0) -> None:
+        """Show this rank's share of the largest batch. seconds: of each row, without waits; 0: as before."""
+
 
 class Exchange(Protocol):
     """An all-gather of small CPU tensors that is faster than gloo's."""
@@ -131,6 +134,9 @@ class Collectives(ABC):
         if self._agreeing:
             self._agree(False)
         self.begun += 1
+
+    def show_rows(self, rows: int, seconds: float = 0.0) -> None:  # noqa: B027 (nobody sees one rank's)
+        """Show this rank's share of the largest batch. seconds: of each row, without waits; 0: as before."""
 
     def run_or_fall_back(self, work: Callable[[], T], fallback: Callable[[], T]) -> T:
         """Return `work()`; if it raises an error on any rank, return `fallback()` on all.

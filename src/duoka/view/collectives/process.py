@@ -132,6 +132,9 @@ class ProcessCollectives(Collectives):
             self._agreeing = False
             self._start_exchange(AGREEMENT, None if failed else probe, lambda rows: None)()
 
+    def show_rows(self, rows: int, seconds: float = 0.0) -> None:
+        self._slot.show_rows(rows, seconds)
+
     def _begin(self, what: str) -> bytes:
         """Record the collective that begins, and return its name, which is the same on all ranks."""
         line = self._line()
