@@ -52,6 +52,8 @@ SHORT = {
     ("examples/api", "rows"),
     ("everyday", "rows"),
     ("layers", "moving rows"),
+    ("uneven", "rows"),
+    ("uneven", "moving rows"),
 }
 
 

@@ -22,12 +22,13 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=10, help="faults to make small and show, of each family")
     parser.add_argument("--refused", action="store_true", help="show programs that are refused, too")
     parser.add_argument("--without", default="", help="leave statements out that contain this (a regular expression)")
+    parser.add_argument("--rows", action="store_true", help="uneven shares of a batch")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     faults = 0
     for family in chosen.families or FAMILIES:
         strategies = chosen.strategies.split(",") if chosen.strategies else None
-        search = Search(family, [int(count) for count in chosen.ranks.split(",")], strategies)
+        search = Search(family, [int(count) for count in chosen.ranks.split(",")], strategies, rows=chosen.rows)
         begun = time.monotonic()
         with search:
             search.run(chosen.programs, chosen.seed, chosen.seconds, chosen.most, chosen.refused, chosen.without)

@@ -9,6 +9,7 @@ import signal
 import tempfile
 import traceback
 import warnings
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
@@ -35,16 +36,18 @@ GRACE = 3.0  # seconds in which other ranks are to answer after one has raised
 ENDED = "Ended"  # in place of an error: the rank was ended because another has raised
 PROGRAMS = 400  # of one set of processes
 PR_SET_PDEATHSIG = 1
+WEIGHTS = (1.0, 5.0, 2.0)  # of uneven shares
 
 
 class Ranks:
     """Processes that play programs as the ranks of a run.
 
-    strategy: ddp, exact, fsdp or offload (fsdp with --cpu-offload).
+    strategy: ddp, exact, fsdp or offload (fsdp with --cpu-offload). rows: whether their shares of a batch are uneven.
     """
 
-    def __init__(self, world_size: int, strategy: str) -> None:
+    def __init__(self, world_size: int, strategy: str, rows: bool = False) -> None:
         self.world_size, self.strategy = world_size, strategy
+        self.weights = WEIGHTS[:world_size] if rows else ()
         self._pids: list[int] = []
         self._ends: list[Connection] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -117,7 +120,7 @@ class Ranks:
         exchange = SharedMemoryExchange(memory, rank, size, COLLECTIVE)
         ranks = _Collectives(place, rank, size, timedelta(seconds=COLLECTIVE), board.slot(rank), exchange)
         shared_random = SharedRandom(1234, lambda holder=None: place)
-        plan = plan_of(self.strategy, size)
+        plan = replace(plan_of(self.strategy, size), weights=self.weights)
         while True:
             try:
                 program = end.recv()

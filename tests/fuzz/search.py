@@ -36,16 +36,22 @@ FAMILIES: dict[str, tuple[SearchStrategy[Program], tuple[str, ...]]] = {
 class Search:
     """A search in one family of programs, on ranks that live as long as the search does.
 
-    of_each: with how many of the pairs of strategy and world size a program is tried, in turns.
+    of_each: with how many of the pairs of strategy and world size a program is tried, in turns. rows: whether the
+    ranks have uneven shares of a batch.
     """
 
     def __init__(
-        self, family: str, world_sizes: Sequence[int], strategies: Sequence[str] | None = None, of_each: int = 99
+        self,
+        family: str,
+        world_sizes: Sequence[int],
+        strategies: Sequence[str] | None = None,
+        of_each: int = 99,
+        rows: bool = False,
     ) -> None:
         self.family, self.of_each = family, of_each
         self.strategy, names = FAMILIES[family]
         self.ranks = [
-            Ranks(size, name)
+            Ranks(size, name, rows)
             for name in strategies or names
             for size in world_sizes
             if name != "exact" or size & (size - 1) == 0  # which takes powers of two
