@@ -16,6 +16,7 @@ BENCHMARKS = {
     "training": "benchmarks.training",
     "loading": "benchmarks.loading",
     "exact": "benchmarks.exact",
+    "rows": "benchmarks.rows",
     "sharded": "benchmarks.sharded",
     "end_to_end": "benchmarks.end_to_end",
     "same_result": "benchmarks.same_result",

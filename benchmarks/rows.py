@@ -1,0 +1,85 @@
+"""A step on workers of different speed: with measured shares of a batch, against what each worker does alone.
+
+Workers are slowed by the quotas of control groups, which only root can set; all quotas together leave cores idle.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from benchmarks.runs import ROUNDS, SCRIPTS, Samples, duoka, in_turn, told
+from benchmarks.table import Row
+
+SCRIPT = SCRIPTS / "rows.py"
+GROUPS = Path("/sys/fs/cgroup/cpu")
+PERIOD = 10_000  # microseconds, in each of which a quota may be used
+USED = 0.8  # of the cores, by all workers together
+BATCH, SMALL = 240, 64  # rows: of long steps, which need less than 32 MiB at once, and of short ones
+MEASURED = 43  # steps until shares are measured
+WORKERS = {  # relative speeds; bar: the time of the ideal step, divided by the least part of its rows per second
+    "2 workers, one at half speed": ((1.0, 0.5), 1 / 0.95),
+    "4 workers at speeds 1, 1, 1/2 and 1/4": ((1.0, 1.0, 0.5, 0.25), 1 / 0.93),
+}
+
+
+def is_possible() -> bool:
+    """Whether this process may slow others here."""
+    return os.access(GROUPS / "cpu.cfs_quota_us", os.F_OK) and os.access(GROUPS, os.W_OK)
+
+
+def measure(quick: bool) -> Iterator[Row]:
+    """Milliseconds for a step, as the script measures them. Ideal: all workers' rows per second alone, together."""
+    if not is_possible():
+        return
+    for words, (speeds, bar) in WORKERS.items():
+        with slowed(speeds) as groups:
+            contestants = {f"{speed}": _step([groups[speeds.index(speed)]], BATCH, 2, 6) for speed in set(speeds)}
+            contestants |= {
+                "even": _step(groups, BATCH, 5, 15, "--rows", "even"),
+                "auto": _step(groups, BATCH, MEASURED + 5, 35, "--rows", "auto"),
+            }
+            times = in_turn(contestants, 1 if quick else 2, "ms", warm_up=False)
+        alone = zip(*(times[f"{speed}"].values for speed in speeds), strict=True)
+        ideal = Samples(tuple(1 / sum(1 / time for time in seconds) for seconds in alone), "ms")
+        yield Row(f"{words}: a CNN's step, against all workers' rows per second alone", times["auto"], ideal, bar)
+        yield Row(f"{words}: the same with even shares", times["even"], ideal)
+    with slowed((1.0, 1.0)) as groups:
+        contestants = {
+            rows: _step(groups, SMALL, 10, 200, "--rows", rows, clock="thread_time") for rows in ("auto", "even")
+        }
+        times = in_turn(contestants, 1 if quick else 2 * ROUNDS, "ms", warm_up=False)
+    words = "2 equal workers: processor time of a CNN's step with measured shares, against even ones"
+    yield Row(words, times["auto"], times["even"], 1.01)
+
+
+def _step(
+    groups: Sequence[Path], batch: int, skipped: int, steps: int, *words: str, clock: str = "perf_counter"
+) -> Callable[[], float]:
+    numbers = map(str, (batch, skipped, steps))
+    return told(duoka(len(groups), *words, "--threads", "1", SCRIPT, clock, *numbers, *groups))
+
+
+@contextmanager
+def slowed(speeds: Sequence[float]) -> Iterator[list[Path]]:
+    """Control groups of these relative speeds, for as long as the context lasts."""
+    whole = USED * len(os.sched_getaffinity(0)) / sum(speeds)
+    with ExitStack() as stack:
+        top = stack.enter_context(_group(GROUPS / f"duoka-{os.getpid()}"))
+        (top / "cpu.shares").write_text("262144")  # others on this machine make no difference
+        groups = [stack.enter_context(_group(top / str(rank))) for rank in range(len(speeds))]
+        for group, speed in zip(groups, speeds, strict=True):
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD))
+            (group / "cpu.cfs_quota_us").write_text(str(int(PERIOD * min(whole, 1.0) * speed)))
+        yield groups
+
+
+@contextmanager
+def _group(path: Path) -> Iterator[Path]:
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        path.rmdir()
