@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from duoka.devices import inventory
 from duoka.forecasting.memory.forecast import STEPS, MemoryRequest, forecast_memory, layouts
-from duoka.forecasting.memory.live import PeakStorages
+from duoka.forecasting.memory.recorder import PeakStorages
 from duoka.options import Options, Target
 from duoka.plan import Plan, decide
 from duoka.supervision.status_board import StatusSlot

@@ -39,7 +39,7 @@ def test_fsdp_where_ddp_does_not_fit() -> None:
 
 
 def test_more_devices_where_nothing_fits() -> None:
-    assert "; 8 devices of this size are enough, with fsdp" in verdict(forecast(story(), [40 * MB] * 3))
+    assert "; 8 devices of this size are enough, with fsdp" in verdict(forecast(story(), [50 * MB] * 3))
     assert "; more devices are not enough: use a smaller batch" in verdict(forecast(story(), [10 * MB] * 3))
 
 
@@ -54,7 +54,7 @@ def test_the_choice_of_a_run() -> None:
 
 def test_one_step_is_enough_to_choose_ddp() -> None:
     made = story()
-    made.record.steps, made.record.bound = 1, 70 * MB
+    made.steps, made.bound = 1, 70 * MB
     found = forecast(made, [100 * MB], devices=(2,))
     need = found.advice(2)
     assert need is not None

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from duoka.errors import DuokaError
 from duoka.forecasting.forecast import SEED
-from duoka.forecasting.memory.record import MemoryRecord, read
+from duoka.forecasting.memory.moments import MemoryLayout, MemoryRecord, peak
 from duoka.forecasting.memory.recorder import MemoryRecorder
-from duoka.forecasting.memory.replay import MemoryLayout, peak
 from duoka.plan import Kind, Plan
 from duoka.trials.observer import TrialFolders
 from duoka.trials.runner import NoSteps, trial_runner
@@ -85,14 +84,14 @@ class MemoryForecast:
 
         After one step that shows that the script fits: ddp alone, with the most that it may need.
         """
-        found = []
+        pairs = list(zip(self.request.devices, self.request.limits, strict=True))
         if self.record.steps == 1:
-            known = zip(self.request.devices, self.request.limits, strict=True)
-            return tuple(Need(self._layouts(devices)[0], self.record.bound, limit) for devices, limit in known)
-        for devices, limit in zip(self.request.devices, self.request.limits, strict=True):
-            for layout in self._layouts(devices):
-                found.append(Need(layout, peak(self.record, layout), limit))
-        return tuple(found)
+            return tuple(Need(self._layouts(devices)[0], self.record.bound, limit) for devices, limit in pairs)
+        return tuple(
+            Need(layout, peak(self.record, layout), limit)
+            for devices, limit in pairs
+            for layout in self._layouts(devices)
+        )
 
     def of(self, devices: int) -> list[Need]:
         """Return the layouts on so many devices."""
@@ -122,8 +121,7 @@ class MemoryForecast:
 
     def total(self, *scopes: str) -> int:
         """Return the bytes of storages of these scopes that were alive when the recording began."""
-        alive = (self.record.storages[number] for number in self.record.alive)
-        return sum(storage.size for storage in alive if storage.scope in scopes)
+        return sum(self.record.scopes.get(scope, 0) for scope in scopes)
 
 
 def layouts(devices: int, is_plain: bool = True, machines: int = 1) -> list[MemoryLayout]:
@@ -133,12 +131,12 @@ def layouts(devices: int, is_plain: bool = True, machines: int = 1) -> list[Memo
     """
     if devices == 1:
         return [MemoryLayout("single", 1)]
-    found = [MemoryLayout("ddp", devices, machines=machines)]
+    options = [MemoryLayout("ddp", devices, machines=machines)]
     for checkpoints in (False, True)[: 1 + is_plain]:
         if 1 < machines < devices:
-            found.append(MemoryLayout("hsdp", devices, checkpoints, machines))
-        found.append(MemoryLayout("fsdp", devices, checkpoints, machines))
-    return found
+            options.append(MemoryLayout("hsdp", devices, checkpoints, machines))
+        options.append(MemoryLayout("fsdp", devices, checkpoints, machines))
+    return options
 
 
 def forecast_memory(request: MemoryRequest, say: Callable[[str], None]) -> MemoryForecast:
@@ -159,7 +157,7 @@ def forecast_memory(request: MemoryRequest, say: Callable[[str], None]) -> Memor
     most, why = ("at most ", ", to choose a strategy") if request.choosing else ("", "")
     say(f"running {most}{STEPS} steps on one CPU worker{why}")
     with trial_runner("forecast", request.log_dir) as trials, trials.run(name, request.plan, recorder) as folder:
-        record = read(folder)
+        record = MemoryRecord.read(folder)
     if record.steps == 0:
         raise NoSteps(name, "tell")
     if record.steps == 1 and record.bound > request.plenty:

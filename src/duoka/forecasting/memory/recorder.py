@@ -1,10 +1,17 @@
-"""Record what a script's first steps do to memory, in the worker that runs it on one device."""
+"""Record what a script's first steps do to memory, in the worker that runs it on one device.
+
+A storage is counted from the operator that returns a tensor of it until it is freed, and if torch has allocated it:
+not a NumPy array's or a shared one. Memory that an operator needs only while it runs, and that of communication
+libraries, is not seen.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +19,98 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from duoka.forecasting.memory.live import LiveStorages
-from duoka.forecasting.memory.record import MemoryEvent, MemoryRecord, Scope, Storage, What, write
+from duoka.forecasting.memory.moments import Event, MemoryRecord, Scope, Storage, What, moments
 from duoka.forecasting.timer import samples
 from duoka.plain.gpu_numbers import map_gpus
 from duoka.plain.patching import Patches
-from duoka.private.torch import in_backward, tree_leaves
+from duoka.private.torch import TorchDispatchMode, in_backward, tree_leaves
 from duoka.strategies.fsdp import blocks, groups
 from duoka.supervision.status_board import StatusSlot
 from duoka.trials.observer import StepWatcher, TrialObserver, watch_loaders
+from duoka.view.tensor.batch import BatchTensor
+
+
+class LiveStorages(TorchDispatchMode, ABC):
+    """Numbers the storages that operators make while this mode is active. total: bytes that are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+        self._numbers: dict[int, tuple[int, int, ref[Any]]] = {}  # id of the storage -> number, bytes, itself
+        self._next = 0
+
+    @abstractmethod
+    def made(self, number: int, size: int, tensor: Tensor, inputs: list[int | None]) -> None:
+        """Note a new storage, or one whose size has changed (which is freed before).
+
+        inputs: the numbers of the operator's inputs; None for one that is not followed.
+        """
+
+    @abstractmethod
+    def freed(self, number: int, size: int) -> None:
+        """Note that a storage is freed."""
+
+    def used(self, numbers: list[int | None]) -> None:
+        """Note the inputs of an operator, before it runs."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        inputs = [self.number(tensor) for tensor in _plain((*args, *kwargs.values()))]
+        self.used(inputs)
+        out = func(*args, **kwargs)
+        for tensor in _plain(out if isinstance(out, (tuple, list)) else (out,)):
+            self.follow(tensor, inputs)
+        return out
+
+    def number(self, tensor: Tensor) -> int | None:
+        """Return the number of a tensor's storage; None if it is not followed."""
+        entry = self._numbers.get(id(tensor.untyped_storage()))
+        return None if entry is None else entry[0]
+
+    def follow(self, tensor: Tensor, inputs: list[int | None]) -> None:
+        """Follow the storage of a tensor from now on."""
+        storage = tensor.untyped_storage()
+        size, key = storage.nbytes(), id(storage)
+        known = self._numbers.get(key)
+        if known is not None and known[1] == size:
+            return
+        if known is not None:  # resized
+            self._forget(key)
+        if not size or not storage.resizable():  # one of other memory cannot be resized
+            return
+        self._next += 1
+        self._numbers[key] = self._next, size, ref(storage, lambda _: self._forget(key))
+        self.total += size
+        self.made(self._next, size, tensor, inputs)
+
+    def _forget(self, key: int) -> None:
+        number, size, _ = self._numbers.pop(key)
+        self.total -= size
+        self.freed(number, size)
+
+
+class PeakStorages(LiveStorages):
+    """Notes the most bytes that were alive at once. peak: since it was last set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+
+    def made(self, number: int, size: int, tensor: Tensor, inputs: list[int | None]) -> None:
+        self.peak = max(self.peak, self.total)
+
+    def freed(self, number: int, size: int) -> None:
+        """Do nothing: the peak is reached when something is made."""
+
+
+def _plain(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield tensors with memory of their own, in lists of the values, too."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if not isinstance(value, BatchTensor) and value.layout is torch.strided and not value.is_meta:
+                yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _plain(value)
 
 
 @dataclass(frozen=True)
@@ -39,33 +129,26 @@ class MemoryRecorder(TrialObserver):
         return _Recording(self, slot)
 
 
-@dataclass(slots=True)
-class _Made:
-    """The origin of a storage. scope: inferred from shape and inputs; the recorder may replace it later."""
-
-    size: int
-    shape: tuple[int, ...]
-    scope: Scope
-    call: int
-    group: int  # of the only input, a parameter
-
-
 class _Storages(LiveStorages):
-    """Tracks the storages that a script allocates. record: its events are recorded only while `records` is True."""
+    """Tracks the storages that a script allocates, and records events while `records` is True.
+
+    batch: samples in a step's batch; None if they are not known. call: of a block, in which the script is; -1: none.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.record = MemoryRecord()
+        self.events: list[Event] = []
         self.records = False
-        self.infos: dict[int, _Made] = {}
+        self.batch: int | None = None
+        self.infos: dict[int, Storage] = {}  # with the scope that follows from shape and inputs
         self.peak = 0
-        self.parameters: dict[int, int] = {}  # number of the storage -> group
+        self.parameters: dict[int, int] = {}  # number of the storage -> block
         self.shapes: set[tuple[int, ...]] = set()  # of parameters, and the same transposed
         self.call, self.in_step, self.is_backward = -1, False, False
 
     def note(self, what: What, number: int) -> None:
         if self.records:
-            self.record.events.append(MemoryEvent(what, number))
+            self.events.append(Event(what, number))
 
     def made(self, number: int, size: int, tensor: Tensor, inputs: list[int | None]) -> None:
         if in_backward() != self.is_backward:
@@ -73,10 +156,13 @@ class _Storages(LiveStorages):
             self.note("backward" if self.is_backward else "forward", 0)
         self.peak = max(self.peak, self.total)
         shape = tuple(tensor.shape)
-        copied = [at for at in inputs if at in self.parameters]
-        group = self.parameters[copied[0]] if len(inputs) == len(copied) == 1 else -1
-        self.infos[number] = _Made(size, shape, self._scope(shape, inputs), self.call, group)
+        block = self.parameters.get(inputs[0] or 0, -1) if len(inputs) == 1 else -1
+        self.infos[number] = Storage(size, self._scope(shape, inputs), block, self.call)
         self.note("made", number)
+
+    def mark_rows(self, number: int) -> None:
+        """Note that a storage grows with the batch."""
+        self.infos[number] = self.infos[number]._replace(scope="rows")
 
     def freed(self, number: int, size: int) -> None:
         self.note("freed", number)
@@ -94,16 +180,16 @@ class _Storages(LiveStorages):
         """Return the scope of a new tensor: whether it grows with the batch, from the inputs of its operator."""
         if self.in_step:
             return "optimizer"
-        batch = self.record.batch
+        batch = self.batch
         if batch is None:  # before the first step
             return "kept"
-        made = [None if at is None or at in self.parameters else self.infos[at].scope for at in inputs]
-        if "rows" in made:
+        scopes = {
+            "constant" if at in self.parameters else None if at is None else self.infos[at].scope for at in inputs
+        }
+        if "rows" in scopes:
             is_gradient = shape in self.shapes and self.is_backward
             return "constant" if is_gradient else "rows"
-        if inputs and all(
-            at in self.parameters or scope == "constant" for at, scope in zip(inputs, made, strict=True)
-        ):
+        if scopes == {"constant"}:
             return "constant"
         is_batch = batch in shape or (bool(shape) and batch > 1 and shape[0] % batch == 0)
         return "rows" if is_batch and shape[0] else "constant"
@@ -119,9 +205,12 @@ class _Recording(StepWatcher):
         self._models: WeakSet[nn.Module] = WeakSet()
         self._calls: list[tuple[nn.Module, int]] = []  # modules that are being called; the call of a block or -1
         self._blocks: WeakSet[nn.Module] = WeakSet()
-        self._groups = self._next_call = 0
-        self._groups_of: dict[int, int] = {}  # id of the parameter -> group
-        self._kinds: dict[int, tuple[Scope, int, int]] = {}  # number of the storage -> scope, group, largest size
+        self._next_block = self._next_call = 0
+        self._block_of: dict[int, int] = {}  # id of the parameter -> number of its block
+        self._kinds: dict[int, tuple[Scope, int]] = {}  # number of the storage -> scope, block
+        self._alive: list[int] = []  # storages at the first event
+        self._returned: dict[int, list[int]] = {}  # call of a block -> storages that it returned
+        self._bound = 0
         self._from_loader = self._seeks = False
         self._for_gpus = recorder.for_gpus
 
@@ -139,24 +228,27 @@ class _Recording(StepWatcher):
     def close(self) -> None:
         """Stop, and write the record."""
         self._storages.__exit__(None, None, None)
-        record = self._storages.record
-        record.steps = self.steps
-        for number, made in self._storages.infos.items():
-            unmarked = made.scope, made.group, max(made.shape, default=0)
-            scope, group, largest = self._kinds.get(number, unmarked)
-            record.storages[number] = Storage(made.size, scope, group, largest, made.call)
-        write(self._folder, record)
+        storages = dict(self._storages.infos)
+        for number, (scope, block) in self._kinds.items():
+            if number in storages:
+                storages[number] = storages[number]._replace(scope=scope, block=block)
+        record = MemoryRecord(self.steps, self._storages.batch, self._bound)
+        for number in self._alive:
+            scope = storages[number].scope
+            record.scopes[scope] = record.scopes.get(scope, 0) + storages[number].size
+        record.moments = moments(storages, self._alive, self._storages.events, self._returned)
+        record.write(self._folder)
 
     # --- batches and modules
 
     def _batch(self, loader: Any, batch: Any, is_local: bool) -> None:
-        found = samples(batch, getattr(loader, "batch_size", None))
-        if found is not None:
-            self._from_loader, self._storages.record.batch = True, found
+        count = samples(batch, getattr(loader, "batch_size", None))
+        if count is not None:
+            self._from_loader, self._storages.batch = True, count
             for tensor in tree_leaves(batch):
                 number = self._storages.number(tensor) if isinstance(tensor, Tensor) else None
                 if number is not None:
-                    self._storages.infos[number].scope = "rows"
+                    self._storages.mark_rows(number)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if not self._calls:
@@ -168,7 +260,6 @@ class _Recording(StepWatcher):
         if module in self._blocks and self._storages.call < 0:
             call, self._next_call = self._next_call, self._next_call + 1
             self._storages.call = call
-            self._storages.note("enter", call)
         self._calls.append((module, call))
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
@@ -176,7 +267,7 @@ class _Recording(StepWatcher):
             left, call = self._calls.pop()
             if call >= 0:
                 numbers = [self._storages.number(leaf) for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-                self._storages.record.returned[call] = [number for number in numbers if number is not None]
+                self._returned[call] = [number for number in numbers if number is not None]
                 self._storages.call = -1
                 self._storages.note("leave", call)
             if left is module:
@@ -187,22 +278,22 @@ class _Recording(StepWatcher):
         first = next((leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor) and leaf.dim()), None)
         if first is not None:
             self._seeks = False
-            self._storages.record.batch = int(first.shape[0])
+            self._storages.batch = int(first.shape[0])
             number = self._storages.number(first)
             if number is not None and number not in self._kinds:
-                self._storages.infos[number].scope = "rows"
+                self._storages.mark_rows(number)
 
     def _root(self, module: nn.Module) -> None:
         """Find the blocks of a model at its first call."""
         if module in self._models or next(iter(module.parameters()), None) is None:
             return
         self._models.add(module)
-        found = blocks(module, self._names)
-        self._blocks.update(found)
-        for group in groups(module, found):
+        modules = blocks(module, self._names)
+        self._blocks.update(modules)
+        for group in groups(module, modules):
             for parameter in group:
-                self._groups_of.setdefault(id(parameter), self._groups)
-            self._groups += 1
+                self._block_of.setdefault(id(parameter), self._next_block)
+            self._next_block += 1
         self._resolve([])
 
     # --- steps
@@ -214,7 +305,6 @@ class _Recording(StepWatcher):
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._storages.in_step = False
-        self._storages.note("stepped", 0)
         self._resolve(self._held(optimizer))
         for parameter, state in optimizer.state.items():
             for value in state.values():
@@ -224,32 +314,31 @@ class _Recording(StepWatcher):
             return
         self.steps = self._slot.steps
         if not self._storages.records:
-            record = self._storages.record
-            record.bound = self._storages.peak + self._later()
-            if record.bound <= self._plenty:
+            self._bound = self._storages.peak + self._later()
+            if self._bound <= self._plenty:
                 self.enough()
-            record.alive = list(self._storages.infos)
+            self._alive = list(self._storages.infos)
             self._storages.records = True
         if self.steps >= self._wanted:
             self.enough()
 
     def _later(self) -> int:
         """Return bytes that later steps need beside the peak of the first: the state, and buckets of gradients."""
-        infos = self._storages.infos
-        scopes = {number: scope for number, (scope, _, _) in self._kinds.items() if number in infos}
-        state = sum(infos[number].size for number, scope in scopes.items() if scope == "state")
-        return state + sum(infos[number].size for number, scope in scopes.items() if scope == "parameter")
+        infos, scopes = self._storages.infos, ("state", "parameter")
+        return sum(
+            infos[number].size for number, (scope, _) in self._kinds.items() if scope in scopes and number in infos
+        )
 
     def _held(self, optimizer: Optimizer) -> list[Tensor]:
         return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def _resolve(self, held: list[Tensor]) -> None:
         """Note which storages are parameters, gradients and buffers now."""
-        for parameter in [*held, *(one for model in self._models for one in model.parameters())]:
+        for parameter in [*held, *(parameter for model in self._models for parameter in model.parameters())]:
             self._mark(parameter, "parameter", parameter)
             number = self._storages.number(parameter)
             if number is not None:
-                self._storages.parameters[number] = self._groups_of.get(id(parameter), -1)
+                self._storages.parameters[number] = self._block_of.get(id(parameter), -1)
             shape = tuple(parameter.shape)
             self._storages.shapes |= {shape, shape[::-1]}
             if parameter.grad is not None:
@@ -264,5 +353,4 @@ class _Recording(StepWatcher):
         self._storages.follow(tensor, [])
         number = self._storages.number(tensor)
         if number is not None:
-            group = self._groups_of.get(id(parameter), -1)
-            self._kinds[number] = scope, group, max(parameter.shape, default=0)
+            self._kinds[number] = scope, self._block_of.get(id(parameter), -1)

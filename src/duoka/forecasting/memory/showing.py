@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from duoka.forecasting.memory.forecast import ROOM, MemoryForecast, Need
-from duoka.forecasting.memory.replay import MemoryLayout
+from duoka.forecasting.memory.moments import MemoryLayout
 from duoka.trials.runner import render_table
 
 PARTS = {"parameters": ("parameter",), "gradients": ("gradient",), "the optimizer's state": ("state",)}
@@ -61,7 +61,7 @@ def verdict(forecast: MemoryForecast) -> str:
     name = forecast.request.names[-1]
     need = forecast.advice(most)
     if need is None:
-        least = min(forecast.of(most), key=lambda one: one.bytes)
+        least = min(forecast.of(most), key=lambda need: need.bytes)
         return (
             f"nothing fits on {name}: the least is {in_bytes(least.bytes)} of each device's "
             f"{in_bytes(least.limit or 0)}, with {words(least.layout)}; {_what_would_fit(forecast, least.limit or 0)}"
@@ -90,11 +90,11 @@ def choice(forecast: MemoryForecast, need: Need) -> str:
 
 def _why(forecast: MemoryForecast, need: Need) -> str:
     """Name the layouts that would communicate or compute less, and do not fit."""
-    first = takewhile(lambda one: one is not need, forecast.of(need.layout.devices))
-    before = [one for one in first if not one.fits and one.bytes > need.bytes]
+    first = takewhile(lambda other: other is not need, forecast.of(need.layout.devices))
+    before = [other for other in first if not other.fits and other.bytes > need.bytes]
     if not before:
         return ""
-    listed = " and ".join(f"{words(one.layout)} needs {in_bytes(one.bytes)}" for one in before)
+    listed = " and ".join(f"{words(other.layout)} needs {in_bytes(other.bytes)}" for other in before)
     return f" ({listed}, more than {ROOM:.0%} of its {in_bytes(need.limit or 0)})"
 
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from duoka.forecasting.memory.replay import MemoryLayout, peak
+from duoka.forecasting.memory.moments import MemoryLayout, MemoryRecord, peak
 from tests.forecasting.memory.made import MB, Story
 
 ONE, DDP, FSDP = MemoryLayout("single", 1), MemoryLayout("ddp", 2), MemoryLayout("fsdp", 2)
@@ -73,15 +75,18 @@ def test_blocks_come_together_with_what_is_received() -> None:
     assert megabytes(story, DDP) == 16
 
 
-def test_a_parameter_by_itself_is_received_and_sent_without_a_copy() -> None:
+def test_a_block_is_released_when_its_gradients_are_sent() -> None:
     story = Story()
     weight = story.alive(10, "parameter", 0)
     story.now("used", weight)
-    assert megabytes(story, FSDP) == 5 + 5 + 10
+    assert megabytes(story, FSDP) == 5 + 5 + 10 + 10
+    assert story.moments[-1].gathered == 10 * MB
     story.now("backward")
     story.make(10, "gradient", 0)
     story.now("step")
-    assert megabytes(story, FSDP) == 5 + 10 + 10 + 5  # it is released; what is sent and received, and its part
+    assert megabytes(story, FSDP) == 5 + 10 + 20  # its part, whole gradients, what is sent and received
+    assert story.moments[-1].gathered == story.moments[-1].gradients == 0
+    assert story.moments[-1].sent == 20 * MB
 
 
 def test_whole_gradients_of_a_block_are_sent_in_a_copy() -> None:
@@ -104,10 +109,9 @@ def test_what_is_in_no_block_stays_whole() -> None:
 def test_activations_are_computed_again() -> None:
     story = Story()
     for call in range(3):
-        story.now("enter", call)
         story.make(10, "rows", call=call)
         out = story.make(2, "rows", call=call)
-        story.record.returned[call] = [out]
+        story.returned[call] = [out]
         story.now("leave", call)
     story.now("backward")
     for number in (4, 2, 0):
@@ -128,4 +132,54 @@ def test_copies_in_another_dtype_are_there_with_their_block() -> None:
     for number in (3, 4, 5):
         story.now("freed", number)
     assert megabytes(story, DDP) == 45
-    assert megabytes(story, FSDP) == 15 + 10 + 5 + (5 + 10)  # parts, a block and its copy; the next one comes
+    # Parts, a block and its cast, and the last block: what each device sends, what comes, and its copy.
+    assert megabytes(story, FSDP) == 15 + (10 + 5) + (5 + 10 + 10)
+
+
+def used(sizes: list[int], *blocks: int) -> Story:
+    story = Story()
+    numbers = [story.alive(size, "parameter", block) for block, size in enumerate(sizes)]
+    for block in blocks:
+        story.now("used", numbers[block])
+    return story
+
+
+def gathered(*story: list[int] | int) -> tuple[float, float]:
+    sizes, *blocks = story
+    last = used(sizes, *blocks).moments[-1]  # type: ignore[arg-type]
+    return last.gathered / MB, last.received / MB
+
+
+def test_no_more_is_whole_than_twice_the_largest() -> None:
+    sizes = [10, 10, 10, 4]
+    assert gathered(sizes, 0, 1) == (20, 0)
+    assert gathered(sizes, 0, 1, 2) == (20, 0)  # without 0
+    assert gathered(sizes, 0, 1, 2, 3) == (14, 0)  # without 1
+
+
+def test_a_block_that_is_used_again_is_not_gathered_again() -> None:
+    assert [moment.copied / MB for moment in used([10, 10], 0, 0).moments] == [0, 10, 0]
+    assert gathered([10, 10], 0, 1, 0) == (20, 0)
+
+
+def test_the_next_block_comes_while_one_is_used_but_not_before_a_step() -> None:
+    story = used([10] * 4, 0, 1)
+    story.now("used", 2)
+    *_, second, third, _ = story.moments
+    assert (second.gathered / MB, second.received / MB) == (20, 10)  # block 1, and what is received of block 2
+    assert (third.gathered / MB, third.received / MB, third.copied / MB) == (20, 10, 10)
+    story = used([10] * 4, 0, 1)
+    story.now("step")
+    story.now("used", 2)
+    before = story.moments[-3]
+    assert (before.gathered / MB, before.received) == (20, 0)  # blocks 0 and 1
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    story = Story()
+    story.alive(1, "parameter", 0)
+    story.returned[0] = [story.make(2, "rows", call=0)]
+    story.now("leave", 0)
+    record = story.record
+    record.write(tmp_path)
+    assert MemoryRecord.read(tmp_path) == record
