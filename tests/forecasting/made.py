@@ -7,7 +7,7 @@ from typing import Any
 
 from duoka.devices import Device
 from duoka.forecasting.forecast import Forecast, ForecastRequest, TimedRun
-from duoka.forecasting.timing import Timing
+from duoka.forecasting.timer import Timing
 from duoka.options import Options, Target
 from duoka.plan import Kind, Plan
 

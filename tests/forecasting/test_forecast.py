@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from duoka.forecasting.forecast import in_words, is_below_ideal, reasons
 from tests.flows.flow import Flow, Result
 from tests.forecasting import scripts
+from tests.forecasting.made import forecast, run
 
 
-def forecast(flow: Flow, source: str, *words: str, **how: Any) -> Result:
+def forecast_of(flow: Flow, source: str, *words: str, **how: Any) -> Result:
     flow.write("train.py", source)
     temporary = flow.folder.parent / f"{flow.folder.name}-tmp"
     temporary.mkdir(exist_ok=True)
@@ -23,7 +25,7 @@ def forecast(flow: Flow, source: str, *words: str, **how: Any) -> Result:
 
 def data(flow: Flow, source: str, *words: str) -> dict[str, Any]:
     """Run with one thread per worker: several would synchronize slowly on a busy machine."""
-    result = forecast(flow, source, "--json", "--threads", "1", *words).ok()
+    result = forecast_of(flow, source, "--json", "--threads", "1", *words).ok()
     found: dict[str, Any] = json.loads(result.stdout)
     return found
 
@@ -51,7 +53,7 @@ def test_work_that_every_rank_does_is_not(flow: Flow) -> None:
 def test_the_table(flow: Flow) -> None:
     report = flow.folder.parent / "forecast.html"
     words = "--devices", "cpu:2", "--steps", "9", "--report", str(report)
-    result = forecast(flow, scripts.CONSTANT, *words).ok()
+    result = forecast_of(flow, scripts.CONSTANT, *words).ok()
     assert "<h2>Seconds of a step, against devices</h2>" in report.read_text()
     title, _, head, _, *rows = result.stdout.splitlines()
     assert title == "measured on 9 steps of train.py, of which 6 count"
@@ -65,7 +67,7 @@ def test_the_table(flow: Flow) -> None:
 
 
 def test_the_verdict_alone(flow: Flow) -> None:
-    result = forecast(flow, scripts.NO_LOADER, "--devices", "cpu:2", "--steps", "7", "-q").ok()
+    result = forecast_of(flow, scripts.NO_LOADER, "--devices", "cpu:2", "--steps", "7", "-q").ok()
     assert result.stderr == ""
     assert result.stdout.startswith("verdict: ")
     assert result.stdout.count("\n") == 1
@@ -122,14 +124,14 @@ def test_a_script_that_ends_early_is_measured_as_far_as_it_goes(flow: Flow) -> N
     ids=["short", "no steps", "fails", "fails on two", "killed"],
 )
 def test_what_cannot_be_forecast(flow: Flow, source: str, said: str) -> None:
-    result = forecast(flow, source, "--devices", "cpu:2")
+    result = forecast_of(flow, source, "--devices", "cpu:2")
     assert result.returncode == 1, result
     assert said in result.stderr, result
     assert result.stdout == ""
 
 
 def test_an_error_is_shown_as_it_is(flow: Flow) -> None:
-    result = forecast(flow, scripts.FAILS, "--devices", "cpu:2")
+    result = forecast_of(flow, scripts.FAILS, "--devices", "cpu:2")
     assert "assert loss.item() < 0, 'too large'" in result.stderr
     assert "\nAssertionError: too large\n" in result.stderr
     assert "src/duoka" not in result.stderr
@@ -151,7 +153,7 @@ def test_an_error_is_shown_as_it_is(flow: Flow) -> None:
     ids=["own ranks", "one device", "steps", "strategy", "quiet and verbose"],
 )
 def test_what_cannot_be_asked_for(flow: Flow, source: str, words: list[str], said: str) -> None:
-    result = forecast(flow, source, *words)
+    result = forecast_of(flow, source, *words)
     assert result.returncode == 2, result
     assert said in result.stderr, result
 
@@ -183,3 +185,66 @@ def test_what_the_script_prints_can_be_kept(flow: Flow) -> None:
     flow.run(words).ok()
     assert (flow.folder / "logs" / "cpu:1" / "rank0.log").read_text().count("loss") == 6  # the seventh step ends it
     assert sorted(path.name for path in (flow.folder / "logs" / "cpu:2").iterdir()) == ["rank0.log", "rank1.log"]
+
+
+def test_the_exchange_takes_most_of_the_step() -> None:
+    two = run(2, step=0.020, waited=0.014)
+    found = forecast(run(1), two)
+    assert reasons(found, two) == [
+        "14 ms of its 20 ms are waiting for other ranks: the step is too short for the exchange, or the ranks do not "
+        "reach it at the same time; use a larger batch, or fewer devices"
+    ]
+
+
+def test_what_weighs_most_comes_first() -> None:
+    two = run(2, step=0.030, waited=0.008, repeated=0.015, costliest="sort at train.py:7")
+    assert reasons(forecast(run(1), two), two) == [
+        "15 ms of its 30 ms go into operations that every rank computes whole, most of it sort at train.py:7",
+        "8 ms of its 30 ms are waiting for other ranks: the step is too short for the exchange, or the ranks do not "
+        "reach it at the same time; use a larger batch, or fewer devices",
+    ]
+
+
+def test_what_is_left_is_what_each_rank_does_by_itself() -> None:
+    two = run(2, step=0.011, waited=0.0005)
+    (only,) = reasons(forecast(run(1), two), two)
+    assert only.startswith("5.5 ms more than its share of one device's step is work that each rank repeats")
+
+
+def test_cores_that_one_worker_has_already() -> None:
+    two = run(2, step=0.009, waited=0.0039, threads=4)
+    first, *_ = reasons(forecast(run(1, threads=8), two, cores=8), two)
+    assert first == "one worker by itself computes on 8 cores already, and 2 have 8 together"
+
+
+def test_a_batch_that_cannot_be_shared_out() -> None:
+    sixteen = run(16, "cuda", samples=8, step=0.012)
+    assert reasons(forecast(run(1, "cuda", samples=8), sixteen), sixteen) == [
+        "a batch of 8 over 16 devices is computed whole by each of them"
+    ]
+
+
+def test_of_a_gpu_it_is_not_said_what_is_waited_for() -> None:
+    two = run(2, "cuda", step=0.020, waited=0.014)
+    assert two.waited is None
+    assert reasons(forecast(run(1, "cuda"), two), two) == []
+
+
+def test_nothing_is_lost() -> None:
+    two = run(2, step=0.005, waited=0.001)
+    found = forecast(run(1), two)
+    assert reasons(found, two) == []
+    assert not is_below_ideal(found, two)
+
+
+def test_of_which_it_is_said_why() -> None:
+    runs = [run(1), run(2, step=0.0055), run(4, step=0.004), run(8, step=0.0041)]
+    found = forecast(*runs)
+    assert [is_below_ideal(found, one) for one in runs] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(12.34, "12.3 s"), (0.0123, "12.3 ms"), (0.00012, "120 µs"), (0.0000456, "45.6 µs")]
+)
+def test_seconds_in_words(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words

@@ -1,17 +1,18 @@
-"""Run a script on each number of devices, one after the other, and compare their times."""
+"""Run a script on each number of devices, one after the other, compare their times, and explain slow ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from duoka.errors import DuokaError
-from duoka.forecasting.timer import Timer
-from duoka.forecasting.timing import LEAST, Timing, read
+from duoka.forecasting.timer import LEAST, Timer, Timing, read
 from duoka.plan import Plan
+from duoka.system.messages import in_words
 from duoka.trials.observer import TrialFolders
 from duoka.trials.runner import NoSteps, TrialRunner, trial_runner
+from duoka.watching.watcher import UNEVEN, WORTH_A_WORD
 
 SEED = 0  # of every run, so that all compute the same
 BEYOND = 1.25  # times the ideal speed: more than caches can explain
@@ -128,3 +129,66 @@ def _timed(trials: TrialRunner, name: str, plan: Plan, steps: int) -> Timing:
     if timing.counted < LEAST:
         raise TooFewSteps(name, timing.steps, timing.counted)
     return timing
+
+
+GOOD = 0.7  # of the ideal; slower runs are explained
+
+
+def is_below_ideal(forecast: Forecast, run: TimedRun) -> bool:
+    """Return True if this run is far below the ideal, or slower than one with fewer devices."""
+    return run.devices > 1 and (run.devices > forecast.best.devices or forecast.efficiency(run) < GOOD)
+
+
+def reasons(forecast: Forecast, run: TimedRun) -> list[str]:
+    """Return sentences for the user, the largest cost first.
+
+    Empty if no time is lost, or if no measured cost explains it.
+    """
+    lost = run.timing.step - forecast.baseline.timing.step / run.devices
+    if lost <= 0:
+        return []
+    measured = sorted(_measured(run), reverse=True)
+    texts = [text for seconds, text in measured if seconds >= WORTH_A_WORD * lost]
+    return [*_known(forecast, run), *texts, *_rest(run, lost)]
+
+
+def _measured(run: TimedRun) -> Iterator[tuple[float, str]]:
+    """Yield the costs beside computing one's own share: seconds and a sentence."""
+    timing, step = run.timing, in_words(run.timing.step)
+    if run.waited:
+        waiting = f"{in_words(run.waited)} of its {step} are waiting for other ranks"
+        yield run.waited, f"{waiting}: {UNEVEN}"
+    if timing.repeated:
+        repeated = f"{in_words(timing.repeated)} of its {step} go into operations that every rank computes whole"
+        yield timing.repeated, f"{repeated}, most of it {timing.costliest}"
+
+
+def _known(forecast: Forecast, run: TimedRun) -> Iterator[str]:
+    """Yield causes that follow from counts of samples and cores."""
+    samples, devices = run.timing.samples, run.devices
+    if samples is not None and samples < devices:
+        yield f"a batch of {samples} over {devices} devices is computed whole by each of them"
+    if run.plan.devices[0].type == "cpu":
+        cores = forecast.request.cores
+        together, alone = min(devices * run.timing.threads, cores), min(forecast.baseline.timing.threads, cores)
+        if together < devices * alone:
+            yield f"one worker by itself computes on {_cores(alone)} already, and {devices} have {together} together"
+
+
+def _rest(run: TimedRun, lost: float) -> Iterator[str]:
+    """Yield a sentence about the part of `lost` that no measurement explains, if it is large enough to mention.
+
+    lost: seconds by which a step exceeds one device's step divided by the number of devices.
+    """
+    if run.waited is None:
+        return
+    rest = lost - run.waited - run.timing.repeated
+    if rest >= WORTH_A_WORD * lost:
+        yield (
+            f"{in_words(rest)} more than its share of one device's step is work that each rank repeats: the "
+            "script's own lines, the optimizer's step, and the cost of sharding"
+        )
+
+
+def _cores(number: int) -> str:
+    return f"{number} core{'s' * (number > 1)}"

@@ -1,17 +1,19 @@
-"""Format a forecast: a table and sentences for the user, or JSON."""
+"""Format a forecast: a table and sentences for the user, JSON, or a page of HTML with charts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.table import Table
 
-from duoka.forecasting.forecast import ALIKE, Forecast, TimedRun
-from duoka.forecasting.reasons import is_below_ideal, reasons
+from duoka.forecasting.forecast import ALIKE, Forecast, TimedRun, is_below_ideal, reasons
 from duoka.system.messages import in_words
 from duoka.trials.runner import render_table
+from duoka.watching.history import Point
+from duoka.watching.html import Axis, Line, area_chart, document, head, line_chart, listed, table
 
 UNSTEADY = 0.5  # of a step; if the middle half is wider, the median is unreliable
 AGAIN = "measure again, with more --steps, when nothing else uses the machine"
@@ -94,13 +96,13 @@ def _how_fast(forecast: Forecast, run: TimedRun) -> str:
 
 def verdict(forecast: Forecast) -> str:
     """Name the fastest number of devices, or say that the measurement cannot be trusted."""
-    one, best = forecast.baseline, forecast.best
-    if best is one:
-        return f"{one.name} is the fastest here; more devices do not make this script faster"
-    times = f"{forecast.speedup(best):.2f} times as fast as {one.name}"
+    alone, best = forecast.baseline, forecast.best
+    if best is alone:
+        return f"{alone.name} is the fastest here; more devices do not make this script faster"
+    times = f"{forecast.speedup(best):.2f} times as fast as {alone.name}"
     if not forecast.is_possible:
         return (
-            f"none to be trusted: {best.name} was {times}, more than the ideal, so something has slowed {one.name} "
+            f"none to be trusted: {best.name} was {times}, more than the ideal, so something has slowed {alone.name} "
             f"down; {AGAIN}"
         )
     return f"{best.name} is the fastest here, {times}, {forecast.efficiency(best):.0%} of the ideal"
@@ -113,9 +115,9 @@ def doubts(forecast: Forecast) -> Iterator[str]:
         if high - low > UNSTEADY * run.timing.step:
             middle = f"the middle half is {in_words(low)} to {in_words(high)}"
             yield f"the steps of {run.name} are not alike ({middle}), or the machine is busy; {AGAIN}"
-    one, best = forecast.baseline, forecast.best
-    if best is not one and best.timing.middle[1] > one.timing.middle[0]:
-        yield f"the times of a step on {best.name} and on {one.name} overlap; {AGAIN}"
+    alone, best = forecast.baseline, forecast.best
+    if best is not alone and best.timing.middle[1] > alone.timing.middle[0]:
+        yield f"the times of a step on {best.name} and on {alone.name} overlap; {AGAIN}"
 
 
 def as_data(forecast: Forecast) -> str:
@@ -145,8 +147,59 @@ def _run_data(forecast: Forecast, run: TimedRun) -> dict[str, Any]:
         "times_as_fast": forecast.speedup(run),
         "of_the_ideal": forecast.efficiency(run),
         "waiting": run.waited,
-        "whole": timing.whole,
+        "whole": timing.repeated,
         "costliest": timing.costliest or None,
         "threads": timing.threads,
         "reasons": reasons(forecast, run) if is_below_ideal(forecast, run) else [],
     }
+
+
+def page(forecast: Forecast) -> str:
+    """Return the page: the verdict, the time of a step and its ideal against devices, their parts, and the table."""
+    body = [
+        head(f"{forecast.request.target}: {verdict(forecast)}", [title(forecast)]),
+        listed("What stands out", map(str.strip, [*sentences(forecast, False), *doubts(forecast)])),
+        *_charts(forecast),
+        table("Each number of devices", columns(forecast), [cells(forecast, run) for run in forecast.runs]),
+    ]
+    return document(f"{forecast.request.target}: forecast", body)
+
+
+def _charts(forecast: Forecast) -> Iterator[str]:
+    alone = forecast.baseline.timing.step
+    top = max(run.timing.middle[1] for run in forecast.runs)
+    lines = [
+        _line(forecast, "measured", "c5", lambda run: run.timing.step),
+        _line(forecast, "ideal: that of one device, divided by their number", "c0", lambda run: alone / run.devices),
+        _line(forecast, "the fastest quarter is below", "c1", lambda run: run.timing.middle[0]),
+        _line(forecast, "the slowest quarter is above", "c2", lambda run: run.timing.middle[1]),
+    ]
+    yield line_chart("Seconds of a step, against devices", _axis(forecast, top), lines)
+    rates = [run.samples_per_second for run in forecast.runs]
+    known = [rate for rate in rates if rate is not None]
+    if len(known) == len(rates):
+        most = max([*known, known[0] * forecast.runs[-1].devices])
+        axis = _axis(forecast, most, f"{most:,.4g}")
+        ideal = _line(forecast, "ideal", "c0", lambda run: known[0] * run.devices)
+        measured = _line(forecast, "measured", "c5", lambda run: run.samples_per_second or 0)
+        yield line_chart("Samples a second", axis, [measured, ideal])
+    layers = [
+        _line(forecast, "each rank by itself", "c1", lambda run: run.timing.step - _lost(run)),
+        _line(forecast, "what every rank computes whole", "c4", lambda run: run.timing.repeated),
+        _line(forecast, "waiting for other ranks", "c3", lambda run: run.waited or 0.0),
+    ]
+    yield area_chart("Parts of a step", _axis(forecast, max(run.timing.step for run in forecast.runs)), layers)
+
+
+def _lost(run: TimedRun) -> float:
+    return min(run.timing.step, run.timing.repeated + (run.waited or 0.0))
+
+
+def _line(forecast: Forecast, name: str, style: str, value: Callable[[TimedRun], float]) -> Line:
+    return Line(name, style, [[Point(math.log2(run.devices), value(run)) for run in forecast.runs]])
+
+
+def _axis(forecast: Forecast, top: float, high: str = "") -> Axis:
+    """Return axes on which each doubling of devices is as wide as the others."""
+    ticks = [(math.log2(run.devices), run.name) for run in forecast.runs]
+    return Axis(ticks[0][0], ticks[-1][0], top, high or in_words(top), ticks=ticks)

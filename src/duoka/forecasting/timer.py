@@ -1,25 +1,109 @@
-"""Measure a script's steps, in every worker: the times at which they end and their costs so far.
+"""Measure a script's steps: each rank writes a file, and the command process reads it.
 
-The status board counts the steps: those of the optimizer that has made most.
+The status board counts the steps: those of the optimizer that has made most. The first ones warm up and do not count.
+The result is the median of the others, so that an evaluation in a few steps does not change it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median, quantiles
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from duoka.forecasting.timing import WINDOWS, RankTimes, WindowEnd, warmup_steps, write
 from duoka.private.torch import tree_leaves
 from duoka.supervision.status_board import StatusSlot
-from duoka.trials.observer import StepWatcher, TrialObserver, replace_function, watch_loaders
+from duoka.trials.observer import StepWatcher, TrialObserver, end_of, opened, replace_function, watch_loaders
 from duoka.view.tally import Tally
+
+WARMUP = 10  # steps that do not count; of a shorter run, a third
+LEAST = 5  # counted steps that are needed
+WINDOWS = 5  # number of windows on an asynchronous device, which is synchronized at the end of each
+
+
+class WindowEnd(NamedTuple):
+    """The end of a window of steps on one rank; values are sums since the start.
+
+    seconds: by its clock. waited: seconds in collectives. repeated: seconds of work that every rank computes whole.
+    samples: taken from loaders; None if they cannot be counted.
+    """
+
+    step: int
+    seconds: float
+    waited: float
+    repeated: float
+    samples: int | None
+
+
+class RankTimes(NamedTuple):
+    """The contents of one rank's file.
+
+    own_samples: it counted its own rows only. costliest: the line with the most work that every rank computes whole.
+    threads: CPU threads of one operation.
+    """
+
+    marks: Sequence[WindowEnd]
+    own_samples: bool
+    costliest: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of one run, in seconds per step.
+
+    steps: number of steps made; counted: of steps after the warm-up. windows: time per step of each window, on rank
+    0. waited: time in collectives, the mean over ranks. repeated: time of work that every rank computes whole;
+    costliest: its most expensive line. samples: per step, of all ranks; None if unknown. threads: CPU threads of one
+    operation.
+    """
+
+    steps: int
+    counted: int
+    windows: tuple[float, ...]
+    waited: float
+    repeated: float
+    costliest: str
+    samples: int | None
+    threads: int
+
+    @property
+    def step(self) -> float:
+        """Median time per step."""
+        return median(self.windows)
+
+    @property
+    def middle(self) -> tuple[float, float]:
+        """The first and third quartile of the windows' times."""
+        if len(self.windows) < 2:
+            return self.step, self.step
+        low, _, high = quantiles(self.windows, n=4, method="inclusive")
+        return low, high
+
+
+def warmup_steps(steps: int) -> int:
+    """Return how many of these steps do not count."""
+    return min(WARMUP, steps // 3)
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    """Return the path of a rank's file."""
+    return folder / f"rank-{rank}.json"
+
+
+def write(folder: Path, rank: int, times: RankTimes) -> None:
+    """Write the measurements of one rank."""
+    with opened(rank_file(folder, rank)) as file:
+        file.write(json.dumps(times))
 
 
 @dataclass(frozen=True)
@@ -72,13 +156,13 @@ class _TimingWatcher(StepWatcher):
     def _mark(self) -> None:
         if self._timer.device != "cpu":
             torch.accelerator.synchronize()
-        whole = sum(self._tally.seconds.values())
-        self._marks.append(WindowEnd(self.steps, perf_counter(), self._slot.waited, whole, self._samples))
+        repeated = sum(self._tally.seconds.values())
+        self._marks.append(WindowEnd(self.steps, perf_counter(), self._slot.waited, repeated, self._samples))
 
     def _count(self, loader: Any, batch: Any, is_local: bool) -> None:
         self._own_samples = self._own_samples or is_local
-        found = samples(batch, getattr(loader, "batch_size", None))
-        self._samples = None if found is None or self._samples is None else self._samples + found
+        count = samples(batch, getattr(loader, "batch_size", None))
+        self._samples = None if count is None or self._samples is None else self._samples + count
 
     def _make_begin(self, original: Callable[[Tally], None]) -> Callable[[Tally], None]:
         def begin(tally: Tally) -> None:
@@ -98,3 +182,51 @@ def samples(batch: Any, limit: int | None) -> int | None:
         return None
     size = int(sizes.pop())
     return size if limit is None or size <= limit else None
+
+
+def read(folder: Path) -> Timing:
+    """Read the files of a run that succeeded."""
+    end, ranks = end_of(folder), list(_ranks(folder))
+    steps = end.steps if end is not None else 0
+    first = ranks[0]
+    windows = _per_step(first, warmup_steps(steps), lambda mark: mark.seconds)
+    waited = [_median(_per_step(times, warmup_steps(steps), lambda mark: mark.waited)) for times in ranks]
+    return Timing(
+        steps=steps,
+        counted=sum(after.step - before.step for before, after in _windows(first, warmup_steps(steps))),
+        windows=tuple(windows),
+        waited=fmean(waited),
+        repeated=_median(_per_step(first, warmup_steps(steps), lambda mark: mark.repeated)),
+        costliest=first.costliest,
+        samples=_samples(ranks, warmup_steps(steps)),
+        threads=first.threads,
+    )
+
+
+def _ranks(folder: Path) -> Iterator[RankTimes]:
+    rank = 0
+    while (path := rank_file(folder, rank)).exists():
+        marks, *others = json.loads(path.read_text())
+        yield RankTimes([WindowEnd(*mark) for mark in marks], *others)
+        rank += 1
+
+
+def _windows(times: RankTimes, skipped: int) -> Iterator[tuple[WindowEnd, WindowEnd]]:
+    return ((before, after) for before, after in pairwise(times.marks) if before.step >= skipped)
+
+
+def _per_step(times: RankTimes, skipped: int, value: Callable[[WindowEnd], float]) -> list[float]:
+    return [(value(after) - value(before)) / (after.step - before.step) for before, after in _windows(times, skipped)]
+
+
+def _samples(ranks: Sequence[RankTimes], skipped: int) -> int | None:
+    """Return the samples per step, or None if they cannot be counted."""
+    counting = ranks if ranks[0].own_samples else ranks[:1]
+    if any(mark.samples is None for times in counting for mark in times.marks):
+        return None
+    count = sum(_median(_per_step(times, skipped, lambda mark: float(mark.samples or 0))) for times in counting)
+    return round(count) or None
+
+
+def _median(values: Sequence[float]) -> float:
+    return median(values) if values else 0.0
