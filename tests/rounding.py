@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from duoka.proving.nudge import Nudge
+from duoka.proving.recorder import Nudge
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 UNITS = 16  # in the last place of a tensor's largest number: what is no further apart needs no measurement

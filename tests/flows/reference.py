@@ -12,7 +12,7 @@ import torch
 from tests.flows.flow import Flow, Result
 from tests.rounding import assert_same
 
-NUDGED = "from duoka.proving.nudge import Nudge\nNudge({seed}).install()"
+NUDGED = "from duoka.proving.recorder import Nudge\nNudge({seed}).install()"
 
 
 @dataclass(frozen=True)

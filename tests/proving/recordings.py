@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from duoka.proving.batches import BatchRecorder
+from duoka.proving.recorder import BatchRecorder
 from duoka.proving.recording import Recording, RecordingWriter, TensorKind
 
 

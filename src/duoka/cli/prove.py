@@ -109,8 +109,11 @@ def _request(
     opts: Options, devices: Sequence[str], plans: Sequence[Plan], steps: int, seed: int, want: Any
 ) -> ProofRequest:
     """Return the request; its first run is the reference."""
-    from duoka.proving.proof import ProofRequest  # imports torch; a plan is made without it
-    from duoka.proving.runs import ScriptRun, as_python
+    from duoka.proving.proof import (
+        ProofRequest,  # imports torch; a plan is made without it
+        ScriptRun,
+        as_python,
+    )
 
     names = [words if words != "auto" else plan.device_words for words, plan in zip(devices, plans, strict=True)]
     runs = [ScriptRun(name, plan) for name, plan in zip(names, plans, strict=True)]
@@ -121,8 +124,7 @@ def _request(
 
 def _run(opts: Options, request: ProofRequest, shown: str) -> int:
     from duoka.proving.proof import prove as start
-    from duoka.proving.report import page
-    from duoka.proving.showing import as_data, as_text
+    from duoka.proving.showing import as_data, as_text, page
 
     say = sayer(shown)
     for run in request.others:

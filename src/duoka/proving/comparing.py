@@ -1,16 +1,27 @@
-"""Compare two recordings step by step and tensor by tensor, holding one piece of a tensor in memory."""
+"""Compare two recordings by step, tensor and row of data, and judge whether rounding explains a difference.
+
+A number of a run may differ from the other run's by the largest of
+
+    ULPS units in the last place of the tensor's largest number     rounding when it is stored, step after step
+    OF_MOVE of how far the steps have moved the tensor,             another order of adding up a gradient
+        or of a gradient's largest number
+    TIMES the difference in the reference runs, up to that step     amplification by the script itself
+
+where a reference run is the first run again, with only rounding changed. Whole numbers must be equal, unless they
+differ in a reference run, too.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from duoka.proving.data import DataGap, compare_data
-from duoka.proving.recording import Recording, TensorEntry, TensorKind
+from duoka.proving.recording import ROW_DIGEST, Recording, TensorEntry, TensorKind
 
 PIECE = 1 << 22  # numbers in a piece
 
@@ -96,18 +107,18 @@ def _problem(step: int, name: str, problem: str) -> Gap:
 
 
 def _gap(
-    step: int, one: tuple[Recording, TensorEntry], other: tuple[Recording, TensorEntry], start: TensorEntry | None
+    step: int, first: tuple[Recording, TensorEntry], second: tuple[Recording, TensorEntry], start: TensorEntry | None
 ) -> Gap | None:
     """Compare two tensors whose bytes differ; None if only the bits of NaNs differ."""
-    entry = one[1]
-    flat, theirs = (recording.read(it).reshape(-1) for recording, it in (one, other))
-    begun = one[0].read(start).reshape(-1) if start is not None and start.shape == entry.shape else None
+    entry = first[1]
+    flat, other = (recording.read(entry).reshape(-1) for recording, entry in (first, second))
+    begun = first[0].read(start).reshape(-1) if start is not None and start.shape == entry.shape else None
     largest = size = moved = 0.0
     same = True
     for at in range(0, flat.size, PIECE):
-        a, b = _wide(flat[at : at + PIECE]), _wide(theirs[at : at + PIECE])
+        a, b = _wide(flat[at : at + PIECE]), _wide(other[at : at + PIECE])
         both = np.isnan(a) & np.isnan(b)
-        same = same and np.array_equal(_bits(flat[at : at + PIECE])[~both], _bits(theirs[at : at + PIECE])[~both])
+        same = same and np.array_equal(_bits(flat[at : at + PIECE])[~both], _bits(other[at : at + PIECE])[~both])
         with np.errstate(invalid="ignore", over="ignore"):
             distance = np.where(both | (a == b), 0.0, np.abs(a - b))
             way = a if entry.kind == "gradient" else a - a if begun is None else a - _wide(begun[at : at + PIECE])
@@ -130,6 +141,221 @@ def _bits(piece: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _largest(piece: np.ndarray[Any, Any]) -> float:
     """Return the largest finite magnitude."""
-    found = np.abs(piece)
-    found = found[np.isfinite(found)]
-    return float(found.max()) if found.size else 0.0
+    sizes = np.abs(piece)
+    sizes = sizes[np.isfinite(sizes)]
+    return float(sizes.max()) if sizes.size else 0.0
+
+
+Kind = Literal["batches", "rows", "order", "samples", "values", "ranks"]
+
+
+@dataclass(frozen=True, slots=True)
+class DataGap:
+    """The first step with other training data. kind: of the difference; text: the same in words.
+
+    counts: False for floating-point arguments of a model, which may have been computed and differ by rounding.
+    """
+
+    step: int
+    kind: Kind
+    text: str
+    counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """One tensor of a batch, merged from all ranks. at: its path in the batch. rows: a digest of each row.
+
+    ordered: True if the order of the rows is known. apart: True if ranks that must have the same tensor do not.
+    """
+
+    at: str
+    dtype: str
+    shape: tuple[int, ...]
+    rows: tuple[str, ...]
+    ordered: bool
+    apart: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    line: str
+    leaves: tuple[_Leaf, ...]
+    values: str
+
+
+def compare_data(first: Recording, second: Recording) -> DataGap | None:
+    """Compare the batches of the steps that both runs have made; None if they are the same."""
+    sources, ours = _by_step(first)
+    others, theirs = _by_step(second)
+    if sources != others:
+        return DataGap(1, "batches", f"one run took its batches from a {sources}, the other from a {others}", False)
+    for step in range(1, min(first.steps, second.steps) + 1):
+        gap = _data_gap(step, ours.get(step, []), theirs.get(step, []), is_loader=sources == "loader")
+        if gap is not None:
+            return gap
+    return None
+
+
+def _by_step(recording: Recording) -> tuple[str, dict[int, list[_Batch]]]:
+    """Group a run's batches by step. Also returns their source: "loader", or else "model" for arguments of models."""
+    ranks = list(recording.batches())
+    lines = [line for rank in ranks for line in rank]
+    source = "loader" if any(line["source"] == "loader" for line in lines) else "model"
+    batches: dict[int, list[_Batch]] = {}
+    of_ranks = [[line for line in rank if line["source"] == source] for rank in ranks]
+    for same in zip(*of_ranks, strict=False):
+        batches.setdefault(same[0]["step"], []).append(_merged(same))
+    return source, batches
+
+
+def _merged(ranks: Sequence[dict[str, Any]]) -> _Batch:
+    """Merge the rows of all ranks into one batch."""
+    columns = zip(*(line["leaves"] for line in ranks), strict=False)
+    return _Batch(ranks[0]["line"], tuple(_leaf(column) for column in columns), ranks[0]["values"])
+
+
+def _leaf(ranks: Sequence[dict[str, Any]]) -> _Leaf:
+    first = ranks[0]
+    rows = [leaf["rows"] for leaf in ranks]
+    if first["kind"] == "whole":
+        text, apart = rows[0], any(of_rank != rows[0] for of_rank in rows)
+    else:
+        text, apart = "".join(rows), False
+    digests = tuple(text[at : at + ROW_DIGEST] for at in range(0, len(text), ROW_DIGEST))
+    return _Leaf(first["at"], first["dtype"], tuple(first["shape"]), digests, first["kind"] != "own", apart)
+
+
+def _data_gap(step: int, ours: list[_Batch], theirs: list[_Batch], is_loader: bool) -> DataGap | None:
+    for batch in theirs:
+        for leaf in batch.leaves:
+            if leaf.apart:
+                what = f"the ranks were not given the same {_name(leaf)} at {batch.line}"
+                return DataGap(step, "ranks", what, is_loader)
+    if len(ours) != len(theirs):
+        return DataGap(step, "batches", f"{len(ours)} and {len(theirs)} batches", is_loader)
+    for batch, other in zip(ours, theirs, strict=True):
+        if len(batch.leaves) != len(other.leaves):
+            counts = f"{len(batch.leaves)} and {len(other.leaves)} tensors in a batch"
+            return DataGap(step, "batches", counts, is_loader)
+        for leaf, its in zip(batch.leaves, other.leaves, strict=True):
+            difference = _leaf_gap(leaf, its)
+            if difference is not None:
+                is_exact = not leaf.dtype.startswith(("torch.float", "torch.bfloat", "torch.complex"))
+                return DataGap(step, difference[0], f"{difference[1]} at {batch.line}", is_loader or is_exact)
+        if batch.values != other.values:
+            return DataGap(step, "values", f"what is no tensor in a batch at {batch.line}", is_loader)
+    return None
+
+
+def _leaf_gap(leaf: _Leaf, other: _Leaf) -> tuple[Kind, str] | None:
+    """Compare one tensor of two batches."""
+    if (leaf.dtype, leaf.shape) != (other.dtype, other.shape):
+        return "rows", f"rows of {list(leaf.shape)} {leaf.dtype} and {list(other.shape)} {other.dtype}"
+    if len(leaf.rows) != len(other.rows):
+        return "rows", f"{len(leaf.rows)} and {len(other.rows)} rows in {_name(leaf)}"
+    if leaf.rows == other.rows:
+        return None
+    extra = sum((Counter(leaf.rows) - Counter(other.rows)).values())
+    if extra == 0 and leaf.ordered and other.ordered:
+        return "order", f"the same rows of {_name(leaf)} in another order"
+    if extra == 0:
+        return None
+    at = next(row for row, (a, b) in enumerate(zip(leaf.rows, other.rows, strict=True)) if a != b)
+    return "samples", f"{extra:,} of {len(leaf.rows):,} rows of {_name(leaf)} are others, the first in row {at}"
+
+
+def _name(leaf: _Leaf) -> str:
+    return f"batch{leaf.at}"
+
+
+Verdict = Literal["bits", "rounding", "different"]
+RANKING: tuple[Verdict, ...] = ("bits", "rounding", "different")  # from the best to the worst
+
+ULPS = 16
+OF_MOVE = 1e-4
+TIMES = 8
+AMPLIFIED = 0.02  # of a tensor's movement: if rounding alone differs by more, the script amplifies rounding
+
+
+class Bound:
+    """Limits for one script. references: the first run compared with its reference runs."""
+
+    def __init__(self, references: Sequence[RunComparison]) -> None:
+        self._references = references
+        self._grown: dict[tuple[int, str], float] = {}
+        for reference in references:
+            for gap in reference.gaps:
+                key = (gap.step, gap.name)
+                self._grown[key] = max(self._grown.get(key, 0.0), gap.largest)
+
+    def allowed(self, gap: Gap) -> float:
+        """Return the allowed difference of a tensor after a step."""
+        if gap.problem:
+            return 0.0
+        of_type = max(ULPS * gap.epsilon * gap.size, OF_MOVE * gap.moved) if gap.epsilon else 0.0
+        return max(of_type, TIMES * self.grown(gap.step, gap.name))
+
+    def grown(self, step: int, name: str) -> float:
+        """Return the largest difference of a tensor in the reference runs, up to a step."""
+        return max((self._grown.get((at, name), 0.0) for at in range(step + 1)), default=0.0)
+
+    @property
+    def amplified(self) -> Gap | None:
+        """The first gap at which rounding alone moves a tensor far; None if there is none."""
+        gaps = [gap for reference in self._references for gap in reference.gaps if self._is_amplified(gap)]
+        return min(gaps, key=lambda gap: (gap.step, -gap.largest), default=None)
+
+    def _is_amplified(self, gap: Gap) -> bool:
+        stored = max(ULPS * gap.epsilon * gap.size, 2 * self.grown(0, gap.name))  # step 0 differs by the nudge itself
+        if gap.kind == "gradient":  # a gradient whose true value is 0 consists of rounding only
+            return False
+        return gap.step > 0 and gap.epsilon > 0 and gap.largest > max(stored, AMPLIFIED * gap.moved)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The judgement of one comparison.
+
+    parts: the first gap of any size. first: the first gap beyond rounding, and `allowed` its limit. worst: the
+    largest gap relative to its tensor, of parameters and buffers. why: other differences than tensors, in words.
+    """
+
+    verdict: Verdict
+    parts: Gap | None
+    first: Gap | None
+    allowed: float
+    worst: Gap | None
+    why: str
+
+
+def judge(comparison: RunComparison, bound: Bound) -> Judgement:
+    """Judge two runs, and find the first gap beyond rounding."""
+    gaps = comparison.gaps
+    worst = max(
+        (gap for gap in gaps if gap.kind != "gradient"), key=lambda gap: (gap.relative, gap.largest), default=None
+    )
+    parts = gaps[0] if gaps else None
+    if comparison.same_bits:
+        return Judgement("bits", None, None, 0.0, None, "")
+    first = next((gap for gap in gaps if not gap.largest <= bound.allowed(gap)), None)
+    why = _why(comparison)
+    verdict: Verdict = "different" if first is not None or why else "rounding"
+    return Judgement(verdict, parts, first, bound.allowed(first) if first else math.nan, worst, why)
+
+
+def _why(comparison: RunComparison) -> str:
+    first, second = comparison.steps
+    if comparison.data is not None and comparison.data.counts:
+        return f"other data in step {comparison.data.step}: {comparison.data.text}"
+    return f"{first} and {second} steps were made" if first != second else ""
+
+
+def worse(first: Verdict, second: Verdict) -> Verdict:
+    """Return the worse of two verdicts."""
+    return max(first, second, key=RANKING.index)
+
+
+def meets(judged: Judgement, wanted: Verdict) -> bool:
+    """Return True if the verdict is at least as good as the wanted one."""
+    return RANKING.index(judged.verdict) <= RANKING.index(wanted)

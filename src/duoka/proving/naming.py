@@ -51,23 +51,23 @@ class TensorNames:
                 yield (full if taken[full] == 1 else f"{full}#{taken[full]}"), tensor, kind
         for number, alive in enumerate(self._optimizers):
             optimizer = alive()
-            for place, parameter in _parameters_of(optimizer) if optimizer is not None else ():
+            for position, parameter in _parameters_of(optimizer) if optimizer is not None else ():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
-                    yield f"optimizer {number} {place}", parameter, "parameter"
+                    yield f"optimizer {number} {position}", parameter, "parameter"
 
     def _look(self, optimizer: Optimizer) -> None:
         """Find the models whose parameters this optimizer, or another one that exists, updates."""
         self._optimizers.append(ref(optimizer))
         gc.collect()  # removes dead models in reference cycles
         modules, optimizers = _live_objects()
-        trained = {id(one) for it in (optimizer, *optimizers) for _, one in _parameters_of(it)}
+        trained = {id(parameter) for module in (optimizer, *optimizers) for _, parameter in _parameters_of(module)}
         known = {id(model()) for _, model in self._models}
-        new = [it for it in _outermost(modules) if id(it) not in known and _trains(it, trained)]
-        found = _script_names(new)
+        new = [module for module in _outermost(modules) if id(module) not in known and _trains(module, trained)]
+        script_names = _script_names(new)
         names = Counter(name for name, _ in self._models)
-        for model in sorted(new, key=lambda it: found.get(id(it), "")):
-            name = found.get(id(model)) or type(model).__name__
+        for model in sorted(new, key=lambda module: script_names.get(id(module), "")):
+            name = script_names.get(id(model)) or type(model).__name__
             names[name] += 1
             self._models.append((name if names[name] == 1 else f"{name}#{names[name]}", ref(model)))
 
@@ -75,18 +75,18 @@ class TensorNames:
 def _live_objects() -> tuple[list[nn.Module], list[Optimizer]]:
     modules: list[nn.Module] = []
     optimizers: list[Optimizer] = []
-    for it in gc.get_objects():
-        kind = type(it)  # an object's own __class__ may be overridden
+    for entry in gc.get_objects():
+        kind = type(entry)  # an object's own __class__ may be overridden
         if issubclass(kind, nn.Module):
-            modules.append(it)
+            modules.append(entry)
         elif issubclass(kind, Optimizer):
-            optimizers.append(it)
+            optimizers.append(entry)
     return modules, optimizers
 
 
 def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    inner = {id(child) for it in modules for child in children_in(it).values()}
-    return [it for it in modules if id(it) not in inner]
+    inner = {id(child) for module in modules for child in children_in(module).values()}
+    return [module for module in modules if id(module) not in inner]
 
 
 def _trains(model: nn.Module, trained: set[int]) -> bool:
@@ -102,8 +102,8 @@ def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor, TensorKind]]:
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
     for number, group in enumerate(optimizer.__dict__.get("param_groups", ())):
-        for place, parameter in enumerate(group["params"]):
-            yield f"group {number} parameter {place}", parameter
+        for index, parameter in enumerate(group["params"]):
+            yield f"group {number} parameter {index}", parameter
 
 
 def _plain(name: str) -> str:
@@ -114,14 +114,14 @@ def _plain(name: str) -> str:
 
 def _script_names(models: Iterable[nn.Module]) -> dict[int, str]:
     """Return the script's variable names for these models, by id."""
-    wanted = {id(it) for it in models}
-    found: dict[int, str] = {}
+    wanted = {id(model) for model in models}
+    names: dict[int, str] = {}
     for variables in _namespaces():
         for name, value in list(variables.items()):
-            for called, it in _items_of(name, value):
-                if id(it) in wanted and not name.startswith("__"):
-                    found.setdefault(id(it), called)
-    return found
+            for called, item in _items_of(name, value):
+                if id(item) in wanted and not name.startswith("__"):
+                    names.setdefault(id(item), called)
+    return names
 
 
 def _namespaces() -> Iterator[Mapping[str, Any]]:
@@ -138,8 +138,8 @@ def _items_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield a value, the items of a list or dict, and the attributes of an object of the script's own class."""
     yield name, value
     if type(value) in (list, tuple):
-        yield from ((f"{name}[{place}]", it) for place, it in enumerate(value))
+        yield from ((f"{name}[{index}]", item) for index, item in enumerate(value))
     elif type(value) is dict:
-        yield from ((f"{name}[{key!r}]", it) for key, it in value.items())
+        yield from ((f"{name}[{key!r}]", item) for key, item in value.items())
     elif not isinstance(value, (type, nn.Module)) and type(getattr(value, "__dict__", None)) is dict:
-        yield from ((f"{name}.{key}", it) for key, it in list(vars(value).items()))
+        yield from ((f"{name}.{key}", item) for key, item in list(vars(value).items()))

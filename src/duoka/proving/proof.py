@@ -1,22 +1,73 @@
-"""Make all runs of a proof, one after the other, and compare them."""
+"""Make all runs of a proof, one after the other, compare them with the first, and find causes of differences."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from duoka.proving import causes
-from duoka.proving.bounds import Bound, Judgement, Verdict, judge, meets, worse
-from duoka.proving.causes import RepeatResult
-from duoka.proving.comparing import RunComparison, compare
+from duoka.plan import Kind, Plan
+from duoka.proving.comparing import Bound, Gap, Judgement, RunComparison, Verdict, compare, judge, meets, worse
+from duoka.proving.recorder import RecordingObserver
 from duoka.proving.recording import Recording
-from duoka.proving.runs import RunRecorder, ScriptRun
-from duoka.trials.runner import NoSteps, TrialFailed, trial_runner
+from duoka.trials.observer import TrialFolders
+from duoka.trials.runner import NoSteps, TrialFailed, TrialRunner, trial_runner
 
 SAME_LOSS = 0.01  # of the first step's loss: rounding changes it by less
 REFERENCES = 2  # runs that differ from the first by rounding only
+
+# Options that change numbers: name, the value that does (None: any), the value that does not, and its effect.
+OPTIONS: tuple[tuple[str, str | None, Any, str], ...] = (
+    ("batch_norm", "local", "whole", "BatchNorm takes the statistics of each share of the batch"),
+    ("randomness", "worker", "whole", "each rank draws its own random numbers inside of models"),
+    ("loading", "shared", "auto", "random augmentation is seeded by sample, not drawn from the one stream"),
+    ("row_independent", None, (), "a function that it names does not compute each row by itself"),
+)
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """A run to record.
+
+    name: shown in the table. nudge: None, or the seed of the directions in which weights are moved.
+    """
+
+    name: str
+    plan: Plan
+    nudge: int | None = None
+
+    def nudged(self, seed: int) -> ScriptRun:
+        """Return the same run with weights moved in their last place."""
+        return ScriptRun(f"{self.name}, nudged ({seed + 1})", self.plan, seed)
+
+    def in_two_parts(self) -> ScriptRun:
+        """Return the same run on one device, with the batch added up in another order.
+
+        In two parts, or in twice as many as the plan's `exact` uses.
+        """
+        plan, parts = self.plan, 2 * max(self.plan.shares, 1)
+        if plan.kind is Kind.DISTRIBUTED:
+            raise TrialFailed(self.name, "its ranks add up by themselves", "")
+        numbers: dict[str, Any] = {"batch_norm": "whole", "randomness": "whole", "loading": "auto"}
+        numbers |= {"row_independent": ()}
+        plan = replace(plan, devices=plan.devices[:1], strategy="exact", shares=parts, **numbers)
+        return ScriptRun(f"{self.name}, added up in {parts} parts", plan)
+
+    def repeated(self) -> ScriptRun:
+        """Return the same run under another name."""
+        return replace(self, name=f"{self.name}, once more")
+
+
+def as_python(plan: Plan, threads: int | None) -> ScriptRun:
+    """Return the run on the plan's first device: as `python` runs it, or as one rank if the script needs ranks."""
+    kind = Kind.PLAIN if plan.kind_can_be_either else plan.kind
+    strategy = plan.strategy and "single"
+    alone = replace(plan, devices=plan.devices[:1], strategy=strategy, shares=0, kind=kind, threads=threads)
+    name = {Kind.PLAIN: "python", Kind.API: "python", Kind.DISTRIBUTED: "one rank"}[kind]
+    return ScriptRun(f"{name} ({alone.devices[0]})" if alone.devices[0].type != "cpu" else name, alone)
 
 
 @dataclass(frozen=True)
@@ -61,10 +112,10 @@ class Proof:
     @property
     def verdict(self) -> Verdict:
         """The worst verdict."""
-        found: Verdict = "bits"
+        verdict: Verdict = "bits"
         for outcome in self.outcomes:
-            found = worse(found, outcome.judged.verdict)
-        return found
+            verdict = worse(verdict, outcome.judged.verdict)
+        return verdict
 
     @property
     def holds(self) -> bool:
@@ -82,83 +133,188 @@ def prove(request: ProofRequest, say: Callable[[str], None]) -> Proof:
         NoSteps: the script made no optimizer step.
         Stopped: a signal asked this command to end; all files are removed.
     """
-    with trial_runner("prove", request.log_dir) as trials:
-        recorder = RunRecorder(trials, request.steps, request.seed)
-        say(f"running {request.first.name}")
-        with recorder.record(request.first) as first:
-            return _compare_all(request, _Comparer(recorder, first, say))
+    with trial_runner("prove", request.log_dir) as trials, _recorded(trials, request, request.first, say) as first:
+        if first.steps == 0:
+            raise NoSteps(request.first.name, "compare")
+
+        def compare_run(run: ScriptRun) -> RunComparison:
+            with _recorded(trials, request, run, say) as recording:
+                comparison = compare(first, recording)
+                trials.check()
+                return comparison
+
+        compared = [(run, compare_run(run)) for run in request.others]
+        if all(comparison.same_bits for _, comparison in compared):
+            same = [Outcome(run, comparison, judge(comparison, Bound([])), ()) for run, comparison in compared]
+            return Proof(request, first.steps, tuple(same), None)
+        repeated, bound = compare_run(request.first.repeated()), Bound([])
+        if judge(repeated, bound).verdict != "different":  # else unseeded randomness would count as rounding
+            references = [compare_run(run) for run in request.references]
+            bound = Bound([*references, *_in_two_parts(request, compare_run)])
+        outcomes = [_outcome(request, run, comparison, bound, repeated, compare_run) for run, comparison in compared]
+        return Proof(request, first.steps, tuple(outcomes), bound)
 
 
-class _Comparer:
-    """Makes runs and compares them with the first run."""
-
-    def __init__(self, recorder: RunRecorder, first: Recording, say: Callable[[str], None]) -> None:
-        self._recorder, self.first, self._say = recorder, first, say
-
-    def __call__(self, run: ScriptRun) -> RunComparison:
-        self._say(f"running {run.name}")
-        with self._recorder.record(run) as recording:
-            comparison = compare(self.first, recording)
-            self._recorder.trials.check()
-            return comparison
+Compare = Callable[[ScriptRun], RunComparison]  # runs the script, and compares it with the first run
 
 
-def _compare_all(request: ProofRequest, compare_run: _Comparer) -> Proof:
-    _check_steps(request.first, compare_run.first)
-    compared = [(run, compare_run(run)) for run in request.others]
-    if all(comparison.same_bits for _, comparison in compared):
-        same = [Outcome(run, found, judge(found, Bound([])), ()) for run, found in compared]
-        return Proof(request, compare_run.first.steps, tuple(same), None)
-    repeat, bound = causes.of_itself(request.first, compare_run(request.first.repeated())), Bound([])
-    if repeat.verdict != "different":  # else unseeded randomness would count as rounding
-        bound = Bound([*(compare_run(run) for run in request.references), *_in_two_parts(request, compare_run)])
-    outcomes = [_outcome(request, run, found, bound, repeat, compare_run) for run, found in compared]
-    return Proof(request, compare_run.first.steps, tuple(outcomes), bound)
+@contextmanager
+def _recorded(
+    trials: TrialRunner, request: ProofRequest, run: ScriptRun, say: Callable[[str], None]
+) -> Iterator[Recording]:
+    """Run a script; yields its recording, which is removed at the end."""
+
+    def recorder(folders: TrialFolders) -> RecordingObserver:
+        own_rows = run.plan.kind is Kind.DISTRIBUTED
+        return RecordingObserver(folders, request.steps, request.seed, own_rows, run.nudge)
+
+    say(f"running {run.name}")
+    with trials.run(run.name, run.plan, recorder) as seen:
+        yield Recording(seen)
 
 
-def _in_two_parts(request: ProofRequest, compare_run: _Comparer) -> list[RunComparison]:
+def _in_two_parts(request: ProofRequest, compare_run: Compare) -> list[RunComparison]:
     """Run the first plan with the batch added up in another order, if `exact` can run it.
 
     Ignored if it differs in data (`exact` seeds augmentation by sample), in steps or in its first loss: it would then
     show, and so excuse, more than rounding.
     """
     try:
-        found = compare_run(request.first.in_two_parts())
+        comparison = compare_run(request.first.in_two_parts())
     except TrialFailed:
         return []
-    same = found.data is None and found.steps[0] == found.steps[1]
-    return [found] if same and begins_alike(found) else []
+    same = comparison.data is None and comparison.steps[0] == comparison.steps[1]
+    return [comparison] if same and begins_alike(comparison) else []
 
 
-def begins_alike(found: RunComparison) -> bool:
+def begins_alike(comparison: RunComparison) -> bool:
     """Return True if two runs have the same loss in their first step, up to rounding."""
-    one, other = (losses[0] if losses else math.nan for losses in found.losses)
-    return not abs(one - other) > SAME_LOSS * max(abs(one), abs(other))
+    first, second = (losses[0] if losses else math.nan for losses in comparison.losses)
+    return not abs(first - second) > SAME_LOSS * max(abs(first), abs(second))
 
 
 def _outcome(
     request: ProofRequest,
     run: ScriptRun,
-    found: RunComparison,
+    comparison: RunComparison,
     bound: Bound,
-    repeat: RepeatResult,
-    compare_run: _Comparer,
+    repeated: RunComparison,
+    compare_run: Compare,
 ) -> Outcome:
-    judged = judge(found, bound)
-    why: list[str] = []
+    """Judge a run, and find causes of its difference; those that a run confirms come first.
+
+    repeated: the first run compared with its repetition.
+    """
+    judged = judge(comparison, bound)
+    causes: list[str] = []
     if judged.verdict == "bits":
-        return Outcome(run, found, judged, ())
-    if repeat.text:
-        why.append(repeat.text)
-    if judged.verdict == "different" and repeat.verdict != "different":
-        why += causes.of_difference(run, found, bound, compare_run)
-    elif not meets(judged, request.want) and not repeat.text:
-        why.append("sums over the batch are added in another order on other devices, or by another number of threads")
-    if judged.verdict == "different" and not why and bound.amplified is not None:
-        why.append(causes.amplification(bound.amplified))
-    return Outcome(run, found, judged, tuple(why))
+        return Outcome(run, comparison, judged, ())
+    if not repeated.same_bits:
+        causes.append(_repeat_difference(request.first.name, repeated))
+    if judged.verdict == "different" and judge(repeated, Bound([])).verdict != "different":
+        causes += _causes(run, comparison, bound, compare_run)
+    elif not meets(judged, request.want) and repeated.same_bits:
+        causes.append(
+            "sums over the batch are added in another order on other devices, or by another number of threads"
+        )
+    if judged.verdict == "different" and not causes and bound.amplified is not None:
+        causes.append(amplification(bound.amplified))
+    return Outcome(run, comparison, judged, tuple(causes))
 
 
-def _check_steps(run: ScriptRun, recording: Recording) -> None:
-    if recording.steps == 0:
-        raise NoSteps(run.name, "compare")
+def _repeat_difference(name: str, comparison: RunComparison) -> str:
+    """Explain why two runs of the same plan differ."""
+    data, gap = comparison.data, _first_gap(comparison)
+    if gap is not None and gap.step == 0 and gap.kind != "buffer":
+        return (
+            f"{name} gives other numbers each time it is run, from the start: {gap.name} is another before the first "
+            "step, so something that is drawn for it is not seeded (a generator of its own, time, a process id)"
+        )
+    if data is not None and (gap is None or data.step <= max(gap.step, 1)):
+        return (
+            f"{name} gives other numbers each time it is run: it is given other data in step {data.step} "
+            f"({data.text}), so its order or its augmentation is not seeded (time, a process id, threads)"
+        )
+    if gap is None:
+        return f"{name} makes another number of steps each time it is run"
+    return (
+        f"{name} gives other numbers each time it is run: {gap.name} is {gap.largest:.1e} apart after step "
+        f"{gap.step} with the same data, so a kernel is not deterministic, or something draws unseeded; "
+        "torch.use_deterministic_algorithms(True) names the kernel"
+    )
+
+
+def _first_gap(comparison: RunComparison) -> Gap | None:
+    """Return the first gap; before step 1 prefer a parameter, which no forward pass has changed."""
+    gaps = comparison.gaps
+    return next((gap for gap in gaps if gap.step == 0 and gap.kind != "buffer"), gaps[0] if gaps else None)
+
+
+def amplification(gap: Gap) -> str:
+    """Describe how far the script amplifies rounding. gap: of a reference run."""
+    return (
+        f"rounding is amplified: in a reference run, which differs from the first run in nothing else, {gap.name} is "
+        f"{gap.largest:.1e} apart after step {gap.step}, which is {_percent(gap.largest, gap.moved)} of its "
+        "change since the start; typical causes are a bias before a normalisation under Adam, a high learning rate, "
+        "a chaotic recurrence"
+    )
+
+
+def _percent(part: float, total: float) -> str:
+    return f"{100 * part / total:.0f} %" if total else "all"
+
+
+def _causes(run: ScriptRun, comparison: RunComparison, bound: Bound, compare_run: Compare) -> Iterator[str]:
+    """Yield explanations of a difference beyond rounding; two runs like the first must differ by no more than that.
+
+    An option without which only rounding differs is the cause: the script runs again without each.
+    """
+    if run.plan.world_size > 1 and run.plan.kind is not Kind.DISTRIBUTED:
+        for option in OPTIONS:
+            name, _, neutral, effect = option
+            if _is_in_use(run.plan, option):
+                change = f"{_flag(name)} {neutral}" if neutral else f"without {_flag(name)}"
+                changed: dict[str, Any] = {name: neutral}
+                other = ScriptRun(f"{run.name} {change}", replace(run.plan, **changed))
+                if judge(compare_run(other), bound).verdict != "different":
+                    without = f"with {change}" if neutral else "without it"
+                    yield f"{_typed(run.plan, name)}: {effect}; {without} only rounding differs"
+                    return
+    if run.plan.world_size > 1:
+        again = compare_run(run.repeated())
+        if (again.gaps, again.steps) != (comparison.gaps, comparison.steps):
+            yield f"{run.name} gives other numbers each time it is run: its ranks depend on time or on chance"
+    yield from _by_data(run, comparison)
+
+
+def _is_in_use(plan: Plan, option: tuple[str, str | None, Any, str]) -> bool:
+    name, changing, neutral, _ = option
+    value = getattr(plan, name)
+    return bool(value == changing if changing else value != neutral)
+
+
+def _typed(plan: Plan, name: str) -> str:
+    """Return an option as it was typed."""
+    value = getattr(plan, name)
+    return f"{_flag(name)} {value if isinstance(value, str) else ','.join(value)}"
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _by_data(run: ScriptRun, comparison: RunComparison) -> Iterator[str]:
+    data = comparison.data
+    first = _first_gap(comparison)
+    if data is not None and (first is None or data.step <= max(first.step, 1)):
+        if run.plan.kind is Kind.DISTRIBUTED:
+            yield (
+                f"the script makes the batches of its ranks itself, and they are not those of one rank: {data.text} "
+                f"in step {data.step}"
+            )
+        elif data.kind == "ranks":
+            yield f"{data.text}: what the script trains on depends on the rank or the process"
+        else:
+            yield f"it is given other data from step {data.step} on: {data.text}"
+    elif first is not None and first.step == 0 and first.kind != "buffer":
+        yield f"the models are others before the first step: {first.name} is"

@@ -1,26 +1,29 @@
-"""Record gradients before and models' tensors after each step, in every worker; end the script after some steps.
+"""In every worker: record gradients before and models' tensors after each step, and digests of the training batches.
 
-Draws no random numbers, changes no tensor (except by a nudge), and communicates only to gather DTensors. Rank 0
-writes the states.
+It draws no random numbers, changes no tensor (except by a nudge), and communicates only to gather DTensors. Rank 0
+writes the states, each rank its own rows of the batches: together they are those of one device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from duoka.proving.batches import BatchRecorder
+from duoka.private.torch import keystr, tree_flatten_with_path
 from duoka.proving.naming import TensorNames
-from duoka.proving.nudge import Nudge
-from duoka.proving.recording import RecordingWriter
+from duoka.proving.recording import ROW_DIGEST, RecordingWriter, batches_file
 from duoka.supervision.status_board import StatusSlot
-from duoka.trials.observer import StepWatcher, TrialObserver
+from duoka.trials.observer import StepWatcher, TrialObserver, opened, replace_function, watch_loaders
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 
@@ -85,7 +88,7 @@ class _RecordingWatcher(StepWatcher):
         self._names.number(optimizer)
         updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         gradients = (
-            (name, _whole(tensor.grad))
+            (name, _full_tensor(tensor.grad))
             for name, tensor, _ in self._names.tensors()
             if id(tensor) in updated and tensor.grad is not None
         )
@@ -97,7 +100,7 @@ class _RecordingWatcher(StepWatcher):
 
     def _record(self, optimizer: Optimizer, by: str) -> None:
         self._names.number(optimizer)
-        tensors = ((name, _whole(tensor), kind) for name, tensor, kind in self._names.tensors())
+        tensors = ((name, _full_tensor(tensor), kind) for name, tensor, kind in self._names.tensors())
         if self._writer is None:
             for _ in tensors:  # gathering a DTensor needs every rank
                 pass
@@ -113,8 +116,126 @@ class _RecordingWatcher(StepWatcher):
         return backward
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _full_tensor(tensor: Tensor) -> Tensor:
     """Gather a DTensor."""
     from torch.distributed.tensor import DTensor
 
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+_VALUES = (str, bytes, int, float, complex, bool, type(None))
+
+
+class BatchRecorder:
+    """Writes digests of the batches of one rank to a file, one line for each batch.
+
+    own_rows: True if a plain tensor holds only this rank's rows; False if it holds the same rows on all ranks.
+    """
+
+    def __init__(self, folder: Path, rank: int, own_rows: bool) -> None:
+        self._file = opened(folder / batches_file(rank))
+        self._own_rows = own_rows
+        self._inside = self._has_loader = False
+        self.step = 1
+
+    def install(self) -> None:
+        """Observe the batches of loaders and the arguments of models."""
+        watch_loaders(lambda loader, batch, is_local: self._write("loader", batch, self._own_rows or is_local))
+        replace_function(nn.Module, "__call__", self._make_call)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _make_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._inside or self._has_loader or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+                return original(module, *args, **kwargs)
+            self._inside = True
+            try:
+                self._write("model", (args, kwargs), self._own_rows)
+                return original(module, *args, **kwargs)
+            finally:
+                self._inside = False
+
+        return __call__
+
+    def _write(self, source: str, batch: Any, own_rows: bool) -> None:
+        self._has_loader = self._has_loader or source == "loader"
+        leaves, values = [], hashlib.blake2b(digest_size=8)
+        for path, leaf in tree_flatten_with_path(batch)[0]:
+            if isinstance(leaf, np.ndarray) and leaf.dtype != object:
+                leaf = torch.from_numpy(np.ascontiguousarray(leaf)) if leaf.dtype.kind in "biufc" else leaf.tobytes()
+            if isinstance(leaf, Tensor):
+                if source == "loader" or not leaf.requires_grad:  # a tensor computed by the model is not data
+                    leaves.append({"at": keystr(path), **_rows(leaf, own_rows)})
+            else:
+                known = leaf if isinstance(leaf, _VALUES) else type(leaf).__name__
+                values.update(f"{keystr(path)} {known!r}\n".encode())
+        line = {"step": self.step, "source": source, "line": user_line(), "leaves": leaves}
+        self._file.write(json.dumps(line | {"values": values.hexdigest()}) + "\n")
+        self._file.flush()
+
+
+@torch.no_grad()
+def _rows(tensor: Tensor, own_rows: bool) -> dict[str, Any]:
+    """Describe a tensor of a batch: type, shape of a row, ranks that hold its rows, digests of the local rows."""
+    shared = isinstance(tensor, BatchTensor) and tensor._spec.dim == 0 and tensor._spec.outer == 1
+    local = tensor.to_local() if isinstance(tensor, BatchTensor) else tensor
+    kind = "cut" if shared else "own" if own_rows or isinstance(tensor, BatchTensor) else "whole"
+    local = local.detach()
+    if local.layout != torch.strided or local.is_quantized:
+        local = local.to_dense() if local.layout != torch.strided else local.dequantize()
+    flat = local.cpu().resolve_conj().resolve_neg().contiguous()
+    flat = flat.reshape(flat.shape[0] if flat.dim() else 1, -1)
+    data = flat.view(torch.uint8).numpy() if flat.numel() else np.zeros((flat.shape[0], 0), np.uint8)
+    digests = "".join(hashlib.blake2b(row.data, digest_size=ROW_DIGEST // 2).hexdigest() for row in data)
+    return {"dtype": str(local.dtype), "shape": list(local.shape[1:]), "kind": kind, "rows": digests}
+
+
+FINE = 2.0**-20  # types with a smaller unit in the last place have all weights moved
+SOME = 1 / 16  # of the weights, of all other types
+TF32 = 2.0**-10
+
+
+class Nudge:
+    """Moves every parameter once. seed: of the directions."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = np.random.default_rng(seed)
+        self._moved: dict[int, Tensor] = {}  # by id; kept alive, so that no other tensor gets the id
+
+    def install(self) -> None:
+        """Hook module calls, to move a model's parameters at its first call."""
+        nn.Module.__call__ = self._make(nn.Module.__call__)  # type: ignore[method-assign]
+
+    def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self.move(module.parameters())
+            return original(module, *args, **kwargs)
+
+        return __call__
+
+    @torch.no_grad()
+    def move(self, tensors: Iterable[Tensor]) -> None:
+        """Move the tensors that were not moved yet. Zero stays zero."""
+        for tensor in tensors:
+            if id(tensor) in self._moved or not tensor.is_floating_point():
+                continue
+            self._moved[id(tensor)] = tensor
+            up = torch.from_numpy(self._draw.integers(0, 2, tuple(tensor.shape), dtype=np.int8)).to(tensor.device)
+            unit, sign = _unit(tensor), 2 * up - 1
+            if unit > FINE:
+                sign *= torch.from_numpy(self._draw.random(tuple(tensor.shape)) < SOME).to(tensor.device)
+            wide = tensor.detach().to(torch.float64)
+            tensor.data.copy_((wide + sign * unit * wide.abs()).to(tensor.dtype))
+
+
+def _unit(tensor: Tensor) -> float:
+    """Return the unit in the last place of 1, in the type in which this parameter is used now."""
+    device, unit = tensor.device.type, torch.finfo(tensor.dtype).eps
+    if torch.is_autocast_enabled(device):
+        unit = max(unit, torch.finfo(torch.get_autocast_dtype(device)).eps)
+    if device != "cpu" and (torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"):
+        unit = max(unit, TF32)
+    return unit

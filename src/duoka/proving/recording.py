@@ -90,7 +90,7 @@ class RecordingWriter:
         self._gradients = {}
         self._data.flush()
         self._last.update(entries)
-        line = {"step": step, "by": by, "losses": list(losses), "tensors": [astuple(it) for it in entries.values()]}
+        line = {"step": step, "by": by, "losses": list(losses), "tensors": list(map(astuple, entries.values()))}
         self._index.write(json.dumps(line) + "\n")
         self._index.flush()
         if step == 0:

@@ -39,7 +39,7 @@ class Scratch:
         self.files, self._gone, self.temporary = str(root / "files"), str(root / "gone"), str(root / "tmp")
         home = os.path.expanduser("~")
         caches = [os.path.join(home, name) for name in (".cache", ".triton", ".nv")]  # of libraries
-        self._kept = tuple(os.path.join(it, "") for it in ("/dev", "/proc", "/sys", str(root.parent), *caches))
+        self._kept = tuple(os.path.join(path, "") for path in ("/dev", "/proc", "/sys", str(root.parent), *caches))
         self._has_removed = False
         for folder in (self.files, self._gone, self.temporary):
             make_folders(folder)

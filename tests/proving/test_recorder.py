@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from duoka.proving import nudge
-from duoka.proving.nudge import Nudge
+from duoka.proving import recorder
+from duoka.proving.recorder import Nudge
 
 
 def test_every_number_moves_by_its_last_place_once() -> None:
@@ -40,7 +40,7 @@ def test_in_a_coarse_type_some_numbers_move_by_its_last_place(autocast: bool) ->
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         Nudge(0).move([weight])
     moved = weight.double() != 1
-    assert 0.5 * nudge.SOME < moved.double().mean() < 2 * nudge.SOME
+    assert 0.5 * recorder.SOME < moved.double().mean() < 2 * recorder.SOME
     assert (weight.double()[moved] - 1).abs().max() == torch.finfo(torch.bfloat16).eps
 
 

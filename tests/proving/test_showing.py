@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from duoka.devices import Device
-from duoka.proving.bounds import Bound, judge
-from duoka.proving.comparing import Gap, RunComparison
-from duoka.proving.proof import Outcome, Proof, ProofRequest
-from duoka.proving.report import page
-from duoka.proving.runs import ScriptRun
+from duoka.proving.comparing import Bound, Gap, RunComparison, judge
+from duoka.proving.proof import Outcome, Proof, ProofRequest, ScriptRun
+from duoka.proving.showing import page
 from tests.forecasting.made import plan
 
 GAPS = [Gap(step, f"layer<{name}>", 10.0 ** (-6 + step), 1.0, 1.0, 2**-23) for step in (1, 2, 3) for name in "ab"]
