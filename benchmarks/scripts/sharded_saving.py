@@ -24,7 +24,7 @@ net = nn.Sequential(nn.Embedding(words, width), *(nn.Linear(width, width) for _ 
 run.model(net, strategy="fsdp")
 sizes = [parameter.numel() * parameter.itemsize for parameter in net.parameters()]
 block = memoryview(secrets.token_bytes(16 << 20))
-data = [block] * (sum(sizes) // len(block)) + [block[: sum(sizes) % len(block)]]
+data = [(at, block[: sum(sizes) - at]) for at in range(0, sum(sizes), len(block))]
 
 
 def megabytes(what: str) -> float:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import duoka
+from duoka.checkpoint import sharded
 
 CALLS = ("open", "write", "pwrite", "truncate", "fsync", "rename", "mkdir")
 
@@ -153,3 +154,45 @@ def in_child(act: Callable[[], None]) -> int:
         except BaseException:
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# Sharded models, on ranks.
+
+WORLD = 3
+
+
+def net() -> nn.Module:
+    made = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 14), nn.BatchNorm1d(14), nn.Linear(14, 5))
+    made.scale = nn.Parameter(torch.tensor(2.0))
+    return made
+
+
+def apart(run: duoka.Run) -> None:
+    """Let this rank be on a machine of its own."""
+    sharded.machine_name = lambda: f"machine {run.rank}"
+
+
+def trained(run: duoka.Run, strategy: str = "fsdp") -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    run.model(model, strategy=strategy)
+    for (ids,) in run.loader((torch.arange(11),), batch_size=11):
+        (model(ids).square().mean() * model.scale).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def full(path: Path, data: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def exchanges() -> list[Any]:
+    """Return a list to which each exchange of rows between ranks of this process is added."""
+    exchange, begun = sharded.exchange, []
+
+    def counted(*args: Any) -> Any:
+        begun.append(args)
+        return exchange(*args)
+
+    sharded.exchange = counted
+    return begun

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import duoka
-from duoka.checkpoint import manifest
+from duoka.checkpoint import directory as checkpoints
 from duoka.checkpoint.preemption import AGAIN, SIGNALS, Preempted
 from tests.checkpoint.nets import Net, compiled, same
 from tests.checkpoint.runs import Stop, fail, fault, filled, in_child, outcome, small, things, train, value_in
@@ -216,7 +216,7 @@ def test_an_error_in_the_background_is_raised_at_the_next_step(
     saved.step_number = 1
     saved.save()
     saved.wait()
-    with fault(monkeypatch, 0, fail):
+    with fault(monkeypatch, 1, fail):  # the first call makes a directory
         saved.step_number = 2
         saved.save()
         saved._background.finish()
@@ -292,7 +292,7 @@ def test_every_flipped_byte_is_found(name: str, stride: int, tmp_path: Path) -> 
     for number in range(0, len(data), stride):
         path.write_bytes(data[:number] + bytes([data[number] ^ (1 << number % 8)]) + data[number + 1 :])
         with pytest.raises(duoka.CheckpointDamaged):
-            manifest.check(folder, manifest.read(folder), (name,))
+            checkpoints.check(folder, checkpoints.read(folder), (name,))
         if number % 100 == 0:
             assert_not_loaded(tmp_path)
     path.write_bytes(data)
@@ -310,7 +310,7 @@ def test_a_checkpoint_of_a_newer_format_is_not_taken_for_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("duoka.checkpoint.manifest.FORMAT", 2)
+        patched.setattr("duoka.checkpoint.directory.FORMAT", 2)
         train(tmp_path)
     with pytest.raises(duoka.CheckpointError, match="has format 2; this version of duoka reads format 1"):
         train(tmp_path)
@@ -370,14 +370,15 @@ def test_a_path_that_is_a_file(tmp_path: Path) -> None:
 def test_a_directory_that_may_not_be_written() -> None:
     with tempfile.TemporaryDirectory() as folder:  # pytest creates its folders for root only if run as root
         os.chmod(folder, 0o555)
+        saved, save_weights = small(Path(folder) / "out", 1), duoka.save_weights  # imported while that is allowed
 
         def act() -> None:
             if os.geteuid() == 0:  # root may write everywhere
                 os.setuid(65534)
             with pytest.raises(duoka.CheckpointError, match=r"cannot be written: .*Permission denied"):
-                small(Path(folder) / "out", 1).save()
+                saved.save()
             with pytest.raises(duoka.WeightsError, match=r"the old file is unchanged: .*Permission denied"):
-                duoka.save_weights(filled(1), Path(folder) / "net.safetensors")
+                save_weights(filled(1), Path(folder) / "net.safetensors")
 
         assert in_child(act) == 0
         os.chmod(folder, 0o755)

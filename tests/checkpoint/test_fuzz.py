@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import duoka
-from duoka.checkpoint import manifest
-from duoka.checkpoint.manifest import FileEntry
+from duoka.checkpoint import directory as checkpoints
+from duoka.checkpoint.directory import FileEntry
 from tests.checkpoint.nets import Net, Own
 from tests.checkpoint.runs import filled, small
 
@@ -113,7 +113,7 @@ def restore(folder: Path, changes: list[tuple[int, int, int]]) -> None:
     """A file of another program with a matching manifest raises a clear error, or is accepted."""
     file, target, data = made(folder, "states")
     file.write_bytes(mutated(data, changes, 0, len(data)))
-    about = manifest.read(file.parent)
+    about = checkpoints.read(file.parent)
     entry = FileEntry(file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest())
     (file.parent / "manifest.json").write_bytes(replace(about, files={**about.files, "states.json": entry}).text())
     for states in ({"model": filled(2), "note": [0.0]}, {"model": filled(2), "note": torch.zeros(())}, {"note": {}}):

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from duoka.checkpoint.formats import LoadedTensor
 from duoka.checkpoint.names import choose, differences, groups, match, plain
-from duoka.checkpoint.stored import LoadedTensor
 from duoka.errors import WeightsError
 
 

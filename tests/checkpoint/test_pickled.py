@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import duoka
-from duoka.checkpoint import drafts, pickled
+from duoka.checkpoint import pickled, sharded
 from duoka.checkpoint.pickled import combine_sums, write_together
 from duoka.checkpoint.ranks import on_first
 from duoka.view.tensor.batch import BatchTensor
@@ -55,7 +55,7 @@ def records(path: Path) -> dict[str, bytes]:
 def test_a_file_has_the_records_of_one_device(
     together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drafts, "PIECE", 16)
+    monkeypatch.setattr(sharded, "BLOCK", 16)
     (tmp_path / "alone").mkdir()
 
     def work(run: duoka.Run) -> None:
@@ -64,7 +64,7 @@ def test_a_file_has_the_records_of_one_device(
             torch.save(contents(model), tmp_path / "alone" / "net.pt")
         run.model(model, strategy="fsdp")
         if not together:
-            drafts.machine_name = lambda: f"machine {run.rank}"
+            sharded.machine_name = lambda: f"machine {run.rank}"
         BatchTensor.full_tensor = lambda self: pytest.fail("nothing is gathered whole")
         ranks = run._session.ranks
         write_together(contents(model), tmp_path / "net.pt", ranks, partial(on_first, ranks))

@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import duoka
 from duoka.errors import AskedError, BatchFailed, OptionError, RunError, TimedOut
-from duoka.inference import pool
 from duoka.inference import predict as predicting
+from duoka.inference import replicas
 from duoka.inference.predict import WINDOW
-from duoka.inference.replica import replicate
+from duoka.inference.replicas import replicate
 from tests.flows.flow import Flow
 from tests.inference.models import Double, Failing, Mortal, Slow
 
@@ -239,7 +239,7 @@ def test_a_batch_that_kills_devices_is_not_given_to_all_of_them() -> None:
 
 
 def test_a_device_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "STOP_LIMIT", 0.1)
+    monkeypatch.setattr(replicas, "STOP_LIMIT", 0.1)
     over = threading.Event()
 
     def hangs(x: torch.Tensor) -> bool:

@@ -16,19 +16,14 @@ from typing import Any, Literal
 
 import torch
 
-from duoka.checkpoint import disk, manifest
-from duoka.checkpoint.drafts import all_see
-from duoka.checkpoint.image import Image
+from duoka.checkpoint import directory, disk
+from duoka.checkpoint.directory import TREES, CheckpointReader, Lock, Manifest, StateEntry
 from duoka.checkpoint.loading import load_weights
-from duoka.checkpoint.lock import Lock
-from duoka.checkpoint.manifest import Manifest, StateEntry
-from duoka.checkpoint.marks import give_up
-from duoka.checkpoint.parts import are_first
 from duoka.checkpoint.preemption import Preemption
 from duoka.checkpoint.ranks import Ranks, on_first, ranks_here, together
-from duoka.checkpoint.reading import CheckpointReader, waits
+from duoka.checkpoint.sharded import are_first, share_files
+from duoka.checkpoint.snapshot import BackgroundTask, Memory, Snapshot, begin, give_up, write, write_part
 from duoka.checkpoint.states import RandomGenerators, SavedState, States, kind_of
-from duoka.checkpoint.writing import BackgroundTask, Snapshot, begin, find_best, prune, write, write_part
 from duoka.errors import CheckpointDamaged, CheckpointError, OptionError
 from duoka.process import this_process
 
@@ -99,7 +94,7 @@ class Checkpoint:
         self._every = (every_steps, every_epochs, every_seconds)
         self._keep, self._best = keep, best
         self._background = BackgroundTask()
-        self._images: dict[str, Image] = {}
+        self._memories: dict[str, Memory] = {}
         self._lock: Lock | None = None
         self._restored = False
         self._saved_at = time.monotonic()
@@ -215,66 +210,55 @@ class Checkpoint:
         """
         self.wait()
         metric = self.metric if metric is None else metric
-        if metric is not None and not manifest.is_number(metric):
+        if metric is not None and not directory.is_number(metric):
             raise OptionError("metric", metric, "an int or float, and not NaN", "of a tensor, use .item()")
         on_first(self._ranks, self._prepare)
         self._states.objects |= self.values
         taken = together(self._ranks, self._states.to_saved, "saving", CheckpointError)
-        if any(state.holders for state in taken.values()):
-            beside = on_first(self._ranks, lambda: begin(self.directory, self.step_number))
-            writes = any(are_first(state.holders) for state in taken.values() if state.holders)
-            shares = all_see(self._ranks, beside, writes)
-            together(self._ranks, lambda: self._start_part(taken, metric, beside, shares), "saving", CheckpointError)
-        else:
-            on_first(self._ranks, lambda: self._start_write(taken, metric))
+        beside = on_first(self._ranks, lambda: begin(self.directory, self.step_number))
+        groups = [state.holders for state in taken.values() if state.holders is not None]
+        shares = not groups or share_files(self._ranks, beside, any(map(are_first, groups)))
+        together(self._ranks, lambda: self._start(taken, metric, beside, shares), "saving", CheckpointError)
         self.metric = None
         self._saved_at = time.monotonic()
 
     def _prepare(self) -> None:
         """On rank 0, before the first write: lock the directory."""
         self._lock_directory()
-        if not self._restored and (there := manifest.directories(self.directory)):
+        if not self._restored and (earlier := directory.steps(self.directory)):
             raise CheckpointError(
-                f"{self.directory} holds checkpoints of an earlier run ({there[-1].name}); go on from them by "
+                f"{self.directory} holds checkpoints of an earlier run ({earlier[-1].name}); go on from them by "
                 "restore() or epochs(), or give another directory"
             )
 
-    def _start_write(
-        self,
-        taken: Mapping[str, SavedState],
-        metric: float | None,
-        beside: Path | None = None,
-        shares: bool = False,
-    ) -> None:
-        """On rank 0: copy to memory, and start the thread that writes. beside, shares: as `_start_part`."""
-        snapshot = Snapshot(taken, self._images, 0, shares)
-        others = {rank for state in taken.values() if state.holders for rank in state.holders.members} - {0}
-        about = Manifest(self.step_number, self.epoch, {}, {}, _provenance(self._ranks.world_size), metric)
-        self._restored = True  # from now on the directory holds checkpoints of this run
-
-        def work() -> None:
-            write(self.directory, snapshot, about, beside, others)
-            this_process().saved(about.step)
-            prune(self.directory, self._keep, self._best)
-
-        self._background.start(work)
-
-    def _start_part(self, taken: Mapping[str, SavedState], metric: float | None, beside: Path, shares: bool) -> None:
-        """On every rank: copy this rank's part to memory, and start the thread that writes it into `beside`.
+    def _start(self, taken: Mapping[str, SavedState], metric: float | None, beside: Path, shares: bool) -> None:
+        """On every rank: copy to memory what this rank writes, and start the thread that writes it into `beside`.
 
         shares: the ranks share files, so that each writes its own rows.
         """
         rank = self._ranks.rank
         try:
-            if rank == 0:
-                self._start_write(taken, metric, beside, shares)
-                return
-            snapshot = Snapshot(taken, self._images, rank, shares)
-            if snapshot.files or snapshot.rows:  # else another machine writes
-                self._background.start(lambda: write_part(beside, snapshot, rank))
+            snapshot = Snapshot(taken, self._memories, rank, shares)
         except BaseException as error:
-            give_up(beside, rank, str(error))
+            if rank == 0:
+                disk.remove(beside)
+            else:
+                give_up(beside, rank, str(error))
             raise
+        if rank:
+            if snapshot.files:
+                self._background.start(lambda: write_part(beside, snapshot, rank))
+            return
+        made = _provenance(self._ranks.world_size)
+        manifest = Manifest(self.step_number, self.epoch, snapshot.states, {}, made, metric)
+        self._restored = True  # from now on the directory holds checkpoints of this run
+
+        def work() -> None:
+            write(beside, snapshot, manifest)
+            this_process().saved(manifest.step)
+            directory.prune(self.directory, self._keep, self._best)
+
+        self._background.start(work)
 
     def wait(self) -> None:
         """Wait until the last save is on the disk. All ranks must call this. Raises CheckpointError if it failed."""
@@ -283,7 +267,7 @@ class Checkpoint:
 
     def best(self) -> Path | None:
         """Return the directory with the best metric, or None."""
-        return find_best(manifest.directories(self.directory), self._best or "max")
+        return directory.find_best(directory.steps(self.directory), self._best or "max")
 
     def _lock_directory(self) -> None:
         """On rank 0: lock the directory for writing, and remove partial files."""
@@ -332,38 +316,37 @@ class Checkpoint:
             WeightsMismatch: a model has other tensors than the checkpoint.
         """
         self._background.finish()
-        readers: list[CheckpointReader] = []  # filled on rank 0 only
-        found = on_first(self._ranks, lambda: self._find(readers))
+        opened: list[CheckpointReader] = []  # on rank 0, which has read some files already
+        found = on_first(self._ranks, lambda: self._find(opened))
         self._restored = True
         if found is None:
             return None
-        directory, about = found
-        reader = readers.pop() if readers else CheckpointReader(directory)
-        together(self._ranks, lambda: self._load(reader, about), f"restoring {directory}", CheckpointError)
-        self.step_number, self.epoch = about.step, about.epoch
-        this_process().saved(about.step)
-        self._next_check, self._checked_at = 0, (about.step, time.monotonic())
+        path, manifest = found
+        reader = opened.pop() if opened else CheckpointReader(path, manifest)
+        together(self._ranks, lambda: self._load(reader), f"restoring {path}", CheckpointError)
+        self.step_number, self.epoch = manifest.step, manifest.epoch
+        this_process().saved(manifest.step)
+        self._next_check, self._checked_at = 0, (manifest.step, time.monotonic())
         self._saved_at = time.monotonic()
-        return Position(about.step, about.epoch, directory)
+        return Position(manifest.step, manifest.epoch, path)
 
-    def _find(self, readers: list[CheckpointReader]) -> tuple[Path, Manifest] | None:
-        """On rank 0: return the newest intact checkpoint. Its open files are appended to `readers`."""
+    def _find(self, opened: list[CheckpointReader]) -> tuple[Path, Manifest] | None:
+        """On rank 0: return the newest intact checkpoint. Its reader is appended to `opened`."""
         self._lock_directory()
         damaged: dict[Path, str] = {}
-        for directory in reversed(manifest.directories(self.directory)):
-            reader = CheckpointReader(directory)
+        for path in reversed(directory.steps(self.directory)):
             try:
-                about = manifest.read(directory)
-                reader.check(about)
+                reader = CheckpointReader(path, directory.read(path))
+                reader.check()
             except CheckpointDamaged as error:
-                damaged[directory] = str(error)
+                damaged[path] = str(error)
                 continue
             for other, why in damaged.items():
-                warnings.warn(f"skipped a damaged checkpoint: {why}; using {directory.name}", stacklevel=5)
+                warnings.warn(f"skipped a damaged checkpoint: {why}; using {path.name}", stacklevel=5)
                 with suppress(OSError):
                     os.rename(other, other.with_name(other.name + ".damaged"))
-            readers.append(reader)
-            return directory, about
+            opened.append(reader)
+            return path, reader.manifest
         if damaged:
             causes = "; ".join(damaged.values())
             raise CheckpointError(
@@ -371,34 +354,30 @@ class Checkpoint:
             )
         return None
 
-    def _load(self, reader: CheckpointReader, about: Manifest) -> None:
-        directory = reader.directory
-        here, there = set(self._states.objects), set(about.states)
+    def _load(self, reader: CheckpointReader) -> None:
+        path, saved = reader.directory, reader.manifest.states
+        here, there = set(self._states.objects), set(saved)
         if here - there:
             raise CheckpointError(
-                f"{directory} has no state {', '.join(map(repr, sorted(here - there)))}; "
-                f"it has {', '.join(sorted(there))}"
+                f"{path} has no state {', '.join(map(repr, sorted(here - there)))}; it has {', '.join(sorted(there))}"
             )
         if there - here:
-            warnings.warn(f"not restored from {directory}: {', '.join(sorted(there - here))}", stacklevel=5)
+            warnings.warn(f"not restored from {path}: {', '.join(sorted(there - here))}", stacklevel=5)
         try:
             trees = reader.trees()
             for name in sorted(here, key=lambda name: name == RANDOM):  # last: restoring may draw random numbers
-                self._load_one(name, reader, about.states[name], trees)
+                self._load_state(name, reader, saved[name], trees)
         except OSError as error:
-            raise CheckpointError(f"{directory} cannot be read: {error}") from error
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
 
-    def _load_one(self, name: str, reader: CheckpointReader, state: StateEntry, trees: Mapping[str, Any]) -> None:
+    def _load_state(self, name: str, reader: CheckpointReader, entry: StateEntry, trees: Mapping[str, Any]) -> None:
         kind = self._states.kinds[name]
-        if kind != state.kind:
-            raise CheckpointError(f"{name!r} is of kind {kind}, but was saved as {state.kind} in {reader.directory}")
-        files = [file for file in state.files if file != manifest.TREES]
-        if files and files == list(state.files) and kind == "model":
-            load_weights(self._states.objects[name], reader.directory / files[0])
+        if kind != entry.kind:
+            raise CheckpointError(f"{name!r} is of kind {kind}, but was saved as {entry.kind} in {reader.directory}")
+        if kind == "model" and TREES not in entry.files:
+            load_weights(self._states.objects[name], reader.directory / entry.files[0])
             return
-        read = reader.stored if waits(state) else reader.tensors
-        tensors = {key: tensor for file in files for key, tensor in read(file).items()}
-        value = self._states.restore(name, trees.get(name), tensors)
+        value = self._states.restore(name, trees.get(name), reader.tensors(entry))
         if kind == "value":
             self.values[name] = value
 
@@ -441,7 +420,7 @@ def _check_options(
     for option, count in (("every_steps", steps), ("every_epochs", epochs), ("keep", keep)):
         if count is not None and (type(count) is not int or count < 1):
             raise OptionError(option, count, "a whole number from 1 on, or None")
-    if seconds is not None and not (manifest.is_number(seconds) and seconds > 0):
+    if seconds is not None and not (directory.is_number(seconds) and seconds > 0):
         raise OptionError("every_seconds", seconds, "a number of seconds above 0, or None")
     if best not in (None, "max", "min"):
         raise OptionError("best", best, "'max', 'min' or None")

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duoka.checkpoint import formats, names
-from duoka.checkpoint.contents import FileContents
-from duoka.checkpoint.formats import Objects
-from duoka.checkpoint.stored import Stored
+from duoka.checkpoint.formats import FileContents, Objects, Stored
 from duoka.errors import OptionError, WeightsError
 from duoka.system.messages import printable
 
@@ -181,8 +179,7 @@ def convert(
     Wrappers' parts of names are removed. A target that ends in "/" becomes a DCP directory; one of more than
     `max_shard_size` bytes becomes several files and an index.
     """
-    from duoka.checkpoint.saving import PICKLES, plain_state, write_weights
-    from duoka.checkpoint.shards import parse_size
+    from duoka.checkpoint.saving import PICKLES, parse_size, plain_state, write_weights
 
     directory, target = str(target).endswith("/"), Path(target)
     if not directory and target.suffix not in (".safetensors", *PICKLES):

@@ -1,7 +1,7 @@
 """Crash-safe writes: after a crash a file is either the old or the new one.
 
-Write a partial file, fsync it, rename it, fsync the directory. All changes of the disk are made here, through
-`os.open`, `os.write`, `os.fsync`, `os.rename` and the like, which the tests make fail one call at a time.
+Write a partial file, fsync it, rename it, fsync the directory. All changes of the disk are made through `os.open`,
+`os.pwrite`, `os.fsync`, `os.rename` and the like, which the tests make fail one call at a time.
 """
 
 from __future__ import annotations
@@ -20,23 +20,26 @@ from duoka.system.machine import machine_name
 
 PARTIAL = ".partial"  # suffix of files that are incomplete or about to be removed
 _PARTIAL = re.compile(rf"\..+\.([0-9a-f]{{8}})-(\d+)-[0-9a-f]{{8}}{re.escape(PARTIAL)}")
-PIECE = 16 << 20  # bytes written at once
+BLOCK = 16 << 20  # bytes written at once
 
 Data = bytes | memoryview
 
 
-def write(path: Path, parts: Iterable[Data]) -> None:
-    """Write a new file and fsync it."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+def write(path: Path, parts: Iterable[tuple[int, Data]]) -> None:
+    """Write parts of a file, each at its offset, ascending; and fsync it. Other processes may write other parts."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        at = 0
-        for part in parts:
+        begun: int | None = None  # offset up to which writing to the disk has begun
+        for at, part in parts:
             rest = memoryview(part)
+            begun = at if begun is None else begun
             while len(rest):
-                count = os.write(fd, rest[:PIECE])
-                # Start writing to the disk while the next piece is copied to the kernel.
-                libc.begin_writeback(fd, at, count)
+                count = os.pwrite(fd, rest[:BLOCK], at)
                 at, rest = at + count, rest[count:]
+                # Start writing to the disk while the next block is copied to the kernel.
+                if at - begun >= BLOCK:
+                    libc.begin_writeback(fd, begun, at - begun)
+                    begun = at
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -52,34 +55,9 @@ def reserve(path: Path, size: int) -> None:
         os.close(fd)
 
 
-def write_at(path: Path, parts: Iterable[tuple[int, Data]]) -> None:
-    """Write parts of a file that other processes write to, too: each at its offset, ascending; and fsync it."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        begun: int | None = None  # offset up to which writing to the disk has begun
-        for start, part in parts:
-            at, rest = start, memoryview(part)
-            begun = at if begun is None else begun
-            while len(rest):
-                count = os.pwrite(fd, rest[:PIECE], at)
-                at, rest = at + count, rest[count:]
-                if at - begun >= PIECE:
-                    libc.begin_writeback(fd, begun, at - begun)
-                    begun = at
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def touch(path: Path) -> None:
-    """Make an empty file, or set its time to now."""
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
-    os.utime(path)
-
-
 def replace(path: Path, write_to: Callable[[Path], None]) -> None:
     """Let `write_to` create a partial file, then rename it to `path`. Symbolic links are followed."""
-    beside = place_beside(path)
+    beside = partial_of(path)
     try:
         write_to(beside)
         put(beside, path)
@@ -88,17 +66,16 @@ def replace(path: Path, write_to: Callable[[Path], None]) -> None:
         raise
 
 
-def place_beside(path: Path) -> Path:
-    """Return a name for the partial file of `path`, links followed; its directory is made if it is missing.
+def partial_of(path: Path) -> Path:
+    """Name the partial file of `path`, links followed; its directory is made if it is missing.
 
     Partial files there of processes that were killed are removed.
     """
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    machine = _machine()
     for entry in os.listdir(path.parent):
-        found = _PARTIAL.fullmatch(entry)
-        if found and found[1] == machine and not _runs(int(found[2])):
+        maker = _PARTIAL.fullmatch(entry)
+        if maker and maker[1] == _machine() and not _runs(int(maker[2])):
             discard(path.parent / entry)
     return partial(path)
 
@@ -152,11 +129,9 @@ def remove(directory: Path) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Remove partial files of earlier runs that crashed. The caller must hold the directory's lock."""
-    for entry in directory.iterdir():
-        if entry.name.startswith(".") and entry.name.endswith(PARTIAL):
-            if entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                with suppress(OSError):
-                    os.unlink(entry)
+    """Remove partial files and directories of earlier runs that crashed. The caller holds the directory's lock."""
+    for entry in directory.glob(f".*{PARTIAL}"):
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            discard(entry)

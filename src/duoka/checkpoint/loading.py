@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from duoka.checkpoint import formats, names
-from duoka.checkpoint.formats import Objects
+from duoka.checkpoint.formats import Objects, Stored
 from duoka.checkpoint.mismatch import Mismatch, Shape
-from duoka.checkpoint.stored import Stored
 from duoka.errors import WeightsError, WeightsMismatch
 from duoka.private.torch import has_own_loading
 

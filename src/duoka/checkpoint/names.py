@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from duoka.checkpoint.stored import Stored
+from duoka.checkpoint.formats import Stored
 from duoka.errors import OptionError, WeightsError
 
 # Names that wrappers insert: DataParallel and DistributedDataParallel, torch.compile, Fabric and Lightning, FSDP,

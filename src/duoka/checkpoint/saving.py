@@ -1,35 +1,44 @@
-"""`save_weights`: save a model's tensors under the model's own names, atomically."""
+"""`save_weights`: save a model's tensors under the model's own names, atomically.
+
+With `max_shard_size` in several files with an index, in the format of Hugging Face's libraries:
+
+    model.safetensors.index.json          maps tensors to files
+    model-00001-of-00003.safetensors      …
+
+Files that an index names are never overwritten: a save to the same path uses unused names, then replaces the index
+atomically, and only then removes the old files.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from itertools import islice
-from operator import itemgetter
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from duoka.checkpoint import disk
-from duoka.checkpoint.drafts import Draft, all_see, write_own
-from duoka.checkpoint.gathering import gathered
-from duoka.checkpoint.image import lay_out, straight
+from duoka.checkpoint import disk, sharded
+from duoka.checkpoint.directory import INDEX
 from duoka.checkpoint.names import WRAPPERS
-from duoka.checkpoint.parts import are_first, holders
 from duoka.checkpoint.pickled import write_together
 from duoka.checkpoint.ranks import Outcome, Ranks, SingleRank, on_first, ranks_here, together
-from duoka.checkpoint.rows import is_sharded
-from duoka.checkpoint.shards import free_names, parse_size, remove_shards, remove_unnamed, replace_index, split
+from duoka.checkpoint.sharded import are_first, holders, is_sharded, lay_out, parts_of, share_files
 from duoka.errors import OptionError, WeightsError
+from duoka.options import SIZES
 from duoka.view.collectives.base import Collectives
 from duoka.view.tensor.batch import BatchTensor
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 _PARALLEL = frozenset({"DataParallel", "DistributedDataParallel"})
+_UNITS = {"": 1, **SIZES}
 
 
 def save_weights(
@@ -43,7 +52,7 @@ def save_weights(
     """Save a model's parameters and buffers under its own names, without what wrappers add to them.
 
     The file is replaced atomically. With several ranks all must call this; rank 0 writes. Of sharded tensors each
-    rank of a machine writes its own rows; ranks on several machines gather them one at a time.
+    rank of a machine writes its own rows; ranks on several machines send them to the rank that writes the file.
 
     Args:
         model: the model, or its state dict.
@@ -68,7 +77,7 @@ def save_weights(
     if among is None:
         on_first(ranks, partial(write_weights, tensors, path, metadata or {}, most))
     else:
-        _Writing(tensors, path, metadata or {}, most, among).by(ranks)
+        _WeightsFiles(tensors, path, metadata or {}, most, among, ranks).write()
 
 
 def write_weights(
@@ -79,14 +88,14 @@ def write_weights(
     Raises:
         WeightsError: the file cannot be written, or the format cannot hold the tensors.
     """
-    _Writing(tensors, path, metadata, most).by(SingleRank())
+    _WeightsFiles(tensors, path, metadata, most, None, SingleRank()).write()
 
 
-class _Writing:
-    """The writing of tensors to one file, or to several, by the ranks `among` that hold their rows.
+class _WeightsFiles:
+    """Tensors in one file, or in several, written by `ranks`, of which those of `among` hold rows of sharded tensors.
 
-    Each rank writes its own rows into all files. Ranks that do not share files gather instead, tensor by tensor, what
-    they write: each has some files (of `torch.save` rank 0 has all), and its memory never holds more than one tensor.
+    If the ranks share files, rank 0 makes and renames all of them, and each rank writes its rows. Else each makes,
+    writes and renames some of the safetensors files; rank 0 those of `torch.save`.
     """
 
     def __init__(
@@ -95,135 +104,203 @@ class _Writing:
         path: Path,
         metadata: Mapping[str, str],
         most: int | None,
-        among: Collectives | None = None,
+        among: Collectives | None,
+        ranks: Ranks,
     ) -> None:
-        self._path, self._tensors, self._among = path, tensors, among
+        self._path, self._tensors, self._among, self._ranks = path, tensors, among, ranks
         self._files = [dict(tensors)] if most is None else split(tensors, most)
-        self._rank, self._count = (0, 1) if among is None else (among.rank, among.world_size)
-        self._writes = among is None or are_first(among)
-        self._own = slice(self._rank, None, self._count) if self._writes else slice(0)
         self._is_pickle = path.suffix in PICKLES
         about = {"format": "pt", **metadata}  # transformers requires it
         self._layouts = [] if self._is_pickle else [lay_out(file, about) for file in self._files]
-        self._in_order = [list(file.places) for file in self._layouts] or list(map(list, self._files))
-        numbers = [range(rank, len(self._files), self._count) for rank in range(self._count)]
-        self._assigned = [[name for number in own for name in self._in_order[number]] for own in numbers]
+        self._made: dict[int, Path] = {}  # partial files that this rank renames, by the number of the file
 
-    def by(self, ranks: Ranks) -> None:
-        """Write by these ranks, all of the run.
+    def write(self) -> None:
+        """Write the files.
 
         Raises:
             WeightsError: writing failed, on any rank; the old files are unchanged.
         """
-        path, files = self._path, self._files
-        names = on_first(ranks, lambda: [path.name] if len(files) == 1 else free_names(path, len(files)))
+        names = self._first(self._free_names)
         try:
-            if self._among is None or not self._write_together(ranks, names):
-                together(ranks, partial(self._write_gathered, names), f"saving {path}", WeightsError)
-            on_first(ranks, lambda: self._finish(names))
-        except BaseException:
-            if len(files) > 1:
-                remove_unnamed(path, names if ranks.rank == 0 else names[self._own])
-            raise
-
-    def _write_together(self, ranks: Ranks, names: Sequence[str]) -> bool:
-        """Let each rank write its own rows into all files; returns False if it must gather files of its own."""
-        made: list[Path] = []  # on rank 0
-        try:
-            beside = on_first(ranks, lambda: self._begin(names, made))
-            if self._is_pickle:
-                for path, file in zip(beside, self._files, strict=True):
-                    write_together(file, path, ranks, lambda act: on_first(ranks, lambda: self._saying(act)))
-            elif all_see(ranks, beside[0], self._writes):
-                together(ranks, partial(self._fill, beside), f"saving {self._path}", WeightsError)
+            if self._is_pickle or self._share_files():
+                beside = self._first(lambda: self._make(names, range(len(names))))
+                self._write_pickles(beside) if self._is_pickle else self._all(lambda: self._write_rows(beside))
             else:
-                return False
-            on_first(ranks, lambda: self._saying(lambda: self._put(beside, names)))
-            return True
+                self._all(lambda: self._make(names, self._own_files()))
+                self._all(self._write_sent_rows)
+            self._all(lambda: self._rename(names))
+            self._first(lambda: self._finish(names))
+        except BaseException:
+            if len(names) > 1:
+                _remove(self._beside(name) for name in {names[it] for it in self._made} - _named(self._path))
+            raise
         finally:
-            for path in made:
-                disk.discard(path)
+            for partial_file in self._made.values():
+                disk.discard(partial_file)
 
-    def _begin(self, names: Sequence[str], made: list[Path]) -> list[Path]:
-        """On rank 0: begin partial files."""
-        with self._failing():
-            for name in names:
-                made.append(disk.place_beside(self._path.with_name(name)))
-            for path, layout in zip(made, self._layouts, strict=not self._is_pickle):
-                disk.reserve(path, Draft.of(layout, path).size)
-        return made
+    def _first(self, act: Callable[[], Outcome]) -> Outcome:
+        return on_first(self._ranks, lambda: self._guarded(act))
 
-    def _fill(self, beside: Sequence[Path]) -> None:
-        """Write this rank's rows into partial files of safetensors."""
-        if not self._writes:
-            return
-        drafts = [Draft.of(layout, path) for layout, path in zip(self._layouts, beside, strict=True)]
-        first = self._rank * len(drafts) // self._count
-        with self._failing():
-            for draft in (*drafts[first:], *drafts[:first]):  # writes to one file wait for each other
-                write_own(draft, self._tensors, self._rank == 0)
+    def _all(self, act: Callable[[], Outcome]) -> Outcome:
+        return together(self._ranks, lambda: self._guarded(act), f"saving {self._path}", WeightsError)
 
-    def _put(self, beside: Sequence[Path], names: Sequence[str]) -> None:
-        for path, name in zip(beside, names, strict=True):
-            disk.put(path, self._path.with_name(name))
-
-    def _saying(self, act: Callable[[], Outcome]) -> Outcome:
-        with self._failing():
-            return _raising_os_errors(act)
-
-    def _write_gathered(self, names: Sequence[str]) -> None:
-        """Write this rank's files."""
-        taken = map(itemgetter(1), gathered(self._tensors, self._assigned, self._rank))
+    def _guarded(self, act: Callable[[], Outcome]) -> Outcome:
         try:
-            with self._failing():
-                for number in range(len(names))[self._own]:
-                    own = islice(taken, len(self._files[number]))
-                    self._write_one(number, self._path.with_name(names[number]), own)
-        finally:
-            deque(taken, maxlen=0)  # the other ranks gather all theirs
+            return act()
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not self._is_pickle:  # by which torch.save tells a failed write
+                raise
+            why = str(error).splitlines()[0]
+            raise WeightsError(f"{self._path} cannot be written; the old file is unchanged: {why}") from error
 
-    def _write_one(self, number: int, path: Path, taken: Iterator[Tensor]) -> None:
-        if self._is_pickle:
-            disk.replace(path, partial(_pickle, dict(zip(self._in_order[number], taken, strict=True))))
-        else:
-            disk.replace(path, lambda beside: disk.write(beside, straight(self._layouts[number], taken)))
+    def _beside(self, name: str) -> Path:
+        return self._path.with_name(name)
+
+    def _free_names(self) -> list[str]:
+        """Return names that the index does not name."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        number, named = len(self._files), _named(self._path)
+        if number == 1:
+            return [self._path.name]
+        stems = (f"{self._path.stem}.{again}" if again else self._path.stem for again in count())
+        choices = (part_names(stem, number, self._path.suffix) for stem in stems)
+        return next(names for names in choices if not named & set(names))
+
+    def _share_files(self) -> bool:
+        return self._among is None or share_files(self._ranks, self._path.parent, are_first(self._among))
+
+    def _own_files(self) -> range:
+        assert self._among is not None
+        stop = len(self._files) if are_first(self._among) else 0
+        return range(self._among.rank, stop, self._among.world_size)
+
+    def _make(self, names: Sequence[str], numbers: Iterable[int]) -> list[Path]:
+        for number in numbers:
+            self._made[number] = disk.partial_of(self._beside(names[number]))
+            if self._layouts and self._among is not None:
+                disk.reserve(self._made[number], self._layouts[number].size)
+        return list(self._made.values())
+
+    def _rename(self, names: Sequence[str]) -> None:
+        for number, beside in self._made.items():
+            disk.put(beside, self._beside(names[number]))
+
+    def _write_pickles(self, beside: Sequence[Path]) -> None:
+        for path, file in zip(beside, self._files, strict=True):
+            if self._among is None:
+                self._guarded(lambda: torch.save(file, path))  # noqa: B023
+                self._guarded(lambda: disk.sync(path))  # noqa: B023
+            else:
+                write_together(file, path, self._ranks, self._first)
+
+    def _write_rows(self, beside: Sequence[Path]) -> None:
+        """Write this rank's rows into all files."""
+        rank, world_size = (0, 1) if self._among is None else (self._among.rank, self._among.world_size)
+        if self._among is not None and not are_first(self._among):
+            return
+        first = rank * len(beside) // world_size
+        for number in (*range(first, len(beside)), *range(first)):  # writes to one file wait for each other
+            layout = self._layouts[number]
+            head = [(0, memoryview(layout.header))] if rank == 0 else []
+            disk.write(beside[number], chain(head, parts_of(layout.places, self._tensors, rank)))
+
+    def _write_sent_rows(self) -> None:
+        """Write this rank's files, whose rows all ranks send."""
+        assert self._among is not None
+        rank, size = self._among.rank, self._among.world_size
+        groups = [self._layouts[start : start + size] for start in range(0, len(self._layouts), size)]
+        exchanges = [
+            sharded.exchange([layout.places for layout in group], self._tensors, self._among) for group in groups
+        ]
+        try:
+            for number, parts in zip(count(rank, size), exchanges, strict=False):
+                if number in self._made:
+                    head = (0, memoryview(self._layouts[number].header))
+                    disk.write(self._made[number], chain([head], parts))
+                deque(parts, maxlen=0)
+        finally:
+            for parts in exchanges:  # after an error: the other ranks wait for what this one sends
+                deque(parts, maxlen=0)
 
     def _finish(self, names: Sequence[str]) -> None:
-        with self._failing():
-            if len(names) == 1:
-                remove_shards(self._path)
-            else:
-                replace_index(self._path, dict(zip(names, self._files, strict=True)))
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise WeightsError(f"{self._path} cannot be written; the old file is unchanged: {error}") from error
+        """Replace the index, or remove it, and then the files that it named."""
+        old, index = _named(self._path), self._beside(self._path.name + INDEX)
+        if len(names) > 1:
+            text = index_text(dict(zip(names, self._files, strict=True)), self._tensors)
+            disk.replace(index, lambda beside: disk.write(beside, [(0, text)]))
+            _remove([self._path, *map(self._beside, old)])
+        elif old:
+            _remove([index, *map(self._beside, old)])
 
 
-def _pickle(tensors: dict[str, Tensor], path: Path) -> None:
-    _raising_os_errors(lambda: torch.save(tensors, path))
-    disk.sync(path)
+# Several files with an index.
 
 
-def _raising_os_errors(act: Callable[[], Outcome]) -> Outcome:
+def parse_size(text: int | str) -> int:
+    """Parse a number of bytes, or "5GB", "500MB", "2GiB". Raises OptionError."""
+    if type(text) is int and text > 0:
+        return text
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", text.strip()) if isinstance(text, str) else None
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None or float(match[1]) * unit < 1:
+        raise OptionError("max_shard_size", text, "a number of bytes above 0, such as 5_000_000_000 or '5GB'")
+    return int(float(match[1]) * unit)
+
+
+def split(tensors: Mapping[str, Tensor], most: int) -> list[dict[str, Tensor]]:
+    """Split tensors, in order, into files of at most `most` bytes; a larger tensor has a file by itself."""
+    files: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        more = tensor.numel() * tensor.itemsize
+        if files[-1] and size + more > most:
+            files.append({})
+            size = 0
+        files[-1][name] = tensor
+        size += more
+    return files
+
+
+def part_names(stem: str, number: int, suffix: str) -> list[str]:
+    """Return `model-00001-of-00003.safetensors`, …."""
+    return [f"{stem}-{part:05}-of-{number:05}{suffix}" for part in range(1, number + 1)]
+
+
+def index_text(files: Mapping[str, Iterable[str]], tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the contents of an index. files: the names of the tensors in each."""
+    size = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
+    places = {name: file for file, names in files.items() for name in names}
+    return (json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2) + "\n").encode()
+
+
+def _named(path: Path) -> set[str]:
+    """Return the files that the index of `path` names; ignores those of other paths."""
+    part = re.compile(rf"{re.escape(path.stem)}(\.\d+)?-\d{{5}}-of-\d{{5}}{re.escape(path.suffix)}")
     try:
-        return act()
-    except RuntimeError as error:  # raised by torch for a failed write
-        raise OSError(str(error).splitlines()[0]) from error
+        places = json.loads(path.with_name(path.name + INDEX).read_bytes())["weight_map"]
+        return {name for name in places.values() if part.fullmatch(name)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return set()
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        with suppress(OSError):  # a file that no index names does no harm
+            os.unlink(file)
+
+
+# The names and tensors of a model.
 
 
 def plain_state(
-    model: nn.Module | Mapping[str, Any], taken: Callable[[Tensor], Tensor] | None = None
+    model: nn.Module | Mapping[str, Any], take: Callable[[Tensor], Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Return a model's tensors by its own names, each as `taken` gives it (default: whole).
+    """Return a model's tensors by its own names, each as `take` returns it (default: whole).
 
     Raises:
         WeightsError: two would get the same name.
     """
-    taken = taken or whole
+    take = take or whole
     state = dict(model) if isinstance(model, Mapping) else model.state_dict()
     others = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if others:
@@ -233,10 +310,10 @@ def plain_state(
     wrapped = _wrapped(model)
     plain: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        own = _without(name, wrapped)
-        if own in plain:
-            raise WeightsError(f"two tensors would have the name {own!r}, one of them is {name!r}")
-        plain[own] = taken(tensor)
+        plain_name = _without(name, wrapped)
+        if plain_name in plain:
+            raise WeightsError(f"two tensors would have the name {plain_name!r}, one of them is {name!r}")
+        plain[plain_name] = take(tensor)
     return plain
 
 
@@ -258,9 +335,9 @@ def whole(tensor: Tensor) -> Tensor:
     """
     if not hasattr(tensor, "full_tensor"):
         return tensor
-    gathered: Tensor = tensor.full_tensor().detach()
+    full: Tensor = tensor.full_tensor().detach()
     rank = tensor._spec.view.ranks.rank if isinstance(tensor, BatchTensor) else torch.distributed.get_rank()
-    return gathered.to("meta" if rank else "cpu")
+    return full.to("meta" if rank else "cpu")
 
 
 def _wrapped(model: nn.Module | Mapping[str, Any]) -> set[str]:

@@ -21,22 +21,21 @@ import torch
 from torch import Tensor, nn
 
 from duoka import accelerator
-from duoka.checkpoint.parts import holders
+from duoka.checkpoint.directory import OWN_FILE
+from duoka.checkpoint.formats import Stored, part_of
 from duoka.checkpoint.saving import part_or_whole, plain_names, plain_state, whole
-from duoka.checkpoint.stored import Stored, part_of
+from duoka.checkpoint.sharded import holders
 from duoka.checkpoint.values import join, split
 from duoka.errors import CheckpointError, WeightsError
 from duoka.private.torch import set_stepped, tree_map_only
 from duoka.view.collectives.base import Collectives
-
-OWN_FILE = ("model", "optimizer")  # kinds whose tensors have a file of their own
 
 
 @dataclass(frozen=True)
 class SavedState:
     """A state as tensors and JSON. tree: the JSON, if there is more than tensors.
 
-    Tensors of models and optimizers may be sharded ones (`parts.py`); all others are whole on rank 0.
+    Tensors of models and optimizers may be sharded ones (`sharded.py`); all others are whole on rank 0.
     """
 
     kind: str

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duoka.checkpoint.stored import Stored
+from duoka.checkpoint.formats import Stored
 from duoka.errors import CheckpointError
 
 DEEPEST = 100  # levels of nesting

@@ -19,8 +19,8 @@ from duoka.supervision import tracebacks
 from duoka.system.messages import say
 
 if TYPE_CHECKING:
+    from duoka.inference.files import Writer
     from duoka.inference.predict import Predictions
-    from duoka.inference.writing import Writer
 
 HELP = """\
 Compute the outputs of MODEL on all devices, for every row of a .npy file, or every file of a folder in the order of
@@ -64,8 +64,10 @@ def predict(**asked: Any) -> Callable[[], int]:
 def _predict(
     out: Path, devices: str, resume: bool, wait: str | None, strategy: str | None, batch_size: int, **asked: Any
 ) -> int:
-    from duoka.inference.loading import open_data  # imports torch
-    from duoka.inference.writing import writer
+    from duoka.inference.files import (
+        open_data,  # imports torch
+        writer,
+    )
 
     refuse_copies("duoka predict")
     request = PredictRequest(batch_size=batch_size, **asked)
@@ -132,7 +134,7 @@ def _compute_on_rank(request: PredictRequest, output: Writer) -> int:
 
 def _model_and_items(request: PredictRequest) -> tuple[Any, Any]:
     """Import the model, and open the data."""
-    from duoka.inference.loading import check_kind, import_name, model_named, open_data
+    from duoka.inference.files import check_kind, import_name, model_named, open_data
 
     items = open_data(request.data, None if request.read is None else import_name("--read", request.read))
     net = model_named(request.model)

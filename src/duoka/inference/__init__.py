@@ -1,12 +1,8 @@
 """Inference over every device: `duoka.predict`.
 
-    data ──sources.py──► batches, read in order and numbered
-    batches ──pool.py──► the next device with room     one thread for each device
-    device ──replica.py──► computes the batch on its copy of the model; halves it when memory runs out
-    outputs ──predict.py──► in the order of the data, one by one
+    data ──batches.py──► batches, read in order and numbered; their rows
+    batches ──replicas.py──► the next device that is free computes one on its copy of the model, in its own thread
+    outputs ──predict.py──► in the order of the data, one by one, also over the ranks of a job
 
-sharing.py  ranks of a job divide the batches
-rows.py     batches and outputs of any structure, by rows
-calling.py  maps a batch to the arguments of `forward`
-loading.py, writing.py    the model, data and output file of `duoka predict`
+files.py    the model, the data and the file of outputs of `duoka predict`
 """

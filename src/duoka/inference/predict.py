@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from itertools import chain
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import nn
 
 from duoka.devices.inventory import cores
-from duoka.errors import AskedError, BatchFailed, OptionError
-from duoka.inference import rows
-from duoka.inference.calling import Calling
-from duoka.inference.pool import InlinePool, Pool, Result, ThreadPool
-from duoka.inference.replica import Replica, replicate
-from duoka.inference.sharing import JobRanks, gather_outputs
-from duoka.inference.sources import Batch, batches
+from duoka.errors import AskedError, BatchFailed, DuokaError, OptionError
+from duoka.inference.batches import Batch, batches, stack
+from duoka.inference.replicas import InlinePool, Replica, ThreadPool, calling, replicate
 from duoka.options import one_of
 from duoka.picking import Picked
 from duoka.picking import devices as pick_devices
@@ -31,6 +27,21 @@ from duoka.view.support.kinds import holds_shards
 OnError = Literal["raise", "collect"]
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WINDOW = 4  # batches for each device that are read and not yet yielded
+Pool = InlinePool | ThreadPool
+
+
+class JobRanks(Protocol):
+    """The ranks of a job, as one of them sees them."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return every rank's `value`, which must be picklable, in the order of ranks. A collective call."""
+        ...
 
 
 def predict(
@@ -98,16 +109,22 @@ def predict(
     if not devices:
         raise OptionError("devices", devices, "a list of at least one device, or a text as for --devices")
     picked = pick_devices(devices) if isinstance(devices, str) else Picked(torch.device(device) for device in devices)
-    calling = Calling(model, inputs)
+    call = calling(model, inputs)
+
+    def replica(copy: nn.Module, device: torch.device, share_out: Any = None) -> Replica:
+        return Replica(copy, device, call, PRECISIONS[precision], outputs == "device", share_out)
 
     def pool() -> Pool:
         if part is not None:
-            run = this_process().run
-            share_out = run.batch if run is not None else None  # a plain script's model shares out what it is given
-            return InlinePool(
-                Replica(model, part.device, calling, PRECISIONS[precision], outputs == "device", share_out)
-            )
-        return _pool(model, picked, calling, PRECISIONS[precision], outputs == "device", timeout)
+            run = this_process().run  # a plain script's model shares out what it is given
+            return InlinePool(replica(model, part.device, run.batch if run is not None else None))
+        on_cpu = {parameter.device for parameter in model.parameters()} <= {torch.device("cpu")}
+        if len(picked) == 1 and picked[0].type == "cpu" and on_cpu:
+            return InlinePool(replica(model, picked[0]))
+        copies = [replicate(model, device, share_buffers=len(picked) == 1) for device in picked]
+        cpus = sum(device.type == "cpu" for device in picked)
+        threads = max(1, cores() // cpus) if cpus > 1 else None
+        return ThreadPool(list(map(replica, copies, picked)), timeout, threads)
 
     return Predictions(source, pool, WINDOW * len(picked), on_error, picked.release, ranks)
 
@@ -128,10 +145,9 @@ class Predictions(Iterator[Any]):
         ranks: JobRanks | None,
     ) -> None:
         self.failures: list[BatchFailed] = []
-        handle = partial(_failed, self.failures if on_error == "collect" else None)
-        mine = _in_order(source, pool, window, handle, release)
-        self._outputs = chain.from_iterable(mine if ranks is None else gather_outputs(mine, ranks))
-        self._end = weakref.finalize(self, mine.close)  # also at interpreter exit
+        computed = _in_order(source, pool, window, self.failures if on_error == "collect" else None, release)
+        self._outputs = chain.from_iterable(computed if ranks is None else _gathered(computed, ranks))
+        self._end = weakref.finalize(self, computed.close)  # also at interpreter exit
 
     def __next__(self) -> Any:
         return next(self._outputs)
@@ -149,7 +165,7 @@ class Predictions(Iterator[Any]):
             raise failed
         if not outputs:
             raise OptionError("data", "empty", "at least one item to stack")
-        return rows.stack(outputs)
+        return stack(outputs)
 
     def close(self) -> None:
         """Stop the work."""
@@ -160,69 +176,73 @@ def _in_order(
     source: Iterator[Batch],
     make_pool: Callable[[], Pool],
     window: int,
-    failed: Callable[[Result], list[Any]],
+    failures: list[BatchFailed] | None,
     release: Callable[[], None],
 ) -> Generator[list[Any], None, None]:
-    """Keep the pool busy, and yield outputs and errors batch by batch in order.
+    """Keep the pool busy, and yield the outputs of each batch in order.
 
-    failed: returns the outputs of a batch that failed, or raises. release: called at the end.
+    failures: collects errors; None raises them. release: called at the end.
     """
-    finished: dict[int, Result] = {}
-    given = handed_out = 0
+    finished: dict[int, Batch] = {}
+    begun = yielded = 0  # batches
     more = True
     with ExitStack() as ending:
         ending.callback(release)
         pool = make_pool()
         ending.callback(pool.close)
         while True:
-            while more and given - handed_out < window and pool.has_room():
+            while more and begun - yielded < window and pool.has_room():
                 batch = next(source, None)
                 if batch is None:
                     more = False
                     break
-                given += 1
-                if batch.error is not None:
-                    finished[batch.number] = Result(batch, "the data", error=batch.error)
-                else:
+                begun += 1
+                if batch.error is None:
                     pool.submit(batch)
-            if handed_out in finished:
-                result = finished.pop(handed_out)
-                yield result.outputs if result.error is None else failed(result)
-                handed_out += 1
-            elif handed_out < given:
-                result = pool.next_result()
-                finished[result.batch.number] = result
+                else:
+                    finished[batch.number] = batch
+            if yielded in finished:
+                batch = finished.pop(yielded)
+                yield batch.outputs if batch.error is None else _failed(batch, batch.error, failures)
+                yielded += 1
+            elif yielded < begun:
+                batch = pool.next_result()
+                finished[batch.number] = batch
             else:
                 return
 
 
-def _failed(collected: list[BatchFailed] | None, result: Result) -> list[Any]:
-    """Return a BatchFailed for each item of the batch if failures are collected, else raise it."""
-    assert result.error is not None
-    if isinstance(result.error, AskedError):  # an error in the call, which every batch would raise
-        raise result.error
-    failure = BatchFailed(result.batch.indices, result.device, tracebacks.headline(result.error))
-    if collected is None:
-        raise failure from result.error
-    failure.__cause__ = result.error
-    collected.append(failure)
-    return [failure] * len(result.batch.indices)
+def _failed(batch: Batch, error: Exception, failures: list[BatchFailed] | None) -> list[Any]:
+    """Return a BatchFailed for each item of a batch if failures are collected, else raise it."""
+    if isinstance(error, AskedError):  # an error in the call, which every batch would raise
+        raise error
+    failure = BatchFailed(batch.indices, batch.device, tracebacks.headline(error))
+    if failures is None:
+        raise failure from error
+    failure.__cause__ = error
+    failures.append(failure)
+    return [failure] * len(batch.indices)
 
 
-def _pool(
-    model: nn.Module,
-    devices: Sequence[torch.device],
-    calling: Calling,
-    precision: torch.dtype | None,
-    keep: bool,
-    timeout: float,
-) -> Pool:
-    here = {parameter.device for parameter in model.parameters()} <= {torch.device("cpu")}
-    if len(devices) == 1 and devices[0].type == "cpu" and here:
-        return InlinePool(Replica(model, devices[0], calling, precision, keep))
-    alone = len(devices) == 1
-    replicas = [
-        Replica(replicate(model, device, share_buffers=alone), device, calling, precision, keep) for device in devices
-    ]
-    cpus = sum(device.type == "cpu" for device in devices)
-    return ThreadPool(replicas, timeout, max(1, cores() // cpus) if cpus > 1 else None)
+def _gathered(computed: Iterator[list[Any]], ranks: JobRanks) -> Iterator[list[Any]]:
+    """Yield the outputs of all ranks' batches in order, gathered in rounds of a batch for each rank.
+
+    Raises:
+        DuokaError: an error of any rank, raised on every rank so that none waits for it.
+    """
+    while True:
+        outcome: list[Any] | DuokaError | None
+        try:
+            outcome = next(computed, None)
+        except DuokaError as error:
+            outcome = error
+        file = io.BytesIO()
+        torch.save(outcome, file)  # pickle would write the whole batch for each row, as rows are views of it
+        gathered = ranks.gather_objects(file.getvalue())
+        outcomes = [torch.load(io.BytesIO(data), weights_only=False) for data in gathered]  # sent by this program
+        for outcome in outcomes:
+            if isinstance(outcome, DuokaError):
+                raise outcome
+        if all(outcome is None for outcome in outcomes):
+            return
+        yield from (outcome for outcome in outcomes if outcome is not None)

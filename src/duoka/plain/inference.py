@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from duoka.inference.pool import InlinePool
+from duoka.inference.replicas import InlinePool
 from duoka.plain.session import Session
 
 

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 
 from duoka.checkpoint import checkpoint
 from duoka.checkpoint import saving as weights
-from duoka.checkpoint.drafts import own_rows
 from duoka.checkpoint.pickled import NotSharded, sharded_in, write_together
-from duoka.checkpoint.rows import is_sharded
+from duoka.checkpoint.sharded import is_sharded, local_rows
 from duoka.plain.session import Session
 from duoka.private.torch import SAFETENSORS_FLATTEN, tree_leaves, tree_map_only
 from duoka.view.tensor.batch import BatchTensor, batches_in, gather_all
@@ -119,7 +118,7 @@ def _loading_rows(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(model, filename, strict, device, **more)
 
         def rows() -> dict[str, Tensor]:
-            return {name: own_rows(value) for name, value in model.state_dict().items()}
+            return {name: local_rows(value) for name, value in model.state_dict().items()}
 
         named = type(type(model).__name__, (SimpleNamespace,), {})  # for error messages
         stand_in = named(state_dict=rows, load_state_dict=model.load_state_dict)

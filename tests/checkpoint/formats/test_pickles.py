@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from duoka.checkpoint.formats import pickles
-from duoka.checkpoint.stored import Stored
+from duoka.checkpoint.formats import Stored, pickles
 from duoka.errors import UnsafePickle, WeightsError
 from tests.checkpoint.nets import Net
 

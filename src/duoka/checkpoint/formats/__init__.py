@@ -1,39 +1,125 @@
-"""The file formats of weights: one module per format, and a table of them.
+"""The file formats of weights: what they share, and one module per format, in the order of `read`.
 
 Each module has `matches(path)`, which examines the content, not the name, and `read(path, objects)`, which returns
-names, types and shapes without reading the tensors' data.
+names, types and shapes without reading the tensors' data. Nothing here needs torch before data are read.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-from duoka.checkpoint.contents import FileContents
 from duoka.errors import OptionError, WeightsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Treatment of objects in a pickle that are neither tensors nor plain values: refuse the file, or read them as inert
 # stand-ins. In no case does their code run.
 Objects = Literal["refuse", "inert"]
 
-FORMATS = (
-    "duoka.checkpoint.formats.directory",
-    "duoka.checkpoint.formats.dcp",
-    "duoka.checkpoint.formats.sharded",
-    "duoka.checkpoint.formats.safetensors",  # before pickles: a header's length can begin with a pickle's first byte
-    "duoka.checkpoint.formats.pickles",
-)
+# torch's name of a type -> (its code in safetensors, bytes of one element)
+DTYPES = {
+    "bool": ("BOOL", 1),
+    "uint8": ("U8", 1),
+    "int8": ("I8", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e5m2fnuz": ("F8_E5M2FNUZ", 1),
+    "float8_e4m3fnuz": ("F8_E4M3FNUZ", 1),
+    "float8_e8m0fnu": ("F8_E8M0", 1),
+    "int16": ("I16", 2),
+    "uint16": ("U16", 2),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "int32": ("I32", 4),
+    "uint32": ("U32", 4),
+    "float32": ("F32", 4),
+    "int64": ("I64", 8),
+    "uint64": ("U64", 8),
+    "float64": ("F64", 8),
+    "complex64": ("C64", 8),
+    "complex128": ("C128", 16),  # safetensors has no code for it: two F64 each
+}
 
 
-class Format(Protocol):
-    """The interface of a format's module."""
+class Stored(ABC):
+    """A tensor in a file.
 
-    def matches(self, path: Path) -> bool:
-        """Return True for a file or directory of this format."""
+    dtype: torch's name, such as float32. shape: its sizes. nbytes: of its data.
+    """
 
-    def read(self, path: Path, objects: Objects) -> FileContents:
-        """Read the contents; raises WeightsError."""
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the elements."""
+        return self.numel * DTYPES.get(self.dtype, ("", 1))[1]
+
+    @abstractmethod
+    def read(self) -> Tensor:
+        """Return the tensor, on the CPU. It may share memory with the file: copy it before writing into it."""
+
+    def read_like(self, like: Tensor) -> Tensor:
+        """Return the tensor, or, if `like` is sharded, this rank's part of it on the device of `like`."""
+        return part_of(self.read(), like)
+
+    def read_into(self, target: Tensor) -> None:
+        """Copy the values into `target`, of the same shape; type and device stay the target's."""
+        target.copy_(self.read_like(target))
+
+
+class LoadedTensor(Stored):
+    """A tensor that is in memory, or mapped from a file by torch."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach()
+        self.dtype = str(tensor.dtype).removeprefix("torch.")
+        self.shape = tuple(tensor.shape)
+
+    def read(self) -> Tensor:
+        return self.tensor
+
+
+@dataclass(frozen=True)
+class FileContents:
+    """The contents of a file or directory, whose tensors are not read yet.
+
+    format: name of the format. tree: dicts, lists and values as saved, with tensors as `Stored`. metadata: of the
+    file. notes: remarks for the user about the reading. check: finds damage that reading does not; raises
+    WeightsError or CheckpointError.
+    """
+
+    path: Path
+    format: str
+    tree: Any
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    check: Callable[[], None] = lambda: None
+
+    def tensors(self) -> dict[str, Stored]:
+        """Return all tensors by their path in the tree, joined by dots."""
+        return dict(_leaves(self.tree))
+
+
+def _leaves(node: Any, at: str = "") -> Iterator[tuple[str, Stored]]:
+    if isinstance(node, Stored):
+        yield at, node
+        return
+    items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, (list, tuple)) else ()
+    for key, value in items:
+        yield from _leaves(value, f"{at}.{key}" if at else str(key))
 
 
 def read(path: str | Path, objects: Objects = "refuse") -> FileContents:
@@ -47,6 +133,8 @@ def read(path: str | Path, objects: Objects = "refuse") -> FileContents:
         WeightsError: the file does not exist, has an unknown format, or is damaged.
         UnsafePickle: the pickle would run code.
     """
+    from duoka.checkpoint.formats import dcp, directories, pickles, safetensors
+
     if objects not in ("refuse", "inert"):
         raise OptionError("objects", objects, "'refuse' or 'inert'")
     path = Path(path)
@@ -55,10 +143,10 @@ def read(path: str | Path, objects: Objects = "refuse") -> FileContents:
             path = path.with_name(f"{path.name}.index.json")
         if not path.exists():
             raise WeightsError(f"there is no file {str(path)!r}{_near(path)}")
-        for name in FORMATS:
-            one = cast(Format, import_module(name))
-            if one.matches(path):
-                return one.read(path, objects)
+        # Safetensors before pickles: the length of a header can begin with a pickle's first byte.
+        for module in (dcp, directories, safetensors, pickles):
+            if module.matches(path):
+                return module.read(path, objects)  # type: ignore[no-any-return]
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
         raise WeightsError(f"{path} cannot be read: {error}") from error
     raise WeightsError(_unknown(path))
@@ -66,8 +154,6 @@ def read(path: str | Path, objects: Objects = "refuse") -> FileContents:
 
 def _near(path: Path) -> str:
     """Suggest a similar file name."""
-    from difflib import get_close_matches
-
     if not path.parent.is_dir():
         return f": there is no directory {str(path.parent)!r} either"
     close = get_close_matches(path.name, [other.name for other in path.parent.iterdir()], n=1)
@@ -91,3 +177,42 @@ def _unknown(path: Path) -> str:
     if head.startswith(b"\x89HDF"):
         return f"{path} is an HDF5 file (Keras), which duoka does not read; it reads {known}"
     return f"{path} has no format that duoka knows (it begins with {head[:8]!r}); it reads {known}"
+
+
+# Tensors in memory.
+
+
+def part_of(whole: Tensor, like: Tensor) -> Tensor:
+    """Return `whole`, or this rank's part of it if `like` is sharded. No communication."""
+    from duoka.view.sharded import shard_like
+    from duoka.view.tensor.batch import BatchTensor
+
+    if isinstance(like, BatchTensor):
+        return shard_like(whole, like)
+    if not hasattr(like, "device_mesh"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    whole = whole.to(like.device)
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous CPU tensor that is not empty; writable."""
+    import torch
+
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def is_plain_memory(tensor: Tensor) -> bool:
+    """Return True if the memory of a tensor holds its values in order."""
+    import torch
+
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.numel() > 0
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )

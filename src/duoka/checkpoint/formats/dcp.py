@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from duoka.checkpoint.contents import FileContents
+from duoka.checkpoint.formats import DTYPES, FileContents, Stored
 from duoka.checkpoint.formats.safetensors import TensorFile
-from duoka.checkpoint.stored import DTYPES, Stored
 from duoka.errors import UnsafePickle, WeightsError
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from duoka.checkpoint.contents import FileContents
-from duoka.checkpoint.stored import LoadedTensor
+from duoka.checkpoint.formats import FileContents, LoadedTensor
 from duoka.errors import UnsafePickle, WeightsError
 from duoka.private.python import IMPORT_MAPPING, NAME_MAPPING, without_checksum
 from duoka.private.texts import UNPICKLER

@@ -13,8 +13,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from duoka.checkpoint.contents import FileContents
-from duoka.checkpoint.stored import DTYPES, Stored, bytes_of, is_plain_memory
+from duoka.checkpoint.formats import DTYPES, FileContents, Stored, bytes_of, is_plain_memory
 from duoka.errors import WeightsError
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class FileTensor(Stored):
         """Read the tensor; of a sharded one this rank's rows only."""
         import torch
 
-        from duoka.checkpoint.rows import is_sharded, runs_of
+        from duoka.checkpoint.sharded import is_sharded, runs_of
         from duoka.view.tensor.batch import BatchTensor
 
         if not isinstance(like, BatchTensor) or not is_sharded(like) or tuple(like.shape) != self.shape:

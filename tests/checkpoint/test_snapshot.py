@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import os
@@ -21,35 +20,12 @@ from safetensors.torch import load_file, safe_open
 from torch import Tensor, nn
 
 import duoka
-from duoka.checkpoint import disk, drafts, gathering, marks, parts
-from duoka.checkpoint.manifest import FileEntry
-from duoka.checkpoint.rows import is_sharded
-from duoka.errors import CheckpointError, RunError, WeightsError
-from tests.checkpoint.runs import die, fault
+from duoka.checkpoint import disk, snapshot
+from duoka.checkpoint.directory import FileEntry
+from duoka.checkpoint.saving import part_names
+from duoka.errors import CheckpointError, RunError
+from tests.checkpoint.runs import WORLD, apart, die, exchanges, fault, full, net, trained
 from tests.run.ranks import on_ranks
-
-WORLD = 3
-
-
-def net() -> nn.Module:
-    made = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 14), nn.BatchNorm1d(14), nn.Linear(14, 5))
-    made.scale = nn.Parameter(torch.tensor(2.0))
-    return made
-
-
-def apart(run: duoka.Run) -> None:
-    """Let this rank be on a machine of its own."""
-    drafts.machine_name = lambda: f"machine {run.rank}"
-
-
-def trained(run: duoka.Run, strategy: str = "fsdp") -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    run.model(model, strategy=strategy)
-    for (ids,) in run.loader((torch.arange(11),), batch_size=11):
-        (model(ids).square().mean() * model.scale).backward()
-        optimizer.step()
-    return model, optimizer
 
 
 def values(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -81,20 +57,14 @@ def restore(run: duoka.Run, root: Path, strategy: str) -> Any:
 @pytest.mark.parametrize("together", [True, False])
 def test_files_hold_whole_tensors(together: bool, tmp_path: Path) -> None:
     def work(run: duoka.Run) -> Any:
-        wrote, wrote_at, exchange = disk.write, disk.write_at, gathering._exchange
+        wrote, sent = disk.write, exchanges()
         written: dict[str, int] = {}
-        sent: list[Any] = []
 
         def write(path: Path, data: Any) -> None:
-            written[path.name] = sum(map(len, data))
+            written[path.name] = sum(len(part) for _, part in data)
             wrote(path, data)
 
-        def write_at(path: Path, data: Any) -> None:
-            written[path.name] = sum(len(part) for _, part in data)
-            wrote_at(path, data)
-
-        disk.write, disk.write_at = write, write_at
-        gathering._exchange = lambda *args: sent.append(args) or exchange(*args)
+        disk.write = write
         if not together:
             apart(run)
         return save(run, tmp_path / "out"), written, bool(sent)
@@ -102,7 +72,7 @@ def test_files_hold_whole_tensors(together: bool, tmp_path: Path) -> None:
     found = on_ranks(WORLD, work)
     expected = found[0][0]
     (step,) = (tmp_path / "out").glob("step-*")
-    files = parts.file_names("model", WORLD)
+    files = part_names("model", WORLD, ".safetensors")
     sizes = [(step / file).stat().st_size for file in files]
     assert [sent for *_, sent in found] == [not together] * WORLD
     for rank, (_, written, _) in enumerate(found):
@@ -155,10 +125,6 @@ def test_ranks_read_no_more_than_a_tensor_at_a_time(tmp_path: Path) -> None:
     assert [a + b for a, b in zip(one, two, strict=True)] == [4 * shape.numel() for shape in shapes]
 
 
-def full(path: Path, data: Any) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_full_disk_on_any_rank_is_an_error_on_all_and_leaves_the_earlier_one(victim: int, tmp_path: Path) -> None:
     def work(run: duoka.Run) -> Any:
@@ -166,14 +132,14 @@ def test_a_full_disk_on_any_rank_is_an_error_on_all_and_leaves_the_earlier_one(v
         saved = run.checkpoint(tmp_path, model=model, optimizer=optimizer)
         saved.save()
         saved.wait()
-        write, write_at = disk.write, disk.write_at
+        write = disk.write
         if run.rank == victim:
-            disk.write = disk.write_at = full
+            disk.write = full
         saved.step_number += 1
         saved.save()
         with pytest.raises(CheckpointError) as raised:
             saved.wait()
-        disk.write, disk.write_at = write, write_at
+        disk.write = write
         saved.save()  # and the next one is complete
         saved.wait()
         return str(raised.value)
@@ -196,7 +162,7 @@ def test_a_kill_during_the_write_leaves_the_earlier_one(victim: int, tmp_path: P
         for parameter in model.parameters():
             parameter.data.zero_()
         if run.rank == victim:
-            disk.write = disk.write_at = lambda path, data: os.kill(os.getpid(), signal.SIGKILL)
+            disk.write = lambda path, data: os.kill(os.getpid(), signal.SIGKILL)
         saved.step()
         saved.save()
         saved.wait()
@@ -314,135 +280,15 @@ def test_hundreds_of_kills_at_random_moments(
     assert progress > 10
 
 
-FILES = {"one": ("net.safetensors", None), "several": ("net.safetensors", 200), "pickled": ("net.pth", 200)}
-
-
-@pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("name", FILES)
-def test_weights_are_the_files_that_one_device_writes(name: str, together: bool, tmp_path: Path) -> None:
-    file, most = FILES[name]
-    for part in ("parts", "whole"):
-        (tmp_path / part).mkdir()
-
-    def work(run: duoka.Run) -> Any:
-        model, _ = trained(run)
-        put, at, exchange = disk.put, disk.write_at, gathering._exchange
-        names: list[str] = []
-        own: list[int] = []
-        sent: list[Any] = []
-
-        def puts(beside: Path, path: Path) -> None:
-            names.append(path.name)
-            put(beside, path)
-
-        def write_at(path: Path, data: Any) -> None:
-            data = list(data)
-            own.extend(len(part) for place, part in data if place)  # all but headers
-            return at(path, data)
-
-        disk.put = puts
-        gathering._exchange = lambda *args: sent.append(args) or exchange(*args)
-        if together:
-            disk.write_at = write_at
-        else:
-            apart(run)
-        duoka.save_weights(model, tmp_path / "parts" / file, max_shard_size=most, metadata={"by": "a test"})
-        whole = {name: value.full_tensor() if is_sharded(value) else value for name, value in state(model)}
-        return names, whole, sum(own), bool(sent)
-
-    found = on_ranks(WORLD, work)
-    duoka.save_weights(found[0][1], tmp_path / "whole" / file, max_shard_size=most, metadata={"by": "a test"})
-    left, right = ({path.name: path for path in (tmp_path / part).iterdir()} for part in ("parts", "whole"))
-    assert set(left) == set(right)
-    if file.endswith(".safetensors"):
-        assert all(left[name].read_bytes() == right[name].read_bytes() for name in left)
-    other = net()
-    duoka.load_weights(other, tmp_path / "parts" / file)
-    assert all(torch.equal(found[0][1][name], value) for name, value in other.state_dict().items())
-    assert [sent for *_, sent in found] == [not together] * WORLD
-    if together:
-        size = sum(tensor.numel() * tensor.itemsize for tensor in found[0][1].values())
-        every = sum(own for *_, own, _ in found)
-        assert every == size if file.endswith(".safetensors") else every > size  # with checksums
-        assert max(own for *_, own, _ in found) < every / 2
-    else:
-        written = [set(names) - {f"{file}.index.json"} for names, *_ in found]
-        assert set.union(*written) == set(left) - {f"{file}.index.json"}
-        assert sum(map(len, written)) == len(set.union(*written))  # no file by two ranks
-        assert all(written) == (most is not None and file.endswith(".safetensors"))
-
-
-def state(model: nn.Module) -> list[tuple[str, Any]]:
-    return list(model.state_dict().items())
-
-
-@pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("most", [None, 200])
-def test_weights_that_one_rank_cannot_write_leave_the_old_files(
-    most: int | None, together: bool, tmp_path: Path
-) -> None:
-    path = tmp_path / "net.safetensors"
-
-    def work(run: duoka.Run) -> str:
-        model, _ = trained(run)
-        if not together:
-            apart(run)
-        duoka.save_weights(model, path, max_shard_size=most)
-        run.barrier()
-        before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-        write, write_at = disk.write, disk.write_at
-        if run.rank == (0 if most is None and not together else 1):
-            disk.write = disk.write_at = full
-        with pytest.raises(WeightsError) as raised:
-            duoka.save_weights(model, path, max_shard_size=most)
-        disk.write, disk.write_at = write, write_at
-        run.barrier()
-        assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-        run.barrier()
-        model[3].weight.data.zero_()
-        duoka.save_weights(model, path, max_shard_size=most)  # and the ranks are in step
-        return str(raised.value)
-
-    for message in on_ranks(2, work):
-        assert "No space left on device" in message
-    other = net()
-    duoka.load_weights(other, path)
-    assert not other[3].weight.any()
-
-
-def test_a_tensor_arrives_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "PIECE", 16)
-    shapes = ((7, 5), (2, 9), (1, 2, 11), (4,))
-
-    def work(run: duoka.Run) -> list[Any]:
-        model = nn.Module()
-        model.all = nn.ParameterList(torch.randn(shape) for shape in shapes)
-        whole = [parameter.detach().clone() for parameter in model.all]
-        tensors = dict(run.model(model, strategy="fsdp").state_dict())
-        assert sum(map(is_sharded, tensors.values())) == len(shapes)
-        assigned = parts.assign(tensors, run.world_size)
-        taken = dict(gathering.gathered(tensors, assigned, run.rank))
-        return [torch.equal(taken[name], value) for name, value in zip(tensors, whole, strict=True) if name in taken]
-
-    found = on_ranks(2, work)
-    assert [len(one) for one in found] == [2, 2]
-    assert all(map(all, found))
-
-
 def test_rank_0_waits_for_whoever_still_writes(tmp_path: Path) -> None:
     entries = {"a": FileEntry(3, "digest")}
-    marks.say_written(tmp_path, 1)
-    with pytest.raises(CheckpointError, match="rank 2 has written nothing of the checkpoint for 0 s"):
-        marks.wait_for_rows(tmp_path, (1, 2), patience=0.05)
-    marks.report(tmp_path, 1, entries)
+    snapshot.report(tmp_path, 1, entries)
     with pytest.raises(CheckpointError, match="rank 2, 3 has written nothing of the checkpoint for 0 s"):
-        marks.wait_for(tmp_path, (1, 2, 3), patience=0.05)
-    marks.report(tmp_path, 1, entries)
-    marks.give_up(tmp_path, 2, "a reason")
+        snapshot.wait_for(tmp_path, (1, 2, 3), patience=0.05)
+    snapshot.report(tmp_path, 1, entries)
+    snapshot.give_up(tmp_path, 2, "a reason")
     with pytest.raises(CheckpointError, match="rank 2 could not write its part of the checkpoint: a reason"):
-        marks.wait_for(tmp_path, (1, 2))
-    with pytest.raises(CheckpointError, match="rank 2 could not write its part of the checkpoint: a reason"):
-        marks.wait_for_rows(tmp_path, (1, 2))
-    marks.report(tmp_path, 1, entries)
-    assert marks.wait_for(tmp_path, (1,)) == entries
+        snapshot.wait_for(tmp_path, (1, 2))
+    snapshot.report(tmp_path, 1, entries)
+    assert snapshot.wait_for(tmp_path, (1,)) == entries
     assert [path.name for path in tmp_path.iterdir()] == ["rank-2.json"]

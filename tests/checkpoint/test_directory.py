@@ -1,4 +1,4 @@
-"""The lock's file. test_checkpoint.py tests runs that exclude each other."""
+"""The lock of a run's directory. test_checkpoint.py tests runs that exclude each other, and damaged files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from duoka.checkpoint.lock import NAME, Lock
+from duoka.checkpoint.directory import LOCK, Lock
 from duoka.errors import CheckpointBusy, CheckpointError
 
 
@@ -35,7 +35,7 @@ def test_what_somebody_has_planted_is_left_alone(plant: Callable[[Path, Path], N
     other.write_text("content")
     folder = tmp_path / "saved"
     folder.mkdir()
-    plant(folder / NAME, other)
+    plant(folder / LOCK, other)
     with pytest.raises(CheckpointError, match="must be a plain file of your own"):
         Lock(folder)
     assert other.read_text() == "content"

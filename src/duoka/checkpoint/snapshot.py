@@ -1,0 +1,395 @@
+"""A checkpoint in memory, and the thread of each rank that writes it.
+
+States of which each rank holds rows are whole tensors in a file for each rank, about 1/W of all bytes:
+
+    model-00001-of-00002.safetensors
+    model-00002-of-00002.safetensors
+    model.safetensors.index.json          maps tensors to files, in Hugging Face's format
+
+Each rank writes its own rows into all files; ranks that do not share files send each other the rows of the files that
+they write (`sharded.py`). A rank other than 0 then leaves a mark `rank-1.json` in the directory, with the digests of
+files that it has written alone, or with an error. Rank 0 waits for these marks, computes the digests of shared files,
+writes the manifest, and gives the directory its name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duoka.checkpoint import directory, disk, sharded
+from duoka.checkpoint.directory import INDEX, OWN_FILE, TREES, FileEntry, Manifest, StateEntry
+from duoka.checkpoint.saving import index_text, part_names
+from duoka.checkpoint.sharded import Layout, lay_out
+from duoka.checkpoint.states import SavedState
+from duoka.errors import CheckpointError
+
+TENSORS = "states.safetensors"  # the tensors of all states without a file of their own
+LARGE = 64 << 20  # bytes from which several threads copy
+PATIENCE = 600.0  # seconds without a byte written by a rank for which rank 0 waits
+_LOOK = 0.02  # seconds between two looks
+Part = tuple[int, disk.Data]  # offset in a file, and bytes
+
+
+class Memory:
+    """Memory for a copy of tensors, kept for the next save: page faults are most of the cost of a copy."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        memory = mmap.mmap(-1, max(size, 1))
+        with suppress(AttributeError, OSError, ValueError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
+
+    def copy(self, tensors: Mapping[int, Tensor]) -> None:
+        """Copy this rank's rows of tensors, on any devices, to these offsets."""
+        rows = {at: sharded.local_rows(tensor) for at, tensor in tensors.items() if tensor.numel()}
+        threads = min(4, torch.get_num_threads()) if self.size > LARGE else 1
+        with ThreadPoolExecutor(threads, "duoka-copy") as pool:
+            list((pool.map if threads > 1 else map)(self._move, rows, rows.values()))
+
+    def _move(self, at: int, rows: Tensor) -> None:
+        data = sharded.flat(rows)
+        if data.device.type == "cpu":  # faster than copy_, whose threads synchronize after each tensor
+            ctypes.memmove(self.bytes.data_ptr() + at, data.data_ptr(), len(data))
+        else:
+            self.bytes[at : at + len(data)].copy_(data)
+
+    def view(self, begin: int = 0, end: int | None = None) -> memoryview:
+        """Return the bytes from `begin` to `end`."""
+        return self.bytes.numpy().data[begin:end]
+
+
+class Snapshot:
+    """A checkpoint in memory: what this rank writes of it.
+
+    Models and optimizers have a file each for their tensors, or one for each rank that holds rows; all else is in
+    `states.json` and `states.safetensors`, which rank 0 writes.
+
+    Attributes:
+        states: the entries of the manifest.
+        files: the parts of each file that this rank writes.
+        shared: sizes of files into which other ranks write, too.
+        others: ranks that write, too.
+    """
+
+    def __init__(
+        self, states: Mapping[str, SavedState], memories: dict[str, Memory], rank: int, shares: bool
+    ) -> None:
+        """Copy the states. memories: of the previous save. shares: the ranks share files."""
+        self._memories, self._rank, self._shares = memories, rank, shares
+        self.states: dict[str, StateEntry] = {}
+        self.files: dict[str, list[Part]] = {}
+        self.shared: dict[str, int] = {}
+        self.others: set[int] = set()
+        trees: dict[str, Any] = {}
+        small: dict[str, Tensor] = {}
+        for name, state in states.items():
+            files: list[str] = []
+            if state.holders is not None:
+                files += self._copy_rows(name, state)
+            elif state.kind == "model" or (state.kind in OWN_FILE and state.tensors):
+                files.append(f"{name}.safetensors")
+                self._copy(files[0], state.tensors)
+            elif state.tensors:
+                files.append(TENSORS)
+                small.update(state.tensors)
+            if state.has_tree:
+                files.append(TREES)
+                trees[name] = state.tree
+            self.states[name] = StateEntry(state.kind, tuple(files))
+        if small:
+            self._copy(TENSORS, small)
+        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(tree)}" for name, tree in trees.items())
+        self._write_text(TREES, f"{{\n{lines}\n}}\n".encode())
+
+    def _write_text(self, file: str, text: bytes) -> None:
+        if self._rank == 0:
+            self.files[file] = [(0, text)]
+
+    def _memory(self, file: str, size: int) -> Memory:
+        memory = self._memories.get(file)
+        if memory is None or memory.size < size:
+            memory = self._memories[file] = Memory(size)
+        return memory
+
+    def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> None:
+        if self._rank == 0:
+            layout = lay_out(tensors, {})
+            memory = self._memory(file, layout.size)
+            memory.copy({place: tensors[name] for name, place in layout.places.items()})
+            begin = len(layout.header)
+            self.files[file] = [(0, layout.header), (begin, memory.view(begin, layout.size))]
+
+    def _copy_rows(self, name: str, state: SavedState) -> list[str]:
+        """Copy what this rank writes of a state whose rows ranks hold; returns the state's files, of all ranks."""
+        ranks, tensors = state.holders, state.tensors
+        assert ranks is not None
+        rank, count, writes = ranks.rank, ranks.world_size, sharded.are_first(ranks)
+        by_size = sorted(tensors, key=lambda key: (-tensors[key].numel() * tensors[key].itemsize, key))
+        assigned = [by_size[number::count] for number in range(count)]
+        files = part_names(name, count, ".safetensors")
+        # transformers requires the entry. All ranks lay out all, so that all find what safetensors cannot hold.
+        layouts = [lay_out({key: tensors[key] for key in keys}, {"format": "pt"}) for keys in assigned]
+        if not self._shares:
+            parts = sharded.exchange([layout.places for layout in layouts], tensors, ranks)
+            memory = self._memory(files[rank], layouts[rank].size if writes else 0)
+            for at, data in parts:
+                if writes:
+                    memory.bytes[at : at + len(data)] = torch.frombuffer(data, dtype=torch.uint8)
+            if writes:
+                begin = len(layouts[rank].header)
+                self.files[files[rank]] = [
+                    (0, layouts[rank].header),
+                    (begin, memory.view(begin, layouts[rank].size)),
+                ]
+        elif writes:
+            self._copy_own_rows(files, layouts, tensors, rank)
+        if not writes:  # another machine does
+            return []
+        self.others |= {*ranks.members} - {ranks.members[rank]}
+        self._write_text(f"{name}.safetensors{INDEX}", index_text(dict(zip(files, assigned, strict=True)), tensors))
+        return [f"{name}.safetensors{INDEX}", *files]
+
+    def _copy_own_rows(
+        self, files: list[str], layouts: list[Layout], tensors: Mapping[str, Tensor], rank: int
+    ) -> None:
+        """Copy this rank's rows of all tensors one after the other, and plan where they go."""
+        spans = [sharded.spans_of(layout.places, tensors, rank) for layout in layouts]
+        held = {span.name: sharded.local_rows(tensors[span.name]) for each in spans for span in each}
+        begins: dict[str, int] = {}
+        size = 0
+        for key, rows in held.items():
+            begins[key] = size
+            size += rows.nbytes
+        memory = self._memory(files[rank], size)
+        memory.copy({begins[key]: rows for key, rows in held.items()})
+        for number in (*range(rank, len(files)), *range(rank)):  # writes to one file wait for each other
+            parts: list[Part] = [(0, layouts[number].header)] if number == rank else []
+            parts += [
+                (at, memory.view(begins[key] + at_row, begins[key] + at_row + size))
+                for at, key, at_row, size in spans[number]
+            ]
+            self.files[files[number]] = parts
+            self.shared[files[number]] = layouts[number].size
+
+
+# The threads that write.
+
+
+def begin(root: Path, step: int) -> Path:
+    """Make the directory into which all ranks write a checkpoint before it gets its name."""
+    try:
+        beside = disk.partial(directory.free_name(root, step))
+        os.mkdir(beside)
+        return beside
+    except OSError as error:
+        raise _failed(root, step, error) from error
+
+
+def _failed(root: Path, step: int, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint of step {step} could not be written into {root}: {error}; earlier ones are unchanged"
+    )
+
+
+def write(beside: Path, snapshot: Snapshot, manifest: Manifest) -> Path:
+    """On rank 0: write its files, wait for those of other ranks, and give the directory its name.
+
+    Raises:
+        CheckpointError: writing failed on any rank, for example because the disk is full.
+    """
+    root = beside.parent
+    try:
+        final = directory.free_name(root, manifest.step)
+        try:
+            entries = _write_files(beside, snapshot)
+            entries |= wait_for(beside, snapshot.others)
+            digests = {file: Digest(directory.blocks_of(beside / file)) for file in snapshot.shared}
+            entries |= {file: FileEntry(size, digests[file].wait()) for file, size in snapshot.shared.items()}
+            text = replace(manifest, states=snapshot.states, files=entries).text()
+            disk.write(beside / directory.MANIFEST, [(0, text)])
+            disk.sync(beside)
+            os.rename(beside, final)
+        except BaseException:
+            with suppress(OSError):
+                disk.remove(beside)
+            raise
+        disk.sync(root)
+    except OSError as error:
+        raise _failed(root, manifest.step, error) from error
+    return final
+
+
+def write_part(beside: Path, snapshot: Snapshot, rank: int) -> None:
+    """On another rank: write its files, and tell rank 0.
+
+    Raises:
+        CheckpointError: they cannot be written. Rank 0 raises it, too.
+    """
+    try:
+        report(beside, rank, _write_files(beside, snapshot))
+    except OSError as error:
+        if not beside.exists():  # rank 0 has given up, and reports the reason
+            return
+        give_up(beside, rank, str(error))
+        raise CheckpointError(
+            f"rank {rank} could not write its part of the checkpoint into {beside.parent}: {error}; earlier "
+            "ones are unchanged"
+        ) from error
+
+
+def _write_files(beside: Path, snapshot: Snapshot) -> dict[str, FileEntry]:
+    """Write this rank's files, while threads compute the digests of those that no other rank writes."""
+    own = {name: parts for name, parts in snapshot.files.items() if name not in snapshot.shared}
+    digests = {name: Digest(data for _, data in parts) for name, parts in own.items()}
+    for name, parts in snapshot.files.items():
+        if name in snapshot.shared:
+            disk.reserve(beside / name, snapshot.shared[name])
+        disk.write(beside / name, parts)
+    return {name: FileEntry(sum(len(data) for _, data in parts), digests[name].wait()) for name, parts in own.items()}
+
+
+class Digest:
+    """The SHA-256 of a file's bytes, computed in a thread; at once if no thread can be started."""
+
+    def __init__(self, blocks: Iterable[disk.Data]) -> None:
+        self._blocks, self._digest = blocks, hashlib.sha256()
+        self._failures: list[BaseException] = []
+        self._thread = threading.Thread(target=_run, args=(self._compute, self._failures), name="duoka-digest")
+        try:
+            self._thread.start()
+        except RuntimeError:  # the interpreter is shutting down, and waits for this thread
+            self._compute()
+
+    def _compute(self) -> None:
+        for block in self._blocks:
+            self._digest.update(block)
+
+    def wait(self) -> str:
+        """Return the digest in hexadecimal, or raise the error of reading."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._failures:
+            raise self._failures.pop()
+        return self._digest.hexdigest()
+
+
+class BackgroundTask:
+    """Runs one task at a time in a thread that the process joins at exit.
+
+    Errors are raised by `pop_error`; errors that nobody read are printed at exit.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._failures: list[BaseException] = []
+        weakref.finalize(self, _print, self._failures)
+
+    def start(self, work: Callable[[], Any]) -> None:
+        """Start a task; none may be running."""
+        assert self._thread is None
+        self._thread = threading.Thread(target=_run, args=(work, self._failures), name="duoka-checkpoint")
+        self._thread.start()
+
+    def pop_error(self) -> BaseException | None:
+        """Return an error of the last task, once."""
+        return self._failures.pop() if self._failures else None
+
+    def finish(self) -> None:
+        """Wait for the running task."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+
+def _run(work: Callable[[], Any], failures: list[BaseException]) -> None:
+    try:
+        work()
+    except BaseException as error:
+        failures.append(error)
+
+
+def _print(failures: list[BaseException]) -> None:
+    for failure in failures:
+        print(f"duoka: error: {failure}", file=sys.stderr)
+
+
+# The marks of ranks other than 0.
+
+
+def _mark(beside: Path, rank: int) -> Path:
+    return beside / f"rank-{rank}.json"
+
+
+def _leave(beside: Path, rank: int, value: Any) -> None:
+    path = _mark(beside, rank)
+    disk.write(path.with_suffix(disk.PARTIAL), [(0, json.dumps(value).encode())])
+    os.rename(path.with_suffix(disk.PARTIAL), path)
+
+
+def report(beside: Path, rank: int, entries: Mapping[str, FileEntry]) -> None:
+    """Tell rank 0 that all is on the disk that this rank writes."""
+    _leave(beside, rank, {name: asdict(entry) for name, entry in entries.items()})
+
+
+def give_up(beside: Path, rank: int, why: str) -> None:
+    """Tell rank 0 that this rank cannot write its files; if not even that can be written, remove the directory."""
+    try:
+        _leave(beside, rank, {"error": why})
+    except OSError:
+        with suppress(OSError):
+            disk.remove(beside)
+
+
+def wait_for(beside: Path, ranks: Collection[int], patience: float = PATIENCE) -> dict[str, FileEntry]:
+    """Wait for the marks of other ranks, remove them, and return the digests in them.
+
+    Raises:
+        CheckpointError: a rank could not write its files, or has written nothing for `patience` seconds.
+    """
+    entries: dict[str, FileEntry] = {}
+    missing, last, since = sorted(ranks), None, time.monotonic()
+    while missing:
+        for rank in [*missing]:
+            with suppress(FileNotFoundError):
+                mark = json.loads(_mark(beside, rank).read_bytes())
+                if "error" in mark:
+                    raise CheckpointError(f"rank {rank} could not write its part of the checkpoint: {mark['error']}")
+                entries |= {name: FileEntry(**entry) for name, entry in mark.items()}
+                _mark(beside, rank).unlink()
+                missing.remove(rank)
+        if not beside.exists():
+            raise CheckpointError("another rank could not write its part of the checkpoint, nor report the reason")
+        now, progress = time.monotonic(), _progress(beside)
+        if progress != last:
+            last, since = progress, now
+        if missing and now - since > patience:
+            names = ", ".join(map(str, missing))
+            raise CheckpointError(f"rank {names} has written nothing of the checkpoint for {patience:.0f} s")
+        time.sleep(_LOOK if missing else 0)
+    return entries
+
+
+def _progress(beside: Path) -> tuple[int, int]:
+    """Return the size of all files, and the time of the last write."""
+    with suppress(OSError):
+        found = [path.stat() for path in beside.iterdir()]
+        return sum(each.st_size for each in found), max((each.st_mtime_ns for each in found), default=0)
+    return -1, -1

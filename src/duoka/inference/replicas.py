@@ -1,0 +1,320 @@
+"""Copies of a model on devices, and the threads that compute batches with them.
+
+Threads are used for GPUs and CPUs: torch releases the GIL while it computes. A fork of a program that has computed
+can hang in the libraries that torch uses, and new processes would each import torch and copy the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+from duoka.errors import AskedError, RunError, TimedOut
+from duoka.inference.batches import Batch, each_leaf, slice_rows, split_rows
+from duoka.private.texts import FAULTS_OF_GPU, NO_MEMORY, says
+from duoka.system.libc import raise_in_thread
+from duoka.view.tensor.batch import gather_all
+
+QUEUED = 2  # batches for each device: one in computation, and the next
+STOP_LIMIT = 2.0  # seconds for threads to return from their current operation
+STEP = 0.1  # seconds before threads are interrupted, and between interrupts
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+Calling = Callable[[nn.Module, Any], Any]
+
+
+class Replica:
+    """A model on one device. Computes batches in eval and inference mode, and restores the modes.
+
+    calling: calls the model with a batch. precision: type of autocast; None for none. keep: leave outputs on the
+    device. share_out: converts a tensor with a row for each item to a batch tensor, of which each rank computes its
+    rows; None: this process computes all rows.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        calling: Calling,
+        precision: torch.dtype | None,
+        keep: bool,
+        share_out: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        self.model, self.device, self.calling = model, device, calling
+        self.precision, self.keep, self.share_out = precision, keep, share_out
+        self.most: int | None = None  # rows that fit into memory at once, after it has run out
+
+    def compute(self, batch: Batch) -> None:
+        """Set the outputs of a batch, or its error."""
+        batch.device = str(self.device)
+        try:
+            batch.outputs, batch.error = self._outputs(batch.content, batch.rows), None
+        except Exception as error:
+            batch.error = error
+
+    def _outputs(self, content: Any, rows: int | None) -> list[Any]:
+        """Return the output for each row. When memory runs out, halve the batch, this and later ones."""
+        if rows is None:
+            return self._call(content, None)
+        outputs: list[Any] = []
+        while len(outputs) < rows:
+            start = len(outputs)
+            stop = min(rows, start + (self.most or rows))
+            try:
+                outputs += self._call(slice_rows(content, start, stop, rows), stop - start)
+                continue
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error) or stop - start == 1:
+                    raise
+            self.most = (stop - start + 1) // 2
+            gc.collect()  # outside `except`, so that the error's frames do not hold memory
+            if self.device.type != "cpu":
+                torch.accelerator.empty_cache()
+        return outputs
+
+    def _call(self, content: Any, rows: int | None) -> list[Any]:
+        def move(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            here = leaf.to(self.device, non_blocking=True)
+            return self.share_out(here) if self.share_out and here.shape[:1] == (rows,) else here
+
+        with torch.inference_mode(), evaluating(self.model), self._autocast(), self._current_device():
+            output = gather_all(self.calling(self.model, each_leaf(move, content)))
+            if not self.keep:
+                output = each_leaf(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, output)
+            return split_rows(output, rows)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.precision is None else torch.autocast(self.device.type, self.precision)
+
+    def _current_device(self) -> AbstractContextManager[Any]:
+        """Make this GPU current: kernels of extensions run there, whatever device their arguments are on."""
+        return nullcontext() if self.device.type == "cpu" else torch.accelerator.device_index(self.device.index)
+
+
+def calling(model: nn.Module, inputs: Callable[[Any], Any] | None = None) -> Calling:
+    """Return a function that calls a model with a batch, by the signature of `forward`.
+
+    A dict becomes keyword arguments if forward takes these names. Of a tuple or list, forward gets as many items as
+    it needs, so labels after the inputs are dropped; another number of items raises an AskedError. `inputs`, a
+    function from a batch to the arguments, overrides this.
+    """
+    needed, most, names = _signature(model)
+
+    def call(model: nn.Module, batch: Any) -> Any:
+        if inputs is not None:
+            chosen = inputs(batch)
+            if isinstance(chosen, Mapping):
+                return model(**chosen)
+            return model(*chosen) if isinstance(chosen, tuple) else model(chosen)
+        if isinstance(batch, Mapping):
+            return model(**batch) if names is None or set(batch) <= names else model(batch)
+        if isinstance(batch, (tuple, list)) and not all(isinstance(part, (str, bytes)) for part in batch):
+            if len(batch) == needed or most is None:
+                return model(*batch)
+            if len(batch) > needed == most:
+                return model(*batch[:needed])
+            takes = f"{needed}" if needed == most else f"{needed} to {most}"
+            raise AskedError(
+                f"a batch has {len(batch)} parts, and forward takes {takes}; say which it gets, "
+                "for example inputs=lambda batch: batch[0]"
+            )
+        return model(batch)
+
+    return call
+
+
+def _signature(model: nn.Module) -> tuple[int, int | None, set[str] | None]:
+    """Return the required and maximum number of positional arguments, and the names; None if unlimited."""
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return 0, None, None
+    kinds = {parameter.kind for parameter in parameters}
+    positional = [parameter for parameter in parameters if parameter.kind in POSITIONAL]
+    needed = sum(parameter.default is inspect.Parameter.empty for parameter in positional)
+    most = None if inspect.Parameter.VAR_POSITIONAL in kinds else len(positional)
+    names = None if inspect.Parameter.VAR_KEYWORD in kinds else {parameter.name for parameter in parameters}
+    return needed, most, names
+
+
+def replicate(model: nn.Module, device: torch.device, share_buffers: bool) -> nn.Module:
+    """Copy a model to `device`. Parameters that are there already are shared.
+
+    Args:
+        model: not modified.
+        device: of the copy.
+        share_buffers: the copy may share buffers; False if several copies compute at the same time.
+
+    Raises:
+        AskedError: the model cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        if parameter.device != device:
+            memo[id(parameter)] = nn.Parameter(parameter.detach().to(device), requires_grad=False)
+        else:
+            memo[id(parameter)] = parameter
+    for buffer in model.buffers():
+        if buffer.device != device or share_buffers:
+            memo[id(buffer)] = buffer.detach().to(device)
+    try:
+        return copy.deepcopy(model, memo).to(device)
+    except (RuntimeError, TypeError) as error:
+        raise AskedError(f"predict on several devices needs a model that copy.deepcopy can copy: {error}") from error
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Set eval mode; afterwards restore each module's mode."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Return True if the device cannot compute any more in this process after this error."""
+    if is_out_of_memory(error):
+        return False
+    is_fault = isinstance(error, RuntimeError) and says(error, *FAULTS_OF_GPU)
+    return is_fault or isinstance(error, torch.AcceleratorError)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if a smaller batch may succeed."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or says(error, *NO_MEMORY)
+
+
+# Pools, to which batches are submitted, and which return them computed, in any order.
+
+
+class InlinePool:
+    """One device, in the caller's thread: batches are computed on demand."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._batch: Batch | None = None
+
+    def has_room(self) -> bool:
+        """Return True if a batch can be submitted now."""
+        return self._batch is None
+
+    def submit(self, batch: Batch) -> None:
+        """Take a batch."""
+        self._batch = batch
+
+    def next_result(self) -> Batch:
+        """Compute the batch."""
+        assert self._batch is not None
+        batch, self._batch = self._batch, None
+        self._replica.compute(batch)
+        return batch
+
+    def close(self) -> None:
+        """Forget the batch."""
+        self._batch = None
+
+
+class ThreadPool:
+    """Several devices, or one that computes while the next batch is read: a thread for each takes the next batch.
+
+    timeout: seconds without any result after which a device counts as hung. cores: CPU threads of each device, for
+    CPUs; None for torch's default.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], timeout: float, cores: int | None) -> None:
+        self._timeout, self._cores, self._cores_before = timeout, cores, torch.get_num_threads()
+        self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()  # None: the pool is closed
+        self._outbox: queue.SimpleQueue[Batch] = queue.SimpleQueue()
+        self._pending = 0  # batches submitted and not returned
+        self._alive = len(replicas)  # devices that have not failed
+        self._closed = False
+        self._computing: dict[threading.Thread, Batch] = {}
+        self._threads = [
+            threading.Thread(target=self._run, args=(it,), name=f"duoka-predict-{it.device}", daemon=True)
+            for it in replicas
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def has_room(self) -> bool:
+        """Return True if a batch can be submitted now."""
+        return self._pending < QUEUED * self._alive
+
+    def submit(self, batch: Batch) -> None:
+        """Queue a batch for the next device that is free."""
+        self._pending += 1
+        self._inbox.put(batch)
+
+    def next_result(self) -> Batch:
+        """Return the next batch that is computed. That of a device that failed goes to another.
+
+        Raises:
+            RunError: no device is left.
+            TimedOut: no batch was finished in time.
+        """
+        while True:
+            try:
+                batch = self._outbox.get(timeout=self._timeout)
+            except queue.Empty:
+                had = ", ".join(
+                    f"{batch.device} computes the batch that begins with item {batch.indices.start:,}"
+                    for batch in self._computing.copy().values()
+                )
+                raise TimedOut(f"no batch was finished in {self._timeout:g} s; {had}") from None
+            if batch.error is not None and is_fatal(batch.error):
+                self._alive -= 1
+                batch.failed_devices += 1
+                if not self._alive:
+                    raise RunError(f"no device is left: {batch.device} was the last, and failed with: {batch.error}")
+                if batch.failed_devices == 1:  # else the batch itself makes devices fail
+                    self._inbox.put(batch)
+                    continue
+            self._pending -= 1
+            return batch
+
+    def _run(self, replica: Replica) -> None:
+        with suppress(_StopThread):
+            if self._cores is not None:
+                torch.set_num_threads(self._cores)
+            is_sound = True
+            while is_sound and (batch := self._inbox.get()) is not None and not self._closed:
+                self._computing[threading.current_thread()] = batch
+                replica.compute(batch)
+                del self._computing[threading.current_thread()]
+                is_sound = batch.error is None or not is_fatal(batch.error)  # before another thread has the batch
+                self._outbox.put(batch)
+
+    def close(self) -> None:
+        """Stop all work, without waiting for batches under way."""
+        self._closed = True
+        for _ in self._threads:
+            self._inbox.put(None)
+        deadline = time.monotonic() + STOP_LIMIT
+        # Python must not exit while a thread is inside torch.
+        while (alive := [it for it in self._threads if it.is_alive()]) and time.monotonic() < deadline:
+            alive[0].join(STEP)
+            for thread in self._computing.copy():  # the others end by themselves
+                if thread.is_alive() and thread.ident is not None:
+                    raise_in_thread(thread.ident, _StopThread)  # repeated, as Python may drop it
+        if self._cores is not None:
+            torch.set_num_threads(self._cores_before)  # a thread's setting also applies to new threads
+
+
+class _StopThread(SystemExit):
+    """Raised in a thread to stop it."""
