@@ -6,6 +6,7 @@ models              run.model
 backward            checks after each backward pass
 schedule            learning rates of large batches
 collect             reductions of values that differ between ranks
+logs                destinations of `run.log`
 agreement           exchange of Python objects, and checks that ranks agree
 """
 

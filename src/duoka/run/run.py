@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from duoka.checkpoint.checkpoint import Checkpoint
 from duoka.data.loader import Loader, make_loader
 from duoka.errors import OptionError, PeerLost, RanksApart
-from duoka.logs import Logs, check_step, check_values
 from duoka.origins import Origin
 from duoka.plan import check_strategy
 from duoka.process import this_process
@@ -24,6 +23,7 @@ from duoka.run.agreement import check_same, gather_objects
 from duoka.run.api_session import ApiSession, open_api_session, set_exact_threads, settings_with
 from duoka.run.backward import DdpOptions
 from duoka.run.collect import LocalReductions
+from duoka.run.logs import Logs, check_step, check_values
 from duoka.run.models import check_combination, check_options, chosen_strategy, mover, prepare
 from duoka.supervision.tracebacks import headline
 from duoka.view.collectives.base import Collectives

@@ -17,13 +17,13 @@ import torch
 from duoka import accelerator, environment
 from duoka.devices.vendors import TYPES, visible
 from duoka.errors import DeviceError, OptionError
-from duoka.logs import check_logs, open_logs
 from duoka.options import LONGEST, BatchNorm, Loading, Randomness, check_names, one_of, shares_of
 from duoka.origins import Origin, find
 from duoka.origins.forked import Forked
 from duoka.process import this_process
 from duoka.run.agreement import check_same
 from duoka.run.api_session import RunSettings, open_api_session
+from duoka.run.logs import check_logs, open_logs
 from duoka.run.run import Run
 from duoka.strategies.compress import compression
 from duoka.system.messages import say

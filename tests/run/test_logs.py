@@ -15,7 +15,7 @@ import torch
 
 import duoka
 from duoka.errors import OptionError
-from duoka.logs import LOGS, check_logs, open_logs
+from duoka.run.logs import LOGS, check_logs, open_logs
 from tests.flows.flow import Flow
 from tests.run.ranks import on_ranks
 
