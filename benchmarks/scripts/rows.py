@@ -6,6 +6,7 @@ Prints the mean time of the steps in milliseconds, by this function of `time`.
 import os
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -18,15 +19,11 @@ clock = getattr(time, sys.argv[1])
 batch, skipped, steps = map(int, sys.argv[2:5])
 run = duoka.start(seed=0)
 Path(sys.argv[5 + run.rank], "cgroup.procs").write_text(str(os.getpid()))
-convolutions = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-convolutions += [
-    nn.Conv2d(32, 64, 3, padding=1),
-    nn.ReLU(),
-    nn.Conv2d(64, 64, 3, padding=1),
-    nn.ReLU(),
-    nn.MaxPool2d(2),
-]
-model = run.model(nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(64 * 8 * 8, 10)))
+channels = 3, 32, 64, 64, 64, 64
+layers: list[nn.Module] = []
+for number, (before, after) in enumerate(pairwise(channels)):
+    layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), *[nn.MaxPool2d(2)] * (number in (0, 4))]
+model = run.model(nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 8 * 8, 10)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 rows = batch * (skipped + steps)
 images, labels = torch.randn(1, 3, 32, 32).expand(rows, 3, 32, 32), torch.randint(0, 10, (rows,))

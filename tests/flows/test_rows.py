@@ -81,7 +81,7 @@ for step, (x, y) in enumerate(run.loader(torch.utils.data.TensorDataset(x, y), b
             "auto",
             "len(x.to_local()) > 2",
             "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes",
-            "memory ran out on rank 1, which gets fewer rows: 1.43 : 1 : 1.43",
+            "memory ran out on rank 1: the next attempt begins with --rows 1.43:1:1.9",
         ),
     ],
 )

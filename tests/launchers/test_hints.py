@@ -68,5 +68,5 @@ def test_the_command_that_tells_what_fits(plan: Plan, words: str) -> None:
 
 
 def test_shares_are_named_where_they_are_uneven() -> None:
-    (line,) = hints("MemoryError", replace(TWO, weights=(6.0, 2.0)))
-    assert "what helps: fewer rows for this rank (--rows, now 3:1), a smaller batch_size" in line
+    (line,) = hints("MemoryError", TWO, "4.29:1")
+    assert "what helps: fewer rows for this rank (--rows 4.29:1), a smaller batch_size" in line

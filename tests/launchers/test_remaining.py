@@ -10,7 +10,7 @@ import pytest
 from duoka.devices import Device
 from duoka.devices.gpu import Gpu
 from duoka.devices.inventory import Inventory
-from duoka.launchers.remaining import next_plan
+from duoka.launchers.remaining import next_plan, part_to_try
 from duoka.launchers.verdict import Verdict
 from duoka.options import Machines
 from duoka.plan import Kind, Plan
@@ -23,9 +23,11 @@ MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB
 BUG = "RuntimeError: CUDA error: an illegal memory access was encountered"
 
 
-def after(made: Plan, error: str, gpus: tuple[Gpu, ...] = GPUS, rank: int = 1) -> tuple[Plan, list[str]]:
+def after(
+    made: Plan, error: str, gpus: tuple[Gpu, ...] = GPUS, rank: int = 1, rows: tuple[int, ...] = ()
+) -> tuple[Plan, list[str]]:
     told: list[str] = []
-    verdict = Verdict("raised", 1, (worker(rank, raised(rank, error)),))
+    verdict = Verdict("raised", 1, (worker(rank, raised(rank, error)),), rows=rows)
     return next_plan(made, verdict, lambda _: Inventory(gpus, 8, ""), told.append), told
 
 
@@ -60,8 +62,19 @@ def test_a_rank_without_memory_gets_fewer_rows() -> None:
     given = made(measures_rows=True)
     found, told = after(given, MEMORY)
     assert found.weights == (1.0, 0.7, 1.0)
-    assert told == ["memory ran out on rank 1, which gets fewer rows: 1.43 : 1 : 1.43"]
+    assert told == ["memory ran out on rank 1: the next attempt begins with --rows 1.43:1:1.43"]
     assert after(found, MEMORY)[0].weights == (1.0, pytest.approx(0.49), 1.0)
+    assert after(found, MEMORY, rows=(40, 20, 4))[0].weights == (40, 14, 4)  # shares as they were measured
+
+
+def test_no_share_is_tried_of_which_the_error_tells_that_it_does_not_fit() -> None:
+    said = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 6.00 GiB. GPU 0 has a total capacity of 10.00 "
+        "GiB of which 1024.00 MiB is free. Of the allocated memory 4.00 GiB is allocated by PyTorch, and 1.00 GiB is "
+        "reserved by PyTorch but unallocated."
+    )
+    assert part_to_try(said) == pytest.approx(0.6)
+    assert (part_to_try(MEMORY), part_to_try(BUG)) == (0.7, 0.0)
 
 
 @pytest.mark.parametrize(

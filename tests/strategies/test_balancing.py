@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle, pairwise, repeat
 from typing import Any
 
 import pytest
@@ -53,11 +54,13 @@ class Ranks(OneRank):
         super().__init__()
         self.costs, self.world_size, self.view = costs, len(costs), None
         self.most = [math.inf] * len(costs)  # shares that their memory holds
+        self.noise: Iterator[float] = repeat(1.0)  # factors of the times
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self.view is not None
         partition = self.view.partition(self.view.largest)
         seconds = times(self.costs, [size / partition.n for size in partition.sizes])
+        seconds = [time * next(self.noise) for time in seconds]
         return torch.tensor(list(zip(seconds, self.most, strict=True)))
 
 
@@ -81,6 +84,21 @@ def run_steps(ranks: Ranks, changes: dict[int, Any], steps: int = 400) -> list[s
 
 def test_equal_ranks_keep_even_shares() -> None:
     assert run_steps(Ranks([(0.1, 1.0), (0.11, 1.02)]), {}) == []
+
+
+@given(st.lists(st.floats(0.98, 1.02), min_size=40, max_size=40), st.integers(2, 8))
+def test_noise_does_not_move_the_shares_of_equal_ranks(noise: list[float], size: int) -> None:
+    ranks = Ranks([(0.1, 1.0)] * size)
+    ranks.noise = cycle(noise)
+    assert run_steps(ranks, {}) == []
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=40, max_size=40), RANKS)
+def test_no_two_changes_are_within_a_window(noise: list[float], costs: list[tuple[float, float]]) -> None:
+    ranks = Ranks(costs)
+    ranks.noise = cycle(noise)
+    steps = [int(line.split()[-2]) for line in run_steps(ranks, {})]
+    assert all(later - earlier >= balancing.WINDOW for earlier, later in pairwise(steps))
 
 
 def test_a_slow_rank_gets_fewer_rows_once() -> None:

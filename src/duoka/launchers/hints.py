@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
 
 from duoka.plan import Kind, Plan
 from duoka.private.texts import NO_GPU
@@ -41,24 +40,27 @@ HINTS = {
 }
 
 
-def hints(error: str, plan: Plan) -> list[str]:
-    """Return a line of advice for the last line of a traceback, or an empty list."""
+def hints(error: str, plan: Plan, fewer_rows: str = "") -> list[str]:
+    """Return a line of advice for the last line of a traceback, or an empty list.
+
+    fewer_rows: of `--rows`, with fewer rows for this rank; empty if others cannot have them.
+    """
     others = (f"  {hint}" for pattern, hint in HINTS.items() if re.search(pattern, error))
-    return memory_hints(error, plan) or [*others][:1]
+    return memory_hints(error, plan, fewer_rows) or [*others][:1]
 
 
-def memory_hints(error: str, plan: Plan) -> list[str]:
+def memory_hints(error: str, plan: Plan, fewer_rows: str = "") -> list[str]:
     """Return a line of advice if memory ran out, or an empty list."""
     if not re.search(MEMORY, error):
         return []
     where = "this device" if plan.is_for_one else "this rank"
-    return [f"  memory ran out on {where}; what helps: {_less_memory(plan)}"]
+    return [f"  memory ran out on {where}; what helps: {_less_memory(plan, fewer_rows)}"]
 
 
-def _less_memory(plan: Plan) -> str:
+def _less_memory(plan: Plan, fewer_rows: str) -> str:
     batch = "a smaller batch_size" + " (it counts all ranks)" * (plan.kind is not Kind.DISTRIBUTED)
-    if plan.weights or plan.measures_rows:
-        batch = f"fewer rows for this rank (--rows, now {_ratio(plan.weights)}), {batch}"
+    if fewer_rows:
+        batch = f"fewer rows for this rank (--rows {fewer_rows}), {batch}"
     target = plan.target
     is_script = plan.kind_reason != "duoka.launch" and target.name != STANDARD_INPUT
     if plan.kind is Kind.DISTRIBUTED or not is_script:
@@ -69,10 +71,6 @@ def _less_memory(plan: Plan) -> str:
     words = shlex.join([*["-m"] * target.is_module, target.name, *target.args])
     tells = f"`duoka forecast --memory {devices}{words}` says what fits{_takes_less(plan)}"
     return f"{batch}, more devices, or less on each: {tells}"
-
-
-def _ratio(weights: Sequence[float]) -> str:
-    return ":".join(f"{weight / min(weights):.3g}" for weight in weights) or "even"
 
 
 def _takes_less(plan: Plan) -> str:

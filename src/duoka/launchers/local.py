@@ -201,7 +201,8 @@ def attempt(run: RunContext, number: int) -> Verdict:
             elif group.failed() or not group.gone():
                 others.announce_end()
                 group.end()
-            verdict = replace(judge(group.workers, stuck, asked), saved=board.saved())
+            rows = tuple(board.counters(rank).rows for rank in plan.ranks)
+            verdict = replace(judge(group.workers, stuck, asked), saved=board.saved(), rows=rows)
             verdict = others.conclude(verdict, group)
         text = ""
         if _reports_end(plan.machines, verdict):

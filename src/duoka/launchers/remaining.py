@@ -6,7 +6,7 @@ A batch is global, so a run goes on with fewer devices, or with other shares, an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from duoka.devices.inventory import Inventory, units
@@ -15,8 +15,16 @@ from duoka.launchers.verdict import Verdict
 from duoka.launchers.worker_group import Worker
 from duoka.plan import Kind, Plan
 from duoka.private.texts import LOST_GPU, says
+from duoka.supervision.status_board import name_ranks
 
 LESS = 0.7  # of its rows, for a rank whose memory ran out
+SIZES = (  # in torch's error: asked for, free, in use, and kept for later
+    r"Tried to allocate ([\d.]+) (\w+)",
+    r"of which ([\d.]+) (\w+) is free",
+    r"([\d.]+) (\w+) is allocated by PyTorch",
+    r"([\d.]+) (\w+) is reserved by PyTorch but",
+)
+UNITS = {"bytes": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 
 
 def next_plan(plan: Plan, verdict: Verdict, read: Callable[[str], Inventory], say: Callable[[str], None]) -> Plan:
@@ -29,8 +37,37 @@ def next_plan(plan: Plan, verdict: Verdict, read: Callable[[str], Inventory], sa
         return plan
     if lost := _lost(plan, verdict, read):
         return _without(plan, lost, say)
-    short = [worker.rank for worker in verdict.culprits if re.search(MEMORY, _error(worker))]
-    return _with_fewer_rows(plan, short, say) if plan.measures_rows and 0 < len(short) < plan.workers else plan
+    weights = with_fewer_rows(plan, verdict) if plan.measures_rows else ()
+    if weights:
+        short = name_ranks([worker.rank for worker in verdict.culprits])
+        say(f"memory ran out on {short}: the next attempt begins with --rows {ratio(weights)}")
+    return replace(plan, weights=weights or plan.weights)
+
+
+def with_fewer_rows(plan: Plan, verdict: Verdict) -> tuple[float, ...]:
+    """Return weights of shares with less for the ranks whose memory ran out; empty if that is not what happened."""
+    parts = {worker.rank: part_to_try(_error(worker)) for worker in verdict.culprits}
+    if plan.machines.count > 1 or not 0 < len(parts) < plan.workers or not all(parts.values()):
+        return ()
+    before = verdict.rows if verdict.rows and all(verdict.rows) else plan.weights or (1,) * plan.workers
+    return tuple(weight * parts.get(rank, 1) for rank, weight in enumerate(before))
+
+
+def part_to_try(error: str) -> float:
+    """Return which part of a rank's rows to try after its memory ran out; 0 if the error tells of something else.
+
+    The step would have used more than the error tells: this is a guess, but no more than what is known not to fit.
+    """
+    if not re.search(MEMORY, error):
+        return 0.0
+    found = [re.search(pattern, error) for pattern in SIZES]
+    asked, free, used, kept = (float(size[1]) * UNITS[size[2]] if size is not None else 0.0 for size in found)
+    return min(LESS, (free + used + kept) / (used + asked)) if used else LESS
+
+
+def ratio(weights: Sequence[float]) -> str:
+    """Return weights as `--rows` takes them, such as 3:1."""
+    return ":".join(f"{weight / min(weights):.3g}" for weight in weights)
 
 
 def _lost(plan: Plan, verdict: Verdict, read: Callable[[str], Inventory]) -> set[int]:
@@ -64,12 +101,3 @@ def _without(plan: Plan, lost: set[int], say: Callable[[str], None]) -> Plan:
         weights=tuple(plan.weights[rank] for rank in left) if plan.weights and len(left) > 1 else (),
         measures_rows=plan.measures_rows and len(left) > 1,
     )
-
-
-def _with_fewer_rows(plan: Plan, short: list[int], say: Callable[[str], None]) -> Plan:
-    before = plan.weights or (1.0,) * plan.workers
-    weights = tuple(weight * LESS if rank in short else weight for rank, weight in enumerate(before))
-    ratio = " : ".join(f"{weight / min(weights):.3g}" for weight in weights)
-    for rank in short:
-        say(f"memory ran out on rank {rank}, which gets fewer rows: {ratio}")
-    return replace(plan, weights=weights)

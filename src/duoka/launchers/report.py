@@ -11,6 +11,7 @@ from duoka.launchers import signals, stacks
 from duoka.launchers.hints import hints
 from duoka.launchers.output import Outputs
 from duoka.launchers.parting import parting
+from duoka.launchers.remaining import ratio, with_fewer_rows
 from duoka.launchers.stuck import Stuck, read_stacks
 from duoka.launchers.verdict import Verdict
 from duoka.launchers.worker_group import Worker
@@ -66,14 +67,20 @@ def _well(verdict: Verdict, scene: ReportContext) -> list[str]:
 def _agreed(verdict: Verdict, scene: ReportContext) -> list[str]:
     """Report the error as Python would: it is the script's, and the same on all ranks."""
     first = verdict.culprits[0]
-    return [*_last_words(first, scene), *hints(first.ending.error if first.ending else "", scene.plan)]
+    return [*_last_words(first, scene), *_hints(verdict, scene)]
 
 
 def _raised(verdict: Verdict, scene: ReportContext) -> list[str]:
     first, ending = verdict.culprits[0], verdict.culprits[0].ending
     assert ending is not None
     what = f"raised on {_of_all(verdict, scene)} ({ending.host}){_place(first, scene)}"
-    return [*_last_words(first, scene), _headline(what, verdict, scene), *hints(ending.error, scene.plan)]
+    return [*_last_words(first, scene), _headline(what, verdict, scene), *_hints(verdict, scene)]
+
+
+def _hints(verdict: Verdict, scene: ReportContext) -> list[str]:
+    plan, ending = scene.plan, verdict.culprits[0].ending
+    is_uneven = plan.weights or plan.measures_rows
+    return hints(ending.error if ending else "", plan, ratio(with_fewer_rows(plan, verdict)) if is_uneven else "")
 
 
 def _exited(verdict: Verdict, scene: ReportContext) -> list[str]:

@@ -41,7 +41,8 @@ class Verdict:
     why: `well`; `agreed`: all scripts ended badly in the same way; `stopped`: by a signal to the command process;
         `elsewhere`: because of another machine; else what the ranks `culprits` did before the others were ended.
     code: the exit code. others: workers that ended badly for another reason, mostly as the culprits were missing.
-    saved: the step of the newest checkpoint; None without one.
+    saved: the step of the newest checkpoint; None without one. rows: of each rank of this machine, of the largest
+        batch; 0 before the first batch.
     """
 
     why: Why
@@ -50,6 +51,7 @@ class Verdict:
     others: tuple[Worker, ...] = ()
     stuck: Stuck | None = None
     saved: int | None = None
+    rows: tuple[int, ...] = ()
     elsewhere: Elsewhere | None = None
 
 
