@@ -15,7 +15,7 @@ from benchmarks.table import Row
 
 SCRIPT = SCRIPTS / "rows.py"
 GROUPS = Path("/sys/fs/cgroup/cpu")
-PERIOD = 10_000  # microseconds, in each of which a quota may be used
+PERIOD = 7_000  # microseconds, in each of which a quota may be used
 USED = 0.8  # of the cores, by all workers together
 BATCH, SMALL = 240, 64  # rows: of long steps, which need less than 32 MiB at once, and of short ones
 MEASURED = 43  # steps until shares are measured

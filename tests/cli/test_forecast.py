@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from duoka.cli.forecast import _growing, forecast
+from duoka.cli.forecast import _growing, _named, forecast
 from duoka.cli.trial import decide_and_take
 from duoka.devices import Device, choose
 from duoka.devices.gpu import Gpu
@@ -38,6 +38,26 @@ def chosen(devices: str, visible: str | None = None) -> list[list[int | None]]:
 )
 def test_powers_of_two_and_all(devices: str, visible: str | None, found: list[list[int | None]]) -> None:
     assert chosen(devices, visible) == found
+
+
+@pytest.mark.parametrize(
+    ("weights", "measures", "names"),
+    [
+        ((1.0, 3.0), True, ["cuda:5", "0,5, even rows", "0,5, rows as measured"]),
+        ((), True, ["cuda:0", "0,5, even rows", "0,5, rows as measured"]),
+        ((2.0, 1.0), False, ["cuda:0", "0,5, even rows", "0,5, rows 2 : 1"]),
+    ],
+)
+def test_uneven_shares_are_compared_with_the_fastest_alone_and_with_even_ones(
+    weights: tuple[float, ...], measures: bool, names: list[str]
+) -> None:
+    def decided(words: str) -> Plan:
+        made = plan(choose(parse(words), GPUS).devices)
+        return replace(made, weights=weights, measures_rows=measures) if len(made.devices) > 1 else made
+
+    plans = _growing("0,5", decided)
+    assert [_named(one, plans) for one in plans] == names
+    assert [(one.weights, one.measures_rows) for one in plans[1:]] == [((), False), (weights, measures)]
 
 
 def test_one_device_has_nothing_to_be_compared_with() -> None:

@@ -42,6 +42,15 @@ def test_work_that_is_shared_out_is_faster_on_more_devices(flow: Flow) -> None:
     assert one["samples_per_second"] == pytest.approx(24 / one["step"])
 
 
+def test_steps_with_measured_shares_are_timed_when_these_are_known(flow: Flow) -> None:
+    found = data(flow, scripts.QUICK, "--devices", "cpu:2", "--steps", "10", "--rows", "auto")
+    assert [(run["name"], run["steps"], run["counted"]) for run in found["sides"]] == [
+        ("cpu:1", 10, 7),
+        ("cpu:2, even rows", 10, 7),
+        ("cpu:2, rows as measured", 53, 7),
+    ]
+
+
 def test_work_that_every_rank_does_is_not(flow: Flow) -> None:
     found = data(flow, scripts.CONSTANT, "--devices", "cpu:2", "--steps", "10")
     two = found["sides"][1]

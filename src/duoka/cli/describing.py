@@ -33,11 +33,11 @@ def _machine(machines: Machines) -> str:
 
 def _how(plan: Plan) -> str:
     shares = f" with {plan.shares} shares of each batch" * bool(plan.shares)
-    rows = _rows(plan)
+    rows = described_rows(plan)
     return f"strategy {plan.strategy}{shares}{f', rows {rows}' if rows else ''}"
 
 
-def _rows(plan: Plan) -> str:
+def described_rows(plan: Plan) -> str:
     """Describe uneven shares: `3 : 1`, `3 : 1 until measured`; empty for even ones."""
     weights = " : ".join(f"{weight / min(plan.weights):.3g}" for weight in plan.weights)
     return f"{weights or 'even'} until measured" if plan.measures_rows else weights
@@ -97,7 +97,7 @@ def details(plan: Plan) -> str:
         if plan.shares:
             rows.append(("shares", f"{plan.shares} of each batch"))
         if not plan.is_for_one:
-            rows.append(("rows", _rows(plan) or "even"))
+            rows.append(("rows", described_rows(plan) or "even"))
         if plan.strategy in ("fsdp", "hsdp"):
             rows.append(("blocks", ", ".join(plan.blocks) or "entries of the model's lists"))
             if plan.checkpoint_activations:
@@ -114,7 +114,7 @@ def details(plan: Plan) -> str:
     if plan.machines.count > 1:
         name, _, text = _machine(plan.machines).partition(" ")
         rows.append((name, text))
-    rows += [("device", text) for text in _device_rows(plan)]
+    rows += [("device", text) for text in _devicedescribed_rows(plan)]
     rows.append(("threads", f"{plan.threads} per worker" if plan.threads else "left to torch"))
     rows.append(("timeout", f"{plan.timeout:g} s for a collective"))
     rows.append(("", _step_timeout(plan)))
@@ -135,7 +135,7 @@ def _step_timeout(plan: Plan) -> str:
     return f"{plan.step_timeout:g} s after the first step"
 
 
-def _device_rows(plan: Plan) -> list[str]:
+def _devicedescribed_rows(plan: Plan) -> list[str]:
     named = [f"{device} ({device.name})" if device.name else str(device) for device in plan.devices]
     rank = "rank" if plan.machines.count == 1 else "local rank"
     return named if plan.self_launching else [f"{rank} {number}: {text}" for number, text in enumerate(named)]

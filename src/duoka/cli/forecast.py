@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from duoka.cli.describing import described_rows
 from duoka.cli.memory import forecast_memory, powers_below
 from duoka.cli.run import GROUPS, Groups, ScriptCommand, asked_for
 from duoka.cli.trial import (
@@ -112,6 +113,8 @@ def _forecast(opts: Options, steps: int, shown: str) -> int:
 def _growing(devices: str, decided: Callable[[str], Plan]) -> list[Plan]:
     """Return the plans for 1, 2, 4, ... of the devices, and for all of them.
 
+    Where their shares of a batch are not even: for the fastest alone, and for all of them, first with even shares.
+
     Raises:
         OptionError: `devices` is one device.
         AskedError: the script calls torch.distributed itself.
@@ -127,8 +130,19 @@ def _growing(devices: str, decided: Callable[[str], Plan]) -> list[Plan]:
         raise OptionError(
             "--devices", devices, "several devices", f"here it is one ({most.devices[0]}); cpu:2 is two CPU workers"
         )
+    if most.weights or most.measures_rows:
+        fastest = max(range(most.workers), key=most.weights.__getitem__) if most.weights else 0
+        alone = decided(replace(most, devices=most.devices[fastest : fastest + 1]).device_words)
+        return [alone, replace(most, weights=(), measures_rows=False), most]
     fewer = [replace(most, devices=most.devices[:count]) for count in powers_below(len(most.devices))]
     return [*(decided(plan.device_words) for plan in fewer), most]
+
+
+def _named(plan: Plan, plans: Sequence[Plan]) -> str:
+    if plan is plans[-1] and (plan.weights or plan.measures_rows):
+        return f"{plan.device_words}, rows {'as measured' if plan.measures_rows else described_rows(plan)}"
+    is_even = plan.devices == plans[-1].devices and plan is not plans[-1]
+    return f"{plan.device_words}, even rows" if is_even else plan.device_words
 
 
 def _run(opts: Options, plans: Sequence[Plan], steps: int, shown: str) -> int:
@@ -139,7 +153,7 @@ def _run(opts: Options, plans: Sequence[Plan], steps: int, shown: str) -> int:
     say = sayer(shown)
     say_plan(plans[-1].device_words, plans[-1], say)
     request = ForecastRequest(
-        opts.target.name, [(plan.device_words, plan) for plan in plans], steps, inventory.cores(), opts.log_dir
+        opts.target.name, [(_named(plan, plans), plan) for plan in plans], steps, inventory.cores(), opts.log_dir
     )
     found = start(request, say)
     write_report(opts.report, lambda: page(found))

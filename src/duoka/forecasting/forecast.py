@@ -9,6 +9,7 @@ from pathlib import Path
 from duoka.errors import DuokaError
 from duoka.forecasting.timer import LEAST, Timer, Timing, read
 from duoka.plan import Plan
+from duoka.strategies.balancing import MEASURED
 from duoka.system.messages import in_words
 from duoka.trials.observer import TrialFolders
 from duoka.trials.runner import NoSteps, TrialRunner, trial_runner
@@ -58,6 +59,12 @@ class TimedRun:
         return len(self.plan.devices)
 
     @property
+    def ideal(self) -> float:
+        """The ideal speedup: the number of devices, each counted as its weight tells if there are weights."""
+        weights = self.plan.weights
+        return sum(weights) / max(weights) if weights else self.devices
+
+    @property
     def waited(self) -> float | None:
         """Seconds of a step spent waiting in collectives; None on devices that wait asynchronously (GPUs)."""
         return self.timing.waited if self.plan.devices[0].type == "cpu" else None
@@ -75,6 +82,11 @@ class Forecast:
 
     request: ForecastRequest
     runs: tuple[TimedRun, ...]
+
+    @property
+    def by_devices(self) -> tuple[TimedRun, ...]:
+        """The last run on each number of devices."""
+        return tuple({run.devices: run for run in self.runs}.values())
 
     @property
     def baseline(self) -> TimedRun:
@@ -97,8 +109,8 @@ class Forecast:
         return self.baseline.timing.step / run.timing.step
 
     def efficiency(self, run: TimedRun) -> float:
-        """Return the speedup divided by the number of devices."""
-        return self.speedup(run) / run.devices
+        """Return the speedup divided by the ideal one."""
+        return self.speedup(run) / run.ideal
 
 
 def forecast(request: ForecastRequest, say: Callable[[str], None]) -> Forecast:
@@ -119,11 +131,13 @@ def forecast(request: ForecastRequest, say: Callable[[str], None]) -> Forecast:
 
 
 def _timed(trials: TrialRunner, name: str, plan: Plan, steps: int) -> Timing:
+    settling = MEASURED if plan.measures_rows else 0
+
     def timer(folders: TrialFolders) -> Timer:
-        return Timer(folders, steps, SEED, False, plan.devices[0].type)
+        return Timer(folders, steps + settling, SEED, False, plan.devices[0].type, settling)
 
     with trials.run(name, plan, timer) as times:
-        timing = read(times)
+        timing = read(times, settling)
     if timing.steps == 0:
         raise NoSteps(name, "time")
     if timing.counted < LEAST:

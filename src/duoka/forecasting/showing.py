@@ -167,7 +167,7 @@ def page(forecast: Forecast) -> str:
 
 def _charts(forecast: Forecast) -> Iterator[str]:
     alone = forecast.baseline.timing.step
-    top = max(run.timing.middle[1] for run in forecast.runs)
+    top = max(run.timing.middle[1] for run in forecast.by_devices)
     lines = [
         _line(forecast, "measured", "c5", lambda run: run.timing.step),
         _line(forecast, "ideal: that of one device, divided by their number", "c0", lambda run: alone / run.devices),
@@ -175,10 +175,10 @@ def _charts(forecast: Forecast) -> Iterator[str]:
         _line(forecast, "the slowest quarter is above", "c2", lambda run: run.timing.middle[1]),
     ]
     yield line_chart("Seconds of a step, against devices", _axis(forecast, top), lines)
-    rates = [run.samples_per_second for run in forecast.runs]
+    rates = [run.samples_per_second for run in forecast.by_devices]
     known = [rate for rate in rates if rate is not None]
     if len(known) == len(rates):
-        most = max([*known, known[0] * forecast.runs[-1].devices])
+        most = max([*known, known[0] * forecast.by_devices[-1].devices])
         axis = _axis(forecast, most, f"{most:,.4g}")
         ideal = _line(forecast, "ideal", "c0", lambda run: known[0] * run.devices)
         measured = _line(forecast, "measured", "c5", lambda run: run.samples_per_second or 0)
@@ -188,7 +188,7 @@ def _charts(forecast: Forecast) -> Iterator[str]:
         _line(forecast, "what every rank computes whole", "c4", lambda run: run.timing.repeated),
         _line(forecast, "waiting for other ranks", "c3", lambda run: run.waited or 0.0),
     ]
-    yield area_chart("Parts of a step", _axis(forecast, max(run.timing.step for run in forecast.runs)), layers)
+    yield area_chart("Parts of a step", _axis(forecast, max(run.timing.step for run in forecast.by_devices)), layers)
 
 
 def _lost(run: TimedRun) -> float:
@@ -196,10 +196,10 @@ def _lost(run: TimedRun) -> float:
 
 
 def _line(forecast: Forecast, name: str, style: str, value: Callable[[TimedRun], float]) -> Line:
-    return Line(name, style, [[Point(math.log2(run.devices), value(run)) for run in forecast.runs]])
+    return Line(name, style, [[Point(math.log2(run.devices), value(run)) for run in forecast.by_devices]])
 
 
 def _axis(forecast: Forecast, top: float, high: str = "") -> Axis:
     """Return axes on which each doubling of devices is as wide as the others."""
-    ticks = [(math.log2(run.devices), run.name) for run in forecast.runs]
+    ticks = [(math.log2(run.devices), run.name) for run in forecast.by_devices]
     return Axis(ticks[0][0], ticks[-1][0], top, high or in_words(top), ticks=ticks)

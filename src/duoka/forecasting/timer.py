@@ -90,9 +90,9 @@ class Timing:
         return low, high
 
 
-def warmup_steps(steps: int) -> int:
-    """Return how many of these steps do not count."""
-    return min(WARMUP, steps // 3)
+def warmup_steps(steps: int, settling: int = 0) -> int:
+    """Return how many of these steps do not count. settling: the first ones, before the warm-up."""
+    return settling + min(WARMUP, max(0, steps - settling) // 3)
 
 
 def rank_file(folder: Path, rank: int) -> Path:
@@ -108,14 +108,23 @@ def write(folder: Path, rank: int, times: RankTimes) -> None:
 
 @dataclass(frozen=True)
 class Timer(TrialObserver):
-    """A trial observer that times the steps of one run. device: type of the devices, such as "cpu"."""
+    """A trial observer that times the steps of one run.
+
+    device: type of the devices, such as "cpu". settling: first steps, after which those begin that are to be timed.
+    """
 
     device: str
+    settling: int = 0
+
+    @property
+    def warmup(self) -> int:
+        """Number of steps that do not count."""
+        return warmup_steps(self.steps, self.settling)
 
     @property
     def window(self) -> int:
         """Number of steps timed together: an asynchronous device is synchronized once per window only."""
-        return 1 if self.device == "cpu" else max(1, (self.steps - warmup_steps(self.steps)) // WINDOWS)
+        return 1 if self.device == "cpu" else max(1, (self.steps - self.warmup) // WINDOWS)
 
     def watch(self, slot: StatusSlot) -> _TimingWatcher:
         return _TimingWatcher(self, slot)
@@ -127,7 +136,7 @@ class _TimingWatcher(StepWatcher):
     def __init__(self, timer: Timer, slot: StatusSlot) -> None:
         super().__init__(timer.folders.seen, slot.rank)
         self._timer, self._slot = timer, slot
-        self._offset = warmup_steps(timer.steps) % timer.window  # a window begins with the first counted step
+        self._offset = timer.warmup % timer.window  # a window begins with the first counted step
         self._marks: list[WindowEnd] = []
         self._samples: int | None = 0
         self._own_samples = False
@@ -184,21 +193,21 @@ def samples(batch: Any, limit: int | None) -> int | None:
     return size if limit is None or size <= limit else None
 
 
-def read(folder: Path) -> Timing:
-    """Read the files of a run that succeeded."""
+def read(folder: Path, settling: int = 0) -> Timing:
+    """Read the files of a run that succeeded. settling: as for `Timer`."""
     end, ranks = end_of(folder), list(_ranks(folder))
     steps = end.steps if end is not None else 0
-    first = ranks[0]
-    windows = _per_step(first, warmup_steps(steps), lambda mark: mark.seconds)
-    waited = [_median(_per_step(times, warmup_steps(steps), lambda mark: mark.waited)) for times in ranks]
+    first, warmup = ranks[0], warmup_steps(steps, settling)
+    windows = _per_step(first, warmup, lambda mark: mark.seconds)
+    waited = [_median(_per_step(times, warmup, lambda mark: mark.waited)) for times in ranks]
     return Timing(
         steps=steps,
-        counted=sum(after.step - before.step for before, after in _windows(first, warmup_steps(steps))),
+        counted=sum(after.step - before.step for before, after in _windows(first, warmup)),
         windows=tuple(windows),
         waited=fmean(waited),
-        repeated=_median(_per_step(first, warmup_steps(steps), lambda mark: mark.repeated)),
+        repeated=_median(_per_step(first, warmup, lambda mark: mark.repeated)),
         costliest=first.costliest,
-        samples=_samples(ranks, warmup_steps(steps)),
+        samples=_samples(ranks, warmup),
         threads=first.threads,
     )
 

@@ -31,6 +31,7 @@ from duoka.view.view import View
 FIRST = 5, 20, 40  # steps: the first are left out, as kernels are chosen in them; then the first two windows end
 WINDOW = 50  # steps of each later window
 LATE = 3  # steps after the end of a window in which the stream of an accelerator gets there
+MEASURED = FIRST[-1] + LATE  # steps until shares are measured
 GAIN = 1.05  # times as fast as now, by which other shares must make the steps of two windows in a row
 DRIFT = 1.10  # the same once measured shares have held for a window
 LEAST_OF_ROWS = 0.1  # part of a rank's time that is taken to grow with its rows, at least
