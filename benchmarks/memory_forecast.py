@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +23,18 @@ from duoka.forecasting.memory.forecast import STEPS, MemoryRequest, forecast_mem
 from duoka.forecasting.memory.recorder import PeakStorages
 from duoka.options import Options, Target
 from duoka.plan import Plan, decide
-from duoka.supervision.status_board import StatusSlot
-from duoka.trials.observer import StepWatcher, TrialFolders, TrialObserver
+from duoka.trials.observer import TrialObserver
 from duoka.trials.runner import trial_runner
 
 DEVICES = (1, 2, 4)
 
 
-@dataclass(frozen=True)
 class PeakObserver(TrialObserver):
     """Measures the peak of each rank."""
 
-    def watch(self, slot: StatusSlot) -> StepWatcher:
-        return _Watcher(self, slot)
-
-
-class _Watcher(StepWatcher):
-    def __init__(self, observer: PeakObserver, slot: StatusSlot) -> None:
-        super().__init__(observer.folders.seen, slot.rank)
-        self._slot, self._wanted, self._live = slot, observer.steps, PeakStorages()
+    def __init__(self) -> None:
+        super().__init__(STEPS, 0)
+        self._live = PeakStorages()
 
     def install(self) -> None:
         register_optimizer_step_post_hook(self._after)
@@ -49,15 +42,15 @@ class _Watcher(StepWatcher):
 
     def close(self) -> None:
         self._live.__exit__(None, None, None)
-        (self._folder / f"peak-{self._slot.rank}").write_text(str(self._live.peak))
+        (self.folder / f"peak-{self.slot.rank}").write_text(str(self._live.peak))
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._slot.steps == self.steps:
+        if self.slot.steps == self.steps:
             return
-        self.steps = self._slot.steps
+        self.steps = self.slot.steps
         if self.steps == 1:
             self._live.peak = self._live.total
-        if self.steps >= self._wanted:
+        if self.steps >= self.wanted:
             self.enough()
 
 
@@ -79,17 +72,13 @@ def predict(scripts: list[str]) -> dict[str, dict[str, int]]:
 
 def measure(scripts: list[str]) -> dict[str, dict[str, int]]:
     """Return the measured bytes by script and layout."""
-
-    def observer(folders: TrialFolders) -> PeakObserver:
-        return PeakObserver(folders, STEPS, 0, False)
-
     found: dict[str, dict[str, int]] = {}
     for script in scripts:
         found[script] = {}
         for layout in (one for devices in DEVICES for one in layouts(devices)):
             options = {"strategy": layout.strategy} if layout.devices > 1 else {}
             plan = _plan(script, layout.devices, checkpoint_activations=layout.checkpoints, **options)
-            with trial_runner("forecast", None) as trials, trials.run("memory", plan, observer) as folder:
+            with trial_runner("forecast", None) as trials, trials.run("memory", plan, PeakObserver()) as folder:
                 found[script][_name(layout)] = max(int(path.read_text()) for path in folder.glob("peak-*"))
             _say(f"{script} {_name(layout)}: {found[script][_name(layout)]:,}")
     return found

@@ -23,11 +23,13 @@ from duoka.forecasting.timer import (
     write,
 )
 from duoka.supervision.status_board import StatusBoard
-from duoka.trials.observer import StepLimitReached, TrialFolders
+from duoka.trials.observer import StepLimitReached
 
 
 def timer(folder: Path, steps: int, device: str) -> Timer:
-    return Timer(TrialFolders(folder, folder / "scratch"), steps, 0, False, device)
+    watch = Timer(steps, 0, device)
+    watch.folder = folder
+    return watch
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,8 @@ def test_a_device_is_waited_for_at_the_ends_of_windows_only(tmp_path: Path, monk
     waits: list[int] = []
     slot = StatusBoard.create(1).slot(0)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: waits.append(slot.steps))
-    watch = timer(tmp_path, 30, "cuda").watch(slot)
+    watch = timer(tmp_path, 30, "cuda")
+    watch.slot = slot
     optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
     for step in range(1, 30):
         slot.step(step)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,19 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from duoka.supervision.status_board import StatusBoard, StatusSlot
-from duoka.trials.observer import StepWatcher, TrialEnd, TrialFolders, TrialObserver, end_of, watch_loaders
+from duoka.supervision.status_board import StatusBoard
+from duoka.trials.observer import TrialEnd, TrialObserver, end_of, watch_loaders
 from tests.view.processes import GONE, Raised, forked
 
 
-class Counting(StepWatcher):
+class Counting(TrialObserver):
     """Records steps that the test reports."""
 
     def install(self) -> None:
         pass
 
     def close(self) -> None:
-        with (self._folder / "closed").open("a") as file:
+        with (self.folder / "closed").open("a") as file:
             file.write("x")
 
     def step(self) -> None:
@@ -32,21 +31,14 @@ class Counting(StepWatcher):
             self.enough()
 
 
-@dataclass(frozen=True)
-class Counter(TrialObserver):
-    def watch(self, slot: StatusSlot) -> Counting:
-        found = Counting(self.folders.seen, slot.rank)
-        object.__setattr__(self, "made", found)  # for the script, which is here
-        return found
-
-
 def lived(folder: Path, script: Callable[[Counting], object], rank: int = 0) -> object:
     """Run a script under an observer for three steps, in a forked process; returns its outcome."""
-    counter = Counter(TrialFolders(folder, folder), 3, 7, own_rows=False)
+    counting = Counting(3, 7)
+    counting.folder = folder
 
     def life(_: int) -> str:
-        with counter.around(StatusBoard.create(rank + 1).slot(rank)):
-            script(counter.made)  # type: ignore[attr-defined]
+        with counting.around(StatusBoard.create(rank + 1).slot(rank)):
+            script(counting)
         return "went on"
 
     return forked(1, life)[0]

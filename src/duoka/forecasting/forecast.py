@@ -11,23 +11,12 @@ from duoka.forecasting.timer import LEAST, Timer, Timing, read
 from duoka.plan import Plan
 from duoka.strategies.balancing import MEASURED
 from duoka.system.messages import in_words
-from duoka.trials.observer import TrialFolders
 from duoka.trials.runner import NoSteps, TrialRunner, trial_runner
 from duoka.watching.watcher import UNEVEN, WORTH_A_WORD
 
 SEED = 0  # of every run, so that all compute the same
 BEYOND = 1.25  # times the ideal speed: more than caches can explain
 ALIKE = 1.05  # times as fast: numbers of devices within this factor count as equally fast
-
-
-class TooFewSteps(DuokaError):
-    """The script ended after too few steps to measure one."""
-
-    def __init__(self, name: str, steps: int, counted: int) -> None:
-        super().__init__(
-            f"{name}: the script ended after {steps} step{'s' * (steps > 1)}, too few to tell how long one takes: "
-            f"the first do not count, and {counted} are left where {LEAST} are needed; give it more data or epochs"
-        )
 
 
 @dataclass(frozen=True)
@@ -55,7 +44,6 @@ class TimedRun:
 
     @property
     def devices(self) -> int:
-        """Number of devices."""
         return len(self.plan.devices)
 
     @property
@@ -90,7 +78,6 @@ class Forecast:
 
     @property
     def baseline(self) -> TimedRun:
-        """The run on one device."""
         return self.runs[0]
 
     @property
@@ -105,7 +92,6 @@ class Forecast:
         return self.efficiency(self.best) <= BEYOND
 
     def speedup(self, run: TimedRun) -> float:
-        """Return the speedup over one device."""
         return self.baseline.timing.step / run.timing.step
 
     def efficiency(self, run: TimedRun) -> float:
@@ -119,7 +105,7 @@ def forecast(request: ForecastRequest, say: Callable[[str], None]) -> Forecast:
     Raises:
         TrialFailed: the script failed in one of the runs.
         NoSteps: it made no optimizer step.
-        TooFewSteps: it made too few steps to measure.
+        DuokaError: it made too few steps to measure.
         Stopped: a signal asked for an end; all files are removed.
     """
     runs = []
@@ -132,16 +118,16 @@ def forecast(request: ForecastRequest, say: Callable[[str], None]) -> Forecast:
 
 def _timed(trials: TrialRunner, name: str, plan: Plan, steps: int) -> Timing:
     settling = MEASURED if plan.measures_rows else 0
-
-    def timer(folders: TrialFolders) -> Timer:
-        return Timer(folders, steps + settling, SEED, False, plan.devices[0].type, settling)
-
-    with trials.run(name, plan, timer) as times:
-        timing = read(times, settling)
+    with trials.run(name, plan, Timer(steps + settling, SEED, plan.devices[0].type, settling)) as folder:
+        timing = read(folder, settling)
     if timing.steps == 0:
         raise NoSteps(name, "time")
     if timing.counted < LEAST:
-        raise TooFewSteps(name, timing.steps, timing.counted)
+        raise DuokaError(
+            f"{name}: the script ended after {timing.steps} step{'s' * (timing.steps > 1)}, too few to tell how long "
+            f"one takes: the first do not count, and {timing.counted} are left where {LEAST} are needed; give it "
+            "more data or epochs"
+        )
     return timing
 
 
@@ -167,7 +153,6 @@ def reasons(forecast: Forecast, run: TimedRun) -> list[str]:
 
 
 def _measured(run: TimedRun) -> Iterator[tuple[float, str]]:
-    """Yield the costs beside computing one's own share: seconds and a sentence."""
     timing, step = run.timing, in_words(run.timing.step)
     if run.waited:
         waiting = f"{in_words(run.waited)} of its {step} are waiting for other ranks"
@@ -178,7 +163,6 @@ def _measured(run: TimedRun) -> Iterator[tuple[float, str]]:
 
 
 def _known(forecast: Forecast, run: TimedRun) -> Iterator[str]:
-    """Yield causes that follow from counts of samples and cores."""
     samples, devices = run.timing.samples, run.devices
     if samples is not None and samples < devices:
         yield f"a batch of {samples} over {devices} devices is computed whole by each of them"

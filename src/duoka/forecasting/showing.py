@@ -83,7 +83,6 @@ def sentences(forecast: Forecast, all_of_them: bool) -> Iterator[str]:
 
 
 def _how_fast(forecast: Forecast, run: TimedRun) -> str:
-    """Compare a run with one device, and with the best."""
     times, best = forecast.speedup(run), forecast.best
     if times * ALIKE < 1:
         return f"slower than {forecast.baseline.name}, {1 / times:.2f} times its time"

@@ -21,8 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from duoka.private.torch import tree_leaves
-from duoka.supervision.status_board import StatusSlot
-from duoka.trials.observer import StepWatcher, TrialObserver, end_of, opened, replace_function, watch_loaders
+from duoka.trials.observer import TrialObserver, end_of, opened, replace_function, watch_loaders
 from duoka.view.tally import Tally
 
 WARMUP = 10  # steps that do not count; of a shorter run, a third
@@ -78,7 +77,6 @@ class Timing:
 
     @property
     def step(self) -> float:
-        """Median time per step."""
         return median(self.windows)
 
     @property
@@ -106,39 +104,20 @@ def write(folder: Path, rank: int, times: RankTimes) -> None:
         file.write(json.dumps(times))
 
 
-@dataclass(frozen=True)
 class Timer(TrialObserver):
-    """A trial observer that times the steps of one run.
+    """Times the steps of one run on a rank.
 
     device: type of the devices, such as "cpu". settling: first steps, after which those begin that are to be timed.
     """
 
-    device: str
-    settling: int = 0
-
-    @property
-    def warmup(self) -> int:
-        """Number of steps that do not count."""
-        return warmup_steps(self.steps, self.settling)
-
-    @property
-    def window(self) -> int:
-        """Number of steps timed together: an asynchronous device is synchronized once per window only."""
-        return 1 if self.device == "cpu" else max(1, (self.steps - self.warmup) // WINDOWS)
-
-    def watch(self, slot: StatusSlot) -> _TimingWatcher:
-        return _TimingWatcher(self, slot)
-
-
-class _TimingWatcher(StepWatcher):
-    """Measurements of one rank. samples: None once they cannot be counted."""
-
-    def __init__(self, timer: Timer, slot: StatusSlot) -> None:
-        super().__init__(timer.folders.seen, slot.rank)
-        self._timer, self._slot = timer, slot
-        self._offset = timer.warmup % timer.window  # a window begins with the first counted step
+    def __init__(self, wanted: int, seed: int, device: str, settling: int = 0) -> None:
+        super().__init__(wanted, seed)
+        self._device, warmup = device, warmup_steps(wanted, settling)
+        # An asynchronous device is synchronized once per window only; one begins with the first counted step.
+        self.window = 1 if device == "cpu" else max(1, (wanted - warmup) // WINDOWS)
+        self._offset = warmup % self.window
         self._marks: list[WindowEnd] = []
-        self._samples: int | None = 0
+        self._samples: int | None = 0  # None once they cannot be counted
         self._own_samples = False
         self._tally = Tally()  # replaced as soon as the view creates one
 
@@ -151,22 +130,22 @@ class _TimingWatcher(StepWatcher):
     def close(self) -> None:
         costliest = next((f"{name} at {line}" for name, line in self._tally.shares()), "")
         times = RankTimes(self._marks, self._own_samples, costliest, torch.get_num_threads())
-        write(self._timer.folders.seen, self._slot.rank, times)
+        write(self.folder, self.slot.rank, times)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._slot.steps == self.steps:  # another optimizer of the same step
+        if self.slot.steps == self.steps:  # another optimizer of the same step
             return
-        self.steps = self._slot.steps
-        if self.steps % self._timer.window == self._offset and not self.over:
+        self.steps = self.slot.steps
+        if self.steps % self.window == self._offset and not self.over:
             self._mark()
-        if self.steps >= self._timer.steps:
+        if self.steps >= self.wanted:
             self.enough()
 
     def _mark(self) -> None:
-        if self._timer.device != "cpu":
+        if self._device != "cpu":
             torch.accelerator.synchronize()
         repeated = sum(self._tally.seconds.values())
-        self._marks.append(WindowEnd(self.steps, perf_counter(), self._slot.waited, repeated, self._samples))
+        self._marks.append(WindowEnd(self.steps, perf_counter(), self.slot.waited, repeated, self._samples))
 
     def _count(self, loader: Any, batch: Any, is_local: bool) -> None:
         self._own_samples = self._own_samples or is_local
@@ -229,7 +208,6 @@ def _per_step(times: RankTimes, skipped: int, value: Callable[[WindowEnd], float
 
 
 def _samples(ranks: Sequence[RankTimes], skipped: int) -> int | None:
-    """Return the samples per step, or None if they cannot be counted."""
     counting = ranks if ranks[0].own_samples else ranks[:1]
     if any(mark.samples is None for times in counting for mark in times.marks):
         return None

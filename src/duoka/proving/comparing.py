@@ -54,7 +54,6 @@ class Gap:
 
     @property
     def relative(self) -> float:
-        """The difference divided by the tensor's largest number."""
         return self.largest / self.size if self.size and self.largest < math.inf else self.largest
 
 
@@ -140,7 +139,6 @@ def _bits(piece: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _largest(piece: np.ndarray[Any, Any]) -> float:
-    """Return the largest finite magnitude."""
     sizes = np.abs(piece)
     sizes = sizes[np.isfinite(sizes)]
     return float(sizes.max()) if sizes.size else 0.0
@@ -210,7 +208,6 @@ def _by_step(recording: Recording) -> tuple[str, dict[int, list[_Batch]]]:
 
 
 def _merged(ranks: Sequence[dict[str, Any]]) -> _Batch:
-    """Merge the rows of all ranks into one batch."""
     columns = zip(*(line["leaves"] for line in ranks), strict=False)
     return _Batch(ranks[0]["line"], tuple(_leaf(column) for column in columns), ranks[0]["values"])
 
@@ -249,7 +246,6 @@ def _data_gap(step: int, ours: list[_Batch], theirs: list[_Batch], is_loader: bo
 
 
 def _leaf_gap(leaf: _Leaf, other: _Leaf) -> tuple[Kind, str] | None:
-    """Compare one tensor of two batches."""
     if (leaf.dtype, leaf.shape) != (other.dtype, other.shape):
         return "rows", f"rows of {list(leaf.shape)} {leaf.dtype} and {list(other.shape)} {other.dtype}"
     if len(leaf.rows) != len(other.rows):
@@ -290,7 +286,6 @@ class Bound:
                 self._grown[key] = max(self._grown.get(key, 0.0), gap.largest)
 
     def allowed(self, gap: Gap) -> float:
-        """Return the allowed difference of a tensor after a step."""
         if gap.problem:
             return 0.0
         of_type = max(ULPS * gap.epsilon * gap.size, OF_MOVE * gap.moved) if gap.epsilon else 0.0

@@ -11,9 +11,8 @@ from typing import Any
 
 from duoka.plan import Kind, Plan
 from duoka.proving.comparing import Bound, Gap, Judgement, RunComparison, Verdict, compare, judge, meets, worse
-from duoka.proving.recorder import RecordingObserver
+from duoka.proving.recorder import Recorder
 from duoka.proving.recording import Recording
-from duoka.trials.observer import TrialFolders
 from duoka.trials.runner import NoSteps, TrialFailed, TrialRunner, trial_runner
 
 SAME_LOSS = 0.01  # of the first step's loss: rounding changes it by less
@@ -57,7 +56,6 @@ class ScriptRun:
         return ScriptRun(f"{self.name}, added up in {parts} parts", plan)
 
     def repeated(self) -> ScriptRun:
-        """Return the same run under another name."""
         return replace(self, name=f"{self.name}, once more")
 
 
@@ -111,7 +109,6 @@ class Proof:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict."""
         verdict: Verdict = "bits"
         for outcome in self.outcomes:
             verdict = worse(verdict, outcome.judged.verdict)
@@ -119,7 +116,6 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """True if every run has at least the wanted verdict."""
         return all(meets(outcome.judged, self.request.want) for outcome in self.outcomes)
 
 
@@ -163,14 +159,10 @@ def _recorded(
     trials: TrialRunner, request: ProofRequest, run: ScriptRun, say: Callable[[str], None]
 ) -> Iterator[Recording]:
     """Run a script; yields its recording, which is removed at the end."""
-
-    def recorder(folders: TrialFolders) -> RecordingObserver:
-        own_rows = run.plan.kind is Kind.DISTRIBUTED
-        return RecordingObserver(folders, request.steps, request.seed, own_rows, run.nudge)
-
     say(f"running {run.name}")
-    with trials.run(run.name, run.plan, recorder) as seen:
-        yield Recording(seen)
+    recorder = Recorder(request.steps, request.seed, run.plan.kind is Kind.DISTRIBUTED, run.nudge)
+    with trials.run(run.name, run.plan, recorder) as folder:
+        yield Recording(folder)
 
 
 def _in_two_parts(request: ProofRequest, compare_run: Compare) -> list[RunComparison]:
@@ -223,7 +215,6 @@ def _outcome(
 
 
 def _repeat_difference(name: str, comparison: RunComparison) -> str:
-    """Explain why two runs of the same plan differ."""
     data, gap = comparison.data, _first_gap(comparison)
     if gap is not None and gap.step == 0 and gap.kind != "buffer":
         return (
@@ -294,7 +285,6 @@ def _is_in_use(plan: Plan, option: tuple[str, str | None, Any, str]) -> bool:
 
 
 def _typed(plan: Plan, name: str) -> str:
-    """Return an option as it was typed."""
     value = getattr(plan, name)
     return f"{_flag(name)} {value if isinstance(value, str) else ','.join(value)}"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +21,26 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from duoka.private.torch import keystr, tree_flatten_with_path
 from duoka.proving.naming import TensorNames
 from duoka.proving.recording import ROW_DIGEST, RecordingWriter, batches_file
-from duoka.supervision.status_board import StatusSlot
-from duoka.trials.observer import StepWatcher, TrialObserver, opened, replace_function, watch_loaders
+from duoka.trials.observer import TrialObserver, opened, replace_function, watch_loaders
 from duoka.view.support.user_code import user_line
 from duoka.view.tensor.batch import BatchTensor
 
 
-@dataclass(frozen=True)
-class RecordingObserver(TrialObserver):
-    """Records one run. nudge: None, or the seed of the directions in which weights are moved."""
+class Recorder(TrialObserver):
+    """Records one run on a rank. Each step of each optimizer counts.
 
-    nudge: int | None
+    nudge: None, or the seed of the directions in which weights are moved.
+    """
 
-    def watch(self, slot: StatusSlot) -> _RecordingWatcher:
-        return _RecordingWatcher(self, slot.rank)
-
-
-class _RecordingWatcher(StepWatcher):
-    """The record of one rank. Each step of each optimizer counts."""
-
-    def __init__(self, recorder: RecordingObserver, rank: int) -> None:
-        folder = recorder.folders.seen
-        super().__init__(folder, rank)
-        self._wanted = recorder.steps
-        self._writer = RecordingWriter(folder, recorder.steps) if rank == 0 else None
-        self._batches = BatchRecorder(folder, rank, recorder.own_rows)
-        self._nudge = None if recorder.nudge is None else Nudge(recorder.nudge)
+    def __init__(self, wanted: int, seed: int, own_rows: bool, nudge: int | None) -> None:
+        super().__init__(wanted, seed, own_rows)
+        self._nudge = None if nudge is None else Nudge(nudge)
         self._names = TensorNames()
-        self._with_gradients = not recorder.own_rows  # ranks of a script's own may scale theirs
         self._losses: list[Tensor] = []
 
     def install(self) -> None:
-        """Hook optimizer steps, backward passes and batches."""
+        self._writer = RecordingWriter(self.folder, self.wanted) if self.slot.rank == 0 else None
+        self._batches = BatchRecorder(self.folder, self.slot.rank, self.own_rows)
         if self._nudge is not None:
             self._nudge.install()
         self._batches.install()
@@ -71,7 +58,7 @@ class _RecordingWatcher(StepWatcher):
             self._record(optimizer, "")
             if self._nudge is not None:  # parameters of no model, which no call has moved
                 self._nudge.move(tensor for group in optimizer.param_groups for tensor in group["params"])
-        if self._with_gradients and not self.over:
+        if not self.own_rows and not self.over:  # ranks of a script's own may scale theirs
             self._record_gradients(optimizer)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -81,7 +68,7 @@ class _RecordingWatcher(StepWatcher):
             number = self._names.number(optimizer)
             self._record(optimizer, f"optimizer {number} ({type(optimizer).__name__}) at {user_line()}")
             self._losses.clear()
-        if self.steps >= self._wanted:
+        if self.steps >= self.wanted:
             self.enough()
 
     def _record_gradients(self, optimizer: Optimizer) -> None:
@@ -117,7 +104,6 @@ class _RecordingWatcher(StepWatcher):
 
 
 def _full_tensor(tensor: Tensor) -> Tensor:
-    """Gather a DTensor."""
     from torch.distributed.tensor import DTensor
 
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
@@ -139,7 +125,6 @@ class BatchRecorder:
         self.step = 1
 
     def install(self) -> None:
-        """Observe the batches of loaders and the arguments of models."""
         watch_loaders(lambda loader, batch, is_local: self._write("loader", batch, self._own_rows or is_local))
         replace_function(nn.Module, "__call__", self._make_call)
 

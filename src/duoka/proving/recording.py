@@ -151,7 +151,6 @@ class Recording:
 
     @property
     def steps(self) -> int:
-        """Number of steps made."""
         return max(len(self.states) - 1, 0)
 
     def read(self, entry: TensorEntry) -> np.ndarray[Any, Any]:

@@ -100,7 +100,6 @@ class Publisher:
             process.logged = self.board.script_output.log
 
     def stop(self) -> None:
-        """Write nothing any more."""
         self.active = False
 
 
@@ -294,7 +293,6 @@ def _bar(name: Any, done: float, total: float, rate: float | None) -> Bar:
 
 
 def _observe_bars(publisher: Publisher, owner: Any, name: str, shown: Callable[[Any], Iterable[Bar]]) -> None:
-    """Show the bars after each call of a method, unless they were shown just before."""
     written = 0.0
 
     def show(display: Any, *args: Any, **options: Any) -> None:

@@ -52,7 +52,6 @@ class Ending:
 
     @classmethod
     def of(cls, line: bytes) -> Ending:
-        """Read what `line()` returned."""
         read = json.loads(line)
         return cls(**{**read, "frames": [FrameValues(**frame) for frame in read["frames"]]})
 

@@ -62,7 +62,6 @@ class Ring:
                 yield entry, content
 
     def append_json(self, data: object) -> None:
-        """Append data as JSON."""
         self.append(json.dumps(data, ensure_ascii=False).encode())
 
     def newest_json(self) -> Any:
@@ -184,5 +183,4 @@ def samples_size(workers: Sequence[int]) -> int:
 
 
 def _message(ranks: int) -> int:
-    """Return the bytes of the samples of so many ranks."""
     return 64 + ranks * OF_RANK

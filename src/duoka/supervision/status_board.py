@@ -59,7 +59,6 @@ class RankProgress:
 
     @property
     def waiting(self) -> bool:
-        """Return whether a collective is unfinished."""
         return self.begun > self.finished
 
 
@@ -169,7 +168,6 @@ class StatusBoard:
         return RemoteSamples(self._rest[OUTPUT_SIZE:], self._others)
 
     def slot(self, rank: int) -> StatusSlot:
-        """Return the slot of `rank`, for its worker to write."""
         return StatusSlot(self, rank)
 
     def read(self, rank: int) -> RankProgress:
@@ -188,13 +186,11 @@ class StatusBoard:
                 return RankProgress(begun, min(finished, begun), number, text, since, seen, steps, slowest)
 
     def counters(self, rank: int) -> Counters:
-        """Return the sums of `rank`."""
         words = self._words[rank]
         times = words[WAITED] / 1e9, words[LOADED] / 1e9
         return Counters(words[STEPS], *times, words[SAMPLES], words[ROWS], words[OF_ROW] / 1e9)
 
     def batches(self, rank: int) -> Batches:
-        """Return where `rank` is in its loaders."""
         both = self._words[rank][BATCH : TRAINED + 1]
         return Batches(*(half for word in both for half in divmod(word, 1 << HALF)))
 
@@ -294,7 +290,6 @@ class StatusSlot:
 
     @property
     def begun(self) -> int:
-        """Number of collectives that this rank has begun."""
         return self._begun
 
     def has_passed(self, rank: int, begun: int) -> bool:
@@ -340,7 +335,6 @@ class StatusSlot:
         self._words[WAITS] = 1
 
     def end_wait(self) -> None:
-        """Show that this rank does not wait any more."""
         self._words[WAITS] = 0
 
     def step(self, steps: int) -> None:
@@ -373,7 +367,6 @@ class StatusSlot:
 
     @property
     def steps(self) -> int:
-        """Number of finished steps."""
         return self._words[STEPS]
 
     @property

@@ -150,7 +150,6 @@ def _attributes(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _is_users(kind: type) -> bool:
-    """Return whether a class is the script's own."""
     if kind.__module__ == "__main__":
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)

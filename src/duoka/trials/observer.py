@@ -1,6 +1,6 @@
 """In each worker of a trial: seed the script, redirect the files it writes, observe it, and end it after some steps.
 
-Each command (forecast, prove) subclasses `StepWatcher` for what it records.
+Each command (forecast, prove) subclasses `TrialObserver` for what it records.
 """
 
 from __future__ import annotations
@@ -40,17 +40,6 @@ class StepLimitReached(BaseException):
 
 
 @dataclass(frozen=True)
-class TrialFolders:
-    """The folders of one trial.
-
-    seen: for the recorded files. scratch: for files that the script writes.
-    """
-
-    seen: Path
-    scratch: Path
-
-
-@dataclass(frozen=True)
 class TrialEnd:
     """End of a trial.
 
@@ -61,20 +50,60 @@ class TrialEnd:
     how: How
 
 
-class StepWatcher(ABC):
-    """Records the steps of a script on one rank. steps: counted by the subclass."""
+class TrialObserver(ABC):
+    """Observes the first steps of a script on a rank (a `duoka.worker.Observer`). Workers are forked with it.
 
-    def __init__(self, seen: Path, rank: int) -> None:
-        self._folder, self._is_first = seen, rank == 0
+    wanted: steps after which the script is ended. seed: of all generators; the script may seed them again. own_rows:
+    the script calls torch.distributed itself, and each rank makes its own batches. folder: of the record. scratch:
+    for files that the script writes. steps: counted by the subclass.
+    """
+
+    folder: Path
+    scratch: Path
+    slot: StatusSlot
+
+    def __init__(self, wanted: int, seed: int, own_rows: bool = False) -> None:
+        self.wanted, self.seed, self.own_rows = wanted, seed, own_rows
         self.steps, self.over = 0, False
 
     @abstractmethod
     def install(self) -> None:
-        """Install the hooks."""
+        """Install the hooks, in the worker."""
 
     @abstractmethod
     def close(self) -> None:
         """Write the record."""
+
+    def begin(self, rank: int) -> None:
+        """Redirect writes of this process to the scratch folder."""
+        environment.disable_trackers()
+        redirect(Scratch(self.scratch))
+
+    @contextmanager
+    def around(self, slot: StatusSlot) -> Iterator[None]:
+        """Observe the script while the context is open, and end it after the wanted steps."""
+        self.slot = slot
+        self._seed()
+        self.install()
+        try:
+            yield
+        except StepLimitReached:
+            _thread.start_new_thread(_leave_at_last, ())
+        except BaseException as error:
+            if not isinstance(error, SystemExit) or error.code not in (None, 0):
+                with suppress(OSError):  # a full disk must not hide the script's error
+                    self.end("failed")
+                raise
+        self.end("ended")
+
+    def _seed(self) -> None:
+        seed = self.seed + self.slot.rank if self.own_rows else self.seed
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        process = this_process()
+        if isinstance(process.origin, Forked):
+            process.origin = replace(process.origin, defaults=replace(process.origin.defaults, seed=seed))
 
     def enough(self) -> NoReturn:
         """End the script after the wanted number of steps.
@@ -92,58 +121,9 @@ class StepWatcher(ABC):
         if not self.over:
             self.over = True
             self.close()
-            if self._is_first:
-                with opened(self._folder / END) as file:
+            if self.slot.rank == 0:
+                with opened(self.folder / END) as file:
                     file.write(json.dumps({"steps": self.steps, "how": how}))
-
-
-@dataclass(frozen=True)
-class TrialObserver(ABC):
-    """Observes the first steps of a script (a `duoka.worker.Observer`). A worker is forked with it.
-
-    steps: after which the script is ended. seed: of all generators; the script may seed them again. own_rows: the
-    script calls torch.distributed itself, and each rank makes its own batches.
-    """
-
-    folders: TrialFolders
-    steps: int
-    seed: int
-    own_rows: bool
-
-    @abstractmethod
-    def watch(self, slot: StatusSlot) -> StepWatcher:
-        """Create the recorder for the rank of this slot."""
-
-    def begin(self, rank: int) -> None:
-        """Redirect writes of this process to the scratch folder."""
-        environment.disable_trackers()
-        redirect(Scratch(self.folders.scratch))
-
-    @contextmanager
-    def around(self, slot: StatusSlot) -> Iterator[None]:
-        """Observe the script while the context is open, and end it after the wanted steps."""
-        self._seed(slot.rank)
-        watch = self.watch(slot)
-        watch.install()
-        try:
-            yield
-        except StepLimitReached:
-            _thread.start_new_thread(_leave_at_last, ())
-        except BaseException as error:
-            if not isinstance(error, SystemExit) or error.code not in (None, 0):
-                with suppress(OSError):  # a full disk must not hide the script's error
-                    watch.end("failed")
-                raise
-        watch.end("ended")
-
-    def _seed(self, rank: int) -> None:
-        seed = self.seed + rank if self.own_rows else self.seed
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        process = this_process()
-        if isinstance(process.origin, Forked):
-            process.origin = replace(process.origin, defaults=replace(process.origin.defaults, seed=seed))
 
 
 def _leave_at_last() -> None:

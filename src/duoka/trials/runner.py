@@ -8,7 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from duoka.launchers.processes import is_alive
 from duoka.launchers.signals import Signals
 from duoka.launchers.verdict import Verdict
 from duoka.plan import Plan
-from duoka.trials.observer import TrialFolders, TrialObserver, end_of
+from duoka.trials.observer import TrialObserver, end_of
 
 LOG_LINES = 12
 
@@ -74,10 +74,10 @@ class TrialRunner:
     log_dir: Path | None
 
     @contextmanager
-    def run(self, name: str, plan: Plan, make: Callable[[TrialFolders], TrialObserver]) -> Iterator[Path]:
+    def run(self, name: str, plan: Plan, observer: TrialObserver) -> Iterator[Path]:
         """Run the first steps of a plan's script; yields the folder with the record, which is removed at the end.
 
-        name: of the trial, for messages. make: creates the observer of the script.
+        name: of the trial, for messages.
 
         Raises:
             TrialFailed: the script failed before it had made all steps.
@@ -85,11 +85,11 @@ class TrialRunner:
             Stopped: a signal asked for an end.
         """
         home = Path(tempfile.mkdtemp(dir=self.folder))
-        folders = TrialFolders(home / "seen", home / "scratch")
-        folders.seen.mkdir()
+        observer.folder, observer.scratch = home / "seen", home / "scratch"
+        observer.folder.mkdir()
         try:
-            self._run(name, plan, make(folders))
-            yield folders.seen
+            self._run(name, plan, observer)
+            yield observer.folder
         finally:
             shutil.rmtree(home, ignore_errors=True)
 
@@ -105,20 +105,18 @@ class TrialRunner:
             )
             verdict = attempt(run, 0)
             self.check()
-            _check(name, observer.folders.seen, verdict, "".join(messages), outputs)
+            _check(name, observer.folder, verdict, "".join(messages), outputs)
         finally:
             outputs.close()
-            shutil.rmtree(observer.folders.scratch, ignore_errors=True)
+            shutil.rmtree(observer.scratch, ignore_errors=True)
 
     def check(self) -> None:
-        """Raise Stopped if a signal asked for an end."""
         self.signals.read()
         if self.signals.stops:
             raise Stopped(128 + self.signals.stops[0])
 
 
 def _check(name: str, seen: Path, verdict: Verdict, messages: str, outputs: Outputs) -> None:
-    """Raise an error if the trial failed."""
     end = end_of(seen)
     if end is not None and end.how != "failed" and (end.how == "enough" or verdict.code == 0):
         return

@@ -45,7 +45,6 @@ class Scratch:
             make_folders(folder)
 
     def original(self, copy: str) -> str:
-        """Return the original path of a copy in the scratch folder."""
         return copy[len(self.files) :]
 
     def scratch_path(self, path: Any) -> str | None:
@@ -57,7 +56,6 @@ class Scratch:
         return None if kept else self.files + absolute
 
     def path_to_read(self, path: Any) -> Any:
-        """Return the path to read from."""
         copy = self.scratch_path(path)
         return copy if copy is not None and (exists(copy) or self.is_removed(copy)) else path
 

@@ -68,7 +68,6 @@ class Thinned:
             self.stride *= 2
 
     def all(self) -> list[Point]:
-        """Return the points that are kept."""
         is_kept = self.last is None or self.points[-1] == self.last
         return self.points if is_kept else [*self.points, *filter(None, [self.last])]
 
@@ -90,7 +89,6 @@ class History:
         self._averaged: RunSample | None = None  # the last sample of this attempt up to which parts are averaged
 
     def begin(self) -> None:
-        """Begin an attempt."""
         self.finish()
         self._averaged = None
         self.attempts.append([])
@@ -128,7 +126,6 @@ class History:
         self._last = None
 
     def is_due(self, time: float) -> bool:
-        """Return whether it is time for another sample."""
         last = self._last or (self.attempts[-1][-1] if self.attempts and self.attempts[-1] else None)
         return last is None or time - last.time >= SHORTEST
 
@@ -137,7 +134,6 @@ class History:
         self.log(self.reader.read(output))
 
     def log(self, values: Iterable[LoggedValue]) -> None:
-        """Add values that the script has logged."""
         for value in values:
             kept = self.values.setdefault(value.name, Thinned())
             kept.add(Point(value.time, value.value), min(MOST, MOST_VALUES // len(self.values)))
@@ -165,7 +161,6 @@ class History:
         return max((samples[-1].of(rank).memory for samples in self.attempts if samples), default=0)
 
     def memory(self, rank: int) -> list[list[Point]]:
-        """Return the bytes that a rank has in memory over time, for each attempt."""
         return self._over_time(rank, lambda sample: sample.memory)
 
     def rows(self, rank: int) -> list[list[Point]]:

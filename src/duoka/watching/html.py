@@ -111,11 +111,9 @@ class Axis:
     ticks: Sequence[tuple[float, str]] = ()
 
     def x(self, time: float) -> float:
-        """Return the place of a time."""
         return WIDTH * (time - self.begin) / max(self.end - self.begin, 1e-9)
 
     def y(self, value: float) -> float:
-        """Return the place of a value."""
         return HEIGHT * (1 - (value - self.bottom) / max(self.top - self.bottom, 1e-30))
 
 

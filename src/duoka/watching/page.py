@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from heapq import nlargest, nsmallest
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from statistics import fmean
 from urllib.parse import parse_qs, urlsplit
@@ -54,20 +54,11 @@ def page(record: RunRecord, history: History, end: RunEnd, refresh: int = 0, pos
     refresh: seconds after which browsers load it again; 0: never. position: of the run in its epochs, in words.
     """
     state = _overall(record, history)
-    marks = [Mark(event.time, event.text) for event in history.events]
-    span = history.begun, end.time
-    charts = [
-        *_step_charts(record, history, span, marks),
-        *_rows_chart(record, history, span, marks),
-        *_value_charts(history, span, marks),
-        *_memory_chart(record, history, span, marks),
-        *_gpu_charts(history, span, marks),
-    ]
     body = [
         *_head(record, history, end, state, position),
         *_notes(state, history),
         _table(state),
-        *charts,
+        *_charts(record, history, end.time),
         *_last_lines(history),
     ]
     return document(f"{record.name}: {_how(end)}", body, refresh)
@@ -127,7 +118,6 @@ def _head(record: RunRecord, history: History, end: RunEnd, state: RunState | No
 
 
 def _notes(state: RunState | None, history: History) -> Iterator[str]:
-    """Yield what stands out, and the events with their times."""
     texts = [] if state is None else [text for text in findings(state) if not text.startswith("fault ")]
     if texts or history.events:
         yield "<section><h2>What stands out</h2><ul>"
@@ -147,7 +137,6 @@ def _event(event: RunEvent, begun: float) -> str:
 
 
 def _last_lines(history: History) -> Iterator[str]:
-    """Yield what the script has printed last."""
     if history.reader.lines:
         text = escape("\n".join(map(printable, history.reader.lines)))
         yield f"<section><h2>Printed last</h2><pre>{text}</pre></section>"
@@ -175,72 +164,45 @@ def _table(state: RunState | None) -> str:
     return table(f"The time of each rank{note}", (*places, *columns, "cores", "MiB"), rows)
 
 
-def _step_charts(
-    record: RunRecord, history: History, span: tuple[float, float], marks: Sequence[Mark]
-) -> Iterator[str]:
-    """Yield the charts of steps and their parts."""
-    ranks = _ranks(history)
-    if not ranks or all(len(samples) < 2 for samples in history.attempts):
-        return
-    times = history.step_times(ranks[0], busy_only=False)
-    drawn = sorted(nlargest(MOST_LINES, ranks if record.sees_waits else (), history.busy_time))
-    lines = [Line("a step", "c0", times)]
-    for at, rank in enumerate(drawn):
-        busy = history.step_times(rank, busy_only=True)
-        lines.append(Line(f"{name_on_machines(record, [rank])} without waits", f"c{at % 8 + 1}", busy))
-    top = _top(line.segments for line in lines)
-    note = f"The {MOST_LINES} slowest of {len(ranks)} ranks." if len(ranks) > MOST_LINES else ""
-    yield line_chart("Seconds of a step", Axis(*span, top, in_words(top) if top else "0"), lines, marks, note)
-    yield _parts_chart(record, history, span, marks)
+def _charts(record: RunRecord, history: History, end: float) -> Iterator[str]:
+    """Yield the charts of steps and their parts, ranks' rows, logged values, memory and GPUs, against time."""
+    span = history.begun, end
+    marks = [Mark(event.time, event.text) for event in history.events]
+    ranks = sorted({rank.rank for samples in history.attempts for sample in samples[-1:] for rank in sample.ranks})
 
+    def chart(title: str, named: Mapping[str, Segments], words: Callable[[float], str], note: str = "") -> str:
+        styles = ["c0"] * ("a step" in named) + [f"c{at % 8 + 1}" for at in range(len(named))]
+        lines = [Line(name, style, segments) for (name, segments), style in zip(named.items(), styles, strict=False)]
+        top = max((point.value for line in lines for points in line.segments for point in points), default=0.0)
+        return line_chart(title, Axis(*span, top, words(top)), lines, marks, note)
 
-def _ranks(history: History) -> list[int]:
-    return sorted({rank.rank for samples in history.attempts for sample in samples[-1:] for rank in sample.ranks})
+    def by_rank(drawn: Iterable[int], segments: Callable[[int], Segments], of: str = "") -> dict[str, Segments]:
+        return {f"{name_on_machines(record, [rank])}{of}": segments(rank) for rank in sorted(drawn)}
 
-
-def _rows_chart(
-    record: RunRecord, history: History, span: tuple[float, float], marks: Sequence[Mark]
-) -> Iterator[str]:
-    """Yield the chart of the ranks' shares of a batch, if they have changed."""
-    shares = {rank: history.rows(rank) for rank in _ranks(history)}
+    if ranks and any(len(samples) > 1 for samples in history.attempts):
+        slowest = nlargest(MOST_LINES, ranks if record.sees_waits else (), history.busy_time)
+        busy = by_rank(slowest, lambda rank: history.step_times(rank, busy_only=True), " without waits")
+        note = f"The {MOST_LINES} slowest of {len(ranks)} ranks." if len(ranks) > MOST_LINES else ""
+        steps = {"a step": history.step_times(ranks[0], busy_only=False), **busy}
+        yield chart("Seconds of a step", steps, lambda top: in_words(top) if top else "0", note)
+        yield _parts_chart(record, history, span, marks)
+    shares = by_rank(ranks, history.rows)
     if any(len({point.value for point in points}) > 1 for segments in shares.values() for points in segments):
-        lines = [
-            Line(name_on_machines(record, [rank]), f"c{at % 8 + 1}", shares[rank])
-            for at, rank in enumerate(list(shares)[:MOST_LINES])
-        ]
-        top = _top(line.segments for line in lines)
-        yield line_chart("Rows of each rank", Axis(*span, top, f"{top:.0f}"), lines, marks)
-
-
-def _memory_chart(
-    record: RunRecord, history: History, span: tuple[float, float], marks: Sequence[Mark]
-) -> Iterator[str]:
-    ranks = _ranks(history)
-    if not ranks:
-        return
-    most = sorted(nlargest(MOST_LINES, ranks, history.most_memory))
-    lines = [
-        Line(name_on_machines(record, [rank]), f"c{at % 8 + 1}", history.memory(rank)) for at, rank in enumerate(most)
-    ]
-    top = _top(line.segments for line in lines)
-    yield line_chart("Memory of each process", Axis(*span, top, f"{top / MIB:,.0f} MiB"), lines, marks)
-
-
-def _gpu_charts(history: History, span: tuple[float, float], marks: Sequence[Mark]) -> Iterator[str]:
-    """Yield the charts of the GPUs: of many, those with the most memory in use, and the least busy."""
-    memory = {name: values.all() for name, values in history.memory_used.items()}
-    if memory:
-        lines = _lines(nlargest(MOST_LINES, memory, lambda name: memory[name][-1].value), memory)
-        top = _top(line.segments for line in lines)
-        yield line_chart("Memory of each GPU", Axis(*span, top, f"{top / GIB:,.1f} GiB"), lines, marks)
-    used = {name: values.all() for name, values in history.utilisation.items()}
-    if used:
-        lines = _lines(nsmallest(MOST_LINES, used, lambda name: fmean(point.value for point in used[name])), used)
+        yield chart("Rows of each rank", dict(islice(shares.items(), MOST_LINES)), lambda top: f"{top:.0f}")
+    yield from _value_charts(history, span, marks)
+    if ranks:
+        memory = by_rank(nlargest(MOST_LINES, ranks, history.most_memory), history.memory)
+        yield chart("Memory of each process", memory, lambda top: f"{top / MIB:,.0f} MiB")
+    if history.memory_used:  # of many GPUs those with the most memory in use, and the least busy
+        used = {name: values.all() for name, values in history.memory_used.items()}
+        names = nlargest(MOST_LINES, used, lambda name: used[name][-1].value)
+        memory = {name: [used[name]] for name in sorted(names)}
+        yield chart("Memory of each GPU", memory, lambda top: f"{top / GIB:,.1f} GiB")
+    if history.utilisation:
+        use = {name: values.all() for name, values in history.utilisation.items()}
+        names = nsmallest(MOST_LINES, use, lambda name: fmean(point.value for point in use[name]))
+        lines = [Line(name, f"c{at % 8 + 1}", [use[name]]) for at, name in enumerate(sorted(names))]
         yield line_chart("Use of each GPU", Axis(*span, 100.0, "100%"), lines, marks)
-
-
-def _lines(names: Sequence[str], values: Mapping[str, Sequence[Point]]) -> list[Line]:
-    return [Line(name, f"c{at % 8 + 1}", [values[name]]) for at, name in enumerate(sorted(names))]
 
 
 def _parts_chart(record: RunRecord, history: History, span: tuple[float, float], marks: Sequence[Mark]) -> str:
@@ -256,7 +218,6 @@ def _parts_chart(record: RunRecord, history: History, span: tuple[float, float],
 
 
 def _value_charts(history: History, span: tuple[float, float], marks: Sequence[Mark]) -> Iterator[str]:
-    """Yield a chart for each name that the script has logged."""
     for name, values in history.values.items():
         points = [point for point in values.all() if math.isfinite(point.value)]
         if points:
@@ -274,10 +235,6 @@ def _between(points: Sequence[Point], times: Sequence[float]) -> Segments:
     """Return the points in segments that do not cross these times."""
     ends = [-math.inf, *times, math.inf]
     return [[point for point in points if low <= point.time < high] for low, high in pairwise(ends)]
-
-
-def _top(of_lines: Iterator[Segments]) -> float:
-    return max((point.value for segments in of_lines for points in segments for point in points), default=0.0)
 
 
 class ReportedRun(PublishedRun):
@@ -358,7 +315,6 @@ class WatchedRun:
                 self._position = read_position(self._board, time.monotonic()).words()
 
     def end(self, record: RunRecord) -> None:
-        """Note that the run has ended. record: as it was then."""
         with self._lock:
             self._over = time.monotonic()
             self._note_faults(record)
@@ -391,7 +347,6 @@ def serving(make: Callable[[], str]) -> Iterator[str]:
         """Answers the address with the secret, and no other."""
 
         def do_GET(self) -> None:
-            """Send the page."""
             sent = parse_qs(urlsplit(self.path).query).get("token", [""])[0]
             if not secrets.compare_digest(sent.encode(), token.encode()):
                 self.send_error(403)

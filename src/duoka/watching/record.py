@@ -77,12 +77,10 @@ class RunRecord:
 
     @property
     def has_begun(self) -> bool:
-        """Return whether there is a status board."""
         return self.board != -1
 
     @property
     def ranks(self) -> range:
-        """Ranks of the workers."""
         return range(self.first, self.first + len(self.pids))
 
 
@@ -235,7 +233,6 @@ class FollowedRun:
         return self.record
 
     def close(self) -> None:
-        """Follow it no more."""
         if self._file != -1:
             os.close(self._file)
             self._file = -1

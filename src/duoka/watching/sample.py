@@ -52,7 +52,6 @@ class RankSample:
 
     @property
     def is_known(self) -> bool:
-        """Return whether there are counters."""
         return self.pid != 0
 
 
@@ -64,7 +63,6 @@ class RunSample:
     ranks: tuple[RankSample, ...]
 
     def of(self, rank: int) -> RankSample:
-        """Return the sample of a rank."""
         return self.ranks[rank - self.ranks[0].rank]
 
     @property

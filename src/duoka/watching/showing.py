@@ -60,7 +60,6 @@ class _Ranks:
         self._state = state
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table."""
         yield _table(self._state, options.max_width)
 
 

@@ -150,7 +150,6 @@ class RunWatcher:
             self._compared = sample
 
     def state(self, gpus: Mapping[str, Gpu]) -> RunState:
-        """Return the state at the last sample."""
         record = self._record
         seconds = max(0.0, time.time() - record.begun)
         if not self._samples:

@@ -12,22 +12,11 @@ from duoka.forecasting.forecast import SEED
 from duoka.forecasting.memory.moments import MemoryLayout, MemoryRecord, peak
 from duoka.forecasting.memory.recorder import MemoryRecorder
 from duoka.plan import Kind, Plan
-from duoka.trials.observer import TrialFolders
 from duoka.trials.runner import NoSteps, trial_runner
 
 STEPS = 3  # the first is not recorded: the optimizer makes its state in it
 MOST_DEVICES = 1024  # the most for which a layout is calculated
 ROOM = 0.9  # fraction of a device's memory that may be needed: the rest is for libraries and fragmentation
-
-
-class OneStep(DuokaError):
-    """The script ended after one step."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"{name}: the script ended after one step, and memory is calculated from the second step on, when the "
-            "optimizer has its state; give it more data or epochs"
-        )
 
 
 @dataclass(frozen=True)
@@ -94,7 +83,6 @@ class MemoryForecast:
         )
 
     def of(self, devices: int) -> list[Need]:
-        """Return the layouts on so many devices."""
         return [need for need in self.needs if need.layout.devices == devices]
 
     def advice(self, devices: int) -> Need | None:
@@ -116,7 +104,6 @@ class MemoryForecast:
 
     @cached_property
     def alone(self) -> int:
-        """The peak on one device."""
         return peak(self.record, MemoryLayout("single", 1))
 
     def total(self, *scopes: str) -> int:
@@ -145,14 +132,11 @@ def forecast_memory(request: MemoryRequest, say: Callable[[str], None]) -> Memor
     Raises:
         TrialFailed: the script failed.
         NoSteps: it made no optimizer step.
-        OneStep: it made only one.
+        DuokaError: it made only one.
         Stopped: a signal asked for an end; all files are removed.
     """
-
-    def recorder(folders: TrialFolders) -> MemoryRecorder:
-        for_gpus = not request.names[-1].startswith("cpu")
-        return MemoryRecorder(folders, STEPS, SEED, False, request.blocks, request.plenty, for_gpus)
-
+    for_gpus = not request.names[-1].startswith("cpu")
+    recorder = MemoryRecorder(STEPS, SEED, request.blocks, request.plenty, for_gpus)
     name = "cpu:1"
     most, why = ("at most ", ", to choose a strategy") if request.choosing else ("", "")
     say(f"running {most}{STEPS} steps on one CPU worker{why}")
@@ -161,5 +145,8 @@ def forecast_memory(request: MemoryRequest, say: Callable[[str], None]) -> Memor
     if record.steps == 0:
         raise NoSteps(name, "tell")
     if record.steps == 1 and record.bound > request.plenty:
-        raise OneStep(name)
+        raise DuokaError(
+            f"{name}: the script ended after one step, and memory is calculated from the second step on, when the "
+            "optimizer has its state; give it more data or epochs"
+        )
     return MemoryForecast(request, record)

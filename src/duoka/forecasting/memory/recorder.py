@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet, ref
 
@@ -25,8 +24,7 @@ from duoka.plain.gpu_numbers import map_gpus
 from duoka.plain.patching import Patches
 from duoka.private.torch import TorchDispatchMode, in_backward, tree_leaves
 from duoka.strategies.fsdp import blocks, groups
-from duoka.supervision.status_board import StatusSlot
-from duoka.trials.observer import StepWatcher, TrialObserver, watch_loaders
+from duoka.trials.observer import TrialObserver, watch_loaders
 from duoka.view.tensor.batch import BatchTensor
 
 
@@ -68,7 +66,6 @@ class LiveStorages(TorchDispatchMode, ABC):
         return None if entry is None else entry[0]
 
     def follow(self, tensor: Tensor, inputs: list[int | None]) -> None:
-        """Follow the storage of a tensor from now on."""
         storage = tensor.untyped_storage()
         size, key = storage.nbytes(), id(storage)
         known = self._numbers.get(key)
@@ -111,22 +108,6 @@ def _plain(values: Iterable[Any]) -> Iterator[Tensor]:
                 yield value
         elif isinstance(value, (tuple, list)):
             yield from _plain(value)
-
-
-@dataclass(frozen=True)
-class MemoryRecorder(TrialObserver):
-    """A trial observer that records memory from the end of the first step on.
-
-    blocks: as `duoka run --blocks`. plenty: bytes; a script that certainly needs less is ended after its first step.
-    for_gpus: what the script puts on a GPU is on the CPU.
-    """
-
-    blocks: tuple[str, ...] = ()
-    plenty: int = 0
-    for_gpus: bool = False
-
-    def watch(self, slot: StatusSlot) -> StepWatcher:
-        return _Recording(self, slot)
 
 
 class _Storages(LiveStorages):
@@ -195,12 +176,18 @@ class _Storages(LiveStorages):
         return "rows" if is_batch and shape[0] else "constant"
 
 
-class _Recording(StepWatcher):
-    """The recording of one run."""
+class MemoryRecorder(TrialObserver):
+    """Records memory from the end of the first step on.
 
-    def __init__(self, recorder: MemoryRecorder, slot: StatusSlot) -> None:
-        super().__init__(recorder.folders.seen, slot.rank)
-        self._wanted, self._plenty, self._names, self._slot = recorder.steps, recorder.plenty, recorder.blocks, slot
+    blocks: as `duoka run --blocks`. plenty: bytes; a script that certainly needs less is ended after its first step.
+    for_gpus: what the script puts on a GPU is on the CPU.
+    """
+
+    def __init__(
+        self, wanted: int, seed: int, blocks: tuple[str, ...] = (), plenty: int = 0, for_gpus: bool = False
+    ) -> None:
+        super().__init__(wanted, seed)
+        self._names, self._plenty, self._for_gpus = blocks, plenty, for_gpus
         self._storages = _Storages()
         self._models: WeakSet[nn.Module] = WeakSet()
         self._calls: list[tuple[nn.Module, int]] = []  # modules that are being called; the call of a block or -1
@@ -212,7 +199,6 @@ class _Recording(StepWatcher):
         self._returned: dict[int, list[int]] = {}  # call of a block -> storages that it returned
         self._bound = 0
         self._from_loader = self._seeks = False
-        self._for_gpus = recorder.for_gpus
 
     def install(self) -> None:
         """Observe operators, modules, batches and optimizers until the script ends."""
@@ -226,7 +212,6 @@ class _Recording(StepWatcher):
         self._storages.__enter__()
 
     def close(self) -> None:
-        """Stop, and write the record."""
         self._storages.__exit__(None, None, None)
         storages = dict(self._storages.infos)
         for number, (scope, block) in self._kinds.items():
@@ -237,7 +222,7 @@ class _Recording(StepWatcher):
             scope = storages[number].scope
             record.scopes[scope] = record.scopes.get(scope, 0) + storages[number].size
         record.moments = moments(storages, self._alive, self._storages.events, self._returned)
-        record.write(self._folder)
+        record.write(self.folder)
 
     # --- batches and modules
 
@@ -310,16 +295,16 @@ class _Recording(StepWatcher):
             for value in state.values():
                 if isinstance(value, Tensor):
                     self._mark(value, "state", parameter)
-        if self._slot.steps == self.steps:  # another optimizer of the same step
+        if self.slot.steps == self.steps:  # another optimizer of the same step
             return
-        self.steps = self._slot.steps
+        self.steps = self.slot.steps
         if not self._storages.records:
             self._bound = self._storages.peak + self._later()
             if self._bound <= self._plenty:
                 self.enough()
             self._alive = list(self._storages.infos)
             self._storages.records = True
-        if self.steps >= self._wanted:
+        if self.steps >= self.wanted:
             self.enough()
 
     def _later(self) -> int:
