@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from duoka.devices import inventory
 from duoka.forecasting.memory.forecast import STEPS, MemoryRequest, forecast_memory, layouts
-from duoka.forecasting.memory.recorder import PeakStorages
+from duoka.forecasting.memory.recorder import Storages
 from duoka.options import Options, Target
 from duoka.plan import Plan, decide
 from duoka.trials.observer import TrialObserver
@@ -34,7 +34,7 @@ class PeakObserver(TrialObserver):
 
     def __init__(self) -> None:
         super().__init__(STEPS, 0)
-        self._live = PeakStorages()
+        self._live = Storages()
 
     def install(self) -> None:
         register_optimizer_step_post_hook(self._after)

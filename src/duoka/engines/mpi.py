@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import zlib
-from pathlib import Path
 
 from duoka import environment
 from duoka.engines.task import LocalRank, Task
+from duoka.system.processes import process_stat
 
 HOW = "mpirun --map-by ppr:1:node duoka run train.py"
 HYDRAS_HOW = "mpiexec -ppn 1 duoka run train.py"
@@ -56,11 +56,10 @@ def _starter() -> str | None:
     """Return the nearest ancestor that is a launcher of MPI, which started all tasks of this machine."""
     pid = os.getppid()
     while pid > 1:
-        try:
-            name, _, fields = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(") ")
-        except OSError:
+        stat = process_stat(pid)
+        if stat is None:
             return None
-        if name in STARTERS:
-            return f"{name} {pid}"
-        pid = int(fields.split()[1])
+        if stat.name in STARTERS:
+            return f"{stat.name} {pid}"
+        pid = stat.parent
     return None

@@ -5,7 +5,6 @@ Samples of other machines' ranks come as messages to the command of machine 0.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,11 +13,10 @@ from typing import Any
 
 from duoka.supervision.status_board import StatusBoard
 from duoka.system.messages import printable
+from duoka.system.processes import process_stat
 
-TICKS = os.sysconf("SC_CLK_TCK")
 LONG = 5.0  # seconds in one collective
 SILENT = 3.0  # seconds without a sample of another machine's ranks
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class RunSample:
 def sample_rank(board: StatusBoard, rank: int, pid: int, device: str, sees_waits: bool) -> RankSample:
     """Return the sample of a rank of this machine. device: as planned."""
     ran, queued = _main_thread(pid)
-    cpu, memory = _process(pid)
+    stat = process_stat(pid)
     counters, progress = board.counters(rank), board.read(rank)
     since = max(0.0, time.monotonic() - progress.since) if progress.waiting else 0.0
     if sees_waits and since > LONG:  # the worker counts a wait at its end, which may never come
@@ -87,8 +85,8 @@ def sample_rank(board: StatusBoard, rank: int, pid: int, device: str, sees_waits
         *counters,
         ran=ran,
         queued=queued,
-        cpu=cpu,
-        memory=memory,
+        cpu=0.0 if stat is None else stat.cpu,
+        memory=0 if stat is None else stat.memory,
         inside=progress.text if progress.waiting else "",
         since=since,
     )
@@ -101,15 +99,6 @@ def _main_thread(pid: int) -> tuple[float, float]:
             ran, queued, _ = map(int, file.read().split())
         return ran / 1e9, queued / 1e9
     return 0.0, 0.0
-
-
-def _process(pid: int) -> tuple[float, int]:
-    """Return the processor time of a process, and its memory in bytes; 0 if it has ended."""
-    with suppress(OSError, ValueError, IndexError):
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS, int(fields[21]) * PAGE
-    return 0.0, 0
 
 
 @dataclass(frozen=True, slots=True)

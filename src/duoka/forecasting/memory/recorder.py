@@ -7,7 +7,6 @@ libraries, is not seen.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import WeakSet, ref
@@ -28,33 +27,33 @@ from duoka.trials.observer import TrialObserver, watch_loaders
 from duoka.view.tensor.batch import BatchTensor
 
 
-class LiveStorages(TorchDispatchMode, ABC):
-    """Numbers the storages that operators make while this mode is active. total: bytes that are alive."""
+class Storages(TorchDispatchMode):
+    """Numbers the storages that operators make while this mode is active, and records events while `records` is True.
+
+    total: bytes that are alive. peak: the most so far. batch: samples in a step's batch; None if they are not known.
+    call: of a block, in which the script is; -1: none.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.total = 0
+        self.total = self.peak = 0
+        self.events: list[Event] = []
+        self.records = False
+        self.batch: int | None = None
+        self.infos: dict[int, Storage] = {}  # with the scope that follows from shape and inputs
+        self.parameters: dict[int, int] = {}  # number of the storage -> block
+        self.shapes: set[tuple[int, ...]] = set()  # of parameters, and the same transposed
+        self.call, self.in_step, self._is_backward = -1, False, False
         self._numbers: dict[int, tuple[int, int, ref[Any]]] = {}  # id of the storage -> number, bytes, itself
         self._next = 0
-
-    @abstractmethod
-    def made(self, number: int, size: int, tensor: Tensor, inputs: list[int | None]) -> None:
-        """Note a new storage, or one whose size has changed (which is freed before).
-
-        inputs: the numbers of the operator's inputs; None for one that is not followed.
-        """
-
-    @abstractmethod
-    def freed(self, number: int, size: int) -> None:
-        """Note that a storage is freed."""
-
-    def used(self, numbers: list[int | None]) -> None:
-        """Note the inputs of an operator, before it runs."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = [self.number(tensor) for tensor in _plain((*args, *kwargs.values()))]
-        self.used(inputs)
+        if not self.in_step:
+            for number in inputs:
+                if number in self.parameters:
+                    self.note("used", number)
         out = func(*args, **kwargs)
         for tensor in _plain(out if isinstance(out, (tuple, list)) else (out,)):
             self.follow(tensor, inputs)
@@ -66,6 +65,7 @@ class LiveStorages(TorchDispatchMode, ABC):
         return None if entry is None else entry[0]
 
     def follow(self, tensor: Tensor, inputs: list[int | None]) -> None:
+        """Follow the storage of a tensor from now on. inputs: of the operator that made it; None: not followed."""
         storage = tensor.untyped_storage()
         size, key = storage.nbytes(), id(storage)
         known = self._numbers.get(key)
@@ -78,84 +78,30 @@ class LiveStorages(TorchDispatchMode, ABC):
         self._next += 1
         self._numbers[key] = self._next, size, ref(storage, lambda _: self._forget(key))
         self.total += size
-        self.made(self._next, size, tensor, inputs)
+        self.peak = max(self.peak, self.total)
+        if in_backward() != self._is_backward:
+            self._is_backward = not self._is_backward
+            self.note("backward" if self._is_backward else "forward", 0)
+        block = self.parameters.get(inputs[0] or 0, -1) if len(inputs) == 1 else -1
+        self.infos[self._next] = Storage(size, self._scope(tuple(tensor.shape), inputs), block, self.call)
+        self.note("made", self._next)
 
     def _forget(self, key: int) -> None:
         number, size, _ = self._numbers.pop(key)
         self.total -= size
-        self.freed(number, size)
-
-
-class PeakStorages(LiveStorages):
-    """Notes the most bytes that were alive at once. peak: since it was last set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = 0
-
-    def made(self, number: int, size: int, tensor: Tensor, inputs: list[int | None]) -> None:
-        self.peak = max(self.peak, self.total)
-
-    def freed(self, number: int, size: int) -> None:
-        """Do nothing: the peak is reached when something is made."""
-
-
-def _plain(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield tensors with memory of their own, in lists of the values, too."""
-    for value in values:
-        if isinstance(value, Tensor):
-            if not isinstance(value, BatchTensor) and value.layout is torch.strided and not value.is_meta:
-                yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _plain(value)
-
-
-class _Storages(LiveStorages):
-    """Tracks the storages that a script allocates, and records events while `records` is True.
-
-    batch: samples in a step's batch; None if they are not known. call: of a block, in which the script is; -1: none.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.events: list[Event] = []
-        self.records = False
-        self.batch: int | None = None
-        self.infos: dict[int, Storage] = {}  # with the scope that follows from shape and inputs
-        self.peak = 0
-        self.parameters: dict[int, int] = {}  # number of the storage -> block
-        self.shapes: set[tuple[int, ...]] = set()  # of parameters, and the same transposed
-        self.call, self.in_step, self.is_backward = -1, False, False
-
-    def note(self, what: What, number: int) -> None:
-        if self.records:
-            self.events.append(Event(what, number))
-
-    def made(self, number: int, size: int, tensor: Tensor, inputs: list[int | None]) -> None:
-        if in_backward() != self.is_backward:
-            self.is_backward = not self.is_backward
-            self.note("backward" if self.is_backward else "forward", 0)
-        self.peak = max(self.peak, self.total)
-        shape = tuple(tensor.shape)
-        block = self.parameters.get(inputs[0] or 0, -1) if len(inputs) == 1 else -1
-        self.infos[number] = Storage(size, self._scope(shape, inputs), block, self.call)
-        self.note("made", number)
-
-    def mark_rows(self, number: int) -> None:
-        """Note that a storage grows with the batch."""
-        self.infos[number] = self.infos[number]._replace(scope="rows")
-
-    def freed(self, number: int, size: int) -> None:
         self.note("freed", number)
         if not self.records:
             self.infos.pop(number, None)
             self.parameters.pop(number, None)
 
-    def used(self, numbers: list[int | None]) -> None:
-        if self.records and not self.in_step:
-            for number in numbers:
-                if number in self.parameters:
-                    self.note("used", number)
+    def note(self, what: What, number: int) -> None:
+        """Record an event."""
+        if self.records:
+            self.events.append(Event(what, number))
+
+    def mark_rows(self, number: int) -> None:
+        """Note that a storage grows with the batch."""
+        self.infos[number] = self.infos[number]._replace(scope="rows")
 
     def _scope(self, shape: tuple[int, ...], inputs: list[int | None]) -> Scope:
         """Return the scope of a new tensor: whether it grows with the batch, from the inputs of its operator."""
@@ -168,12 +114,22 @@ class _Storages(LiveStorages):
             "constant" if at in self.parameters else None if at is None else self.infos[at].scope for at in inputs
         }
         if "rows" in scopes:
-            is_gradient = shape in self.shapes and self.is_backward
+            is_gradient = shape in self.shapes and self._is_backward
             return "constant" if is_gradient else "rows"
         if scopes == {"constant"}:
             return "constant"
         is_batch = batch in shape or (bool(shape) and batch > 1 and shape[0] % batch == 0)
         return "rows" if is_batch and shape[0] else "constant"
+
+
+def _plain(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield tensors with memory of their own, in lists of the values, too."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if not isinstance(value, BatchTensor) and value.layout is torch.strided and not value.is_meta:
+                yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _plain(value)
 
 
 class MemoryRecorder(TrialObserver):
@@ -188,7 +144,7 @@ class MemoryRecorder(TrialObserver):
     ) -> None:
         super().__init__(wanted, seed)
         self._names, self._plenty, self._for_gpus = blocks, plenty, for_gpus
-        self._storages = _Storages()
+        self._storages = Storages()
         self._models: WeakSet[nn.Module] = WeakSet()
         self._calls: list[tuple[nn.Module, int]] = []  # modules that are being called; the call of a block or -1
         self._blocks: WeakSet[nn.Module] = WeakSet()
