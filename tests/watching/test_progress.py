@@ -73,7 +73,7 @@ def test_a_long_line_takes_no_long_time() -> None:
     assert list(numbers_in("a." * 200_000)) == []
 
 
-EPOCHS = {"place": "train.py:7", "done": 2, "rounds": 10, "begun": 100.0, "first": 0, "ends_early": False}
+EPOCHS = {"line": "train.py:7", "done": 2, "rounds": 10, "begun": 100.0, "first": 0, "ends_early": False}
 
 
 def test_nothing_is_known() -> None:

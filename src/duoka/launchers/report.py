@@ -306,7 +306,7 @@ def _last_words(worker: Worker, scene: ReportContext) -> list[str]:
         return [ending.said] if ending.said else []
     if ending.shown and not scene.verbose:
         return []
-    return (ending.whole if scene.verbose else ending.trace).splitlines()
+    return (ending.full_trace if scene.verbose else ending.trace).splitlines()
 
 
 def _crash(worker: Worker) -> list[str]:

@@ -62,8 +62,8 @@ def cells(outcome: Outcome) -> list[str]:
         str(comparison.steps[1]),
         _number(worst.largest) if worst else "0",
         _number(worst.relative) if worst else "0",
-        _place(worst) if worst else "",
-        _place(judged.parts) if judged.parts else "nowhere",
+        _step_and_name(worst) if worst else "",
+        _step_and_name(judged.parts) if judged.parts else "nowhere",
         "the same" if comparison.data is None else f"part in step {comparison.data.step}",
     ]
 
@@ -139,7 +139,7 @@ def as_verdict(proof: Proof) -> str:
     return f"{WORDS[proof.verdict]}, {holds}"
 
 
-def _place(gap: Gap) -> str:
+def _step_and_name(gap: Gap) -> str:
     return f"{gap.step}: {gap.name}"
 
 

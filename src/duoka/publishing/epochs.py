@@ -28,10 +28,10 @@ _AROUND = {"tqdm", "trange", "track", "range"}  # calls around the numbers of a 
 class EpochLoop(NamedTuple):
     """A loop, and where it is.
 
-    place: of its line. done: rounds that were ended before this one. ends_early: it has a `break` or `return`.
+    line: as `train.py:41`. done: rounds that were ended before this one. ends_early: it has a `break` or `return`.
     """
 
-    place: str
+    line: str
     done: int
     rounds: int
     ends_early: bool
@@ -82,8 +82,8 @@ def _epoch_loop(loop: ast.For | ast.While, frame: FrameType) -> EpochLoop | None
         numbers = _range(loop.iter, names)
     if numbers is None or not isinstance(value, int) or value not in numbers or _sets_loop_variables(loop):
         return None
-    place = f"{Path(frame.f_code.co_filename).name}:{loop.lineno}"
-    return EpochLoop(place, numbers.index(value), len(numbers), any(_ways_out(loop.body)))
+    line = f"{Path(frame.f_code.co_filename).name}:{loop.lineno}"
+    return EpochLoop(line, numbers.index(value), len(numbers), any(_ways_out(loop.body)))
 
 
 def _range(node: ast.expr, names: dict[str, Any]) -> range | None:

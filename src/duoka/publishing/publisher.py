@@ -79,12 +79,12 @@ class Publisher:
     def _look_for_epochs(self) -> None:
         """Look for the loop over epochs around the caller, and show it if it is in another round than before."""
         loop = epoch_loop(sys._getframe(1))
-        if loop is None or (loop.place, loop.done) == self._epoch:
+        if loop is None or (loop.line, loop.done) == self._epoch:
             return
-        if loop.place != self._epoch[0] or loop.done < self._epoch[1]:
-            self._begun[loop.place] = time.monotonic(), loop.done
-        self._epoch = loop.place, loop.done
-        begun, first = self._begun[loop.place]
+        if loop.line != self._epoch[0] or loop.done < self._epoch[1]:
+            self._begun[loop.line] = time.monotonic(), loop.done
+        self._epoch = loop.line, loop.done
+        begun, first = self._begun[loop.line]
         self.slot.begin_epoch()
         self.show(epochs=loop._asdict() | {"begun": begun, "first": first})
 

@@ -26,7 +26,7 @@ class Ending:
     code: the exit code that Python would give.
     time: CLOCK_MONOTONIC at the end, in seconds.
     said: the message of sys.exit("...").
-    error: the last line of the traceback. trace: all of it without duoka's frames; whole: with them.
+    error: the last line of the traceback. trace: all of it without duoka's frames; full_trace: with them.
     consequence: the error only reports that another rank ended, did not join, or called another collective.
     shown: the script's own sys.excepthook has shown the error already.
     frames: of the script, with their variables, if the error is such a consequence.
@@ -41,7 +41,7 @@ class Ending:
     kind: str = ""
     error: str = ""
     trace: str = ""
-    whole: str = ""
+    full_trace: str = ""
     consequence: bool = False
     shown: bool = False
     frames: list[FrameValues] = field(default_factory=list)
@@ -74,7 +74,7 @@ def exited(rank: int, error: SystemExit) -> Ending:
 
 def raised(rank: int, error: BaseException) -> Ending:
     """Record an exception, and remove duoka's frames from its traceback."""
-    now, host, whole = time.monotonic(), socket.gethostname(), tracebacks.shown(error)
+    now, host, full_trace = time.monotonic(), socket.gethostname(), tracebacks.shown(error)
     if isinstance(error, ScriptError):  # no script has run
         return Ending(rank, host, "exited", 2, now, said=f"duoka: error: {error}")
     consequence = is_consequence(error)
@@ -89,7 +89,7 @@ def raised(rank: int, error: BaseException) -> Ending:
         kind=type(error).__name__,
         error=tracebacks.headline(error),
         trace=tracebacks.shown(error),
-        whole=whole,
+        full_trace=full_trace,
         consequence=consequence,
         frames=frames,
     )

@@ -138,7 +138,7 @@ def read_position(board: StatusBoard, now: float) -> Position:
             position["left"] = max(0.0, first["total"] - first["done"]) / first["rate"]
     if epochs:
         left = _left(epochs, batches, now)
-        position |= {"epoch": epochs["done"] + 1, "epochs": epochs["rounds"], "loop": epochs["place"], "left": left}
+        position |= {"epoch": epochs["done"] + 1, "epochs": epochs["rounds"], "loop": epochs["line"], "left": left}
         position["at_most"] = epochs["ends_early"]
     return Position(**position)
 

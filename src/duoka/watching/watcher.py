@@ -65,7 +65,7 @@ class RunState:
     @property
     def has_uneven_rows(self) -> bool:
         """Return whether ranks have shares of a batch that differ by more than the one row of rounding."""
-        rows = [one.sample.rows for one in self.ranks if one.sample.rows]
+        rows = [rank.sample.rows for rank in self.ranks if rank.sample.rows]
         return len(rows) > 1 and max(rows) - min(rows) > 1
 
     @property
