@@ -45,7 +45,7 @@ def ending(rank: int = 0, how: How = "returned", code: int = 0, time: float = 0.
 def raised(rank: int, error: str = "ValueError: boom", time: float = 0.0, code: int = 1, **given: Any) -> Ending:
     """A script that raised."""
     trace = f"Traceback of rank {rank}\n{error}\n"
-    usual = {"kind": error.partition(":")[0], "error": error, "trace": trace, "whole": f"whole {trace}"}
+    usual = {"kind": error.partition(":")[0], "error": error, "trace": trace, "full_trace": f"whole {trace}"}
     return ending(rank, "raised", code, time, **usual | given)
 
 

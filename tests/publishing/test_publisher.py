@@ -75,10 +75,10 @@ def test_steps_batches_and_epochs() -> None:
     done = subprocess.run([sys.executable, "-"], input=SCRIPT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     seen, _, lines = json.loads(done.stdout.splitlines()[-1])
-    (steps, waited, loaded, samples, *place), second, *stream = seen
-    assert (steps, waited, samples) == (3, 0, 24)
+    (steps, waited, loaded, samples, rows, seconds_of_row, *position), second, *stream = seen
+    assert (steps, waited, samples, rows, seconds_of_row) == (3, 0, 24, 0, 0)
     assert loaded > 0
-    assert place == [3, 3, 3, 3]
+    assert position == [3, 3, 3, 3]
     assert (second[0], second[3]) == (6, 48)
     assert stream == [[number, 0, 3, 3] for number in (1, 2, 3)]  # nobody vouches for the length of a stream
     assert lines[-1] == "hooks 0"
