@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from duoka.forecasting.forecast import in_words, is_below_ideal, reasons
+from duoka.forecasting.forecast import is_below_ideal, reasons
+from duoka.system.messages import in_words
 from tests.flows.flow import Flow, Result
 from tests.forecasting import scripts
 from tests.forecasting.made import forecast, run
