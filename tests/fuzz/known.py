@@ -58,7 +58,7 @@ LAYOUTS = {
     "channels last": on("(6, 2, 3, 3)", "y = x.contiguous(memory_format=torch.channels_last)", "print(y.stride())"),
     "storage offset": on("(6, 4)", "print(x[1:].storage_offset(), x[:, 1:].storage_offset())"),
     "strided columns": on("(6, 3)", "print(x[:, 1:].as_strided((2, 2), (6, 1)).tolist())"),
-    "squeeze of nothing": on("(6, 4)", "y = x.squeeze()", "print(y is x, y._base is x)"),
+    "squeeze of nothing": on("(6, 4)", "y = x.squeeze()", "y.name = 1", "print(y is x, hasattr(x, 'name'))"),
     "itself": on(
         "(6, 4)",
         "print(x.to(x.dtype) is x, x.float() is x, x.type(x.dtype) is x, x.cpu() is x)",
@@ -79,12 +79,30 @@ LAYOUTS = {
         "for step, ids in enumerate(DataLoader(torch.arange(66).view(11, 6) % 4, batch_size=8)):",
         ("ids[:, 1:].reshape(-1).mul_(2)", "ids[:, 1:].ravel().mul_(2)", "print(ids.tolist())"),
     ),
-    "columns beside each other": on(
+    "writes that torch does not count": on(
         "(5, 4)",
-        "h = F.layer_norm(x, (4,), weight, weight)",
-        "h[:, 1:] += h[:, :-1].detach()",
-        "print(h.tolist())",
-        header=("torch.manual_seed(0); weight = torch.randn(4)",),
+        "y = x.view(5, 2, 2).hsplit([1])[0]",
+        "y.apply_(lambda value: value + 1)",
+        "z = x * 2",
+        "z.map_(x, lambda a, b: a - b)",
+        "print(y.tolist(), z.tolist())",
+    ),
+    "another shape while rows are held": on(
+        "(5, 4)", "row = x[0]", "row.add_(1)", "x.unsqueeze_(1)", "x.transpose_(0, 1)", "print(x.shape, x.tolist())"
+    ),
+    "garbage collected on one rank": on(
+        "(6, 4)",
+        "for bit in range(22):\n"
+        "    out = torch.zeros(6, 2)\n"
+        "    for memory in (x, out):\n"
+        "        thing = Thing(); thing.itself = thing; thing.row = memory[0]; del thing\n"
+        "    if os.getpid() >> bit & 1: gc.collect()\n"
+        "    x.neg_(); out[:, 1] = x.sum(1)\n"
+        "    print(out.tolist())",
+        header=("import gc, os", "class Thing: pass", "gc.disable()"),
+    ),
+    "addresses of memory that arrays share": on(
+        "(6, 4)", "array = x.numpy()", "print(x.data_ptr() == torch.from_numpy(array).data_ptr())"
     ),
     "a flag in a record": on(
         "(6, 4)",
@@ -133,7 +151,7 @@ OTHERS = {
     ),
     "rows with noise of their own": Program(
         (
-            "data = torch.randn(16, 4)",
+            "torch.manual_seed(1); data = torch.randn(16, 4)",
             "class Noisy(torch.utils.data.Dataset):\n"
             "    def __len__(self): return len(data)\n"
             "    def __getitem__(self, i): return data[i] + torch.randn(4) * 0.1",

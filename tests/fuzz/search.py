@@ -50,12 +50,7 @@ class Search:
     ) -> None:
         self.family, self.of_each = family, of_each
         self.strategy, names = FAMILIES[family]
-        self.ranks = [
-            Ranks(size, name, rows)
-            for name in strategies or names
-            for size in world_sizes
-            if name != "exact" or size & (size - 1) == 0  # which takes powers of two
-        ]
+        self.ranks = [Ranks(size, name, rows) for name in strategies or names for size in world_sizes]
         self.tried = self.made_small = 0
         self.faults: dict[tuple[Any, ...], tuple[Program, Difference]] = {}
         self.met: Counter[str] = Counter()  # programs that differed, by kind

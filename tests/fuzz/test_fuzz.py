@@ -12,8 +12,6 @@ from duoka.view.tensor.batch import BatchTensor
 from tests.fuzz.known import on
 from tests.fuzz.search import FAMILIES, Search
 
-# Strategies whose faults are being mended: layouts of batches; under exact, hooks and datasets that draw.
-BEING_MENDED = {"views": ("ddp", "exact"), "gradients": ("exact",), "loading": ("exact",)}
 PROGRAMS = {"views": 60, "gradients": 40, "modules": 20, "loading": 20, "optimizing": 20}  # a minute for all
 MANY = 2000
 
@@ -21,9 +19,7 @@ MANY = 2000
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_programs(family: str) -> None:
-    strategies = [name for name in FAMILIES[family][1] if name not in BEING_MENDED.get(family, ())]
-    if strategies:
-        _search(family, strategies, PROGRAMS[family], 1, of_each=2)
+    _search(family, FAMILIES[family][1], PROGRAMS[family], 1, of_each=2)
 
 
 @pytest.mark.long

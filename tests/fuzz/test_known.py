@@ -11,12 +11,7 @@ from tests.fuzz.known import LAYOUTS, OTHERS, SHARDED
 from tests.fuzz.ranks import Ranks
 
 KNOWN = LAYOUTS | OTHERS | SHARDED
-MENDED = {
-    *("contiguous of a transposed batch", "strides", "a flag in a record", "a row written after a fused step"),
-    *("parameters() that returns a list", "LBFGS over one free parameter"),
-    *("traced after a step", "jacobians after a step"),
-}
-RUNS = [("ddp", 2), ("ddp", 3), ("exact", 2)]
+RUNS = [("ddp", 2), ("ddp", 3), ("exact", 2), ("exact", 3)]
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +22,7 @@ def ranks() -> Iterator[dict[tuple[str, int], Ranks]]:
         one.close()
 
 
-def _marked(name: str) -> object:
-    """A name is added to MENDED by the change that mends its program; the table goes with the last one."""
-    return pytest.param(name, marks=[] if name in MENDED else pytest.mark.xfail(strict=False))
-
-
-@pytest.mark.parametrize("name", list(map(_marked, KNOWN)))
+@pytest.mark.parametrize("name", KNOWN)
 def test_known(name: str, ranks: dict[tuple[str, int], Ranks]) -> None:
     program = KNOWN[name]
     for run in [("fsdp", 2)] if name in SHARDED else RUNS:

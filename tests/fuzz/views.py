@@ -21,6 +21,8 @@ WARM = (
     *("{0}.contiguous()", "{0}.clone()", "{0}.reshape(-1)", "{0}.flatten(1)", "{0}.view({0}.shape)"),
     *("{0}.mul(2)", "{0}.transpose(0,1)"),
 )
+# A dimension of size 1 may have any stride: torch's kernels differ.
+LAYOUT = "[stride for stride, size in zip({0}.stride(), {0}.shape) if size > 1 and {0}.numel()]"
 MIXED = (
     *("{} + {}", "{} * {}", "torch.maximum({}, {})", "torch.where({0} > 0, {0}, {1})", "torch.cat([{}, {}])"),
     *("torch.cat([{}, {}], 1)", "torch.stack([{}, {}])", "torch.stack([{}, {}], 1)", "{0}.expand_as({1})"),
@@ -58,17 +60,16 @@ class Views:
         parts = []
         for name in self.tensors:
             parts.append(f"print({name!r}, {name}.tolist())")
-            parts.append(f"print({name!r}, {name}.shape, {name}.dtype, {name}.stride(), {name}.is_contiguous())")
+            facts = f"{name}.shape, {name}.dtype, {LAYOUT.format(name)}, {name}.is_contiguous()"
+            parts.append(f"print({name!r}, {facts})")
             if self.draws.chance(15):
                 parts.append(f"print({name!r}, {name}.storage_offset())")
-            if self.draws.chance(15):
-                parts.append(f"print({name!r}, {name}._is_view())")
             if self.draws.chance(15):
                 parts.append(f"print({name!r}, {name}.is_contiguous(memory_format=torch.channels_last))")
         if len(self.tensors) > 1:
             one, other = (self.draws.pick(self.tensors) for _ in range(2))
             parts.append(f"print('memory', {one}.data_ptr() == {other}.data_ptr())")
-            parts.append(f"print('same', {one} is {other}, {one}._base is {other})")
+            parts.append(f"print('same', {one} is {other})")
         return (*self.body, *parts)
 
     def _statement(self) -> None:

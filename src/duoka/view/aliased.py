@@ -24,13 +24,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed import ReduceOp
 
 from duoka.errors import Refused
 from duoka.private.torch import count_references, is_mapped_over, is_transformed, memory_of, tree_leaves, version_of
 from duoka.view.support.transforms import without_modes
 from duoka.view.support.user_code import user_line
-from duoka.view.tensor.strides import Strides, covers, global_distance
+from duoka.view.tensor.strides import Strides, covers, global_distance, same_layout
 
 
 class Placement(Protocol):
@@ -72,7 +71,7 @@ class AliasedCopy:
     strides: Strides
     whole: Tensor
     holders: int
-    written_back: Callable[[], None]
+    written_back: Callable[[], None] | None
     versions: tuple[int, int] = (0, 0)
     grad_fn: Any = None
     memory: int = 0
@@ -104,7 +103,9 @@ class AliasedCopy:
         sample = self.strides[self.spec.dim] * self.spec.inner
         if rows.dtype != self.rows.dtype or spec.partition is not partition or 0 in rows.shape:
             return None
-        if strides[spec.dim] * spec.inner != sample or self.whole.stride() != self.strides:
+        if strides[spec.dim] * spec.inner != sample:
+            return None
+        if not same_layout(self.whole.shape, self.whole.stride(), self.strides):
             return None
         before = int(rows.storage_offset() - self.rows.storage_offset())
         if before < 0:
@@ -146,7 +147,8 @@ class AliasedCopy:
         with torch.no_grad():
             self._write(self.rows)
         self.mark_equal()
-        self.written_back()
+        if self.written_back is not None:
+            self.written_back()
 
     def is_recorded(self, value: Tensor) -> bool:
         """Return True if `value` is of the copy's memory, and autograd recorded a write to that."""
@@ -208,7 +210,7 @@ class AliasedCopies:
         whole: Tensor,
         holders: int,
         out: Any,
-        written_back: Callable[[], None],
+        written_back: Callable[[], None] | None,
     ) -> None:
         """Keep `whole`, a copy of `rows`, if the result `out` that the script gets shares its memory.
 
@@ -308,8 +310,7 @@ def _refuse_if_stale(copy: AliasedCopy) -> None:
 
 def _are_held(copies: list[AliasedCopy]) -> list[bool]:
     """Return for each local share whether the script holds a copy on any rank. copies: as for `_gather_again`."""
-    held = torch.tensor([copies[0].is_held()], dtype=torch.int32, device=copies[0].rows.device)
-    return [bool(copies[0].spec.view.shares.processes.all_reduce(held, ReduceOp.MAX))] * len(copies)
+    return [copies[0].spec.view.shares.processes.is_true_anywhere(copies[0].is_held())] * len(copies)
 
 
 def _gather_again(copies: list[AliasedCopy]) -> list[None]:

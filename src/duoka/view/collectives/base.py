@@ -218,6 +218,10 @@ class Collectives(ABC):
         self.start_all_reduce(tensor, op)()
         return tensor
 
+    def is_true_anywhere(self, value: bool) -> bool:
+        """Return whether a value that may differ between ranks is True on one of them."""
+        return bool(self.all_reduce(torch.tensor([value], dtype=torch.int32), ReduceOp.MAX))
+
     def broadcast_into(self, tensor: Tensor, source: int) -> None:
         """Set `tensor`, of any layout, to the values of rank `source`; written only if they differ."""
         if tensor.layout is not torch.strided:

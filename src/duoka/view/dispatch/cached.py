@@ -6,7 +6,7 @@ is copied into the rows before they are read again (`duoka.view.aliased`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import ReferenceType, ref
@@ -23,7 +23,7 @@ from duoka.view.tensor.spec import Spec
 _PARTS = (int, slice, type(None), type(Ellipsis), Tensor)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class CachedCopy:
     """A gathered copy, `whole`, of a rank's `rows`, and the numbers that show whether both are still equal.
 
@@ -37,6 +37,10 @@ class CachedCopy:
     pointer: int
     versions: tuple[int, int]
     number: int
+
+    def mark_equal(self, aliased: AliasedCopies) -> None:
+        """Note that rows and copy are equal now."""
+        self.versions = aliased.version(self.rows), version(self.whole)
 
     def of(self, rows: Tensor, aliased: AliasedCopies) -> Tensor | None:
         """Return the copy if it is still equal to `rows` and requires gradients if they do; else None."""
@@ -55,16 +59,19 @@ class CachedCopy:
 def cache_copy(batch: BatchTensor, whole: Tensor) -> None:
     """Keep a copy that equals the batch."""
     rows, aliased = batch._shares[0]._rows, batch._spec.view.aliased
-    versions = aliased.version(rows), version(whole)
-    batch._cached = CachedCopy(rows, whole, rows.data_ptr(), versions, aliased.numbers[memory_of(rows)])
+    now = CachedCopy(rows, whole, rows.data_ptr(), (0, 0), aliased.numbers[memory_of(rows)])
+    if batch._cached is not None and batch._cached.whole is whole:
+        batch._cached.__dict__.update(now.__dict__)  # the same object, which `add_alias` refers to
+    else:
+        batch._cached = now
+    batch._cached.mark_equal(aliased)
 
 
-def cache_again(batch: ReferenceType[BatchTensor], whole: Tensor) -> None:
-    """Mark the kept copy as equal to the batch again."""
-    found = batch()
-    if found is not None and found._cached is not None and found._cached.whole is whole:
-        versions = found._spec.view.aliased.version(found._cached.rows), version(whole)
-        found._cached = replace(found._cached, versions=versions)
+def _mark_equal(cached: ReferenceType[CachedCopy], aliased: AliasedCopies) -> None:
+    """Mark a copy that a batch may still keep as equal to the batch again."""
+    known = cached()
+    if known is not None:
+        known.mark_equal(aliased)
 
 
 def index_cached(batch: Any, index: Any, *value: Any) -> Any:
@@ -140,9 +147,11 @@ def _is_up_to_date(batch: BatchTensor, aliased: AliasedCopies) -> bool:
 
 def add_alias(batch: BatchTensor, whole: Tensor, holders: int, out: Any) -> None:
     """Keep track of the copy `whole` of a batch, if the result `out` that the script gets shares its memory."""
+    cached = batch._cached if batch._cached is not None and batch._cached.whole is whole else None
     for share in batch._shares:
-        written_back = partial(cache_again, ref(batch), whole)
-        meta = share._meta
-        meta.spec.view.aliased.add(share._rows, meta.spec, meta.strides, whole, holders, out, written_back)
-    if batch._cached is not None and batch._cached.whole is whole:
+        meta, aliased = share._meta, share._meta.spec.view.aliased
+        # No weak reference to the batch itself: a tensor that has one cannot change its shape in place.
+        written_back = partial(_mark_equal, ref(cached), aliased) if cached is not None else None
+        aliased.add(share._rows, meta.spec, meta.strides, whole, holders, out, written_back)
+    if cached is not None:
         cache_copy(batch, whole)

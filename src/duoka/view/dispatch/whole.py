@@ -61,8 +61,8 @@ def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
             name.endswith("_") and name.startswith("_") and not name.startswith("__")
         )  # counts no version
         for copy in copies.values():
-            unwritten = copy.is_unwritten() and not bypasses_version
-            out = copy.returned(out) if unwritten else copy.written_back(name, out)
+            written = not copy.is_unwritten() or bypasses_version or (name in _UNCOUNTED and copy.whole is args[0])
+            out = copy.written_back(name, out) if written else copy.returned(out)
         return out
 
 
@@ -128,6 +128,7 @@ def _name_of(func: Callable[..., Any]) -> str:
     return name if name != "__get__" else func.__self__.__name__  # type: ignore[attr-defined]
 
 
+_UNCOUNTED = ("apply_", "map_", "map2_")  # torch counts no write
 _ROW_OPERATIONS = ("__getitem__", "select", "narrow", "unbind", "split", "chunk")
 
 # Operations whose effect would be lost with the copy, and what to do instead.

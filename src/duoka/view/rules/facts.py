@@ -59,9 +59,13 @@ def storage_offset(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
 def address(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Return a number for `x.data_ptr()` by which tensors can be told apart, and at which there is no memory.
 
-    What reads memory by its address would go past the end of this rank's rows: it ends with an error instead.
+    What reads memory by its address would go past the end of this rank's rows: it ends with an error instead. While
+    the script holds a gathered copy or an array of the batch, which share memory with it on one device, it is theirs.
     """
-    return int(func(args[0]._local)) | _NO_MEMORY
+    batch = args[0]
+    rows, aliased = batch._local, batch._spec.view.aliased
+    copy = aliased.of(rows, batch._spec, batch._meta.strides) if aliased.copies else None
+    return int(func(rows)) | _NO_MEMORY if copy is None else int(func(copy))
 
 
 def retain_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

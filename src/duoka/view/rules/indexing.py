@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import getweakrefs
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from duoka.private.torch import count_users
 from duoka.view.aliased import holders
 from duoka.view.rules.blocks import blocks_of
 from duoka.view.rules.lookup import (
@@ -23,7 +25,7 @@ from duoka.view.rules.lookup import (
     same_rows,
     shape_of,
 )
-from duoka.view.tensor.batch import BatchTensor, Rule
+from duoka.view.tensor.batch import BatchTensor, Rule, laid_out
 from duoka.view.tensor.spec import Spec
 
 _ALL = slice(None)
@@ -225,18 +227,24 @@ def _becomes_rows(plain: Tensor, index: Any, value: Any) -> bool:
     spec, right = value._spec, ndim_of(value) - value._spec.dim
     if plain.requires_grad or plain.is_inference() or plain.dtype != dtype_of(value):
         return False
-    if holders(plain) > 1 or not plain.untyped_storage().resizable():  # a numpy array shares it, too
-        return False
     for dim, size in enumerate(plain.shape):
         walk = _walk(index, tuple(plain.shape), dim) if size == spec.size else None
         if walk is not None and walk.place is not None and walk.ndim - walk.result_place == right:
-            batch = BatchTensor(spec.local_rows(plain, dim).clone(), spec.at(dim))
-            try:
-                torch.utils.swap_tensors(plain, batch)
-            except RuntimeError:  # something else refers to it
+            # What is garbage may have been collected on another rank only.
+            if spec.view.shares.processes.is_true_anywhere(_is_shared(plain)):
                 return False
+            strides, place = plain.stride(), spec.at(dim)
+            rows = laid_out(place.local_rows(plain).clone(), place.local_strides(strides))
+            torch.utils.swap_tensors(plain, BatchTensor(rows, place, strides))
             return True
     return False
+
+
+def _is_shared(plain: Tensor) -> bool:
+    """Return whether something else refers to a tensor, or to its memory."""
+    if holders(plain) > 1 or not plain.untyped_storage().resizable():  # a numpy array shares it
+        return True
+    return count_users(plain) > 0 or bool(getweakrefs(plain))
 
 
 def _masked(batch: BatchTensor, mask: BatchTensor, value: Any) -> Any:
