@@ -90,6 +90,33 @@ LAYOUTS = {
     "another shape while rows are held": on(
         "(5, 4)", "row = x[0]", "row.add_(1)", "x.unsqueeze_(1)", "x.transpose_(0, 1)", "print(x.shape, x.tolist())"
     ),
+    "lists of batches of which rows are held": on(
+        "(6, 4)",
+        "y, row = x + 1, x[0]",
+        "y.reshape(-1)[::2] += 1",
+        "torch._foreach_add_([y, y, x], 1)",
+        "print(y.tolist(), x.tolist(), row.tolist())",
+        "row = y[0]",
+        "torch.add(x, 1, out=y)",
+        "print(row.tolist())",
+    ),
+    "conjugate while rows are held": on(
+        "(6, 4)",
+        "z = torch.complex(x, x + 1)",
+        "row = z[0]",
+        "row.add_(1)",
+        "print(z.conj().tolist(), z.mH.tolist())",
+    ),
+    "two batches computed whole": on(
+        "(12, 3)",
+        "h = x * weight",
+        "order = torch.arange(12)",
+        "print(torch.zeros_like(h).index_add_(0, (order + 1) % 12, h[order]).sum().item())",
+        header=("weight = torch.ones(3, requires_grad=True)",),
+    ),
+    "memory shared by DLPack": on(
+        "(6, 4)", "y = torch.from_dlpack(x)", "x.t().mul_(2)", "y.add_(1)", "print(x.tolist(), y.tolist())"
+    ),
     "garbage collected on one rank": on(
         "(6, 4)",
         "for bit in range(22):\n"

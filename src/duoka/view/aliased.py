@@ -90,6 +90,14 @@ class AliasedCopy:
         """Return the number of writes to the rows."""
         return self.spec.view.aliased.version(self.rows)  # type: ignore[no-any-return]
 
+    def address_of(self, offset: int) -> int:
+        """Return the address in the copy of an element, `offset` bytes from the start of the batch's memory."""
+        sample = self.strides[self.spec.dim] * self.spec.inner
+        before = global_distance(
+            int(self.rows.storage_offset()), sample, self.spec.partition.n, self.spec.partition.rows
+        )
+        return self.whole.data_ptr() + offset - before * self.rows.itemsize
+
     def is_held(self) -> bool:
         """Return True if the script still holds a reference to the copy's memory."""
         return holders(self.whole) > self.holders
@@ -101,7 +109,9 @@ class AliasedCopy:
         """
         n, partition = self.spec.partition.n, self.spec.partition
         sample = self.strides[self.spec.dim] * self.spec.inner
-        if rows.dtype != self.rows.dtype or spec.partition is not partition or 0 in rows.shape:
+        if rows.dtype != self.rows.dtype or rows.is_neg() != self.rows.is_neg() or 0 in rows.shape:
+            return None
+        if spec.partition is not partition:
             return None
         if strides[spec.dim] * spec.inner != sample:
             return None
@@ -114,7 +124,8 @@ class AliasedCopy:
         shape = [spec.size if dim == spec.dim else size for dim, size in enumerate(rows.shape)]
         if not covers(self.whole.shape, self.strides, shape, strides, offset):
             return None
-        return self.whole.as_strided(shape, strides, self.whole.storage_offset() + offset)
+        part = self.whole.as_strided(shape, strides, self.whole.storage_offset() + offset)
+        return part.conj() if rows.is_conj() != self.rows.is_conj() else part
 
     def is_written(self, read: Tensor | None) -> bool:
         """Return True if the script has written to the copy since it was equal to the rows.
@@ -235,7 +246,8 @@ class AliasedCopies:
             part = None if copy.whole.requires_grad else copy.part_of_copy(rows, spec, strides)
             if part is not None:
                 copy.active = True
-                return copy.whole if part.shape == copy.whole.shape and part.stride() == copy.whole.stride() else part
+                same = part.shape == copy.whole.shape and part.stride() == copy.whole.stride()
+                return copy.whole if same and part.is_conj() == copy.whole.is_conj() else part
         return None
 
     def write_back(self, rows: Tensor | None = None) -> None:
@@ -274,23 +286,24 @@ class AliasedCopies:
         return self.numbers[memory]
 
     @contextmanager
-    def updated(self, rows: Tensor, put_back: Any) -> Iterator[None]:
-        """Around an operation that may write to `rows`: gather the copies of written rows again (a collective).
+    def updated(self, arguments: list[Tensor], put_back: Any) -> Iterator[None]:
+        """Around an operation that may write to its arguments: gather copies of written rows again (a collective).
 
         put_back: the value being assigned; `x[1:3] += 1` takes rows, adds, and assigns the same memory: if autograd
         has recorded that, the copy is not written through.
         """
         if isinstance(put_back, Tensor):
             self.copies = [copy for copy in self.copies if not copy.is_recorded(put_back)]
-        self.write_back(rows)
-        before = self.version(rows)
+        for rows in arguments:
+            self.write_back(rows)
+        before = [self.version(rows) for rows in arguments]
         yield
-        written = self.version(rows) != before
+        written = [rows for rows, count in zip(arguments, before, strict=True) if self.version(rows) != count]
         stale = [
             copy
             for copy in self.copies
             # `x.data` has a version of its own
-            if (written and same_memory(copy.rows, rows)) or copy.rows_version() != copy.versions[0]
+            if any(same_memory(copy.rows, rows) for rows in written) or copy.rows_version() != copy.versions[0]
         ]
         self.forget_unheld(stale)
         for copy in stale:

@@ -134,12 +134,11 @@ def _run_and_refresh_copies(
     func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], view: View, call: DescribedCall
 ) -> Any:
     """Run the rule, and update the gathered copies that the script holds of batches that the rule writes to."""
-    first = args[0] if args else None
-    if not view.aliased.copies or not isinstance(first, BatchTensor):
+    if not view.aliased.copies:
         out = _rule_or_whole(func, args, kwargs, view, call)
         count_write(func, kwargs, call.batches)
         return out
-    with view.aliased.updated(first._rows, args[2] if func is _SETITEM else None):
+    with view.aliased.updated([batch._rows for batch in call.batches], args[2] if func is _SETITEM else None):
         out = _rule_or_whole(func, args, kwargs, view, call)
         count_write(func, kwargs, call.batches)
         return out

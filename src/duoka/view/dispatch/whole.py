@@ -56,13 +56,22 @@ def _compute_whole(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
         keep = name in _ROW_OPERATIONS or (name == "__setitem__" and caches_written(*args))
         copies = {id(batch): GatheredArgument(batch, keep) for batch in batches}
         args, kwargs = tree_map_only(BatchTensor, lambda batch: copies[id(batch)].whole, (args, kwargs))
+        if name == "__dlpack__":  # which refers to the tensor itself, not to its memory
+            args = (args[0].view_as(args[0]), *args[1:])
         out = func(*args, **kwargs)
         bypasses_version = (
             name.endswith("_") and name.startswith("_") and not name.startswith("__")
         )  # counts no version
-        for copy in copies.values():
-            written = not copy.is_unwritten() or bypasses_version or (name in _UNCOUNTED and copy.whole is args[0])
-            out = copy.written_back(name, out) if written else copy.returned(out)
+        written = [
+            copy
+            for copy in copies.values()
+            if bypasses_version or not copy.is_unwritten() or (name in _UNCOUNTED and copy.whole is args[0])
+        ]
+        for copy in copies.values():  # first those unwritten, as long as no tensor in `out` is a batch
+            if copy not in written and not isinstance(out, BatchTensor):
+                out = copy.returned(out)
+        for copy in written:
+            out = copy.written_back(name, out)
         return out
 
 

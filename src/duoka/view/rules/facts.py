@@ -62,10 +62,11 @@ def address(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> in
     What reads memory by its address would go past the end of this rank's rows: it ends with an error instead. While
     the script holds a gathered copy or an array of the batch, which share memory with it on one device, it is theirs.
     """
-    batch = args[0]
-    rows, aliased = batch._local, batch._spec.view.aliased
-    copy = aliased.of(rows, batch._spec, batch._meta.strides) if aliased.copies else None
-    return int(func(rows)) | _NO_MEMORY if copy is None else int(func(copy))
+    rows = args[0]._local
+    copies = args[0]._spec.view.aliased.of_memory(rows)
+    if not copies:
+        return int(func(rows)) | _NO_MEMORY
+    return int(copies[0].address_of(storage_offset(Tensor.storage_offset, args, {}) * rows.itemsize))
 
 
 def retain_grad(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
