@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -117,27 +116,3 @@ def test_an_operation_that_is_never_the_same_is_named(flow: Flow) -> None:
     result = flow.run(["run", "--strategy", "exact", "--devices", "cpu:1", script])
     assert result.returncode == 1
     assert "put_ does not have a deterministic implementation" in result.stderr
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_samples_that_draw_are_told(flow: Flow, workers: int) -> None:
-    source = f"""
-        import torch
-        from torch.utils.data import DataLoader, Dataset
-
-        class Drawing(Dataset):
-            def __len__(self):
-                return 16
-
-            def __getitem__(self, index):
-                return torch.rand(2)
-
-        for x in DataLoader(Drawing(), 8, num_workers={workers}):
-            print(x.shape)
-        """
-    script = flow.write("drawing.py", textwrap.dedent(source))
-    result = flow.run(["run", "--strategy", "exact", "--devices", "cpu:1", script]).ok()
-    line = (
-        "the loader at drawing.py:12 draws random numbers, seeded by sample and epoch: they are not those of python"
-    )
-    assert result.stderr.count(line) == 1

@@ -35,8 +35,6 @@ MOVING = Path(__file__).parent / "moving.py"
 IN_PARTS = ("fsdp", "offload", "hsdp", "rows of fsdp")
 HOLES: dict[tuple[str, str], str] = {
     **{("by_hand", one): "refused: LBFGS makes one vector of all parameters" for one in IN_PARTS},
-    ("reading", "exact"): "each sample draws by its place and epoch, other numbers than python's",
-    ("exact/cnn", "exact"): "each sample draws by its place and epoch, other numbers than python's",
     ("examples/api", "offload"): "the API has no such option",
     (
         "examples/dataparallel_2019",

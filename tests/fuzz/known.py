@@ -117,6 +117,13 @@ LAYOUTS = {
     "memory shared by DLPack": on(
         "(6, 4)", "y = torch.from_dlpack(x)", "x.t().mul_(2)", "y.add_(1)", "print(x.tolist(), y.tolist())"
     ),
+    "data of another layout": on(
+        "(6, 3, 4)",
+        "y = x.chunk(2, 1)[0]",
+        "y.data = y.clone()",
+        "print(y.tolist(), y.stride())",
+        "y.data = -y.mT.mT",
+    ),
     "garbage collected on one rank": on(
         "(6, 4)",
         "for bit in range(22):\n"
@@ -178,14 +185,14 @@ OTHERS = {
     ),
     "rows with noise of their own": Program(
         (
-            "torch.manual_seed(1); data = torch.randn(16, 4)",
+            "torch.manual_seed(1); data = torch.randn(20, 4)",
             "class Noisy(torch.utils.data.Dataset):\n"
             "    def __len__(self): return len(data)\n"
             "    def __getitem__(self, i): return data[i] + torch.randn(4) * 0.1",
-            "torch.manual_seed(0); loader = DataLoader(Noisy(), batch_size=5, shuffle=True)",
+            "torch.manual_seed(0); loader = DataLoader(Noisy(), batch_size=9, shuffle=True)",
         ),
         "for epoch, x in ((epoch, x) for epoch in range(2) for x in loader):",
-        ("print(x.tolist())",),
+        ("print(x.tolist(), torch.rand(1).item())",),
     ),
     "parameters() that returns a list": on(
         "(6, 3)",

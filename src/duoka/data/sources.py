@@ -194,7 +194,7 @@ class SplitSource(WholeSource):
         rank_local: ContextFactory,
     ) -> None:
         super().__init__(through, batches)
-        self._reader = reader = Reader.of_view(through.dataset, view, loading, rank_local)
+        self._reader = reader = Reader.of_view(through.dataset, view, loading, rank_local, view.shares.exact)
         plain = copy.copy(through)
         through.__dict__[GET_ITERATOR[1]] = lambda: SplitIterator(plain, reader, view)
 

@@ -112,8 +112,7 @@ class Reader:
     index): the same for any number of ranks.
 
     split: between processes, of no samples. rank_local: a context for reading rows that the other ranks do not read.
-    reseeds: with "auto", switch to "shared" if reading
-    draws.
+    reseeds: with "auto", switch to "shared" if reading draws.
     """
 
     def __init__(
@@ -136,10 +135,15 @@ class Reader:
 
     @classmethod
     def of_view(
-        cls, dataset: Any, view: View, loading: Loading, rank_local: Callable[[], AbstractContextManager[None]]
+        cls,
+        dataset: Any,
+        view: View,
+        loading: Loading,
+        rank_local: Callable[[], AbstractContextManager[None]],
+        reseeds: bool = False,
     ) -> Reader:
         """Return the reader of this process's rows in the batches of a view."""
-        return cls(dataset, view.shares.of_process, loading, rank_local, view.shares.exact)
+        return cls(dataset, view.shares.of_process, loading, rank_local, reseeds)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rank_local": nullcontext}  # what a loader worker does is rank-local anyway
@@ -289,10 +293,6 @@ class SplitIterator:
             self._view.say(f"the loader at {user_line()} is read whole by every rank: {labelled.why}")
         if labelled.seeded and not self._reader.seeds_always:
             self._reader.seeded = True  # for the workers of the next epoch
-            self._view.say(
-                f"the loader at {user_line()} draws random numbers, seeded by sample and epoch: they are not "
-                "those of python (--loading whole gives these)"
-            )
         if not is_local and not is_stacked(batch, n):
             return batch
         if self._reader.may_split is None:

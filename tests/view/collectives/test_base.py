@@ -41,6 +41,23 @@ def test_it_is_counted_how_long_a_rank_waits(nearby: bool) -> None:
     assert early > late > 0
 
 
+def test_types_that_gloo_does_not_send(nearby: bool) -> None:
+    def work(ranks: ProcessCollectives) -> None:
+        for dtype in (torch.complex64, torch.complex128, torch.int16):
+            one = torch.arange(1, 5).to(dtype)
+            own = one if ranks.rank == 0 else one.flip(0)
+            assert ranks.all_gather(own).tolist() == [one.tolist(), one.tolist()[::-1]]
+            assert ranks.broadcast(own.clone(), 1).tolist() == one.tolist()[::-1]
+            received = torch.stack([one.view(2, 2)[ranks.rank], one.flip(0).view(2, 2)[ranks.rank]])
+            assert ranks.start_all_to_all(own.view(2, 2))().tolist() == received.tolist()
+            assert ranks.all_reduce(own.clone()).tolist() == [5] * 4
+        conjugate = torch.complex(torch.ones(2), torch.ones(2)).conj()
+        assert ranks.all_gather(conjugate).tolist() == [[1 - 1j] * 2] * 2
+        assert ranks.all_gather(torch.empty(0, dtype=torch.complex64)).shape == (2, 0)
+
+    all_well(in_processes(2, work, nearby=nearby))
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_tensors_are_combined(nearby: bool, world_size: int) -> None:
     names = {ReduceOp.SUM: "sum", ReduceOp.MAX: "amax", ReduceOp.MIN: "amin"}

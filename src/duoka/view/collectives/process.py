@@ -20,6 +20,19 @@ from duoka.supervision.status_board import AT_END
 from duoka.view.collectives.base import AGREEMENT, Collectives, CollectiveSlot, Exchange, PeerFailed, T
 from duoka.view.support.user_code import user_line
 
+# What gloo and NCCL send; other types, complex numbers among them, are sent as these.
+_SENT = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+)
+_WIDER = {True: torch.float32, False: torch.int64}  # is it a type of floats? -> a type that holds its sums
+
 
 class ProcessCollectives(Collectives):
     """Collectives over torch's process groups: gloo for CPU tensors, a vendor's for those of its devices.
@@ -173,13 +186,14 @@ class ProcessCollectives(Collectives):
         self.barrier()
 
     def start_all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> Callable[[], None]:
-        if not tensor.is_contiguous():  # gloo sends memory
-            dense = tensor.contiguous()
+        if not tensor.is_contiguous() or tensor.dtype not in _SENT:  # gloo sends memory
+            dense = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+            dense = dense.contiguous() if dense.dtype in _SENT else dense.to(_WIDER[dense.is_floating_point()])
             wait_for_dense = self.start_all_reduce(dense, op)
 
             def wait() -> None:
                 wait_for_dense()
-                tensor.copy_(dense)
+                tensor.copy_(torch.view_as_complex(dense) if tensor.is_complex() else dense)
 
             return wait
         options = torch.distributed.AllreduceOptions()
@@ -199,12 +213,15 @@ class ProcessCollectives(Collectives):
 
     def start_all_gather(self, tensor: Tensor) -> Callable[[], Tensor]:
         out = tensor.new_empty((self.world_size, tensor.numel()))
-        flat = tensor.detach().reshape(-1)
+        flat = tensor.detach().reshape(-1).resolve_conj()
+
+        def begin(group: Any) -> Any:
+            return start_all_gather(group, _sendable(out.view(-1)), _sendable(flat))
 
         def receive(rows: list[Tensor]) -> None:
             torch.stack(rows, out=out)
 
-        wait = self._start("all_gather", flat, lambda group: start_all_gather(group, out.view(-1), flat), receive)
+        wait = self._start("all_gather", flat, begin, receive)
 
         def gathered() -> Tensor:
             wait()
@@ -233,7 +250,10 @@ class ProcessCollectives(Collectives):
         def receive(rows: list[Tensor]) -> None:
             torch.stack([row.view(tensor.shape)[self.rank] for row in rows], out=out)
 
-        wait = self._start("all_to_all", sent, lambda group: group.alltoall_base(out, sent, [], []), receive)
+        def begin(group: Any) -> Any:
+            return group.alltoall_base(_sendable(out), _sendable(sent), [], [])
+
+        wait = self._start("all_to_all", sent, begin, receive)
 
         def exchanged() -> Tensor:
             wait()
@@ -263,8 +283,13 @@ class ProcessCollectives(Collectives):
             if source != self.rank:
                 tensor.copy_(rows[source].view(tensor.shape))
 
-        self._start("broadcast", tensor, lambda group: group.broadcast([tensor], options), receive)()
+        self._start("broadcast", tensor, lambda group: group.broadcast([_sendable(tensor)], options), receive)()
         return tensor
+
+
+def _sendable(tensor: Tensor) -> Tensor:
+    """Return a tensor, or, of types that not every backend sends, its contiguous memory as bytes."""
+    return tensor if tensor.dtype in _SENT else tensor.view(-1).view(torch.uint8)
 
 
 class _Threads:

@@ -13,7 +13,8 @@ from duoka.private.torch import AsPlainTensors
 from duoka.view.rules.gradients import after_hooks
 from duoka.view.rules.lookup import Function, functions, getters
 from duoka.view.support import originals
-from duoka.view.tensor.batch import BatchTensor, Rule, batches_in
+from duoka.view.tensor.batch import BatchTensor, Rule, batches_in, laid_out
+from duoka.view.tensor.spec import Meta
 from duoka.view.tensor.strides import global_distance
 
 GLOBAL = "size dim ndimension numel nelement __len__ __hash__ element_size is_floating_point is_complex"
@@ -98,8 +99,12 @@ def set_data(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         if value._spec != batch._spec:
             return NotImplemented
         batch._local.data = value._local
+        batch._meta = value._meta  # its strides may be others
     else:
-        batch._local.data = batch._spec.local_rows(value).clone()
+        strides = value.stride()
+        rows = laid_out(batch._spec.local_rows(value).clone(), batch._spec.local_strides(strides))
+        batch._local.data = rows
+        batch._meta = Meta.of(rows, batch._spec, strides)
     return None
 
 
