@@ -80,6 +80,62 @@ def test_numbers_of_cards_in_a_script(flow: Flow, how: str) -> None:
     assert "cuda:1" in found.stderr
 
 
+HABITS = {
+    "inputs of DataParallel that are on the CPU": ("model = nn.DataParallel(model.cuda())", "y = y.cuda()"),
+    "a lazy module": (
+        "model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3)).cuda(); model(torch.ones(1, 4).cuda())",
+        "x, y = x.cuda(), y.cuda()",
+    ),
+    # Rows that are alone in their share, too: 20 of 6
+    "dropout with channels last": (
+        "model = nn.Sequential(nn.Linear(4, 36), nn.Unflatten(1, (4, 3, 3)), nn.Conv2d(4, 8, 2), nn.GroupNorm(2, 8),"
+        "nn.Dropout2d(0.2), nn.Dropout(0.5), nn.Flatten(), nn.Linear(32, 3));"
+        "model.to('cuda', memory_format=torch.channels_last);"
+        "model[5].register_forward_hook(lambda m, i, o: print(o.is_contiguous(memory_format=torch.channels_last)))",
+        "x, y = x.cuda(), y.cuda()",
+    ),
+}
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_habits_of_scripts(flow: Flow, habit: str) -> None:
+    script = flow.write("train.py", training(*HABITS[habit]))
+    expected = flow.alone(flow.folder).python([script]).ok().stdout
+    assert flow.run(["run", "-q", "--devices", "0,1", script]).ok().stdout == expected
+
+
+SCALED = """
+    import sys
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(40, 4), torch.randint(0, 3, (40,)))
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=sys.argv[1] == "fused")
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**20, growth_interval=4)
+    for x, y in DataLoader(data, batch_size=4):
+        with torch.autocast("cuda", torch.float16):
+            loss = F.cross_entropy(model(x.cuda()), y.cuda())
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        print(f"{loss.item():.1f} {scaler.get_scale()}")
+"""
+
+
+@pytest.mark.parametrize("kind", ["fused", "foreach"])
+def test_the_scale_of_offloaded_gradients(flow: Flow, kind: str) -> None:
+    """torch copies it to the host without waiting, and reads it there."""
+    script = flow.write("train.py", SCALED)
+    words: list[str | Path] = ["run", "-q", "--devices", "0,1", "--strategy", "fsdp"]
+    here, offloaded = (flow.run([*words, *more, script, kind]).ok().stdout for more in ([], ["--cpu-offload"]))
+    assert offloaded == here
+
+
 ASKED = {
     "cuda": "torch.cuda.is_available()",
     "accelerator": "torch.accelerator.is_available()",
@@ -345,3 +401,35 @@ def test_shares_stay_within_what_a_card_holds(flow: Flow) -> None:
         shares = re.search(r"rows (\d+) \+ (\d+) of 16", found.stderr)
         assert shares is not None, found.stderr
         assert int(shares[1]) == 14 if holds else 8 < int(shares[1]) < 13, found.stderr
+
+
+WAITS = """
+    import os, time
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1).cuda()
+    data = torch.utils.data.TensorDataset(torch.randn(24, 4), torch.randn(24, 1))
+    for step, (x, y) in enumerate(torch.utils.data.DataLoader(data, batch_size=4)):
+        with torch.no_grad():
+            out = model(x.cuda())
+            if step == 4 and os.readlink("/proc/self/fd/0") == os.devnull:  # not rank 0
+                time.sleep(60)
+            loss = torch.nn.functional.mse_loss(out, y.cuda())
+        torch.cuda.synchronize()
+"""
+
+
+def test_a_hang_of_a_stream_is_told(flow: Flow) -> None:
+    """The host of rank 0 does not wait in the collective, which returns at once, but for its stream."""
+    script = flow.write("train.py", WAITS)
+    words: list[str | Path] = ["run", "-q", "--devices", "0,1", "--timeout", "3", "--log-dir", "logs", script]
+    result = flow.run(words, stdin="something")
+    assert result.returncode == 1
+    assert re.search(
+        r"duoka: rank 1 of 2 \(.*\) in step 1 has not joined all_reduce [\d,]+ at train.py:13; it is in train.py:12, "
+        r"asleep; rank 0 has waited for \d s \(the limit is 3 s\)",
+        result.stderr,
+    ), result.stderr
+    stacks = (flow.folder / "logs/rank0.stacks").read_text()
+    assert 'train.py", line 13 in <module>' in stacks or 'train.py", line 14 in <module>' in stacks

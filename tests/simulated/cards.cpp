@@ -82,7 +82,7 @@ PYBIND11_MODULE(simulated_cards, m) {
     current_streams[card] = id;
     current = card;
   });
-  m.def("synchronize", [] { host_waits_for_card(current); });
+  m.def("synchronize", [] { host_waits_for_card(current); }, py::call_guard<py::gil_scoped_release>());
   py::class_<simulated::Event>(m, "Event")
       .def(py::init())
       .def("record",
@@ -92,7 +92,7 @@ PYBIND11_MODULE(simulated_cards, m) {
            })
       .def("wait", [](simulated::Event& e, int card, int64_t id) { e.block(stream_of(card, id)); })
       .def("query", &simulated::Event::query)
-      .def("synchronize", [](simulated::Event& e) { host_waits("sync.event", e.clock); })
+      .def("synchronize", &simulated::Event::synchronize, py::call_guard<py::gil_scoped_release>())
       .def_readonly("time", &simulated::Event::time);
   m.def("generator", [](int card) { return default_generator(card); });
   m.def("total_memory", &total_memory);

@@ -70,8 +70,10 @@ inline at::Generator& default_generator(int card) {
 // -----------------------------------------------------------------------------------------------------------------
 struct Event {
   Clock clock;
+  Waited after;
   double time = 0;  // ms
   void record(Stream stream) {
+    after = waited_by(stream);
     Lock lock(mutex);
     counts["events"]++;
     launch(stream);
@@ -82,11 +84,18 @@ struct Event {
     Lock lock(mutex);
     counts["waits"]++;
     join(streams[stream], clock);
+    auto& all = waited[stream];
+    all.insert(all.end(), after.begin(), after.end());
   }
   bool query() const {  // true once, as of a card that is fast: then the host knows of it
+    if (!are_over(after)) return false;
     Lock lock(mutex);
     join(host, clock);
     return true;
+  }
+  void synchronize() const {
+    for (auto& each : after) each->end();
+    host_waits("sync.event", clock);
   }
 };
 
@@ -130,7 +139,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const c10::Stream stream) const override {
     return reinterpret_cast<void*>(stream.id());
   }
-  bool queryStream(const c10::Stream&) const override { return true; }
+  bool queryStream(const c10::Stream& stream) const override { return are_over(waited_by(of(stream))); }
   void synchronizeStream(const c10::Stream& stream) const override {
     host_waits_for_stream("sync.stream", of(stream));
   }
@@ -148,7 +157,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   bool queryEvent(void* event) const override { return !event || static_cast<Event*>(event)->query(); }
   void synchronizeEvent(void* event) const override {
-    if (event) host_waits("sync.event", static_cast<Event*>(event)->clock);
+    if (event) static_cast<Event*>(event)->synchronize();
   }
   double elapsedTime(void* begin, void* end, c10::DeviceIndex) const override {
     TORCH_CHECK(begin && end, "Both events must be recorded before calculating elapsed time.");

@@ -78,8 +78,9 @@ inline Block* block_of(const c10::StorageImpl* storage) {
 // Count `cpu` as `size` bytes of a card's memory; raises if they do not fit.
 inline at::DataPtr on_card(at::DataPtr cpu, int64_t size, int card) {
   int64_t rounded = (size + 511) / 512 * 512;
-  Lock lock(mutex);
   auto& s = statistics[card];
+  if (s.bytes + rounded > total_memory()) end_waited_on(card);  // which keep what they send and receive
+  Lock lock(mutex);
   if (s.bytes + rounded > total_memory()) {
     s.out_of_memory++;
     auto mib = [](int64_t bytes) { return bytes / 1048576.; };

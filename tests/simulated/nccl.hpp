@@ -11,39 +11,56 @@ using Tensors = std::vector<Tensor>;
 template <class T>
 using Pointer = c10::intrusive_ptr<T>;
 
-struct Work final : c10d::Work {
-  Pointer<c10d::Work> inner;
-  Tensors outputs;
+struct Running final : Pending {
+  Pointer<c10d::Work> inner;  // null when it is over
+  Tensors inputs, outputs;    // gloo reads and writes their memory until then
   std::function<void()> after;
-  Clock clock;  // of NCCL's stream: a stream that waits for this work is ordered after it
-  bool is_done = false;
+  std::mutex one_at_a_time;
 
-  void finish() {
-    if (is_done) return;
-    is_done = true;
-    Below below;
-    at::NoGradGuard no_grad;
-    if (after) after();
-  }
-  bool isCompleted() override {
-    if (!inner->isCompleted()) return false;
+  bool is_over() override {
+    std::unique_lock<std::mutex> lock(one_at_a_time, std::try_to_lock);  // another thread waits, or frees tensors
+    if (!lock || (inner && !inner->isCompleted())) return false;
     finish();
     return true;
   }
-  bool isSuccess() const override { return inner->isSuccess(); }
-  std::exception_ptr exception() const override { return inner->exception(); }
-  Tensors result() override { return outputs; }
+  void end() override {
+    std::lock_guard<std::mutex> lock(one_at_a_time);
+    finish();
+  }
+
+ private:
+  void finish() {
+    if (!inner) return;
+    auto of_gloo = std::move(inner);
+    auto sent = std::move(inputs), received = std::move(outputs);
+    auto call = std::move(after);
+    of_gloo->wait();
+    Below below;
+    at::NoGradGuard no_grad;
+    if (call) call();
+  }
+};
+
+struct Work final : c10d::Work {
+  std::shared_ptr<Running> running = std::make_shared<Running>();
+  Clock clock;  // of NCCL's stream: a stream that waits for this work is ordered after it
+
+  bool isCompleted() override { return running->is_over(); }
+  bool isSuccess() const override { return true; }
+  std::exception_ptr exception() const override { return nullptr; }
+  Tensors result() override { return running->outputs; }
   void synchronize() override { wait(kNoTimeout); }
   void blockCurrentStream() override { wait(kNoTimeout); }
-  bool wait(std::chrono::milliseconds timeout) override {
-    bool result = inner->wait(timeout);
-    finish();
+  bool wait(std::chrono::milliseconds) override {  // the current stream does, not the host
     Lock lock(mutex);
     join(streams[current_stream(current)], clock);
-    return result;
+    waited[current_stream(current)].push_back(running);
+    return true;
   }
-  void abort() override { inner->abort(); }
+  void abort() override {}
   Pointer<c10::ivalue::Future> getFuture() override {
+    auto outputs = running->outputs;
+    running->end();
     wait(kNoTimeout);
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     future->markCompleted(c10::IValue(outputs));
@@ -119,6 +136,7 @@ struct NCCL final : c10d::Backend {
   Pointer<c10d::Work> run(const char* name, const Tensors& in, const Tensors& out, Start start,
                           std::function<void()> after = {}) {
     check_process();
+    end_waited(current_stream(current));
     auto work = c10::make_intrusive<Work>();
     {
       Lock lock(mutex);
@@ -135,9 +153,8 @@ struct NCCL final : c10d::Backend {
     }
     sequence++;
     trace(std::string("nccl.") + name);
-    work->inner = start();
-    work->outputs = out;
-    work->after = std::move(after);
+    auto& running = *work->running;
+    running.inner = start(), running.inputs = in, running.outputs = out, running.after = std::move(after);
     if (is_coalescing) coalesced.push_back(work);
     return work;
   }

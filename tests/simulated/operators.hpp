@@ -59,9 +59,10 @@ inline void access(const std::string& what, bool writes, const Tensor& t, Stream
 inline void run(const std::string& name, const std::vector<Tensor>& read, const std::vector<Tensor>& written,
                 int card) {
   check_process();
+  auto stream = current_stream(card);
+  end_waited(stream);
   Lock lock(mutex);
   counts["kernels"]++;
-  auto stream = current_stream(card);
   auto number = launch(stream);
   for (auto& t : read) access(name, false, t, stream, number);
   for (auto& t : written) access(name, true, t, stream, number);
@@ -319,9 +320,10 @@ inline Tensor view_as_complex(const Tensor& t) { return at::native::view_as_comp
 // --- copies, and what waits for the card
 // --------------------------------------------------------------------------------------
 inline void launch_copy(const Tensor& to, const Tensor& from) {
-  Lock lock(mutex);
   int card = (is_on_card(from) ? from : to).device().index();
   auto stream = current_stream(card), other = is_on_card(to) ? current_stream(to.device().index()) : stream;
+  end_waited(stream), end_waited(other);
+  Lock lock(mutex);
   join(streams[stream], streams[other]);  // two cards wait for each other
   auto number = launch(stream);
   access("copy_", false, from, stream, number);

@@ -148,6 +148,42 @@ inline bool is_done_for(Stream stream, Stream other, uint64_t number) {
   return clock[other] >= number || host[other] >= number;
 }
 
+// Collectives that a stream waits for. The host goes on; the next operator in the stream waits for their end, as it
+// computes at once, while a real card would only be given it.
+struct Pending {
+  virtual ~Pending() = default;
+  virtual bool is_over() = 0;
+  virtual void end() = 0;  // waits
+};
+using Waited = std::vector<std::shared_ptr<Pending>>;
+inline std::map<Stream, Waited> waited;
+
+inline Waited waited_by(Stream stream) {
+  Lock lock(mutex);
+  auto found = waited.find(stream);
+  return found == waited.end() ? Waited{} : found->second;
+}
+inline bool are_over(const Waited& all) {
+  return std::all_of(all.begin(), all.end(), [](auto& each) { return each->is_over(); });
+}
+inline void end_waited(Stream stream) {  // without the lock: other threads ask meanwhile
+  auto all = waited_by(stream);
+  for (auto& each : all) each->end();
+  Lock lock(mutex);
+  auto& left = waited[stream];
+  for (auto& each : all) left.erase(std::remove(left.begin(), left.end(), each), left.end());
+}
+inline bool is_of(Stream stream, int card) { return ((stream + (1LL << 31)) >> 32) == card; }
+inline void end_waited_on(int card) {
+  std::vector<Stream> those;
+  {
+    Lock lock(mutex);
+    for (auto& [stream, each] : waited)
+      if (is_of(stream, card)) those.push_back(stream);
+  }
+  for (auto stream : those) end_waited(stream);
+}
+
 // Copies to pinned memory that did not block arrive when the host has waited for them; earlier there is something
 // else.
 struct LateCopy {
@@ -174,16 +210,18 @@ inline void host_waits(const std::string& name, const Clock& clock) {
   trace(name);
 }
 inline void host_waits_for_stream(const std::string& name, Stream stream) {
+  end_waited(stream);
   mutex.lock();
   Clock clock = streams[stream];
   mutex.unlock();
   host_waits(name, clock);
 }
 inline void host_waits_for_card(int card) {
+  end_waited_on(card);
   mutex.lock();
   Clock all;
   for (auto& [stream, clock] : streams)
-    if (((stream + (1LL << 31)) >> 32) == card) join(all, clock);
+    if (is_of(stream, card)) join(all, clock);
   mutex.unlock();
   host_waits("sync.device", all);
 }

@@ -62,6 +62,9 @@ class NullSlot:
     def end_collective(self, waited: int) -> None:
         """Do nothing."""
 
+    def pass_collectives(self, count: int) -> None:
+        """Do nothing."""
+
     @property
     def begun(self) -> int:
         """Return 0."""

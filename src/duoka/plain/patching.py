@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
+from duoka.private.torch import LAZY_METHODS
 from duoka.system.modules import is_users
 from duoka.view.tensor.batch import BatchTensor
 
@@ -43,6 +44,9 @@ class Patches:
         functools.update_wrapper(replacement, original)
         if original in BatchTensor.rules:  # torch passes the replacement to __torch_function__
             BatchTensor.rules = {**BatchTensor.rules, replacement: BatchTensor.rules[original]}
+        if original in LAZY_METHODS:
+            LAZY_METHODS.append(replacement)
+            self.at_end(lambda: LAZY_METHODS.remove(replacement))
         self.put(space, name, replacement)
 
     def put(self, space: Any, name: str, value: Any) -> None:

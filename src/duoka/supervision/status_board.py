@@ -240,6 +240,7 @@ class StatusSlot:
         self._words, self._bytes = board._words[rank], board._bytes[rank]
         self._others = [board._words[other] for other in board.ranks if other != rank]
         self._begun, self._finished = self._words[BEGUN], self._words[FINISHED]
+        self._passed = 0  # of those finished: by the stream of an accelerator
 
     def begin_collective(self, digest: int, text: str) -> None:
         """Record that this rank begins its next collective.
@@ -266,10 +267,18 @@ class StatusSlot:
         Raises:
             RanksApart: another rank called another collective at that number.
         """
-        finished = self._finished = self._finished + 1
-        self._words[FINISHED] = finished
+        self._finished += 1
+        finished = self._words[FINISHED] = self._finished + self._passed
         self._words[WAITED] += waited
         self._compare(finished)
+
+    def pass_collectives(self, count: int) -> None:
+        """Record that the stream of an accelerator has passed so many more collectives. Another thread may call it.
+
+        It writes the sum anew, in case that `end_collective` has read the count before.
+        """
+        self._passed += count
+        self._words[FINISHED] = self._finished + self._passed
 
     def check_begun(self) -> None:
         """Compare the collective that this rank has begun with those of ranks that have begun it before.

@@ -39,6 +39,9 @@ class CollectiveSlot(Protocol):
             RanksApart: other ranks have called another collective.
         """
 
+    def pass_collectives(self, count: int) -> None:
+        """Record that the stream of an accelerator has passed so many more collectives; from any thread."""
+
     @property
     def begun(self) -> int:
         """Number of collectives that this rank has begun."""

@@ -22,6 +22,7 @@ class PartCollectives(ProcessCollectives):
         self._whole, self._members = whole, tuple(members)
         self._store = PrefixStore(f"{name}/{members[0]}", whole._store)
         self._time_limit, self._slot, self._threads = whole._time_limit, whole._slot, whole._threads
+        self._ends = whole._ends
         self._exchange = None
         self._groups = {}
 

@@ -18,6 +18,7 @@ from duoka.private.texts import TOO_LATE, says
 from duoka.private.torch import make_backend, start_all_gather, start_reduce_scatter
 from duoka.supervision.status_board import AT_END
 from duoka.view.collectives.base import AGREEMENT, Collectives, CollectiveSlot, Exchange, PeerFailed, T
+from duoka.view.collectives.stream_ends import StreamEnds
 from duoka.view.support.user_code import user_line
 
 # What gloo and NCCL send; other types, complex numbers among them, are sent as these.
@@ -63,6 +64,7 @@ class ProcessCollectives(Collectives):
         self._line: Callable[[], str] = user_line
         self._raised: tuple[str, str] | None = None  # an error since the last collective, and its line
         self._threads = _Threads()
+        self._ends = StreamEnds(slot)
         slot.begin_collective(0, "start")  # gloo waits for all ranks
         self._group("cpu")
         slot.end_collective(0)
@@ -111,9 +113,17 @@ class ProcessCollectives(Collectives):
         self._slot.check_begun()
         work = self._call_torch(lambda: begin(self._group(tensor.device.type)))
         wait: Callable[[], Any] = work.wait
-        if (clock := self.whole.stream_waits) is not None and not tensor.is_cpu:
+        if tensor.is_cpu:
+            return lambda: self._finish(lambda: self._call_torch(wait))
+        if (clock := self.whole.stream_waits) is not None:
             wait = clock.timed(wait)
-        return lambda: self._finish(lambda: self._call_torch(wait))
+
+        def order() -> None:
+            self._call_torch(wait)  # the stream waits
+            self._threads.end()
+            self._ends.add(tensor.device)
+
+        return order
 
     def _start_exchange(
         self, what: str, tensor: Tensor | None, receive: Callable[[list[Tensor]], Any]

@@ -111,7 +111,7 @@ def draw_own_rows(
         sizes = list(shape_drawn(args, kwargs))
         sizes[spec.dim] = spec.size
         whole = func(*(sizes if isinstance(value, (list, tuple)) else value for value in args), **kwargs)
-        return spec.local_rows(whole).contiguous()
+        return spec.local_rows(whole).clone()
     order = order if spec.local_size == 1 else None
     if func is torch.ops.aten.bernoulli_.float and _draw_in_place(func, args, kwargs, spec, order):
         return args[0]
@@ -137,7 +137,7 @@ def draw_own_rows(
             value.copy_(spec.local_rows(wholes[id(value)]))
 
     def local_rows(whole: Tensor) -> Tensor:
-        return rows[id(whole)] if id(whole) in rows else spec.local_rows(whole).contiguous()
+        return rows[id(whole)] if id(whole) in rows else spec.local_rows(whole).clone()
 
     return tree_map_only(Tensor, local_rows, out)
 

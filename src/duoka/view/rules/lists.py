@@ -10,6 +10,7 @@ from torch.autograd.graph import increment_version
 from torch.distributed import ReduceOp
 
 from duoka.private.torch import FUSED_STEPS, NORM_OF_ALL, UNSCALE_ALL, functions_of_lists, tree_map_only
+from duoka.view.copies import wait_for_copies
 from duoka.view.rules.lookup import Function, align, localise
 from duoka.view.rules.norms import whole_norms
 from duoka.view.tensor.batch import BatchTensor, Rule, batches_in
@@ -62,8 +63,11 @@ def unscale(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     batches = [one for one in gradients if isinstance(one, BatchTensor)]
     if not batches or kwargs or any(isinstance(one, BatchTensor) for one in (found, scale)):
         return NotImplemented
+    view = batches[0]._spec.view
+    if found.is_cpu:
+        wait_for_copies(view.computes_on)
     func([one._local if isinstance(one, BatchTensor) else one for one in gradients], found, scale)
-    batches[0]._spec.view.ranks.all_reduce(found, ReduceOp.MAX)
+    view.ranks.all_reduce(found, ReduceOp.MAX)
     return None
 
 
@@ -81,8 +85,10 @@ def step(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plain = [value for value in belonging if not isinstance(value, BatchTensor) and value.dim()]
         if batches and (align(batches) is None or plain):
             return NotImplemented
-    func(*(tree_map_only(BatchTensor, lambda one: one._local, value) for value in args), **kwargs)
     batches = batches_in(args)
+    if any(isinstance(value, Tensor) and value.is_cpu for value in kwargs.values()):  # GradScaler's
+        wait_for_copies(batches[0]._spec.view.computes_on)
+    func(*(tree_map_only(BatchTensor, lambda one: one._local, value) for value in args), **kwargs)
     increment_version([batch._local for batch in batches])
     recorder = batches[0]._spec.view.shares.recorder
     if recorder is not None:

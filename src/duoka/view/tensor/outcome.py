@@ -19,8 +19,9 @@ from duoka.private.torch import WithoutTorchFunctions, memory_of, tree_leaves, t
 from duoka.view.support.transforms import without_modes
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.tensor.spec import Spec
-from duoka.view.tensor.strides import Strides, local_distance, same_layout
+from duoka.view.tensor.strides import Strides, contiguous_strides, local_distance, same_layout
 
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _WITHOUT = ("device", "generator")  # keywords that tensors without values do not take
 
 
@@ -138,12 +139,13 @@ def _conformed(out: BatchTensor, batches: list[BatchTensor], result: Result | No
         return same[0] if same else out
     argument = None if result.argument is None else batches[result.argument]
     if argument is None or argument._rows.device != rows.device:  # a move to another device copies
-        local = spec.local_strides(result.strides)
+        strides = _channels_last(rows, spec, result)
+        local = spec.local_strides(strides)
         if _shares_memory(rows, batches) or not same_layout(rows.shape, rows.stride(), local):
             rows = _copied(rows, local)
         elif spec.determines_strides:
             return out
-        return BatchTensor(rows, spec, result.strides)
+        return BatchTensor(rows, spec, strides)
     if result.same:
         return argument
     if rows is argument._rows:
@@ -153,6 +155,19 @@ def _conformed(out: BatchTensor, batches: list[BatchTensor], result: Result | No
     ):
         rows = _viewed(argument, spec, result)
     return BatchTensor(rows, spec, result.strides)
+
+
+def _channels_last(rows: Tensor, spec: Spec, result: Result) -> Strides:
+    """Return the strides of a new batch; with channels last if its rows have them so.
+
+    Kernels for "meta" of convolutions, group_norm, roll and others return contiguous tensors, unlike all devices'.
+    """
+    last = _CHANNELS_LAST.get(rows.dim()) if spec.dim == 0 else None
+    if last is None or result.strides != contiguous_strides(result.shape) or rows.is_contiguous():
+        return result.strides
+    if not rows.is_contiguous(memory_format=last):
+        return result.strides
+    return torch.empty(result.shape, device="meta", memory_format=last).stride()
 
 
 def _copied(rows: Tensor, strides: Strides) -> Tensor:

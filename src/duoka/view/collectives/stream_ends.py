@@ -1,0 +1,43 @@
+"""Ends of collectives in the stream of an accelerator, for the status board.
+
+A vendor's library returns at once, and only the stream waits for the other ranks. So an event in the stream follows
+each collective, and a thread asks which have passed, also while the script waits for the stream in its next line.
+"""
+
+from __future__ import annotations
+
+import _thread  # scripts do not see such a thread, and the interpreter does not join it
+import time
+from collections import deque
+from typing import Any
+
+import torch
+
+from duoka.view.collectives.base import CollectiveSlot
+
+PERIOD = 0.5  # seconds
+
+
+class StreamEnds:
+    """Records on `slot` the collectives that the stream has passed."""
+
+    def __init__(self, slot: CollectiveSlot) -> None:
+        self._slot = slot
+        self._events: deque[Any] = deque()
+        self._is_followed = False
+
+    def add(self, device: torch.device) -> None:
+        """Follow the collective for which the current stream waits since now."""
+        if not self._is_followed:
+            self._is_followed = True
+            _thread.start_new_thread(self._follow, ())
+        self._events.append(torch.accelerator.current_stream(device).record_event())
+
+    def _follow(self) -> None:
+        while True:
+            time.sleep(PERIOD)
+            passed = 0
+            while self._events and self._events[0].query():
+                self._events.popleft()
+                passed += 1
+            self._slot.pass_collectives(passed)
