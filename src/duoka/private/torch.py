@@ -123,7 +123,7 @@ with requiring("torch", torch.__version__):
     # Entered by `with torch.device(...)` and `torch.set_default_device`. Public: none.
     DEVICE_CONTEXT = _device.DeviceContext
     # The methods of tensors that lazy modules' parameters take before they have a shape. Public: none.
-    LAZY_METHODS: list[Any] = nn.parameter.UninitializedTensorMixin._allowed_methods
+    LAZY_METHODS: list[Any] = sys.modules["torch.nn.parameter"].UninitializedTensorMixin._allowed_methods
     # Classes of TorchScript's functions and methods. Public: torch.jit.ScriptFunction, for functions.
     SCRIPTED = (torch.jit.ScriptFunction, torch._C.ScriptMethod)
     # Unregisters operators at exit. Public: none.
