@@ -128,30 +128,27 @@ class Scratch:
 # The system's own functions, not the replaced ones of `os`.
 
 
+def _kind(path: Any, status: Callable[[Any], os.stat_result] = posix.lstat) -> int:
+    """Return the type of a file; 0 if there is none."""
+    try:
+        return stat.S_IFMT(status(path).st_mode)
+    except (OSError, ValueError):
+        return 0
+
+
 def exists(path: Any) -> bool:
     """Return True if the path exists, also as a dangling link."""
-    try:
-        posix.lstat(path)
-    except (OSError, ValueError):
-        return False
-    return True
+    return _kind(path) != 0
 
 
 def is_folder(path: Any) -> bool:
     """Return True for a folder or a link to one."""
-    try:
-        return stat.S_ISDIR(posix.stat(path).st_mode)
-    except (OSError, ValueError):
-        return False
+    return _kind(path, posix.stat) == stat.S_IFDIR
 
 
 def is_special(path: Any) -> bool:
     """Return True for a socket, a pipe or a device, which have no contents to copy: they stay where they are."""
-    try:
-        kind = stat.S_IFMT(posix.lstat(path).st_mode)
-    except (OSError, ValueError):
-        return False
-    return kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
+    return _kind(path) not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 
 
 def make_folders(path: str) -> None:
