@@ -1,7 +1,7 @@
 """Weights of every format, and checkpoints that survive a crash.
 
 checkpoint.py  `Checkpoint`: saves and restores a training run; preemption.py: signals that ask it to end
-states.py      the saved states, by kind; values.py: numbers, strings, dicts and tensors as JSON and safetensors
+states.py      the saved states, by kind, as JSON and tensors
 snapshot.py    a checkpoint in memory, and the thread of each rank that writes it
 directory.py   the directory of a run: manifests and digests of its checkpoints, which are kept, the lock
 
@@ -10,7 +10,7 @@ sharded.py     the layout of safetensors files, and the bytes that each rank wri
 ranks.py       collectives of the ranks that save together
 disk.py        crash-safe writes: atomic rename and fsync
 
-loading.py     `load_weights`; mismatch.py: a table of the tensors that do not match
+loading.py     `load_weights`, and a table of the tensors that do not match
 names.py       matches the names of tensors in a file and a model
 comparing.py   show, compare and convert files
 formats/       the file formats of weights, one module each

@@ -74,9 +74,9 @@ def _group(contents: FileContents, key: str | None) -> tuple[str, dict[str, Stor
     Raises:
         WeightsError: the file holds no weights, or none under `key`.
     """
-    found = names.groups(contents.tree)
-    at = names.choose(found, None, key, contents.path)
-    return at, found[at]
+    groups = names.groups(contents.tree)
+    at = names.choose(groups, None, key, contents.path)
+    return at, groups[at]
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,11 @@ class Comparison:
 
 def compare(first: str | Path, second: str | Path, key: str | None = None, objects: Objects = "refuse") -> Comparison:
     """Compare the tensors of two files, ignoring what wrappers add to names."""
-    one, other = (_group(formats.read(path, objects), key)[1] for path in (first, second))
-    pairs = names.match(one, other)
+    left, right = (_group(formats.read(path, objects), key)[1] for path in (first, second))
+    pairs = names.match(left, right)
     same, different, unlike = [], [], {}
     for name, theirs in pairs.items():
-        ours, its = one[name], other[theirs]
+        ours, its = left[name], right[theirs]
         if ours.shape != its.shape or ours.dtype != its.dtype:
             unlike[name] = f"{list(ours.shape)} {ours.dtype} and {list(its.shape)} {its.dtype}"
         difference = _difference(name, ours, its) if ours.shape == its.shape else None
@@ -137,8 +137,8 @@ def compare(first: str | Path, second: str | Path, key: str | None = None, objec
         tuple(same),
         tuple(sorted(different, key=lambda it: -it.largest)),
         unlike,
-        tuple(name for name in one if name not in pairs),
-        tuple(name for name in other if name not in pairs.values()),
+        tuple(name for name in left if name not in pairs),
+        tuple(name for name in right if name not in pairs.values()),
     )
 
 
@@ -146,17 +146,17 @@ def _difference(name: str, first: Stored, second: Stored) -> Difference | None:
     import torch
 
     try:
-        one, other = (_wide(stored.read()) for stored in (first, second))
+        left, right = (_wide(stored.read()) for stored in (first, second))
     except (RuntimeError, MemoryError, TypeError) as error:
         raise WeightsError(f"{name} cannot be read: {str(error).splitlines()[0]}") from error
-    unequal = (one != other) & ~(torch.isnan(one) & torch.isnan(other))
+    unequal = (left != right) & ~(torch.isnan(left) & torch.isnan(right))
     count = int(unequal.sum())
     if count == 0:
         return None
-    distance = (one - other).abs()[unequal]
+    distance = (left - right).abs()[unequal]
     largest = float(distance.nan_to_num(nan=float("inf")).max())
-    scale = float(torch.maximum(one.abs(), other.abs()).nan_to_num().max())
-    return Difference(name, largest, largest / scale if scale else largest, count, one.numel())
+    scale = float(torch.maximum(left.abs(), right.abs()).nan_to_num().max())
+    return Difference(name, largest, largest / scale if scale else largest, count, left.numel())
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 
 from duoka.checkpoint import formats, names
 from duoka.checkpoint.formats import Objects, Stored
-from duoka.checkpoint.mismatch import Mismatch, Shape
 from duoka.errors import WeightsError, WeightsMismatch
 from duoka.private.torch import has_own_loading
+
+LONGEST = 20  # rows of each kind in a table
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -83,20 +86,20 @@ def load_weights(
     contents = formats.read(path, objects)
     state = model.state_dict()
     targets = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    only, skip = _several(only), _several(skip)
-    found = names.groups(contents.tree)
+    only, skip = ([it] if isinstance(it, str) else it for it in (only, skip))
+    groups = names.groups(contents.tree)
     if rename:
-        found = {at: names.renamed(group, rename) for at, group in found.items()}
-    at = names.choose(found, targets, key, path)
-    pairing = _pair(targets, found[at], only, skip)
+        groups = {at: names.renamed(group, rename) for at, group in groups.items()}
+    at = names.choose(groups, targets, key, path)
+    pairing = _pair(targets, groups[at], only, skip)
     if strict and not _loads_by_itself(model):
-        _check(pairing.mismatch, contents.path, model, found[at])
+        _check(pairing.mismatch, contents.path, model, groups[at])
     elif pairing.mismatch.wrong and strict:
-        _check(Mismatch(wrong=pairing.mismatch.wrong), contents.path, model, found[at])
+        _check(Mismatch(wrong=pairing.mismatch.wrong), contents.path, model, groups[at])
     contents.check()
     notes = [*([f"found under {at!r}"] if at else []), *names.differences(pairing.pairs), *contents.notes]
     notes += [*pairing.notes, *_casts(targets, pairing.sources)]
-    others = [group for group in names.groups(contents.tree) if group and not at.startswith(group) and at]
+    others = [group for group in groups if group and not at.startswith(group) and at]
     if others and key is None:
         notes.append(f"also in the file: {', '.join(others[:6])} (key= chooses)")
     mismatch = _fill(model, pairing, contents.path, strict)
@@ -113,8 +116,51 @@ def load_weights(
     )
 
 
-def _several(patterns: str | Sequence[str]) -> Sequence[str]:
-    return (patterns,) if isinstance(patterns, str) else patterns
+@dataclass(frozen=True)
+class Mismatch:
+    """Tensors that do not match, with shapes. missing: not in the file. unexpected: not in the model.
+
+    wrong: the model's shape and the file's, or types that cannot be converted.
+    """
+
+    missing: Mapping[str, Shape] = field(default_factory=dict)
+    unexpected: Mapping[str, Shape] = field(default_factory=dict)
+    wrong: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.wrong)
+
+    def table(self) -> str:
+        """Return aligned rows: the kind, the name, the shape, and the closest name in the file."""
+        wrong = [
+            (name, f"{ours} in the model", f"{theirs} in the file") for name, (ours, theirs) in self.wrong.items()
+        ]
+        missing = [(name, str(shape), self._nearest(name)) for name, shape in [*self.missing.items()][:LONGEST]]
+        unexpected = [(name, str(shape), "") for name, shape in self.unexpected.items()]
+        rows: list[tuple[str, ...]] = []
+        for kind, cells, count in (
+            ("wrong shape", wrong, len(wrong)),
+            ("missing", missing, len(self.missing)),
+            ("unexpected", unexpected, len(unexpected)),
+        ):
+            rows += [(kind, *row) for row in cells[:LONGEST]]
+            rows += [(kind, f"… and {count - LONGEST} more", "", "")] if count > LONGEST else []
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        padded = ([*map(str.ljust, row, widths), row[3]] for row in rows)
+        return "\n".join("  " + "  ".join(cells).rstrip() for cells in padded)
+
+    def _nearest(self, name: str) -> str:
+        """Name the unexpected tensor that is most similar to a missing one, preferring the same shape."""
+
+        def likeness(other: str) -> float:
+            return SequenceMatcher(None, names.plain(name), names.plain(other)).ratio()
+
+        shape = self.missing[name]
+        alike = [other for other, its in self.unexpected.items() if its == shape] or list(self.unexpected)
+        best = max(alike[:500], key=likeness, default="")
+        if best and (likeness(best) > 0.4 or self.unexpected[best] == shape):
+            return f"nearest in the file: {best} {self.unexpected[best]}"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -152,14 +198,15 @@ def _pair(
             wrong[name] = why
         else:
             sources[name] = group[pairs[name]]
-    notes = [f"not in the file, and tied to what is: {name}" for name in _tied(targets, missing, sources)]
+    tied = _tied(targets, missing, sources)
+    notes = [f"not in the file, and tied to what is: {name}" for name in tied]
     unused = [name for name in group if name not in pairs.values()]
     ignored = set(names.extras(unused)) | (set(unused) - set(names.chosen(unused, only, skip)))
     counters = [name for name in missing if name.endswith("num_batches_tracked")]
     notes += [f"left out: {name}" for name in names.extras(unused)]
     if counters:  # torch 0.4 began to write them; torch also accepts files without
         notes.append(f"{len(counters)} counts of batches (num_batches_tracked) are not in the file and stay")
-    for name in (*_tied(targets, missing, sources), *counters):
+    for name in (*tied, *counters):
         del missing[name]
     unexpected = {name: group[name].shape for name in unused if name not in ignored}
     kept = {name: pairs[name] for name in sources}
@@ -199,15 +246,10 @@ def _casts(targets: Mapping[str, Tensor], sources: Mapping[str, Stored]) -> list
 
 
 def _check(mismatch: Mismatch, path: Path, model: nn.Module, group: Mapping[str, Stored]) -> None:
-    if not mismatch:
-        return
-    count = len(group) - len(mismatch.unexpected) - len(mismatch.wrong)
-    lines = [
-        f"{path} does not fit {type(model).__name__}: of {len(group)} tensors in the file, {count} fit",
-        mismatch.table(),
-        _hint(mismatch),
-    ]
-    raise WeightsMismatch("\n".join(lines))
+    if mismatch:
+        fit = len(group) - len(mismatch.unexpected) - len(mismatch.wrong)
+        head = f"{path} does not fit {type(model).__name__}: of {len(group)} tensors in the file, {fit} fit"
+        raise WeightsMismatch("\n".join([head, mismatch.table(), _hint(mismatch)]))
 
 
 def _hint(mismatch: Mismatch) -> str:
@@ -226,14 +268,11 @@ def _hint(mismatch: Mismatch) -> str:
 
 def _loads_by_itself(model: nn.Module) -> bool:
     """Return True if a module overrides loading: by a method, hooks, or extra state."""
-    return type(model).load_state_dict is not nn.Module.load_state_dict or any(map(_is_special, model.modules()))
-
-
-def _is_special(module: nn.Module) -> bool:
-    return (
+    return type(model).load_state_dict is not nn.Module.load_state_dict or any(
         type(module).set_extra_state is not nn.Module.set_extra_state
         or type(module).state_dict is not nn.Module.state_dict
         or has_own_loading(module)
+        for module in model.modules()
     )
 
 
@@ -261,12 +300,7 @@ def _load_state(model: nn.Module, pairing: Pairing, path: Path, strict: bool, as
     state: dict[str, Any] = {name: _value(it, targets[name], assign) for name, it in pairing.sources.items()}
     state |= {name: group[name].read() for name in pairing.mismatch.unexpected}
     said = model.load_state_dict(state, strict=False, assign=assign)
-    skipped = {*pairing.skipped, *pairing.mismatch.wrong}
-    missing = {
-        name: tuple(targets[name].shape)
-        for name in said.missing_keys
-        if name in pairing.mismatch.missing and name not in skipped
-    }
+    missing = {name: pairing.mismatch.missing[name] for name in said.missing_keys if name in pairing.mismatch.missing}
     unexpected = {name: group[name].shape for name in said.unexpected_keys if name in group}
     mismatch = Mismatch(missing, unexpected, pairing.mismatch.wrong)
     if strict:
@@ -274,10 +308,10 @@ def _load_state(model: nn.Module, pairing: Pairing, path: Path, strict: bool, as
     return mismatch
 
 
-def _value(source: Stored, target: Tensor, becomes_it: bool) -> Tensor:
-    """Return the value of a target. becomes_it: the target gets this memory, so it must not be that of the file."""
-    found = source.read_like(target)
-    if not becomes_it:
-        return found
-    cast = found.to(target.dtype)
-    return cast.clone() if cast is found else cast
+def _value(source: Stored, target: Tensor, assign: bool) -> Tensor:
+    """Return the value of a target. assign: the target gets this memory, so it must not be that of the file."""
+    value = source.read_like(target)
+    if not assign:
+        return value
+    cast = value.to(target.dtype)
+    return cast.clone() if cast is value else cast

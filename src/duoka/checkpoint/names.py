@@ -64,11 +64,10 @@ def renamed(tensors: Mapping[str, Stored], rename: Mapping[str, str]) -> dict[st
 
 def match(model: Collection[str], file: Collection[str]) -> dict[str, str]:
     """Map the model's names to the file's, if they are equal or differ only by wrappers."""
-    found = {name: name for name in model if name in file}
-    taken = set(found.values())
-    ours = _unique(name for name in model if name not in found)
-    theirs = _unique(name for name in file if name not in taken)
-    return found | {ours[name]: theirs[name] for name in ours if name in theirs}
+    pairs = {name: name for name in model if name in file}
+    ours = _unique(name for name in model if name not in pairs)
+    theirs = _unique(name for name in file if name not in pairs)
+    return pairs | {ours[name]: theirs[name] for name in ours if name in theirs}
 
 
 def _unique(names: Iterable[str]) -> dict[str, str]:
@@ -111,29 +110,31 @@ def groups(tree: Any, at: str = "", depth: int = 0) -> dict[str, dict[str, Store
     """
     if not isinstance(tree, Mapping) or depth > 4:
         return {}
-    own = _tensors_in(tree)
-    found = {at: own} if own else {}
+    tensors = _tensors_in(tree)
+    groups_in = {at: tensors} if tensors else {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and not _is_beside(key):
-            found |= groups(value, f"{at}.{key}" if at else str(key), depth + 1)
-    return found
+            groups_in |= groups(value, f"{at}.{key}" if at else str(key), depth + 1)
+    return groups_in
 
 
 def _tensors_in(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Stored]:
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     for key, value in tree.items():
         if isinstance(value, Stored):
-            found[f"{prefix}{key}"] = value
+            tensors[f"{prefix}{key}"] = value
         elif isinstance(value, Mapping) and not _is_beside(key):
-            found |= _tensors_in(value, f"{prefix}{key}.")
-    return found
+            tensors |= _tensors_in(value, f"{prefix}{key}.")
+    return tensors
 
 
 def _is_beside(key: Any) -> bool:
     return not isinstance(key, str) or bool(_BESIDE.search(key))
 
 
-def choose(found: Mapping[str, dict[str, Stored]], wanted: Collection[str] | None, key: str | None, path: Any) -> str:
+def choose(
+    groups: Mapping[str, dict[str, Stored]], wanted: Collection[str] | None, key: str | None, path: Any
+) -> str:
     """Choose a group: the one named by `key`, else the one with most of the wanted names and fewest others.
 
     wanted: a model's names; None without a model, to choose by the usual keys.
@@ -142,32 +143,32 @@ def choose(found: Mapping[str, dict[str, Stored]], wanted: Collection[str] | Non
         WeightsError: there is no group, or two match equally.
     """
     if key is not None:
-        if key not in found:
-            raise WeightsError(f"{path} has no weights under {key!r}; it has {_list(found) or 'none at all'}")
+        if key not in groups:
+            raise WeightsError(f"{path} has no weights under {key!r}; it has {_list(groups) or 'none at all'}")
         return key
-    if not found:
+    if not groups:
         raise WeightsError(f"{path} holds no tensors that could be weights")
-    hits = {at: len(match(wanted, names)) for at, names in found.items()} if wanted is not None else {}
+    hits = {at: len(match(wanted, names)) for at, names in groups.items()} if wanted is not None else {}
     if not any(hits.values()):
-        return _likeliest(found)
+        return _likeliest(groups)
 
     def rank(at: str) -> tuple[int, int, int]:
-        return -hits[at], len(found[at]) - hits[at], _preference(at)
+        return -hits[at], len(groups[at]) - hits[at], _preference(at)
 
-    best = min(found, key=rank)
-    equal = [at for at in found if rank(at) == rank(best)]
+    best = min(groups, key=rank)
+    equal = [at for at in groups if rank(at) == rank(best)]
     if len(equal) > 1:
         raise WeightsError(f"{path} holds several sets of weights that fit; choose one by key=: {_list(equal)}")
     return best
 
 
-def _likeliest(found: Mapping[str, dict[str, Stored]]) -> str:
+def _likeliest(groups: Mapping[str, dict[str, Stored]]) -> str:
     """Return the group of a usual key, else the only one, else all tensors."""
-    inner = [at for at in found if at and "." not in at]
+    inner = [at for at in groups if at and "." not in at]
     known = [at for at in inner if at in KEYS]
     if known:
         return min(known, key=KEYS.index)
-    return inner[0] if len(inner) == 1 and len(found.get("", {})) == len(found[inner[0]]) else next(iter(found))
+    return inner[0] if len(inner) == 1 and len(groups.get("", {})) == len(groups[inner[0]]) else next(iter(groups))
 
 
 def _preference(at: str) -> int:

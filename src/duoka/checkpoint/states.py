@@ -6,14 +6,21 @@ object      anything with state_dict() and load_state_dict(): schedulers, scaler
 tensor      restored in place
 container   a list, dict or set: restored in place
 value       numbers and strings, which cannot be changed in place: see `Checkpoint.values`
+
+No pickle is written, and no code runs on reading. Types that JSON lacks are an object with one key that begins with
+"$": {"$tuple": [1, 2]}. A tensor is {"$tensor": NAME}, where NAME is its name in a safetensors file.
 """
 
 from __future__ import annotations
 
+import base64
+import math
 import random
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -25,10 +32,11 @@ from duoka.checkpoint.directory import OWN_FILE
 from duoka.checkpoint.formats import Stored, part_of
 from duoka.checkpoint.saving import part_or_whole, plain_names, plain_state, whole
 from duoka.checkpoint.sharded import holders
-from duoka.checkpoint.values import join, split
 from duoka.errors import CheckpointError, WeightsError
 from duoka.private.torch import set_stepped, tree_map_only
 from duoka.view.collectives.base import Collectives
+
+DEEPEST = 100  # levels of nesting
 
 
 @dataclass(frozen=True)
@@ -102,12 +110,12 @@ class States:
                 return SavedState(kind, plain_state(thing, part_or_whole), has_tree=False)
             state = thing.state_dict() if kind in ("model", "optimizer", "object") else thing
             if kind == "optimizer":
-                state = by_name(state, self._names(thing))
+                state = _by_name(state, self._names(thing))
             tree, tensors = split(state, "" if kind in OWN_FILE else name)
         except (CheckpointError, WeightsError) as error:
             raise CheckpointError(f"{name!r} cannot be saved: {error}") from error
-        taken = part_or_whole if kind in OWN_FILE else whole
-        return SavedState(kind, {key: taken(tensor) for key, tensor in tensors.items()}, tree)
+        take = part_or_whole if kind in OWN_FILE else whole
+        return SavedState(kind, {key: take(tensor) for key, tensor in tensors.items()}, tree)
 
     def restore(self, name: str, tree: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:
         """Restore a state, and return its value as saved. tensors: of models and optimizers may still be in files."""
@@ -119,7 +127,7 @@ class States:
         if kind == "model":
             thing.load_state_dict(_read_like(state, thing.state_dict()))
         elif kind == "optimizer":
-            thing.load_state_dict(sharded(by_index(state, self._names(thing), name), thing))
+            thing.load_state_dict(_read_like_parameters(_by_index(state, self._names(thing), name), thing))
             set_stepped(thing, bool(state["state"]))  # for schedulers, which warn of a missing step
         elif kind == "object":
             thing.load_state_dict(state)
@@ -127,17 +135,21 @@ class States:
             with torch.no_grad():
                 thing.copy_(state)
         elif kind == "container":
-            _refill(thing, state, name)
+            if type(state) is not type(thing):
+                was = type(state).__name__
+                raise CheckpointError(f"{name!r} is a {type(thing).__name__}, but was saved as a {was}")
+            thing.clear()
+            (thing.extend if isinstance(thing, list) else thing.update)(state)
         return state
 
     def _names(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
         """Return the names of an optimizer's parameters, by group; parameters of no model are numbered."""
         known: dict[int, str] = {}
-        for at, model in self.objects.items():
+        for key, model in self.objects.items():
             if isinstance(model, nn.Module):
-                own = plain_names(model)
+                names = plain_names(model)
                 state = model.state_dict(keep_vars=True)
-                known |= {id(value): f"{at}.{own[name]}" for name, value in state.items()}
+                known |= {id(value): f"{key}.{names[name]}" for name, value in state.items()}
         number = count()
         return [
             [known.get(id(parameter), f"#{next(number)}") for parameter in group["params"]]
@@ -145,21 +157,14 @@ class States:
         ]
 
 
-def by_name(state: Mapping[str, Any], names: list[list[str]]) -> dict[str, Any]:
+def _by_name(state: Mapping[str, Any], names: list[list[str]]) -> dict[str, Any]:
     """Replace indices by names in an optimizer's state dict."""
-    flat = [name for group in names for name in group]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
-    called = dict(zip(numbers, flat, strict=True))
-    return {
-        **state,
-        "state": {called.get(key, key): value for key, value in state["state"].items()},
-        "param_groups": [
-            {**group, "params": list(own)} for group, own in zip(state["param_groups"], names, strict=True)
-        ],
-    }
+    called = dict(zip(numbers, (name for group in names for name in group), strict=True))
+    return _renamed(state, called, names)
 
 
-def by_index(state: Mapping[str, Any], names: list[list[str]], optimizer: str) -> dict[str, Any]:
+def _by_index(state: Mapping[str, Any], names: list[list[str]], optimizer: str) -> dict[str, Any]:
     """Replace names by indices, in the optimizer's present order of parameters.
 
     Raises:
@@ -170,31 +175,33 @@ def by_index(state: Mapping[str, Any], names: list[list[str]], optimizer: str) -
         raise CheckpointError(
             f"{optimizer!r} has {len(names)} groups of parameters, and was saved with {len(groups)}"
         )
-    for number, (group, own) in enumerate(zip(groups, names, strict=True)):
-        more, fewer = sorted(set(own) - set(group["params"])), sorted(set(group["params"]) - set(own))
+    for number, (group, now) in enumerate(zip(groups, names, strict=True)):
+        more, fewer = sorted(set(now) - set(group["params"])), sorted(set(group["params"]) - set(now))
         if more or fewer:
             raise CheckpointError(
                 f"group {number} of {optimizer!r} has other parameters than were saved: "
                 f"now {', '.join(more[:5]) or 'none'}, then {', '.join(fewer[:5]) or 'none'}"
             )
-    index = {name: number for number, name in enumerate(name for own in names for name in own)}
+    index = {name: number for number, name in enumerate(name for group in names for name in group)}
+    return _renamed(state, index, [[index[name] for name in group] for group in names])
+
+
+def _renamed(state: Mapping[str, Any], keys: Mapping[Any, Any], parameters: list[list[Any]]) -> dict[str, Any]:
+    groups = zip(state["param_groups"], parameters, strict=True)
     return {
         **state,
-        "state": {index.get(name, name): value for name, value in state["state"].items()},
-        "param_groups": [
-            {**group, "params": [index[name] for name in own]} for group, own in zip(groups, names, strict=True)
-        ],
+        "state": {keys.get(key, key): value for key, value in state["state"].items()},
+        "param_groups": [{**group, "params": list(params)} for group, params in groups],
     }
 
 
-def sharded(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Shard the tensors of a state dict like the parameters they belong to."""
+def _read_like_parameters(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     parameters = dict(enumerate(it for group in optimizer.param_groups for it in group["params"]))
-
-    own = {
-        index: _read_like(kept, dict.fromkeys(kept, parameters.get(index))) for index, kept in state["state"].items()
+    kept = {
+        index: _read_like(values, dict.fromkeys(values, parameters.get(index)))
+        for index, values in state["state"].items()
     }
-    return {**state, "state": own, "param_groups": _read(state["param_groups"])}
+    return {**state, "state": kept, "param_groups": _read(state["param_groups"])}
 
 
 def _read_like(values: Mapping[str, Any], likes: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,9 +219,109 @@ def _read(tree: Any) -> Any:
     return tree_map_only(Stored, lambda stored: stored.read(), tree)
 
 
-def _refill(thing: Any, state: Any, name: str) -> None:
-    if type(state) is not type(thing):
-        raise CheckpointError(f"{name!r} is a {type(thing).__name__}, but was saved as a {type(state).__name__}")
-    thing.clear()
-    fill: Callable[[Any], None] = thing.extend if isinstance(thing, list) else thing.update
-    fill(state)
+# Values as JSON and tensors.
+
+
+def split(value: Any, at: str = "") -> tuple[Any, dict[str, Tensor]]:
+    """Split a value into JSON and its tensors, by their path in it.
+
+    Raises:
+        CheckpointError: it contains an object that only code can restore: a function, or an instance of a class.
+    """
+    tensors: dict[str, Tensor] = {}
+    return _split(value, at, tensors, 0), tensors
+
+
+def _split(value: Any, at: str, tensors: dict[str, Tensor], depth: int) -> Any:
+    if depth > DEEPEST:
+        raise CheckpointError(f"{at[:80]}… is nested deeper than {DEEPEST} levels, or contains itself")
+
+    def inner(part: Any, name: object) -> Any:
+        return _split(part, f"{at}.{name}" if at else str(name), tensors, depth + 1)
+
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, Tensor):
+        return {"$tensor": _keep(value, at, tensors)}
+    if kind is list:
+        return [inner(part, number) for number, part in enumerate(value)]
+    if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
+        return {key: inner(part, key) for key, part in value.items()}
+    if isinstance(value, np.ndarray) and str(value.dtype) in _ARRAYS:
+        return {"$array": _keep(torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape), at, tensors)}
+    if isinstance(value, PurePath):
+        return {"$path": str(value)}
+    if isinstance(value, np.generic) and str(value.dtype) in _ARRAYS:
+        return {"$scalar": [str(value.dtype), base64.b64encode(value.tobytes()).decode()]}
+    for word, (known, take_apart, _) in _TYPES.items():
+        if kind is known:
+            return {word: inner(take_apart(value), word)}
+    raise CheckpointError(
+        f"{at or 'a value'} is of type {kind.__module__}.{kind.__qualname__}, which cannot be kept without code; "
+        "keep numbers, strings, lists, dicts and tensors, or give its class state_dict() and load_state_dict()"
+    )
+
+
+def _keep(tensor: Tensor, at: str, tensors: dict[str, Tensor]) -> str:
+    """Store a tensor under an unused name: two keys, as 1 and "1", can give the same path."""
+    name, again = at or "value", 1
+    while name in tensors:
+        name, again = f"{at or 'value'}~{again}", again + 1
+    tensors[name] = tensor.detach()
+    return name
+
+
+def join(tree: Any, tensors: Mapping[str, Any]) -> Any:
+    """Rebuild the value. tensors: by their path; those that are `Stored` stay unread."""
+    if isinstance(tree, list):
+        return [join(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    word = next(iter(tree), "")
+    if len(tree) == 1 and word.startswith("$"):
+        if word == "$tensor":
+            return tensors[tree[word]]
+        if word == "$array":
+            tensor = tensors[tree[word]]
+            return (tensor.read() if isinstance(tensor, Stored) else tensor).numpy()
+        return _TYPES[word][2](join(tree[word], tensors))
+    return {key: join(value, tensors) for key, value in tree.items()}
+
+
+_ARRAYS = frozenset(
+    {"bool", "float16", "float32", "float64", "complex64", "complex128"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+
+
+def _pairs(value: Mapping[Any, Any]) -> list[list[Any]]:
+    return [[key, part] for key, part in value.items()]
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+# word -> (the type, its conversion to JSON, and back)
+_TYPES: dict[str, tuple[type | None, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "$tuple": (tuple, list, tuple),
+    "$size": (torch.Size, list, torch.Size),
+    "$dict": (dict, _pairs, dict),
+    "$ordered": (OrderedDict, _pairs, OrderedDict),
+    "$counter": (Counter, _pairs, lambda pairs: Counter(dict(pairs))),
+    "$set": (set, list, set),
+    "$frozenset": (frozenset, list, frozenset),
+    "$deque": (deque, lambda value: [list(value), value.maxlen], lambda kept: deque(kept[0], kept[1])),
+    "$bytes": (bytes, _base64, base64.b64decode),
+    "$bytearray": (bytearray, _base64, lambda text: bytearray(base64.b64decode(text))),
+    "$complex": (complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
+    "$dtype": (torch.dtype, lambda value: str(value)[6:], lambda name: getattr(torch, name)),
+    "$device": (torch.device, str, torch.device),
+    # Of these `_split` knows the types.
+    "$float": (None, repr, float),
+    "$path": (None, str, Path),
+    "$scalar": (None, list, lambda kept: np.frombuffer(base64.b64decode(kept[1]), dtype=kept[0])[0]),
+}

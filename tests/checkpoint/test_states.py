@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from duoka.checkpoint.values import join, split
+from duoka.checkpoint.states import join, split
 from duoka.errors import CheckpointError
 
 LEAVES = (
