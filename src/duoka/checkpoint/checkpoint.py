@@ -317,11 +317,11 @@ class Checkpoint:
         """
         self._background.finish()
         opened: list[CheckpointReader] = []  # on rank 0, which has read some files already
-        found = on_first(self._ranks, lambda: self._find(opened))
+        newest = on_first(self._ranks, lambda: self._find(opened))
         self._restored = True
-        if found is None:
+        if newest is None:
             return None
-        path, manifest = found
+        path, manifest = newest
         reader = opened.pop() if opened else CheckpointReader(path, manifest)
         together(self._ranks, lambda: self._load(reader), f"restoring {path}", CheckpointError)
         self.step_number, self.epoch = manifest.step, manifest.epoch

@@ -135,9 +135,9 @@ def check(directory: Path, manifest: Manifest, names: Collection[str]) -> None:
         faults = (pool.map if len(names) > 1 else map)(
             lambda name: _fault(directory / name, manifest.files[name]), names
         )
-        found = [fault for fault in faults if fault]
-    if found:
-        raise CheckpointDamaged("; ".join(found))
+        damage = "; ".join(filter(None, faults))
+    if damage:
+        raise CheckpointDamaged(damage)
 
 
 def _fault(path: Path, entry: FileEntry) -> str:

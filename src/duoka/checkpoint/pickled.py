@@ -88,7 +88,7 @@ def sharded_in(obj: Any) -> list[BatchTensor]:
         NotSharded: there is a batch in it that is not sharded as parameters are.
         Exception: any that pickling the object raises.
     """
-    found: list[BatchTensor] = []
+    tensors: list[BatchTensor] = []
 
     class Lister(pickle.Pickler):
         def reducer_override(self, value: Any) -> Any:
@@ -96,7 +96,7 @@ def sharded_in(obj: Any) -> list[BatchTensor]:
                 return NotImplemented
             if not is_sharded(value):
                 raise NotSharded
-            found.append(value)
+            tensors.append(value)
             return int, ()
 
         def persistent_id(self, value: Any) -> Any:
@@ -107,7 +107,7 @@ def sharded_in(obj: Any) -> list[BatchTensor]:
             return len(data)
 
     Lister(Nowhere(), protocol=2).dump(obj)
-    return found
+    return tensors
 
 
 def outline(obj: Any, path: Path) -> list[Record]:
@@ -135,11 +135,11 @@ def outline(obj: Any, path: Path) -> list[Record]:
     records = _records(path)
     names = {storage.data_ptr(): name for name, storage in storages.items() if storage.nbytes()}
     skipped = [names.get(tensor.untyped_storage().data_ptr(), "") for tensor in stand_ins]
-    whole = [(records[name], storage) for name, storage in storages.items() if name not in skipped]
+    unsharded = [(records[name], storage) for name, storage in storages.items() if name not in skipped]
     sums: dict[Record, int] = {}
 
     def parts() -> Iterator[tuple[int, memoryview]]:
-        for record, storage in sorted(whole, key=itemgetter(0)):
+        for record, storage in sorted(unsharded, key=itemgetter(0)):
             if record.size:
                 data = bytes_of(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu())
                 sums[record] = zlib.crc32(data)

@@ -30,8 +30,8 @@ class Preemption:
     def install(self) -> None:
         """Install the handlers; does nothing outside of the main thread."""
         with suppress(ValueError):
-            for one in SIGNALS:
-                self._before.setdefault(one, signal.signal(one, self._note))
+            for number in SIGNALS:
+                self._before.setdefault(number, signal.signal(number, self._note))
 
     def exception(self) -> Preempted:
         """Return the exception to raise after saving. Further signals then no longer interrupt the exit."""

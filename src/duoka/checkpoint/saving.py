@@ -71,7 +71,7 @@ def save_weights(
     if path.suffix not in (".safetensors", *PICKLES):
         raise OptionError("path", str(path), f"a name that ends in .safetensors, or in {', '.join(PICKLES)}")
     most = None if max_shard_size is None else parse_size(max_shard_size)
-    tensors = plain_state(model, part_or_whole)
+    tensors = plain_state(model, sharded_or_gathered)
     among = holders(tensors.values())
     ranks = ranks or (ranks_here() if among is None else among.whole)
     if among is None:
@@ -300,7 +300,7 @@ def plain_state(
     Raises:
         WeightsError: two would get the same name.
     """
-    take = take or whole
+    take = take or gathered
     state = dict(model) if isinstance(model, Mapping) else model.state_dict()
     others = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if others:
@@ -323,12 +323,12 @@ def plain_names(model: nn.Module) -> dict[str, str]:
     return {name: _without(name, wrapped) for name in model.state_dict()}
 
 
-def part_or_whole(tensor: Tensor) -> Tensor:
+def sharded_or_gathered(tensor: Tensor) -> Tensor:
     """Return a sharded tensor as it is, and any other whole."""
-    return tensor if is_sharded(tensor) else whole(tensor)
+    return tensor if is_sharded(tensor) else gathered(tensor)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gathered(tensor: Tensor) -> Tensor:
     """Gather a sharded tensor to the CPU of rank 0, and to the meta device elsewhere; return others unchanged.
 
     All ranks must call this. It needs device memory for one whole tensor at a time.

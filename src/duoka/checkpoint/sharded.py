@@ -101,15 +101,19 @@ def flat(tensor: Tensor) -> Tensor:
     return local_rows(tensor).resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 
-class Run(NamedTuple):
-    """Rows of a rank that are contiguous in the tensor. at: offset in it. start: in the rank's rows. All in bytes."""
+class Span(NamedTuple):
+    """Bytes of a tensor, or of a file, that one rank holds.
+
+    at: offset in the tensor or the file. start: offset in the rank's rows. size: in bytes. name: of the tensor.
+    """
 
     at: int
     start: int
     size: int
+    name: Any = None
 
 
-def runs_of(tensor: BatchTensor, itemsize: int, rank: int | None = None) -> list[Run]:
+def runs_of(tensor: BatchTensor, itemsize: int, rank: int | None = None) -> list[Span]:
     """Return the contiguous byte ranges that a rank's rows (default: this rank's) occupy in a sharded tensor.
 
     There is one range if the tensor is sharded along its first dimension; none if the rank has no elements.
@@ -120,16 +124,7 @@ def runs_of(tensor: BatchTensor, itemsize: int, rank: int | None = None) -> list
     first, end = (row * bound for bound in spec.partition.bounds(spec.partition.rank if rank is None else rank))
     size = end - first
     count = math.prod(shape[: spec.dim]) if size else 0
-    return [Run(number * shape[spec.dim] * row + first, number * size, size) for number in range(count)]
-
-
-class Span(NamedTuple):
-    """Bytes of a file that one rank holds. at: offset in the file. start: in the rank's rows of tensor `name`."""
-
-    at: int
-    name: Any
-    start: int
-    size: int
+    return [Span(number * shape[spec.dim] * row + first, number * size, size) for number in range(count)]
 
 
 def spans_of(places: Mapping[Any, int], tensors: Mapping[Any, Tensor], rank: int) -> list[Span]:
@@ -138,12 +133,13 @@ def spans_of(places: Mapping[Any, int], tensors: Mapping[Any, Tensor], rank: int
     places: offset of each tensor in the file.
     """
     spans: list[Span] = []
-    for name, place in places.items():
+    for name, begin in places.items():
         tensor = tensors[name]
         if isinstance(tensor, BatchTensor) and is_sharded(tensor):
-            spans += [Span(place + at, name, *rest) for at, *rest in runs_of(tensor, tensor.itemsize, rank)]
-        elif rank == 0 and tensor.numel():
-            spans.append(Span(place, name, 0, tensor.numel() * tensor.itemsize))
+            runs = runs_of(tensor, tensor.itemsize, rank)
+        else:
+            runs = [Span(0, 0, tensor.numel() * tensor.itemsize)] if rank == 0 and tensor.numel() else []
+        spans += [Span(begin + at, start, size, name) for at, start, size, _ in runs]
     return spans
 
 
@@ -170,7 +166,7 @@ def _blocks(spans: Iterable[Span], size: int) -> Iterator[list[Span]]:
 def parts_of(places: Mapping[Any, int], tensors: Mapping[Any, Tensor], rank: int) -> Iterator[tuple[int, memoryview]]:
     """Yield what this rank writes of a file, with its offsets."""
     for block in _blocks(spans_of(places, tensors, rank), BLOCK):
-        for at, name, start, size in block:
+        for at, start, size, name in block:
             yield at, bytes_of(flat(tensors[name])[start : start + size].cpu())
 
 

@@ -133,7 +133,7 @@ class Snapshot:
         if self._rank == 0:
             layout = lay_out(tensors, {})
             memory = self._memory(file, layout.size)
-            memory.copy({place: tensors[name] for name, place in layout.places.items()})
+            memory.copy({at: tensors[name] for name, at in layout.places.items()})
             begin = len(layout.header)
             self.files[file] = [(0, layout.header), (begin, memory.view(begin, layout.size))]
 
@@ -182,10 +182,9 @@ class Snapshot:
         memory.copy({begins[key]: rows for key, rows in held.items()})
         for number in (*range(rank, len(files)), *range(rank)):  # writes to one file wait for each other
             parts: list[Part] = [(0, layouts[number].header)] if number == rank else []
-            parts += [
-                (at, memory.view(begins[key] + at_row, begins[key] + at_row + size))
-                for at, key, at_row, size in spans[number]
-            ]
+            for at, start, count, key in spans[number]:
+                begin = begins[key] + start
+                parts.append((at, memory.view(begin, begin + count)))
             self.files[files[number]] = parts
             self.shared[files[number]] = layouts[number].size
 
@@ -257,13 +256,15 @@ def write_part(beside: Path, snapshot: Snapshot, rank: int) -> None:
 
 def _write_files(beside: Path, snapshot: Snapshot) -> dict[str, FileEntry]:
     """Write this rank's files, while threads compute the digests of those that no other rank writes."""
-    own = {name: parts for name, parts in snapshot.files.items() if name not in snapshot.shared}
-    digests = {name: Digest(data for _, data in parts) for name, parts in own.items()}
+    alone = {name: parts for name, parts in snapshot.files.items() if name not in snapshot.shared}
+    digests = {name: Digest(data for _, data in parts) for name, parts in alone.items()}
     for name, parts in snapshot.files.items():
         if name in snapshot.shared:
             disk.reserve(beside / name, snapshot.shared[name])
         disk.write(beside / name, parts)
-    return {name: FileEntry(sum(len(data) for _, data in parts), digests[name].wait()) for name, parts in own.items()}
+    return {
+        name: FileEntry(sum(len(data) for _, data in parts), digests[name].wait()) for name, parts in alone.items()
+    }
 
 
 class Digest:
@@ -390,6 +391,6 @@ def wait_for(beside: Path, ranks: Collection[int], patience: float = PATIENCE) -
 def _progress(beside: Path) -> tuple[int, int]:
     """Return the size of all files, and the time of the last write."""
     with suppress(OSError):
-        found = [path.stat() for path in beside.iterdir()]
-        return sum(each.st_size for each in found), max((each.st_mtime_ns for each in found), default=0)
+        status = [path.stat() for path in beside.iterdir()]
+        return sum(each.st_size for each in status), max((each.st_mtime_ns for each in status), default=0)
     return -1, -1

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from duoka import accelerator
 from duoka.checkpoint.directory import OWN_FILE
 from duoka.checkpoint.formats import Stored, part_of
-from duoka.checkpoint.saving import part_or_whole, plain_names, plain_state, whole
+from duoka.checkpoint.saving import gathered, plain_names, plain_state, sharded_or_gathered
 from duoka.checkpoint.sharded import holders
 from duoka.errors import CheckpointError, WeightsError
 from duoka.private.torch import set_stepped, tree_map_only
@@ -107,14 +107,14 @@ class States:
         kind = self.kinds[name]
         try:
             if kind == "model" and all(isinstance(value, Tensor) for value in thing.state_dict().values()):
-                return SavedState(kind, plain_state(thing, part_or_whole), has_tree=False)
+                return SavedState(kind, plain_state(thing, sharded_or_gathered), has_tree=False)
             state = thing.state_dict() if kind in ("model", "optimizer", "object") else thing
             if kind == "optimizer":
                 state = _by_name(state, self._names(thing))
             tree, tensors = split(state, "" if kind in OWN_FILE else name)
         except (CheckpointError, WeightsError) as error:
             raise CheckpointError(f"{name!r} cannot be saved: {error}") from error
-        take = part_or_whole if kind in OWN_FILE else whole
+        take = sharded_or_gathered if kind in OWN_FILE else gathered
         return SavedState(kind, {key: take(tensor) for key, tensor in tensors.items()}, tree)
 
     def restore(self, name: str, tree: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:

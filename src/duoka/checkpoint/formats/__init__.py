@@ -182,19 +182,19 @@ def _unknown(path: Path) -> str:
 # Tensors in memory.
 
 
-def part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """Return `whole`, or this rank's part of it if `like` is sharded. No communication."""
+def part_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return `tensor`, or this rank's part of it if `like` is sharded. No communication."""
     from duoka.view.sharded import shard_like
     from duoka.view.tensor.batch import BatchTensor
 
     if isinstance(like, BatchTensor):
-        return shard_like(whole, like)
+        return shard_like(tensor, like)
     if not hasattr(like, "device_mesh"):
-        return whole
+        return tensor
     from torch.distributed.tensor import distribute_tensor
 
-    whole = whole.to(like.device)
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
+    tensor = tensor.to(like.device)
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -97,8 +97,8 @@ class Chunked(Stored):
         try:
             return self._put_together()
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            place = self.chunks[0][1].path.parent if self.chunks else "the directory"
-            raise WeightsError(f"{place} is damaged: the parts of a tensor do not fit: {error}") from error
+            directory = self.chunks[0][1].path.parent if self.chunks else "the directory"
+            raise WeightsError(f"{directory} is damaged: the parts of a tensor do not fit: {error}") from error
 
     def _put_together(self) -> Tensor:
         import torch
@@ -106,20 +106,20 @@ class Chunked(Stored):
         there = sum(length for _, _, _, length in self.chunks)
         if math.prod(self.shape) * DTYPES.get(self.dtype, ("", 1))[1] > there:
             raise ValueError(f"{there} bytes were found for {self.shape}")
-        whole = torch.empty(self.shape, dtype=getattr(torch, self.dtype))
+        tensor = torch.empty(self.shape, dtype=getattr(torch, self.dtype))
         filled, corners = 0, list[list[int]]()
         for offsets, file, start, length in self.chunks:
             piece = _load(file, start, length)
-            target = whole
+            target = tensor
             for dim, (offset, size) in enumerate(zip(offsets, piece.shape, strict=True)):
                 target = target.narrow(dim, offset, size)
             target.copy_(piece)
             filled += piece.numel()
             corners.append([*offsets, *map(sum, zip(offsets, piece.shape, strict=True))])
-        if filled != whole.numel():
-            raise ValueError(f"{filled} of {whole.numel()} numbers were found")
+        if filled != tensor.numel():
+            raise ValueError(f"{filled} of {tensor.numel()} numbers were found")
         _check_apart(corners, len(self.shape))
-        return whole
+        return tensor
 
 
 def _check_apart(corners: list[list[int]], dims: int) -> None:
@@ -189,7 +189,7 @@ def _tree(directory: Path, metadata: Any) -> tuple[dict[str, Any], int]:
             left += 1
             continue
         tensor = Chunked(_dtype(entry.properties), tuple(entry.size), chunks.get(name, []))
-        _place(tree, paths.get(name) or (name,), tensor)
+        _insert(tree, paths.get(name) or (name,), tensor)
     return tree, left
 
 
@@ -202,7 +202,7 @@ def _dtype(properties: Any) -> str:
     return dtype
 
 
-def _place(tree: dict[str, Any], path: tuple[Any, ...], tensor: Stored) -> None:
+def _insert(tree: dict[str, Any], path: tuple[Any, ...], tensor: Stored) -> None:
     if len(path) > DEEPEST:
         raise ValueError(f"a tensor lies {len(path)} levels deep")
     *above, last = (str(part) for part in path)

@@ -76,10 +76,10 @@ def read(path: Path, objects: str = "refuse") -> FileContents:
     _refuse_calls(path, [name for name in unknown if name.split(".")[0] in BLOCKED], in_any_case=True)
     if protocol > 2:
         raise WeightsError(f"{path} was saved with pickle protocol {protocol}; torch reads safely only protocol 2")
-    places: set[str] = set()
+    devices: set[str] = set()
 
-    def onto_cpu(storage: Any, place: str) -> Any:
-        places.add(place)
+    def onto_cpu(storage: Any, device: str) -> Any:
+        devices.add(device)
         return storage
 
     stand_ins = [(_stand_in(name), name) for name in unknown]
@@ -95,7 +95,7 @@ def read(path: Path, objects: str = "refuse") -> FileContents:
             plain = _Tree(max(SMALL, path.stat().st_size)).plain(tree)
     except Exception as error:  # torch raises errors of any type on damaged files
         raise WeightsError(f"{path} cannot be read: {_first_line(error)}") from error
-    notes = [f"mapped {place} → cpu" for place in sorted(places - {"cpu"})]
+    notes = [f"mapped {device} → cpu" for device in sorted(devices - {"cpu"})]
     if unknown:
         notes.append(f"read as inert stand-ins: {', '.join(unknown)}")
     check = (lambda: _check_sums(path)) if is_zip else (lambda: None)
@@ -264,13 +264,14 @@ class _Tree:
 
 def vars_of(node: Any) -> dict[str, Any]:
     """Return the attributes of a stand-in; {} for plain dicts."""
-    found: dict[str, Any] = getattr(node, "__dict__", {})
-    return found
+    attributes: dict[str, Any] = getattr(node, "__dict__", {})
+    return attributes
 
 
 def _items(attributes: Mapping[str, Any], name: str) -> Iterator[tuple[Any, Any]]:
-    found = attributes.get(name)
-    return ((key, value) for key, value in (found.items() if isinstance(found, dict) else ()) if value is not None)
+    entries = attributes.get(name)
+    items = entries.items() if isinstance(entries, dict) else ()
+    return ((key, value) for key, value in items if value is not None)
 
 
 def _text(key: Any) -> Any:
@@ -295,10 +296,10 @@ def _check_sums(path: Path) -> None:
 
 def _sum(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
     with _record(archive, info) as stream:
-        found = 0
+        total = 0
         while block := stream.read(1 << 20):
-            found = zlib.crc32(block, found)
-    return found
+            total = zlib.crc32(block, total)
+    return total
 
 
 def _first_line(error: Exception) -> str:
