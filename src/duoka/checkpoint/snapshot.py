@@ -116,26 +116,27 @@ class Snapshot:
             self.states[name] = StateEntry(state.kind, tuple(files))
         if small:
             self._copy(TENSORS, small)
-        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(tree)}" for name, tree in trees.items())
-        self._write_text(TREES, f"{{\n{lines}\n}}\n".encode())
+        if rank == 0:
+            lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(tree)}" for name, tree in trees.items())
+            self.files[TREES] = [(0, f"{{\n{lines}\n}}\n".encode())]
 
-    def _write_text(self, file: str, text: bytes) -> None:
+    def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> None:
         if self._rank == 0:
-            self.files[file] = [(0, text)]
+            layout = lay_out(tensors, {})
+            self._file(file, layout).copy({at: tensors[name] for name, at in layout.places.items()})
+
+    def _file(self, file: str, layout: Layout) -> Memory:
+        """Return memory for the contents of a file that no other rank writes."""
+        memory = self._memory(file, layout.size)
+        memory.view()[: len(layout.header)] = layout.header
+        self.files[file] = [(0, memory.view(0, layout.size))]
+        return memory
 
     def _memory(self, file: str, size: int) -> Memory:
         memory = self._memories.get(file)
         if memory is None or memory.size < size:
             memory = self._memories[file] = Memory(size)
         return memory
-
-    def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> None:
-        if self._rank == 0:
-            layout = lay_out(tensors, {})
-            memory = self._memory(file, layout.size)
-            memory.copy({at: tensors[name] for name, at in layout.places.items()})
-            begin = len(layout.header)
-            self.files[file] = [(0, layout.header), (begin, memory.view(begin, layout.size))]
 
     def _copy_rows(self, name: str, state: SavedState) -> list[str]:
         """Copy what this rank writes of a state whose rows ranks hold; returns the state's files, of all ranks."""
@@ -148,24 +149,19 @@ class Snapshot:
         # transformers requires the entry. All ranks lay out all, so that all find what safetensors cannot hold.
         layouts = [lay_out({key: tensors[key] for key in keys}, {"format": "pt"}) for keys in assigned]
         if not self._shares:
-            parts = sharded.exchange([layout.places for layout in layouts], tensors, ranks)
-            memory = self._memory(files[rank], layouts[rank].size if writes else 0)
-            for at, data in parts:
-                if writes:
-                    memory.bytes[at : at + len(data)] = torch.frombuffer(data, dtype=torch.uint8)
-            if writes:
-                begin = len(layouts[rank].header)
-                self.files[files[rank]] = [
-                    (0, layouts[rank].header),
-                    (begin, memory.view(begin, layouts[rank].size)),
-                ]
+            memory = self._file(files[rank], layouts[rank]) if writes else None
+            for at, data in sharded.exchange([layout.places for layout in layouts], tensors, ranks):
+                if memory is not None:
+                    memory.view()[at : at + len(data)] = data
         elif writes:
             self._copy_own_rows(files, layouts, tensors, rank)
         if not writes:  # another machine does
             return []
         self.others |= {*ranks.members} - {ranks.members[rank]}
-        self._write_text(f"{name}.safetensors{INDEX}", index_text(dict(zip(files, assigned, strict=True)), tensors))
-        return [f"{name}.safetensors{INDEX}", *files]
+        index = f"{name}.safetensors{INDEX}"
+        if rank == 0:
+            self.files[index] = [(0, index_text(dict(zip(files, assigned, strict=True)), tensors))]
+        return [index, *files]
 
     def _copy_own_rows(
         self, files: list[str], layouts: list[Layout], tensors: Mapping[str, Tensor], rank: int
