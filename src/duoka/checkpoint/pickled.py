@@ -63,6 +63,8 @@ def write_together(obj: Any, path: Path, ranks: Ranks, first: Callable[[Callable
         return
     tensors: dict[Record, Tensor] = dict(zip(records, listed, strict=True))  # tied tensors have one record
     places = {record: record.start for record in sorted(tensors) if record.size}
+    if not places:  # nothing but tensors without elements
+        return
     spans = sorted(span for rank in range(among.world_size) for span in spans_of(places, tensors, rank))
     begins, sums = [span.at for span in spans], torch.zeros(len(spans), dtype=torch.int64, device="cpu")
     shares = share_files(ranks, Path(path).parent, are_first(among))
