@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from duoka.forecasting.memory.forecast import MemoryForecast, MemoryRequest
-from duoka.forecasting.memory.moments import Event, MemoryRecord, Moment, Scope, Storage, What, moments
+from duoka.forecasting.memory.moments import Event, MemoryRecord, Moment, Scope, Storage, Timeline, What
 from tests.forecasting.made import ONE_DEVICE
 
 MB = 10**6
@@ -44,7 +44,7 @@ class Story:
     @property
     def moments(self) -> list[Moment]:
         """The moments so far."""
-        return moments(self.storages, self.at_begin, self.events, self.returned)
+        return Timeline(self.storages, self.at_begin, self.events, self.returned).moments
 
     @property
     def record(self) -> MemoryRecord:

@@ -125,21 +125,11 @@ def peak(record: MemoryRecord, layout: MemoryLayout) -> int:
     return round(max(map(size, record.moments), default=0.0))
 
 
-def moments(
-    storages: Mapping[int, Storage],
-    alive: Sequence[int],
-    events: Sequence[Event],
-    returned: Mapping[int, Sequence[int]],
-) -> list[Moment]:
-    """Return the moments of recorded events.
+class Timeline:
+    """The moments of recorded events: one after each that adds bytes.
 
     alive: numbers of the storages at the first event. returned: call of a block -> the storages that it returned.
     """
-    return _Walk(storages, alive, events, returned).moments
-
-
-class _Walk:
-    """Follows the events, and notes a moment after each that adds bytes."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from duoka.forecasting.memory.moments import Event, MemoryRecord, Scope, Storage, What, moments
+from duoka.forecasting.memory.moments import Event, MemoryRecord, Scope, Storage, Timeline, What
 from duoka.forecasting.timer import samples
 from duoka.plain.gpu_numbers import map_gpus
 from duoka.plain.patching import Patches
@@ -177,7 +177,7 @@ class MemoryRecorder(TrialObserver):
         for number in self._alive:
             scope = storages[number].scope
             record.scopes[scope] = record.scopes.get(scope, 0) + storages[number].size
-        record.moments = moments(storages, self._alive, self._storages.events, self._returned)
+        record.moments = Timeline(storages, self._alive, self._storages.events, self._returned).moments
         record.write(self.folder)
 
     # --- batches and modules
