@@ -243,16 +243,13 @@ def _first_gap(comparison: RunComparison) -> Gap | None:
 
 def amplification(gap: Gap) -> str:
     """Describe how far the script amplifies rounding. gap: of a reference run."""
+    part = f"{100 * gap.largest / gap.moved:.0f} %" if gap.moved else "all"
     return (
         f"rounding is amplified: in a reference run, which differs from the first run in nothing else, {gap.name} is "
-        f"{gap.largest:.1e} apart after step {gap.step}, which is {_percent(gap.largest, gap.moved)} of its "
+        f"{gap.largest:.1e} apart after step {gap.step}, which is {part} of its "
         "change since the start; typical causes are a bias before a normalisation under Adam, a high learning rate, "
         "a chaotic recurrence"
     )
-
-
-def _percent(part: float, total: float) -> str:
-    return f"{100 * part / total:.0f} %" if total else "all"
 
 
 def _causes(run: ScriptRun, comparison: RunComparison, bound: Bound, compare_run: Compare) -> Iterator[str]:

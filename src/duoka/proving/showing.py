@@ -44,7 +44,8 @@ def _table(proof: Proof) -> Table:
 
 def title(proof: Proof) -> str:
     """Describe what was compared."""
-    return f"compared with {proof.request.first.name}, {_steps_of(proof.steps)}, seed {proof.request.seed}"
+    steps = f"{proof.steps} step{'s' * (proof.steps != 1)}"
+    return f"compared with {proof.request.first.name}, {steps}, seed {proof.request.seed}"
 
 
 def columns() -> tuple[str, ...]:
@@ -145,10 +146,6 @@ def _step_and_name(gap: Gap) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.2g}" if value else "0"
-
-
-def _steps_of(count: int) -> str:
-    return f"{count} step{'s' * (count != 1)}"
 
 
 def as_data(proof: Proof) -> str:

@@ -305,7 +305,7 @@ class WatchedRun:
                 self._history.begin()
                 self._history.events.append(RunEvent(time.monotonic(), f"restart {record.attempt}"))
                 self._board = None
-            if self._board is None and record.has_begun:
+            if self._board is None and record.board != -1:
                 self._board = open_board(record)
             if self._board is not None:
                 self._history.add(take(record, self._board))

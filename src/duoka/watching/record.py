@@ -76,10 +76,6 @@ class RunRecord:
         return next((machine for machine, end in zip(self.machines, ends, strict=False) if rank < end), "")
 
     @property
-    def has_begun(self) -> bool:
-        return self.board != -1
-
-    @property
     def ranks(self) -> range:
         return range(self.first, self.first + len(self.pids))
 
