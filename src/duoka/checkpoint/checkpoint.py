@@ -93,7 +93,7 @@ class Checkpoint:
         self._ranks = ranks or ranks_here()
         self._every = (every_steps, every_epochs, every_seconds)
         self._keep, self._best = keep, best
-        self._background = BackgroundTask()
+        self._background = BackgroundTask("duoka-checkpoint")
         self._memories: dict[str, Memory] = {}
         self._lock: Lock | None = None
         self._restored = False

@@ -263,38 +263,14 @@ def _write_files(beside: Path, snapshot: Snapshot) -> dict[str, FileEntry]:
     }
 
 
-class Digest:
-    """The SHA-256 of a file's bytes, computed in a thread; at once if no thread can be started."""
-
-    def __init__(self, blocks: Iterable[disk.Data]) -> None:
-        self._blocks, self._digest = blocks, hashlib.sha256()
-        self._failures: list[BaseException] = []
-        self._thread = threading.Thread(target=_run, args=(self._compute, self._failures), name="duoka-digest")
-        try:
-            self._thread.start()
-        except RuntimeError:  # the interpreter is shutting down, and waits for this thread
-            self._compute()
-
-    def _compute(self) -> None:
-        for block in self._blocks:
-            self._digest.update(block)
-
-    def wait(self) -> str:
-        """Return the digest in hexadecimal, or raise the error of reading."""
-        if self._thread.ident is not None:
-            self._thread.join()
-        if self._failures:
-            raise self._failures.pop()
-        return self._digest.hexdigest()
-
-
 class BackgroundTask:
-    """Runs one task at a time in a thread that the process joins at exit.
+    """Runs one task at a time in a thread that the process joins at exit; at once if no thread can be started.
 
-    Errors are raised by `pop_error`; errors that nobody read are printed at exit.
+    Errors are raised by whoever calls `pop_error`; errors that nobody read are printed at exit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._thread: threading.Thread | None = None
         self._failures: list[BaseException] = []
         weakref.finalize(self, _print, self._failures)
@@ -302,8 +278,12 @@ class BackgroundTask:
     def start(self, work: Callable[[], Any]) -> None:
         """Start a task; none may be running."""
         assert self._thread is None
-        self._thread = threading.Thread(target=_run, args=(work, self._failures), name="duoka-checkpoint")
-        self._thread.start()
+        thread = threading.Thread(target=_run, args=(work, self._failures), name=self._name)
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError:  # the interpreter is shutting down, and waits for this thread
+            _run(work, self._failures)
 
     def pop_error(self) -> BaseException | None:
         """Return an error of the last task, once."""
@@ -326,6 +306,25 @@ def _run(work: Callable[[], Any], failures: list[BaseException]) -> None:
 def _print(failures: list[BaseException]) -> None:
     for failure in failures:
         print(f"duoka: error: {failure}", file=sys.stderr)
+
+
+class Digest:
+    """The SHA-256 of a file's bytes, computed in a thread."""
+
+    def __init__(self, blocks: Iterable[disk.Data]) -> None:
+        self._digest, self._task = hashlib.sha256(), BackgroundTask("duoka-digest")
+        self._task.start(lambda: self._update(blocks))
+
+    def _update(self, blocks: Iterable[disk.Data]) -> None:
+        for block in blocks:
+            self._digest.update(block)
+
+    def wait(self) -> str:
+        """Return the digest in hexadecimal, or raise the error of reading."""
+        self._task.finish()
+        if error := self._task.pop_error():
+            raise error
+        return self._digest.hexdigest()
 
 
 # The marks of ranks other than 0.
