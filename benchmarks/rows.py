@@ -41,16 +41,16 @@ def measure(quick: bool) -> Iterator[Row]:
                 "even": _step(groups, BATCH, 5, 15, "--rows", "even"),
                 "auto": _step(groups, BATCH, MEASURED + 5, 35, "--rows", "auto"),
             }
-            times = in_turn(contestants, 1 if quick else 2, "ms", warm_up=False)
+            times = in_turn(contestants, 1, "ms", warm_up=False)
         alone = zip(*(times[f"{speed}"].values for speed in speeds), strict=True)
         ideal = Samples(tuple(1 / sum(1 / time for time in seconds) for seconds in alone), "ms")
         yield Row(f"{words}: a CNN's step, against all workers' rows per second alone", times["auto"], ideal, bar)
         yield Row(f"{words}: the same with even shares", times["even"], ideal)
     with slowed((1.0, 1.0)) as groups:
         contestants = {
-            rows: _step(groups, SMALL, 10, 200, "--rows", rows, clock="thread_time") for rows in ("auto", "even")
+            rows: _step(groups, SMALL, 10, 100, "--rows", rows, clock="thread_time") for rows in ("auto", "even")
         }
-        times = in_turn(contestants, 1 if quick else 2 * ROUNDS, "ms", warm_up=False)
+        times = in_turn(contestants, 1 if quick else ROUNDS, "ms", warm_up=False)
     words = "2 equal workers: processor time of a CNN's step with measured shares, against even ones"
     yield Row(words, times["auto"], times["even"], 1.01)
 

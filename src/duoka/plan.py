@@ -351,8 +351,7 @@ def _rows(
     if asked in ("", "auto"):
         gpus = {unit.uuid: unit for unit in units(inventory.gpus)}
         used = [gpus[device.uuid] for device in devices if device.uuid in gpus]
-        speeds = tuple(float(gpu.speed) for gpu in used)
-        guess = speeds if not several and all(speeds) and len(set(speeds)) > 1 else ()
+        guess = () if several else _guess(used)
         if not asked and (several or not _differ(used)):
             return (), False, ()
         if strategy == "exact":
@@ -361,6 +360,19 @@ def _rows(
     if several:  # `joined` knows how many there are
         return () if asked == "even" else row_weights(asked), False, ()
     return *shares_of(asked, len(devices), "--rows"), ()
+
+
+def _guess(gpus: Sequence[Gpu]) -> tuple[float, ...]:
+    """Return weights for GPUs that are not measured yet; empty: even, also if their speed is unknown.
+
+    Each is the smaller of a GPU's parts of all speed and of all free memory, so that what fits in some way is likely
+    to fit in this one.
+    """
+    speeds, free = [gpu.speed for gpu in gpus], [gpu.memory - (gpu.used or 0) for gpu in gpus]
+    if not all(speeds) or min(free, default=0) <= 0:
+        return ()
+    parts = [min(speed / sum(speeds), room / sum(free)) for speed, room in zip(speeds, free, strict=True)]
+    return tuple(round(part / min(parts), 2) for part in parts) if len(set(parts)) > 1 else ()
 
 
 def _differ(gpus: Sequence[Gpu]) -> bool:

@@ -126,6 +126,9 @@ class View:
         if not self._partitions.cache_info().currsize:
             self.say(f"batch {self.shares.of_process.of(n, weights)}")
             self.whole_operations.begin()
+        if weights and n * min(weights) < sum(weights) / 2 and self.splits(n):
+            rank = weights.index(min(weights))
+            self.say(f"rank {rank} gets a row of each batch, more than its weight says; --devices can leave it out")
         if n > self.largest:
             self.largest = n
             self._show_rows()

@@ -5,7 +5,9 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duoka.view.collectives.one_rank import OneRank
 from duoka.view.shares.partition import Partition, weighted_sizes
+from duoka.view.view import View
 
 WEIGHTS = st.lists(st.floats(0, exclude_min=True, allow_infinity=False), min_size=1, max_size=20)
 
@@ -39,6 +41,18 @@ def test_weighted_shares_are_within_a_row_of_their_quotas(n: int, weights: list[
     quotas = [n * weight / sum(exact) for weight in exact]
     if min(quotas) >= 1:
         assert all(abs(size - quota) < 1 for size, quota in zip(weighted_sizes(n, weights), quotas, strict=True))
+
+
+def test_a_rank_that_has_a_row_only_because_each_has_one_is_named() -> None:
+    said: list[str] = []
+    ranks = OneRank()
+    ranks.world_size = 2
+    view = View(ranks, lambda leaf: None, said.append)
+    for weights in ((), (3.0, 1.0), (1e-9, 1.0), (1e-9, 1.0)):
+        view.set_weights(weights)
+        view.partition(1)
+        view.partition(8)
+    assert said[1:] == ["rank 0 gets a row of each batch, more than its weight says; --devices can leave it out"]
 
 
 def test_reads_as_people_write_it() -> None:
