@@ -110,7 +110,7 @@ def test_all_begin_with_the_seed(tmp_path: Path) -> None:
 def test_batches_are_seen_on_their_way() -> None:
     def life(_: int) -> Any:
         seen: list[Any] = []
-        watch_loaders(lambda loader, batch, is_local: seen.append((loader.batch_size, len(batch[0]), is_local)))
+        watch_loaders(lambda loader, batch: seen.append((loader.batch_size, len(batch[0]))))
         loader = DataLoader(TensorDataset(torch.arange(7)), batch_size=3)
         first = iter(loader)
         next(first)
@@ -118,5 +118,5 @@ def test_batches_are_seen_on_their_way() -> None:
         return seen, len(batches), len(first), hasattr(first, "no_such_thing"), first._num_yielded
 
     seen, batches, length, strange, yielded = forked(1, life)[0]
-    assert seen == [(3, 3, False)] * 3 + [(3, 1, False)]
+    assert seen == [(3, 3)] * 3 + [(3, 1)]
     assert (batches, length, strange, yielded) == (3, 3, False, 1)

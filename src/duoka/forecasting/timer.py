@@ -46,12 +46,10 @@ class WindowEnd(NamedTuple):
 class RankTimes(NamedTuple):
     """The contents of one rank's file.
 
-    own_samples: it counted its own rows only. costliest: the line with the most work that every rank computes whole.
-    threads: CPU threads of one operation.
+    costliest: the line with the most work that every rank computes whole. threads: CPU threads of one operation.
     """
 
     marks: Sequence[WindowEnd]
-    own_samples: bool
     costliest: str
     threads: int
 
@@ -118,7 +116,6 @@ class Timer(TrialObserver):
         self._offset = warmup % self.window
         self._marks: list[WindowEnd] = []
         self._samples: int | None = 0  # None once they cannot be counted
-        self._own_samples = False
         self._tally = Tally()  # replaced as soon as the view creates one
 
     def install(self) -> None:
@@ -129,7 +126,7 @@ class Timer(TrialObserver):
 
     def close(self) -> None:
         costliest = next((f"{name} at {line}" for name, line in self._tally.shares()), "")
-        times = RankTimes(self._marks, self._own_samples, costliest, torch.get_num_threads())
+        times = RankTimes(self._marks, costliest, torch.get_num_threads())
         write(self.folder, self.slot.rank, times)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -147,8 +144,7 @@ class Timer(TrialObserver):
         repeated = sum(self._tally.seconds.values())
         self._marks.append(WindowEnd(self.steps, perf_counter(), self.slot.waited, repeated, self._samples))
 
-    def _count(self, loader: Any, batch: Any, is_local: bool) -> None:
-        self._own_samples = self._own_samples or is_local
+    def _count(self, loader: Any, batch: Any) -> None:
         count = samples(batch, getattr(loader, "batch_size", None))
         self._samples = None if count is None or self._samples is None else self._samples + count
 
@@ -208,11 +204,10 @@ def _per_step(times: RankTimes, skipped: int, value: Callable[[WindowEnd], float
 
 
 def _samples(ranks: Sequence[RankTimes], skipped: int) -> int | None:
-    counting = ranks if ranks[0].own_samples else ranks[:1]
-    if any(mark.samples is None for times in counting for mark in times.marks):
+    first = ranks[0]  # each counts whole batches
+    if any(mark.samples is None for mark in first.marks):
         return None
-    count = sum(_median(_per_step(times, skipped, lambda mark: float(mark.samples or 0))) for times in counting)
-    return round(count) or None
+    return round(_median(_per_step(first, skipped, lambda mark: float(mark.samples or 0)))) or None
 
 
 def _median(values: Sequence[float]) -> float:

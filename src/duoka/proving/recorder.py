@@ -125,7 +125,7 @@ class BatchRecorder:
         self.step = 1
 
     def install(self) -> None:
-        watch_loaders(lambda loader, batch, is_local: self._write("loader", batch, self._own_rows or is_local))
+        watch_loaders(lambda loader, batch: self._write("loader", batch, self._own_rows))
         replace_function(nn.Module, "__call__", self._make_call)
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, NoReturn
 
@@ -147,13 +148,13 @@ def replace_function(space: Any, name: str, make: Callable[[Callable[..., Any]],
     setattr(space, name, make(getattr(space, name)))
 
 
-Look = Callable[[Any, Any, bool], None]
+Look = Callable[[Any, Any], None]
 
 
 def watch_loaders(look: Look) -> None:
     """Call `look` with every batch of every loader, as the script takes it.
 
-    look: called with the loader, the batch, and whether the script asked for this rank's rows only (`view="local"`).
+    look: called with the loader and the batch.
     """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,8 +162,7 @@ def watch_loaders(look: Look) -> None:
             batches = original(loader)
             if str(sys._getframe(1).f_globals.get("__name__")).startswith("duoka."):
                 return batches  # of duoka's own loader, which reports its batches itself
-            is_local = getattr(loader, "_view", "") == "local"
-            return _Watched(batches, lambda batch: look(loader, batch, is_local))
+            return _Watched(batches, partial(look, loader))
 
         return __iter__
 

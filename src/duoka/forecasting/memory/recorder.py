@@ -182,7 +182,7 @@ class MemoryRecorder(TrialObserver):
 
     # --- batches and modules
 
-    def _batch(self, loader: Any, batch: Any, is_local: bool) -> None:
+    def _batch(self, loader: Any, batch: Any) -> None:
         count = samples(batch, getattr(loader, "batch_size", None))
         if count is not None:
             self._from_loader, self._storages.batch = True, count
