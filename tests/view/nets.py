@@ -32,7 +32,7 @@ def _called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     calls = getattr(HERE, "calls", None)
     if calls is None or torch.compiler.is_compiling():
         return _call(self, *args, **kwargs)
-    if not calls.is_outermost:
+    if not calls._here.outermost:
         return calls.call(_call, self, args, kwargs)
     view = calls.view
     met, whole = view.interactions, view.whole_operations.total()
