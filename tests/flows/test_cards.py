@@ -433,3 +433,36 @@ def test_a_hang_of_a_stream_is_told(flow: Flow) -> None:
     ), result.stderr
     stacks = (flow.folder / "logs/rank0.stacks").read_text()
     assert 'train.py", line 13 in <module>' in stacks or 'train.py", line 14 in <module>' in stacks
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_checkpoints_are_copied_through_pinned_memory(flow: Flow, strategy: str) -> None:
+    source = f"""
+        import torch, duoka
+
+        def made():
+            return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3))
+
+        run = duoka.start(seed=0)
+        model = run.model(made(), strategy="{strategy}")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        saved = run.checkpoint("saved", model=model, every_epochs=None, every_steps=2)
+        for epoch in saved.epochs(1):
+            for (x,) in run.loader((torch.ones(12, 6),), batch_size=4):
+                model(x).square().sum().backward()
+                optimizer.step()
+                saved.step()
+        saved.wait()
+        loaded = made()
+        duoka.load_weights(loaded, "saved")
+        x = torch.ones(1, 6)
+        print(f"{{loaded(x).sum().item():.5f}}")
+    """
+    script = flow.write("train.py", source)
+    expected = flow.python([script]).ok().stdout
+    (flow.folder / "saved").rename(flow.folder / "alone")
+    counts = {"SIMULATED_COUNTS": str(flow.folder / "counts")}
+    assert flow.run(["run", "-q", "--devices", "0,1", script], env=counts).ok().stdout == expected
+    step = json.loads((flow.folder / "counts.0").read_text().splitlines()[2])  # after which the second was saved
+    assert step["copy.to_host"] >= 4  # each parameter, or this rank's rows of it
+    assert "copy.to_host.blocking" not in step

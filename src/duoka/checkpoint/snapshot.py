@@ -33,12 +33,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duoka.accelerator import has_streams
 from duoka.checkpoint import directory, disk, sharded
 from duoka.checkpoint.directory import INDEX, OWN_FILE, TREES, FileEntry, Manifest, StateEntry
 from duoka.checkpoint.saving import index_text, part_names
 from duoka.checkpoint.sharded import Layout, lay_out
 from duoka.checkpoint.states import SavedState
 from duoka.errors import CheckpointError
+from duoka.view.copies import wait_for_copies
 
 TENSORS = "states.safetensors"  # the tensors of all states without a file of their own
 LARGE = 64 << 20  # bytes from which several threads copy
@@ -48,10 +50,16 @@ Part = tuple[int, disk.Data]  # offset in a file, and bytes
 
 
 class Memory:
-    """Memory for a copy of tensors, kept for the next save: page faults are most of the cost of a copy."""
+    """Memory for a copy of tensors, kept for the next save: page faults are most of the cost of a copy.
 
-    def __init__(self, size: int) -> None:
+    is_pinned: it is pinned, for copies from an accelerator.
+    """
+
+    def __init__(self, size: int, is_pinned: bool = False) -> None:
         self.size = size
+        if is_pinned:
+            self.bytes = torch.empty(max(size, 1), dtype=torch.uint8, device="cpu", pin_memory=True)
+            return
         memory = mmap.mmap(-1, max(size, 1))
         with suppress(AttributeError, OSError, ValueError):
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -60,16 +68,19 @@ class Memory:
     def copy(self, tensors: Mapping[int, Tensor]) -> None:
         """Copy this rank's rows of tensors, on any devices, to these offsets."""
         rows = {at: sharded.local_rows(tensor) for at, tensor in tensors.items() if tensor.numel()}
+        elsewhere = {at: rows.pop(at) for at in [*rows] if not rows[at].is_cpu}
+        for at, tensor in elsewhere.items():
+            data = sharded.flat(tensor)
+            self.bytes[at : at + len(data)].copy_(data, non_blocking=True)
         threads = min(4, torch.get_num_threads()) if self.size > LARGE else 1
         with ThreadPoolExecutor(threads, "duoka-copy") as pool:
             list((pool.map if threads > 1 else map)(self._move, rows, rows.values()))
+        for device in {tensor.device for tensor in elsewhere.values()}:
+            wait_for_copies(device)
 
-    def _move(self, at: int, rows: Tensor) -> None:
+    def _move(self, at: int, rows: Tensor) -> None:  # faster than copy_, whose threads synchronize after each tensor
         data = sharded.flat(rows)
-        if data.device.type == "cpu":  # faster than copy_, whose threads synchronize after each tensor
-            ctypes.memmove(self.bytes.data_ptr() + at, data.data_ptr(), len(data))
-        else:
-            self.bytes[at : at + len(data)].copy_(data)
+        ctypes.memmove(self.bytes.data_ptr() + at, data.data_ptr(), len(data))
 
     def view(self, begin: int = 0, end: int | None = None) -> memoryview:
         """Return the bytes from `begin` to `end`."""
@@ -123,19 +134,21 @@ class Snapshot:
     def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> None:
         if self._rank == 0:
             layout = lay_out(tensors, {})
-            self._file(file, layout).copy({at: tensors[name] for name, at in layout.places.items()})
+            self._file(file, layout, tensors.values()).copy({at: tensors[name] for name, at in layout.places.items()})
 
-    def _file(self, file: str, layout: Layout) -> Memory:
+    def _file(self, file: str, layout: Layout, tensors: Iterable[Tensor] = ()) -> Memory:
         """Return memory for the contents of a file that no other rank writes."""
-        memory = self._memory(file, layout.size)
+        memory = self._memory(file, layout.size, tensors)
         memory.view()[: len(layout.header)] = layout.header
         self.files[file] = [(0, memory.view(0, layout.size))]
         return memory
 
-    def _memory(self, file: str, size: int) -> Memory:
+    def _memory(self, file: str, size: int, tensors: Iterable[Tensor] = ()) -> Memory:
+        """Return memory for the copies of these tensors."""
         memory = self._memories.get(file)
         if memory is None or memory.size < size:
-            memory = self._memories[file] = Memory(size)
+            is_pinned = any(has_streams(sharded.local_rows(tensor).device) for tensor in tensors)
+            memory = self._memories[file] = Memory(size, is_pinned)
         return memory
 
     def _copy_rows(self, name: str, state: SavedState) -> list[str]:
@@ -174,7 +187,7 @@ class Snapshot:
         for key, rows in held.items():
             begins[key] = size
             size += rows.nbytes
-        memory = self._memory(files[rank], size)
+        memory = self._memory(files[rank], size, held.values())
         memory.copy({begins[key]: rows for key, rows in held.items()})
         for number in (*range(rank, len(files)), *range(rank)):  # writes to one file wait for each other
             parts: list[Part] = [(0, layouts[number].header)] if number == rank else []

@@ -17,7 +17,7 @@ from duoka.accelerator import has_streams
 def wait_for_copies(device: torch.device | None) -> None:
     """Let the host wait for what the current stream of a device copies to pinned memory, if it has streams.
 
-    torch copies the numbers of GradScaler to where gradients are, and waits only if those are on a GPU.
+    torch itself does not wait when it copies the numbers of GradScaler to where offloaded gradients are.
     """
     if device is not None and has_streams(device):
         torch.accelerator.current_stream(device).synchronize()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread  # scripts do not see such a thread, and the interpreter does not join it
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -34,10 +35,11 @@ class StreamEnds:
         self._events.append(torch.accelerator.current_stream(device).record_event())
 
     def _follow(self) -> None:
-        while True:
-            time.sleep(PERIOD)
-            passed = 0
-            while self._events and self._events[0].query():
-                self._events.popleft()
-                passed += 1
-            self._slot.pass_collectives(passed)
+        with suppress(RuntimeError):  # the accelerator has failed, as the script's next call tells
+            while True:
+                time.sleep(PERIOD)
+                passed = 0
+                while self._events and self._events[0].query():
+                    self._events.popleft()
+                    passed += 1
+                self._slot.pass_collectives(passed)
