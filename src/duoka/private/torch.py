@@ -49,6 +49,8 @@ with requiring("torch", torch.__version__):
     pin_memory: Callable[[Any], Any] = _pin_memory.pin_memory
     # Creates a tensor subclass with a shape and no memory. Public: none for subclasses.
     make_wrapper = Tensor._make_wrapper_subclass
+    # Softmax of attention, with 0 for a row without any weight. Public: within scaled_dot_product_attention.
+    safe_softmax = torch._safe_softmax
     # Parses the arguments of Tensor.to: device, dtype, non_blocking, memory_format. Public: none.
     parse_to: Callable[..., tuple[Any, ...]] = torch._C._nn._parse_to
     # Whether the running backward pass will call a node. Public: none.

@@ -187,6 +187,47 @@ def test_recorded_draws_are_counted_and_those_of_one_device(chosen: str) -> None
                 torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_recorded_attention_drops_what_one_device_drops(chosen: str, dtype: torch.dtype) -> None:
+    """From the second call on it is computed in steps, with masks of the whole batch; not in 16 bits."""
+    n, heads, length, size = 7, 2, 5, 4
+    x = torch.randn(n, length, heads * size, dtype=dtype)
+    padding = torch.arange(length) >= torch.arange(2, 2 + n)[:, None]
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(heads * size, heads, dropout=0.3, add_bias_kv=True, dtype=dtype)
+    layer = nn.TransformerEncoderLayer(heads * size, heads, 8, 0.2, batch_first=True, dtype=dtype)
+
+    def drawn(batch: Tensor, padding: Tensor, start: int) -> list[Tensor]:
+        torch.manual_seed(start)
+        q, k = (part.view(-1, length, heads, size).transpose(1, 2) for part in (batch, batch * 2))
+        few, transposed = k[:, :1], batch.transpose(0, 1)
+        dot = F.scaled_dot_product_attention
+        return [
+            dot(q, k, k, None, 0.3),
+            dot(q, k, q, dropout_p=0.3, is_causal=True, scale=-0.2),
+            dot(q, few, few, dropout_p=0.3, enable_gqa=True),
+            dot(q, k, k, padding[:, None, None].logical_not(), 0.5),
+            *attention(transposed, transposed[1:], transposed[1:], padding[:, 1:], average_attn_weights=False),
+            attention(transposed, transposed, transposed, need_weights=False)[0],
+            layer(batch, src_key_padding_mask=padding),
+            F.dropout(transposed, 0.3),
+            torch.rand(3),
+        ]
+
+    def work(view: View) -> list[list[Tensor]]:
+        batch, own_padding = BatchTensor.of(x, view), BatchTensor.of(padding, view)
+        batch_of = [drawn(batch, own_padding, start) for start in range(4)]
+        before = view.whole_operations.total()
+        drawn(batch, own_padding, 4)
+        assert view.whole_operations.total() == before
+        return [list(map(gather_all, outs)) for outs in batch_of]
+
+    for outs in on_ranks(2, work, Turns(2)):
+        for start, found in enumerate(outs):
+            for one, other in zip(found, drawn(x, padding, start), strict=True):
+                torch.testing.assert_close(one, other)  # as products of fewer rows round differently
+
+
 def test_programs_do_not_repeat_what_has_no_effect(chosen: str) -> None:
     """The rule of `transpose` asks a tensor without values for the order of dimensions."""
 

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from types import FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from duoka.private.torch import safe_softmax
+from duoka.view.dispatch.replay import Outdated
 from duoka.view.rules.lookup import Function, align, localise, ndim_of, rows_in
-from duoka.view.rules.randomness import placing
+from duoka.view.rules.randomness import mask, may_mask, placing
 from duoka.view.tensor.batch import BatchTensor, Rule
 from duoka.view.tensor.spec import Spec
+from duoka.view.tensor.strides import contiguous_strides
 
-_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+Place = Callable[[tuple[int, ...]], Spec | None]  # shape of attention weights -> where the rows are in them
+
+_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
 def dot_product(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -38,9 +48,18 @@ def dot_product(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         own = {name: localise(value, spec, right) for name, value in tensors.items()}
     except LookupError:
         return NotImplemented
-    drops = placing(lambda shape: spec.at(len(shape) - right) if len(shape) >= right else None)
-    with drops if given.get("dropout_p") else nullcontext():
+
+    def place(shape: tuple[int, ...]) -> Spec | None:
+        return spec.at(len(shape) - right) if len(shape) >= right else None
+
+    if not given.get("dropout_p"):
         out = func(**{**given, **own})
+    elif _may_be_recorded(place, given["dropout_p"], own["query"], (*own["query"].shape[:-1], own["key"].shape[-2])):
+        values = [own.get(name, given.get(name)) for name in _NAMES]
+        out = spec.view.shares.recorder.drawing(partial(_in_steps, place), *values)
+    else:
+        with placing(place):
+            out = func(**{**given, **own})
     return BatchTensor(out, spec.at(longest - right))
 
 
@@ -49,43 +68,45 @@ def _of_queries(func: Function, given: dict[str, Any], spec: Spec) -> Any:
     sides = [given.get("key"), given.get("value"), given.get("attn_mask")]
     if given.get("is_causal") or given.get("dropout_p") or any(isinstance(side, BatchTensor) for side in sides):
         return NotImplemented
-    mask = given.get("attn_mask")
+    attn_mask = given.get("attn_mask")
     own = {name: spec.view.replicate(given[name]) for name in ("key", "value")}
     try:
-        masked = {} if mask is None else {"attn_mask": localise(mask, spec, 2)}
+        masked = {} if attn_mask is None else {"attn_mask": localise(attn_mask, spec, 2)}
     except LookupError:
         return NotImplemented
     return BatchTensor(func(**{**given, **own, **masked, "query": given["query"]._local}), spec)
 
 
-_PARAMETERS = tuple(inspect.signature(F.multi_head_attention_forward).parameters)
+_PARAMETERS = {
+    name: parameter.default for name, parameter in inspect.signature(F.multi_head_attention_forward).parameters.items()
+}
 _BIASES = ("in_proj_bias", "bias_k", "bias_v", "out_proj_bias")
 _WEIGHTS = (*_BIASES, "in_proj_weight", "out_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """multi_head_attention_forward of (L, n, E), (S, n, E), masks of (n, S) or (n * heads, L, S)."""
-    given = dict(zip(_PARAMETERS, args, strict=False)) | kwargs
+    given = _PARAMETERS | dict(zip(_PARAMETERS, args, strict=False)) | kwargs
     sides = [given["query"], given["key"], given["value"]]
     spec = next((side._spec for side in sides if isinstance(side, BatchTensor)), None)
     if spec is None or spec.dim != 1 or any(ndim_of(side) != 3 for side in sides):
         return NotImplemented
-    if any(isinstance(given.get(name), BatchTensor) for name in _WEIGHTS):
+    if any(isinstance(given[name], BatchTensor) for name in _WEIGHTS):
         return NotImplemented
     heads = given["num_heads"]
     by_heads = replace(spec, dim=0, inner=spec.inner * heads)
-    given.update({name: spec.view.replicate(given[name]) for name in _WEIGHTS if given.get(name) is not None})
+    given.update({name: spec.view.replicate(given[name]) for name in _WEIGHTS if given[name] is not None})
     places = dict.fromkeys(("query", "key", "value"), spec) | {"key_padding_mask": spec.at(0)}
     places |= dict.fromkeys(("static_k", "static_v"), by_heads)
-    mask = given.get("attn_mask")
-    if isinstance(mask, BatchTensor) or (mask is not None and ndim_of(mask) == 3):
-        if ndim_of(mask) != 3:
+    attn_mask = given["attn_mask"]
+    if isinstance(attn_mask, BatchTensor) or (attn_mask is not None and ndim_of(attn_mask) == 3):
+        if ndim_of(attn_mask) != 3:
             return NotImplemented
         places["attn_mask"] = by_heads
     rows: dict[int, Tensor] = {}  # torch checks whether query, key and value are one tensor
     try:
         for name, at in places.items():
-            value = given.get(name)
+            value = given[name]
             if value is not None:
                 if id(value) not in rows:
                     rows[id(value)] = rows_in(value, at, at.dim)
@@ -98,10 +119,78 @@ def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             return by_heads
         return spec.at(0) if len(shape) == 4 else None
 
-    draws = given["dropout_p"] and given.get("training", True)
-    with placing(place) if draws else nullcontext():
+    query = given["query"]
+    if not given["dropout_p"] or not given["training"]:
         out, weights = func(**given)
+    elif _may_be_recorded(place, given["dropout_p"], query, (query.shape[1], heads, query.shape[0], given["key"].shape[0])):
+        out, weights = spec.view.shares.recorder.drawing(_with_masks(func, place), *given.values())
+    else:
+        with placing(place):
+            out, weights = func(**given)
     return BatchTensor(out, spec), weights if weights is None else BatchTensor(weights, spec.at(0))
+
+
+# Dropout of weights in a mode that sees all of torch's operators takes longer than small models take for the rest. So
+# it is recorded as a call that draws a mask by itself.
+
+
+def _may_be_recorded(place: Place, p: float, rows: Tensor, shape: tuple[int, ...]) -> bool:
+    """Return True if a rule is being recorded, and dropout of weights of this shape may draw a mask (`may_mask`)."""
+    spec = place(shape)
+    if spec is None or spec.view.shares.recorder is None or not (0 < p < 1 and _is_full_precision(rows)):
+        return False
+    return may_mask(rows, spec, (*shape[: spec.dim], spec.size, *shape[spec.dim + 1 :]))
+
+
+def _is_full_precision(rows: Tensor) -> bool:
+    return rows.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
+
+
+def _dropped(place: Place, weights: Tensor, p: float) -> Tensor:
+    """Compute dropout of this rank's contiguous rows of attention weights, as one device does for all."""
+    spec = place(weights.shape)
+    if spec is None:
+        raise Outdated
+    shape = (*weights.shape[: spec.dim], spec.size, *weights.shape[spec.dim + 1 :])
+    return weights * mask(spec, shape, contiguous_strides(shape), contiguous_strides(weights.shape), weights, p)
+
+
+def _in_steps(
+    place: Place,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Compute scaled_dot_product_attention in the steps that torch takes on a CPU if there is dropout."""
+    if not _is_full_precision(query):
+        raise Outdated
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    factor = math.sqrt(abs(scale))  # of both sides, so that products stay small
+    weights = query * math.copysign(factor, scale) @ (key.transpose(-2, -1) * factor)
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -math.inf)
+        weights += attn_mask
+    return _dropped(place, safe_softmax(weights, -1), dropout_p) @ value
+
+
+def _with_masks(func: Function, place: Place) -> Function:
+    """Return multi_head_attention_forward with functions that draw masks in the place of those that torch calls."""
+    drawing = {
+        "dropout": lambda weights, p: _dropped(place, weights, p),
+        "scaled_dot_product_attention": partial(_in_steps, place),
+    }
+    return FunctionType(func.__code__, {**func.__globals__, **drawing})
 
 
 RULES: dict[Function, Rule] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from math import prod
@@ -19,8 +19,7 @@ from duoka.view.random.draws import SeededMode, draw_own_rows, first_of_adjacent
 from duoka.view.rules.lookup import Function, align, argument, functions, localise, wrap
 from duoka.view.tensor.batch import BatchTensor, Rule
 from duoka.view.tensor.spec import Spec
-from duoka.view.tensor.strides import contiguous_strides, is_dense, memory_order, same_layout
-from duoka.view.view import View
+from duoka.view.tensor.strides import is_dense, memory_order
 
 FRESH = """
 dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout rrelu gumbel_softmax
@@ -113,43 +112,45 @@ def drawn(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def dropout(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute F.dropout; of a few contiguous rows on a CPU by a mask of the whole batch, which can be recorded.
-
-    For more rows `drawn` needs less memory, and less time.
-    """
+    """Compute F.dropout; of a few rows by a mask of the whole batch, which can be recorded (`may_mask`)."""
     batch, p = args[0], argument(args, kwargs, 1, "p", 0.5)
     draws = type(p) is float and 0 < p < 1 and argument(args, kwargs, 2, "training", True)
-    if not draws or not isinstance(batch, BatchTensor):
+    if not draws or not isinstance(batch, BatchTensor) or argument(args, kwargs, 3, "inplace"):
         return drawn(func, args, kwargs)
-    spec, view = batch._spec, batch._spec.view
-    start = first_of_adjacent(spec)
-    apart = view.rank_stream is not None or view.shares.several
-    if start is None or apart or prod(batch.shape) > _FEW or argument(args, kwargs, 3, "inplace"):
+    rows, meta = batch._local, batch._meta
+    if not may_mask(rows, meta.spec, meta.shape) or not is_dense(meta.shape, meta.strides):
         return drawn(func, args, kwargs)
-    rows = batch._local
-    shape, strides = batch._meta.shape, batch._meta.strides
-    if not (rows.is_cpu and rows.is_contiguous() and same_layout(shape, strides, contiguous_strides(shape))):
-        return drawn(func, args, kwargs)
-    mask = partial(_mask, view, shape, spec.dim, start, spec.local_size)
-    recorder = view.shares.recorder
-    scaled = mask(rows, p) if recorder is None else recorder.drawing(mask, rows, p)
-    return BatchTensor(rows * scaled, spec)
+    masked = partial(mask, meta.spec, meta.shape, meta.strides, rows.stride())
+    recorder = meta.spec.view.shares.recorder
+    scaled = masked(rows, p) if recorder is None else recorder.drawing(masked, rows, p)
+    return BatchTensor(rows * scaled, meta.spec)
 
 
 _FEW = 1 << 16  # entries of a whole batch
 
 
-def _mask(view: View, shape: torch.Size, dim: int, start: int, size: int, rows: Tensor, p: float) -> Tensor:
-    """Draw what F.dropout multiplies the whole batch with, and return this rank's rows of it.
+def may_mask(rows: Tensor, spec: Spec, shape: Sequence[int]) -> bool:
+    """Return True if dropout of rows may draw a mask of the whole batch, of this shape.
+
+    For more rows `drawn` needs less memory, and less time.
+    """
+    apart = spec.view.rank_stream is not None or spec.view.shares.several
+    return rows.is_cpu and prod(shape) <= _FEW and not apart and first_of_adjacent(spec) is not None
+
+
+def mask(
+    spec: Spec, shape: Sequence[int], strides: Sequence[int], local_strides: Sequence[int], rows: Tensor, p: float
+) -> Tensor:
+    """Draw what F.dropout multiplies a batch of this shape and these strides with; return this rank's rows of it.
 
     Raises:
         Outdated: F.dropout would raise an error, draw nothing, or fill its mask in another order.
     """
-    if not (0 < p < 1 and rows.is_contiguous()):
+    if not 0 < p < 1 or rows.stride() != local_strides:
         raise Outdated
-    view.drawn += 1
-    mask = torch.empty(shape, dtype=rows.dtype, device=rows.device).bernoulli_(1 - p).narrow(dim, start, size)
-    return mask.contiguous().div_(1 - p)
+    spec.view.drawn += 1
+    whole = torch.empty_strided(shape, strides, dtype=rows.dtype, device=rows.device).bernoulli_(1 - p)
+    return whole.narrow(spec.dim, first_of_adjacent(spec), spec.local_size).div_(1 - p)
 
 
 def _draws_by_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, right: int) -> bool:
