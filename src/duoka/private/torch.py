@@ -5,6 +5,7 @@ All are looked up when this file is imported; attributes of objects are tried on
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import pickle
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
 
@@ -73,8 +75,15 @@ with requiring("torch", torch.__version__):
     # Whether any TorchFunctionMode is active, and whether __torch_function__ of subclasses is called. Public: none.
     function_modes_are_active: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
     functions_are_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled
-    # Hooks on the backward pass of all modules, by id. Public: none.
-    GLOBAL_BACKWARD_HOOKS: dict[int, Any] = nn.modules.module._global_backward_hooks
+    # Hooks on the calls of all modules, by id. Public: none.
+    GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
+        nn.modules.module._global_backward_hooks,
+        nn.modules.module._global_backward_pre_hooks,
+        nn.modules.module._global_forward_hooks,
+        nn.modules.module._global_forward_pre_hooks,
+    )
+    # Holds `_current_level`, that of forward-mode differentiation, -1 outside. Public: none.
+    FORWARD_MODE: dict[str, Any] = vars(_forward_ad)
     # Suspends TorchDispatchModes. Public: none.
     without_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
     # The active ones. Public: none.
@@ -532,6 +541,26 @@ def count_graph_breaks() -> int:
 def in_forward_mode() -> bool:
     """Return whether forward-mode differentiation is active. Public: none."""
     return _forward_ad._current_level >= 0
+
+
+def implementation_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's implementation. Public: none."""
+    address: int = tensor._cdata
+    return address
+
+
+_EXPORTED = ("get_dim", "get_sizes", "get_strides", "get_dtype", "get_layout", "get_device_type", "get_device_index")
+
+
+def exported_functions() -> dict[str, int] | None:
+    """Return the addresses of the functions that torch exports to C for compiled models (`shim.h`); None without."""
+    name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+        found = {name: ctypes.cast(library[f"aoti_torch_{name}"], ctypes.c_void_p).value for name in _EXPORTED}
+    except (OSError, AttributeError):
+        return None
+    return {name: address for name, address in found.items() if address}
 
 
 def _names_in(code: CodeType) -> set[str]:

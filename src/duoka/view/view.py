@@ -16,7 +16,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.weak import WeakIdKeyDictionary
 
 from duoka.errors import DuokaError, Refused
-from duoka.private.torch import backward_of
+from duoka.private.torch import WithoutTorchFunctions, backward_of
 from duoka.view.aliased import AliasedCopies
 from duoka.view.collectives.base import Collectives
 from duoka.view.random.generators import RankStream
@@ -198,9 +198,9 @@ class View:
                     return tensor
                 self._adopt(tensor)
             return self.alias(tensor)
-        if isinstance(tensor.grad_fn, (_REPLICATED, GATHERED)) or (
-            not shares.exact and self._adopts_leaves_of(tensor)
-        ):
+        with WithoutTorchFunctions():  # a recorder need not know
+            node = tensor.grad_fn
+        if isinstance(node, (_REPLICATED, GATHERED)) or (not shares.exact and self._adopts_leaves_of(node)):
             return tensor
         replicated: Tensor = shares.synchronize(lambda tensors: Replicate.apply(shares, tensors[0]), tensor)
         return replicated
@@ -210,13 +210,13 @@ class View:
         self.adopt(leaf)
         self._adopted[key] = ref(leaf, lambda _: self._adopted.pop(key, None))
 
-    def _adopts_leaves_of(self, tensor: Tensor) -> bool:
-        """Adopt the leaves from which a tensor was computed, and return True.
+    def _adopts_leaves_of(self, node: Any) -> bool:
+        """Adopt the leaves from which a tensor was computed, by the node of its graph, and return True.
 
         Returns False if the graph is too large to search, or contains a script's own Function, which may do anything
         to a gradient.
         """
-        nodes, seen = [tensor.grad_fn], 0
+        nodes, seen = [node], 0
         while nodes:
             node = nodes.pop()
             seen += 1
@@ -229,7 +229,7 @@ class View:
                 continue
             if seen > _MOST_NODES or isinstance(node, BackwardCFunction):
                 return False
-            nodes += [following for following, _ in node.next_functions if following is not None]  # type: ignore[union-attr]
+            nodes += [following for following, _ in node.next_functions if following is not None]
         return True
 
     def divide_gradient(self, rows: Tensor) -> None:

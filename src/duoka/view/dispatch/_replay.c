@@ -1,24 +1,33 @@
 /* The fast path of `dispatch` (dispatch.py): find the program that was recorded for a call, and run it.
 
-`call` is BatchTensor's `__torch_function__`. It builds the same key as `DescribedCall` (replay.py), so that both find
-each other's programs, and checks the same conditions. A call that has no program, or is unusual in any way, is made by
-`dispatch`, which decides everything. Only the limited API is used: one build serves every Python from 3.10 on, and
-every torch, as nothing of torch's C++ is used. */
+`call` is BatchTensor's `__torch_function__`. It describes a call in *words* (pointers and numbers) that are equal for
+two calls if and only if their keys (`DescribedCall` in replay.py) are, and looks for the program that `dispatch` has
+run for such a call. A call that has none, or is unusual in any way, is made by `dispatch`, which decides everything.
+
+Only the limited API is used, and of torch the functions that it exports to C for models compiled ahead of time, which
+stay the same: one build serves every Python from 3.10 on, and every torch. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030a0000
 #include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 
-#define VERSION 2 /* of what engine.py relies on: a module that was built before a change is not used */
-#define MOST_KEYS 192 /* of parts of a key, and so on: a call with more is made by `dispatch` */
-#define MOST_INPUTS 64
+#define VERSION 3 /* of what engine.py relies on: a module that was built before a change is not used */
+#define MOST_WORDS 256 /* of a call, and so on: a call with more is made by `dispatch` */
+#define MOST_ARGUMENTS 32
+#define MOST_INPUTS 32
+#define MOST_RESULTS 16
+#define MOST_DIMS 8
+#define SLOTS 16384 /* of the table of programs, a power of 2; half of them are used */
 
 /* What `configure` is given: objects of duoka and torch, by name. */
 #define NAMES(X)                                                                                                       \
-    X(batch) X(tensor) X(parameter) X(size) X(constants) X(true) X(false) X(list) X(tuple) X(plain) X(outdated)       \
-    X(dispatch) X(made) X(failed) X(count_write) X(replicate) X(may_raise) X(may_fail) X(by_item) X(transform_level)              \
-    X(in_forward_mode) X(count_dispatch_modes) X(is_inference_mode) X(is_grad_enabled) X(make_wrapper) X(zero) X(one)              \
-    X(modes_are_active) X(is_enabled) X(module_hooks)
+    X(batch) X(tensor) X(parameter) X(size) X(dtype) X(memory_format) X(getter) X(outdated) X(dispatch) X(made)        \
+    X(failed) X(count_write) X(replicate) X(may_raise) X(may_fail) X(by_item) X(transform_level) X(forward_mode)       \
+    X(count_dispatch_modes) X(is_inference_mode) X(is_grad_enabled) X(make_wrapper) X(zero) X(one)                     \
+    X(modes_are_active) X(is_enabled) X(module_hooks) X(leaves) X(identity) X(unusual)
 
 enum {
 #define X(name) OF_##name,
@@ -36,10 +45,11 @@ static PyObject *given[COUNT];
 
 /* Names of attributes. */
 #define ATTRIBUTES(X)                                                                                                  \
-    X(_meta) X(_rows) X(_cached) X(_adopted) X(spec) X(view) X(shape) X(dtype) X(device) X(local_shape) X(programs)    \
-    X(aliased) X(copies) X(shares) X(count) X(exact) X(of_parameters) X(has_sharded) X(requires_grad) X(is_leaf)       \
-    X(start) X(stop) X(step) X(_here) X(around) X(whole) X(_ordinary) X(_compiled) X(is_on_rows) X(recomputed)         \
-    X(_backward_hooks) X(_compiled_call_impl)
+    X(_rows) X(_meta) X(_cached) X(_adopted) X(spec) X(view) X(shape) X(dtype) X(device) X(local_shape) X(aliased)     \
+    X(copies) X(shares) X(count) X(exact) X(of_parameters) X(has_sharded) X(watch) X(requires_grad) X(is_leaf)         \
+    X(start) X(stop) X(step) X(_here) X(around) X(whole) X(_ordinary) X(_compiled) X(_on_rows) X(active) X(recomputed)         \
+    X(_compiled_call_impl) X(direct) X(__dict__) X(forward) X(_parameters) X(_current_level) X(_forward_hooks)         \
+    X(_forward_pre_hooks) X(_backward_hooks) X(_backward_pre_hooks)
 
 enum {
 #define X(name) A_##name,
@@ -48,48 +58,11 @@ enum {
         ATTRIBUTE_COUNT
 };
 static PyObject *attributes[ATTRIBUTE_COUNT];
-#define GET(object, name) PyObject_GetAttr(object, attributes[A_##name])
-
-typedef struct {
-    PyObject *keys[MOST_KEYS]; /* owned */
-    PyObject *inputs[MOST_INPUTS]; /* owned */
-    PyObject *batches[MOST_INPUTS]; /* borrowed from the arguments */
-    int plain[MOST_INPUTS];
-    int key_count, input_count, batch_count, plain_count;
-} Call;
+#define NAME(name) attributes[A_##name]
+#define GET(object, name) PyObject_GetAttr(object, NAME(name))
 
 /* Results of functions that may have nothing to return: */
 enum { FAILED = -1, NO = 0, YES = 1 }; /* FAILED: an exception is set */
-
-static void clear_call(Call *call)
-{
-    for (int i = 0; i < call->key_count; i++)
-        Py_DECREF(call->keys[i]);
-    for (int i = 0; i < call->input_count; i++)
-        Py_DECREF(call->inputs[i]);
-}
-
-/* Add a part of the key; takes over the reference, NULL is an error. */
-static int add_key(Call *call, PyObject *part)
-{
-    if (part == NULL)
-        return FAILED;
-    if (call->key_count == MOST_KEYS) {
-        Py_DECREF(part);
-        return NO;
-    }
-    call->keys[call->key_count++] = part;
-    return YES;
-}
-
-/* Add an input, of which there must be fewer than MOST_INPUTS; takes over the reference, NULL is an error. */
-static int add_input(Call *call, PyObject *value)
-{
-    if (value == NULL)
-        return FAILED;
-    call->inputs[call->input_count++] = value;
-    return YES;
-}
 
 #define ADD(step)                                                                                                      \
     do {                                                                                                               \
@@ -102,153 +75,6 @@ static PyObject *ref(PyObject *object)
 {
     Py_INCREF(object);
     return object;
-}
-
-static int add(Call *call, PyObject *value);
-
-static int add_sequence(Call *call, PyObject *value, PyObject *kind)
-{
-    int is_list = PyList_Check(value);
-    Py_ssize_t count = is_list ? PyList_Size(value) : PyTuple_Size(value);
-    ADD(add_key(call, ref(kind)));
-    ADD(add_key(call, PyLong_FromSsize_t(count)));
-    for (Py_ssize_t i = 0; i < count; i++)
-        ADD(add(call, is_list ? PyList_GetItem(value, i) : PyTuple_GetItem(value, i)));
-    return YES;
-}
-
-static int add_dict(Call *call, PyObject *value)
-{
-    PyObject *name, *one;
-    Py_ssize_t place = 0;
-    ADD(add_key(call, ref((PyObject *)&PyDict_Type)));
-    while (PyDict_Next(value, &place, &name, &one)) {
-        ADD(add_key(call, ref(name)));
-        ADD(add(call, one));
-    }
-    return YES;
-}
-
-static int add_slice(Call *call, PyObject *value)
-{
-    static const int parts[] = {A_start, A_stop, A_step};
-    ADD(add_key(call, ref((PyObject *)&PySlice_Type)));
-    for (int i = 0; i < 3; i++) {
-        PyObject *part = PyObject_GetAttr(value, attributes[parts[i]]);
-        if (part != NULL && part != Py_None && !PyLong_CheckExact(part)) {
-            Py_DECREF(part);
-            return NO;
-        }
-        ADD(add_key(call, part));
-    }
-    return YES;
-}
-
-/* The properties of a plain tensor that rules decide by: attributes, or results of methods without arguments. */
-static int add_plain(Call *call, PyObject *value)
-{
-    for (Py_ssize_t i = 0; i < PyTuple_Size(THE(plain)); i++) {
-        PyObject *found = PyObject_GetAttr(value, PyTuple_GetItem(THE(plain), i));
-        if (found != NULL && PyCFunction_Check(found)) {
-            PyObject *method = found;
-            found = PyObject_CallNoArgs(method);
-            Py_DECREF(method);
-            if (found == NULL) { /* a sparse tensor has no strides */
-                PyErr_Clear();
-                return NO;
-            }
-        }
-        ADD(add_key(call, found));
-    }
-    call->plain[call->plain_count++] = call->input_count;
-    return add_input(call, ref(value));
-}
-
-/* Add an argument to key and inputs, as `DescribedCall._add`. NO: it has an unknown type. */
-static int add(Call *call, PyObject *value)
-{
-    PyObject *kind = (PyObject *)Py_TYPE(value);
-    if (call->input_count == MOST_INPUTS)
-        return NO;
-    if (kind == THE(batch)) {
-        ADD(add_key(call, GET(value, _meta)));
-        call->batches[call->batch_count++] = value;
-        return add_input(call, GET(value, _rows));
-    }
-    if (kind == THE(tensor) || kind == THE(parameter))
-        return add_plain(call, value);
-    if (kind == (PyObject *)&PyLong_Type) {
-        ADD(add_key(call, ref(value)));
-        return add_key(call, ref(kind));
-    }
-    if (kind == (PyObject *)&PyBool_Type)
-        return add_key(call, ref(value == Py_True ? THE(true) : THE(false)));
-    if (kind == (PyObject *)&PyFloat_Type || kind == (PyObject *)&PyComplex_Type) {
-        ADD(add_key(call, ref(kind)));
-        int is_zero = PyObject_RichCompareBool(value, THE(zero), Py_EQ);
-        int is_one = is_zero ? 0 : PyObject_RichCompareBool(value, THE(one), Py_EQ);
-        ADD(add_key(call, ref(is_zero || is_one ? value : Py_None)));
-        return add_input(call, ref(value));
-    }
-    if (kind == (PyObject *)&PyTuple_Type || kind == THE(size))
-        return add_sequence(call, value, THE(tuple));
-    if (kind == (PyObject *)&PyList_Type)
-        return add_sequence(call, value, THE(list));
-    int is_constant = PySet_Contains(THE(constants), kind);
-    if (is_constant == 1)
-        return add_key(call, ref(value));
-    if (kind == (PyObject *)&PySlice_Type)
-        return add_slice(call, value);
-    if (kind == (PyObject *)&PyDict_Type)
-        return add_dict(call, value);
-    return is_constant;
-}
-
-/* Note which inputs are the same object: part of the key. */
-static int add_repeated(Call *call)
-{
-    int last[MOST_INPUTS], repeated = 0;
-    for (int i = 0; i < call->input_count; i++) {
-        last[i] = i;
-        for (int j = call->input_count - 1; j > i; j--)
-            if (call->inputs[i] == call->inputs[j]) {
-                last[i] = j;
-                repeated = 1;
-                break;
-            }
-    }
-    for (int i = 0; repeated && i < call->input_count; i++)
-        ADD(add_key(call, PyLong_FromLong(last[i])));
-    return YES;
-}
-
-/* Describe a call, as `DescribedCall`. NO: it has no key. */
-static int describe(Call *call, PyObject *func, PyObject *args, PyObject *kwargs)
-{
-    call->key_count = call->input_count = call->batch_count = call->plain_count = 0;
-    ADD(add_key(call, ref(func)));
-    Py_ssize_t count = PyTuple_Size(args);
-    for (Py_ssize_t i = 0; i < count; i++)
-        ADD(add(call, PyTuple_GetItem(args, i)));
-    if (kwargs != NULL && PyDict_Size(kwargs) > 0)
-        ADD(add_dict(call, kwargs));
-    return add_repeated(call);
-}
-
-static PyObject *tuple_of(PyObject **items, int count)
-{
-    PyObject *tuple = PyTuple_New(count);
-    for (int i = 0; tuple != NULL && i < count; i++)
-        PyTuple_SetItem(tuple, i, ref(items[i]));
-    return tuple;
-}
-
-static PyObject *list_of(PyObject **items, int count)
-{
-    PyObject *list = PyList_New(count);
-    for (int i = 0; list != NULL && i < count; i++)
-        PyList_SetItem(list, i, ref(items[i]));
-    return list;
 }
 
 /* Whether an attribute is `wanted` (an object); takes no reference. */
@@ -272,177 +98,370 @@ static int returns(PyObject *function, PyObject *wanted)
     return same;
 }
 
-/* YES if no transform and no dispatch mode sees operators; they may be allowed, which `dispatch` decides. */
-static int nothing_observes(void)
-{
-    ADD(returns(THE(transform_level), Py_None));
-    ADD(returns(THE(count_dispatch_modes), THE(zero)));
-    return returns(THE(in_forward_mode), Py_False);
-}
+/* --- tensors */
 
-/* YES if the view of a call's batches asks for nothing but the program. */
-static int is_ordinary(PyObject *view)
-{
-    ADD(attribute_is(view, A_of_parameters, Py_False));
-    ADD(attribute_is(view, A_has_sharded, Py_False));
-    ADD(attribute_is(view, A_device, Py_None));
-    PyObject *aliased = GET(view, aliased), *copies = aliased == NULL ? NULL : GET(aliased, copies);
-    Py_XDECREF(aliased);
-    if (copies == NULL)
-        return FAILED;
-    Py_ssize_t held = PyObject_Size(copies);
-    Py_DECREF(copies);
-    return held < 0 ? FAILED : held == 0;
-}
+/* Where a batch has its rows and its Meta, and a tensor what torch calls its handle; found out by `configure`. */
+static Py_ssize_t place_of_rows, place_of_meta, place_of_handle;
+#define AT(object, place) (*(PyObject **)((char *)(object) + (place)))
+#define ROWS(batch) AT(batch, place_of_rows)
+#define META(batch) AT(batch, place_of_meta)
+#define HANDLE(tensor) ((void *)((char *)(tensor) + place_of_handle))
 
-/* YES if all shares but one are other processes', and gradients are those of the rows. */
-static int is_one_share(PyObject *shares)
-{
-    ADD(attribute_is(shares, A_exact, Py_False));
-    PyObject *count = GET(shares, count);
-    if (count == NULL)
-        return FAILED;
-    int alone = PyObject_RichCompareBool(count, THE(one), Py_EQ);
-    Py_DECREF(count);
-    return alone;
-}
+/* Functions that torch exports to C; each returns 0 if it succeeds. */
+#define SHIMS(X)                                                                                                       \
+    X(get_dim, int64_t) X(get_sizes, int64_t *) X(get_strides, int64_t *) X(get_dtype, int32_t)                        \
+    X(get_layout, int32_t) X(get_device_type, int32_t) X(get_device_index, int32_t)
 
-/* YES if a function raises no error for the values of single rows, which the ranks would have to tell each other. */
-static int raises_alike(Call *call, PyObject *func, PyObject *args)
-{
-    int may_raise = PySet_Contains(THE(may_raise), func);
-    if (may_raise != 1)
-        return may_raise < 0 ? FAILED : YES;
-    int by_item = PySet_Contains(THE(by_item), func);
-    if (by_item == 1 && call->batch_count == 1 && PyTuple_GetItem(args, 0) == call->batches[0])
-        return attribute_is(call->batches[0], A__cached, Py_None);
-    if (by_item != 0)
-        return by_item < 0 ? FAILED : NO;
-    PyObject *batches = list_of(call->batches, call->batch_count);
-    PyObject *may = batches == NULL ? NULL : PyObject_CallFunctionObjArgs(THE(may_fail), func, args, batches, NULL);
-    Py_XDECREF(batches);
-    Py_XDECREF(may);
-    return may == NULL ? FAILED : may == Py_False;
-}
+#define X(name, type) static int32_t (*name)(void *, type *);
+SHIMS(X)
+#undef X
 
-/* Replace plain tensors by what `View.replicate` returns; leaves that were adopted before are returned as they are. */
-static int replicate(Call *call, PyObject *view)
+/* --- describing calls */
+
+typedef struct {
+    intptr_t words[MOST_WORDS];
+    PyObject *args[MOST_ARGUMENTS]; /* all are borrowed; those by name are behind the others */
+    PyObject *names[MOST_ARGUMENTS];
+    PyObject *inputs[MOST_INPUTS];
+    PyObject *batches[MOST_INPUTS];
+    int plain[MOST_INPUTS];
+    int word_count, arg_count, name_count, input_count, batch_count, plain_count;
+} Call;
+
+/* What comes before a number, or stands for an object. */
+enum { OF_INT = 1, OF_TRUE, OF_FALSE, OF_FLOAT, OF_TENSOR, OF_TUPLE, OF_LIST, OF_DICT, OF_SLICE, OF_SAME };
+
+static int add_word(Call *call, intptr_t word)
 {
-    int records = -1;
-    PyObject *adopted = NULL;
-    for (int i = 0; i < call->plain_count; i++) {
-        PyObject **input = &call->inputs[call->plain[i]];
-        int needs = attribute_is(*input, A_requires_grad, Py_True);
-        if (needs == YES && records < 0)
-            records = returns(THE(is_grad_enabled), Py_True);
-        if (needs == FAILED || (needs == YES && records == FAILED))
-            goto failed;
-        if (needs == NO || records == NO)
-            continue;
-        int known = attribute_is(*input, A_is_leaf, Py_True);
-        if (known == YES) {
-            PyObject *number = PyLong_FromVoidPtr(*input);
-            if (adopted == NULL)
-                adopted = GET(view, _adopted);
-            known = number == NULL || adopted == NULL ? FAILED : PyDict_Contains(adopted, number);
-            Py_XDECREF(number);
-        }
-        if (known == FAILED)
-            goto failed;
-        if (known == YES)
-            continue;
-        PyObject *replicated = PyObject_CallFunctionObjArgs(THE(replicate), view, *input, NULL);
-        if (replicated == NULL)
-            goto failed;
-        Py_DECREF(*input);
-        *input = replicated;
-    }
-    Py_XDECREF(adopted);
+    if (call->word_count == MOST_WORDS)
+        return NO;
+    call->words[call->word_count++] = word;
     return YES;
-failed:
-    Py_XDECREF(adopted);
-    return FAILED;
 }
 
-/* The program for a call, borrowed; NULL without an exception if there is none, or if `dispatch` must make the call. */
-static PyObject *program_of(Call *call, PyObject *func, PyObject *args, PyObject *view)
+static int add_words(Call *call, intptr_t one, intptr_t other)
 {
-    PyObject *programs = NULL, *shares = NULL, *key = NULL, *program = NULL;
-    if (is_ordinary(view) != YES || nothing_observes() != YES || raises_alike(call, func, args) != YES)
-        return NULL;
-    if ((shares = GET(view, shares)) == NULL || is_one_share(shares) != YES)
-        goto done;
-    if ((programs = GET(view, programs)) == NULL || (key = tuple_of(call->keys, call->key_count)) == NULL)
-        goto done;
-    program = PyDict_GetItemWithError(programs, key);
-done:
-    Py_XDECREF(shares);
-    Py_XDECREF(programs);
-    Py_XDECREF(key);
-    return program;
+    ADD(add_word(call, one));
+    return add_word(call, other);
 }
 
-static PyObject *by_dispatch(PyObject *func, PyObject *args, PyObject *kwargs)
+static int add_int(Call *call, PyObject *value)
 {
-    PyObject *named = kwargs == NULL ? PyDict_New() : ref(kwargs);
-    PyObject *out = named == NULL ? NULL : PyObject_CallFunctionObjArgs(THE(dispatch), func, args, named, NULL);
-    Py_XDECREF(named);
-    return out;
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    return overflow || number != (intptr_t)number ? NO : add_words(call, OF_INT, (intptr_t)number);
 }
 
-/* Make an exception of a program that of one device. */
-static void tell(PyObject *func, PyObject *args, PyObject *kwargs, PyObject *view)
+static int add(Call *call, PyObject *value);
+
+static int add_sequence(Call *call, PyObject *value, int kind)
 {
-    PyObject *kind, *error, *trace;
-    if (!PyErr_ExceptionMatches(PyExc_Exception))
+    int is_list = PyList_Check(value);
+    Py_ssize_t count = is_list ? PyList_Size(value) : PyTuple_Size(value);
+    ADD(add_words(call, kind, count));
+    for (Py_ssize_t i = 0; i < count; i++)
+        ADD(add(call, is_list ? PyList_GetItem(value, i) : PyTuple_GetItem(value, i)));
+    return YES;
+}
+
+static int add_dict(Call *call, PyObject *value)
+{
+    PyObject *name, *item;
+    Py_ssize_t place = 0;
+    ADD(add_words(call, OF_DICT, PyDict_Size(value)));
+    while (PyDict_Next(value, &place, &name, &item)) {
+        ADD(PyUnicode_CheckExact(name) ? add_word(call, (intptr_t)name) : NO);
+        ADD(add(call, item));
+    }
+    return YES;
+}
+
+static int add_slice(Call *call, PyObject *value)
+{
+    static const int parts[] = {A_start, A_stop, A_step};
+    ADD(add_word(call, OF_SLICE));
+    for (int i = 0; i < 3; i++) {
+        PyObject *part = PyObject_GetAttr(value, attributes[parts[i]]);
+        int done = part == NULL ? FAILED : part == Py_None ? add_word(call, (intptr_t)part) : NO;
+        if (part != NULL && PyLong_CheckExact(part))
+            done = add_int(call, part);
+        Py_XDECREF(part);
+        ADD(done);
+    }
+    return YES;
+}
+
+/* The properties of a plain tensor that rules decide by. */
+static int add_plain(Call *call, PyObject *value)
+{
+    void *handle = HANDLE(value);
+    int64_t dims, *sizes, *strides;
+    int32_t layout, dtype;
+    if (get_layout(handle, &layout) != 0 || layout != 0 || get_dim(handle, &dims) != 0)
+        return NO; /* a sparse tensor has no strides */
+    if (get_sizes(handle, &sizes) != 0 || get_strides(handle, &strides) != 0 || get_dtype(handle, &dtype) != 0)
+        return NO;
+    int needs = attribute_is(value, A_requires_grad, Py_True);
+    if (needs == FAILED)
+        return FAILED;
+    ADD(add_words(call, OF_TENSOR, (intptr_t)dims << 16 | (intptr_t)dtype << 1 | needs));
+    for (int64_t i = 0; i < dims; i++)
+        ADD(add_words(call, (intptr_t)sizes[i], (intptr_t)strides[i]));
+    call->plain[call->plain_count++] = call->input_count;
+    call->inputs[call->input_count++] = value;
+    return YES;
+}
+
+/* Add an argument to words and inputs, as `DescribedCall._add`. NO: it has an unknown type. */
+static int add(Call *call, PyObject *value)
+{
+    PyObject *kind = (PyObject *)Py_TYPE(value);
+    if (call->input_count == MOST_INPUTS)
+        return NO;
+    if (kind == THE(batch)) {
+        if (META(value) == NULL || ROWS(value) == NULL)
+            return NO;
+        call->batches[call->batch_count++] = value;
+        call->inputs[call->input_count++] = ROWS(value);
+        return add_word(call, (intptr_t)META(value));
+    }
+    if (kind == THE(parameter) || kind == THE(tensor))
+        return add_plain(call, value);
+    if (kind == (PyObject *)&PyLong_Type)
+        return add_int(call, value);
+    if (value == Py_None || kind == (PyObject *)&PyUnicode_Type || value == Py_Ellipsis || kind == THE(dtype)
+        || kind == THE(memory_format))
+        return add_word(call, (intptr_t)value);
+    if (kind == (PyObject *)&PyBool_Type)
+        return add_word(call, value == Py_True ? OF_TRUE : OF_FALSE);
+    if (kind == (PyObject *)&PyFloat_Type) {
+        double number = PyFloat_AsDouble(value);
+        call->inputs[call->input_count++] = value;
+        return add_words(call, OF_FLOAT, number == 0 ? 0 : number == 1 ? 1 : 2);
+    }
+    if (kind == (PyObject *)&PyTuple_Type || kind == THE(size))
+        return add_sequence(call, value, OF_TUPLE);
+    if (kind == (PyObject *)&PyList_Type)
+        return add_sequence(call, value, OF_LIST);
+    if (kind == (PyObject *)&PySlice_Type)
+        return add_slice(call, value);
+    return kind == (PyObject *)&PyDict_Type ? add_dict(call, value) : NO;
+}
+
+/* Note which inputs are the same object. */
+static int add_repeated(Call *call)
+{
+    for (int i = 1; i < call->input_count; i++)
+        for (int j = 0; j < i; j++)
+            if (call->inputs[i] == call->inputs[j]) {
+                ADD(add_word(call, OF_SAME));
+                ADD(add_words(call, i, j));
+                break;
+            }
+    return YES;
+}
+
+/* Describe a call whose arguments have been taken. NO: it has no words, or no batch. */
+static int describe(Call *call, PyObject *func)
+{
+    call->word_count = call->input_count = call->batch_count = call->plain_count = 0;
+    if ((PyObject *)Py_TYPE(func) == THE(getter) || call->arg_count == 0)
+        return NO; /* torch makes a getter anew for each call */
+    ADD(add_word(call, (intptr_t)func));
+    for (int i = 0; i < call->arg_count; i++)
+        ADD(add(call, call->args[i]));
+    if (call->name_count > 0)
+        ADD(add_words(call, OF_DICT, call->name_count));
+    for (int i = 0; i < call->name_count; i++) {
+        ADD(add_word(call, (intptr_t)call->names[i]));
+        ADD(add(call, call->args[call->arg_count + i]));
+    }
+    ADD(add_repeated(call));
+    return call->batch_count > 0;
+}
+
+/* Take the arguments of a call from a tuple and a dict, which may be NULL. */
+static int take(Call *call, PyObject *args, PyObject *kwargs)
+{
+    Py_ssize_t count = PyTuple_Size(args), more = kwargs == NULL ? 0 : PyDict_Size(kwargs), place = 0;
+    if (count < 0 || count + more > MOST_ARGUMENTS)
+        return NO;
+    for (Py_ssize_t i = 0; i < count; i++)
+        call->args[i] = PyTuple_GetItem(args, i);
+    for (Py_ssize_t i = 0; i < more && PyDict_Next(kwargs, &place, &call->names[i], &call->args[count + i]); i++)
+        if (!PyUnicode_CheckExact(call->names[i]))
+            return NO;
+    call->arg_count = (int)count;
+    call->name_count = (int)more;
+    return YES;
+}
+
+static PyObject *tuple_of(PyObject *const *items, int count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (int i = 0; tuple != NULL && i < count; i++)
+        PyTuple_SetItem(tuple, i, ref(items[i]));
+    return tuple;
+}
+
+static PyObject *list_of(PyObject *const *items, int count)
+{
+    PyObject *list = PyList_New(count);
+    for (int i = 0; list != NULL && i < count; i++)
+        PyList_SetItem(list, i, ref(items[i]));
+    return list;
+}
+
+static PyObject *dict_of(PyObject *const *keys, PyObject *const *items, int count)
+{
+    PyObject *dict = PyDict_New();
+    for (int i = 0; dict != NULL && i < count; i++)
+        if (PyDict_SetItem(dict, keys[i], items[i]) < 0)
+            Py_CLEAR(dict);
+    return dict;
+}
+
+/* --- making batches */
+
+/* The properties of a batch, and the arguments for its wrapper. */
+typedef struct {
+    PyObject *meta, *positional, *named; /* owned */
+    int64_t dims, sizes[MOST_DIMS];
+    int32_t dtype, device_type, device_index;
+} Made;
+
+static void clear_made(Made *made)
+{
+    Py_CLEAR(made->meta);
+    Py_CLEAR(made->positional);
+    Py_CLEAR(made->named);
+}
+
+static int set_made(Made *made, PyObject *meta)
+{
+    PyObject *local = GET(meta, local_shape), *shape = GET(meta, shape);
+    made->meta = ref(meta);
+    made->dims = local == NULL ? MOST_DIMS + 1 : PyTuple_Size(local);
+    for (int64_t i = 0; i < made->dims && made->dims <= MOST_DIMS; i++)
+        made->sizes[i] = PyLong_AsLongLong(PyTuple_GetItem(local, (Py_ssize_t)i));
+    if (shape != NULL)
+        made->positional = PyTuple_Pack(2, THE(batch), shape);
+    Py_XDECREF(local);
+    Py_XDECREF(shape);
+    return made->positional != NULL && made->dims <= MOST_DIMS && !PyErr_Occurred() ? YES : NO;
+}
+
+/* YES if rows have the properties in `made`, where the last ones from another device are put. */
+static int fits(Made *made, PyObject *rows)
+{
+    void *handle = HANDLE(rows);
+    int64_t dims, *sizes;
+    int32_t dtype, type, index;
+    if ((PyObject *)Py_TYPE(rows) != THE(tensor) || get_dim(handle, &dims) != 0 || dims != made->dims
+        || get_sizes(handle, &sizes) != 0 || memcmp(sizes, made->sizes, (size_t)dims * sizeof(int64_t)) != 0)
+        return NO;
+    if (get_dtype(handle, &dtype) != 0 || get_device_type(handle, &type) != 0 || get_device_index(handle, &index) != 0)
+        return NO;
+    if (made->named != NULL && dtype == made->dtype && type == made->device_type && index == made->device_index)
+        return YES;
+    PyObject *keys[] = {NAME(dtype), NAME(device)}, *values[] = {GET(made->meta, dtype), GET(rows, device)};
+    int alike = values[0] == NULL || values[1] == NULL ? FAILED : attribute_is(rows, A_dtype, values[0]);
+    if (alike == YES) {
+        Py_XDECREF(made->named);
+        made->named = dict_of(keys, values, 2);
+        made->dtype = dtype;
+        made->device_type = type;
+        made->device_index = index;
+        alike = made->named == NULL ? FAILED : YES;
+    }
+    Py_XDECREF(values[0]);
+    Py_XDECREF(values[1]);
+    return alike;
+}
+
+/* Make a batch of rows, as `remake` of replay.py, which makes what is not as the rule returned it. */
+static PyObject *make(Made *made, PyObject *rows)
+{
+    int alike = fits(made, rows);
+    if (alike != YES)
+        return alike == FAILED ? NULL : PyObject_CallFunctionObjArgs(THE(made), rows, made->meta, NULL);
+    PyObject *batch = PyObject_Call(THE(make_wrapper), made->positional, made->named);
+    if (batch != NULL) {
+        ROWS(batch) = ref(rows);
+        META(batch) = ref(made->meta);
+    }
+    return batch;
+}
+
+/* --- the table of programs */
+
+/* A program. `func` and so on: of one that is a single call (`Recorder.program`): an argument is a constant, or the
+   input at its place; and a result is a batch of what the call returns, or those of a sequence that it returns. */
+typedef struct {
+    uint64_t hash;
+    intptr_t *words; /* what they point to is kept alive by `key` */
+    PyObject *key, *program, *view, *of_view; /* owned; of_view: the attributes of the view */
+    int word_count, users, may_raise, by_item;
+    PyObject *func, *constants[MOST_ARGUMENTS], *named[MOST_ARGUMENTS], *sequence; /* owned */
+    int places[MOST_ARGUMENTS], arg_count, name_count, result_count, same;
+    Made results[MOST_RESULTS];
+} Entry;
+
+static Entry *table[SLOTS];
+static int used;
+
+static void leave(Entry *entry)
+{
+    if (--entry->users > 0)
         return;
-    PyErr_Fetch(&kind, &error, &trace);
-    PyErr_NormalizeException(&kind, &error, &trace);
-    if (trace != NULL)
-        PyException_SetTraceback(error, trace);
-    PyObject *named = kwargs == NULL ? PyDict_New() : ref(kwargs);
-    if (named != NULL)
-        Py_XDECREF(PyObject_CallFunctionObjArgs(THE(failed), error, func, args, named, view, NULL));
-    Py_XDECREF(named);
-    Py_XDECREF(kind);
-    Py_XDECREF(error);
-    Py_XDECREF(trace);
+    Py_XDECREF(entry->key);
+    Py_XDECREF(entry->program);
+    Py_XDECREF(entry->view);
+    Py_XDECREF(entry->of_view);
+    Py_XDECREF(entry->func);
+    Py_XDECREF(entry->sequence);
+    for (int i = 0; i < MOST_ARGUMENTS; i++) {
+        Py_XDECREF(entry->constants[i]);
+        Py_XDECREF(entry->named[i]);
+    }
+    for (int i = 0; i < MOST_RESULTS; i++)
+        clear_made(&entry->results[i]);
+    free(entry->words);
+    free(entry);
 }
 
-static int count_write(Call *call, PyObject *func, PyObject *kwargs)
+static void forget_all(void)
 {
-    int inference = returns(THE(is_inference_mode), Py_True);
-    if (inference != YES)
-        return inference == FAILED ? FAILED : YES;
-    PyObject *named = kwargs == NULL ? PyDict_New() : ref(kwargs), *batches = list_of(call->batches, call->batch_count);
-    PyObject *done = named == NULL || batches == NULL
-                         ? NULL
-                         : PyObject_CallFunctionObjArgs(THE(count_write), func, named, batches, NULL);
-    Py_XDECREF(named);
-    Py_XDECREF(batches);
-    Py_XDECREF(done);
-    return done == NULL ? FAILED : YES;
+    for (int i = 0; i < SLOTS; i++) {
+        Entry *entry = table[i];
+        table[i] = NULL;
+        if (entry != NULL)
+            leave(entry);
+    }
+    used = 0;
 }
 
-/* Run a program. NULL without an exception: its result would have another shape. */
-static PyObject *run(PyObject *program, Call *call, PyObject *func, PyObject *args, PyObject *kwargs, PyObject *view)
+static uint64_t hash_of(const Call *call)
 {
-    PyObject *inputs, *batches, *out = NULL;
-    if (replicate(call, view) != YES)
-        return NULL;
-    inputs = list_of(call->inputs, call->input_count);
-    batches = list_of(call->batches, call->batch_count);
-    if (inputs != NULL && batches != NULL)
-        out = PyObject_CallFunctionObjArgs(program, inputs, batches, NULL);
-    Py_XDECREF(inputs);
-    Py_XDECREF(batches);
-    if (out == NULL && PyErr_ExceptionMatches(THE(outdated)))
-        PyErr_Clear();
-    else if (out == NULL)
-        tell(func, args, kwargs, view);
-    else if (count_write(call, func, kwargs) != YES)
-        Py_CLEAR(out);
-    return out;
+    uint64_t hash = 14695981039346656037u;
+    for (int i = 0; i < call->word_count; i++) {
+        hash = (hash ^ (uint64_t)call->words[i]) * 1099511628211u;
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
+/* The slot of a call's program, or a free one. */
+static Entry **slot_of(const Call *call, uint64_t hash)
+{
+    size_t size = (size_t)call->word_count * sizeof(intptr_t);
+    for (size_t i = hash & (SLOTS - 1);; i = (i + 1) & (SLOTS - 1)) {
+        Entry *entry = table[i];
+        if (entry == NULL
+            || (entry->hash == hash && entry->word_count == call->word_count
+                && memcmp(entry->words, call->words, size) == 0))
+            return &table[i];
+    }
 }
 
 /* The view of a call's batches, a new reference; NULL without an exception if these have several. */
@@ -450,9 +469,7 @@ static PyObject *view_of(Call *call)
 {
     PyObject *view = NULL;
     for (int i = 0; i < call->batch_count; i++) {
-        PyObject *meta = GET(call->batches[i], _meta), *spec = meta == NULL ? NULL : GET(meta, spec);
-        PyObject *mine = spec == NULL ? NULL : GET(spec, view);
-        Py_XDECREF(meta);
+        PyObject *spec = GET(META(call->batches[i]), spec), *mine = spec == NULL ? NULL : GET(spec, view);
         Py_XDECREF(spec);
         if (mine == NULL || (view != NULL && mine != view)) {
             Py_XDECREF(mine);
@@ -465,21 +482,322 @@ static PyObject *view_of(Call *call)
     return view;
 }
 
-/* Run the program of a call. NULL without an exception: it has none, or something about it is unusual. */
-static PyObject *replayed(PyObject *func, PyObject *args, PyObject *kwargs)
+/* YES if all shares but one are other processes', and gradients are those of the rows. */
+static int is_one_share(PyObject *view)
+{
+    PyObject *shares = GET(view, shares), *count = shares == NULL ? NULL : GET(shares, count);
+    int exact = shares == NULL ? FAILED : attribute_is(shares, A_exact, Py_True);
+    int alone = count == NULL || exact == FAILED ? FAILED : PyObject_RichCompareBool(count, THE(one), Py_EQ);
+    Py_XDECREF(shares);
+    Py_XDECREF(count);
+    return alone == YES ? !exact : alone;
+}
+
+/* Read what the program calls, if it is a single call: (func, args, kwargs, results), `Recorder.direct`. */
+static int read_direct(Entry *entry, PyObject *direct)
+{
+    PyObject *func, *places, *constants, *words, *results, *sequence;
+    if (!PyArg_ParseTuple(direct, "OO!O!O!OO", &func, &PyTuple_Type, &places, &PyTuple_Type, &constants, &PyTuple_Type,
+                          &words, &results, &sequence))
+        return FAILED;
+    Py_ssize_t count = PyTuple_Size(places), named = PyTuple_Size(words);
+    if (count > MOST_ARGUMENTS)
+        return NO;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        entry->places[i] = (int)PyLong_AsLong(PyTuple_GetItem(places, i));
+        entry->constants[i] = ref(PyTuple_GetItem(constants, i));
+    }
+    for (Py_ssize_t i = 0; i < named; i++)
+        entry->named[i] = ref(PyTuple_GetItem(words, i));
+    if (PyLong_CheckExact(results))
+        entry->same = (int)PyLong_AsLong(results);
+    else if ((entry->result_count = (int)PyTuple_Size(results)) > MOST_RESULTS)
+        return NO;
+    for (int i = 0; i < entry->result_count; i++)
+        ADD(set_made(&entry->results[i], PyTuple_GetItem(results, i)));
+    entry->sequence = ref(sequence);
+    entry->arg_count = (int)(count - named);
+    entry->name_count = (int)named;
+    entry->func = ref(func);
+    return PyErr_Occurred() ? FAILED : YES;
+}
+
+/* Whether a set contains an object, which a call can be looked up by only if it has a hash. */
+static int contains(PyObject *set, PyObject *object)
+{
+    int found = PySet_Contains(set, object);
+    PyErr_Clear();
+    return found != 0;
+}
+
+/* keep(func, args, kwargs, key, program): find a program from now on for such calls, which `dispatch` has just run. */
+static PyObject *keep(PyObject *self, PyObject *const *values, Py_ssize_t count)
 {
     Call call;
-    PyObject *view = NULL, *program = NULL, *out = NULL;
-    if (describe(&call, func, args, kwargs) == YES && PyTuple_Size(args) > 0 && (view = view_of(&call)) != NULL)
-        program = program_of(&call, func, args, view);
-    PyErr_Clear(); /* of a description that failed: `dispatch` raises what is to be raised */
-    if (program != NULL) {
-        Py_INCREF(program);
-        out = run(program, &call, func, args, kwargs, view);
-        Py_DECREF(program);
+    PyObject *view = NULL, *direct;
+    if (count != 5 || take(&call, values[1], values[2]) != YES || describe(&call, values[0]) != YES
+        || (view = view_of(&call)) == NULL || attribute_is(view, A_watch, Py_None) != YES || is_one_share(view) != YES)
+        goto done;
+    if (2 * used >= SLOTS)
+        forget_all();
+    uint64_t hash = hash_of(&call);
+    Entry **slot = slot_of(&call, hash), *entry = *slot == NULL ? calloc(1, sizeof(Entry)) : NULL;
+    size_t size = (size_t)call.word_count * sizeof(intptr_t);
+    if (entry == NULL || (entry->words = malloc(size)) == NULL) {
+        free(entry);
+        goto done;
     }
+    memcpy(entry->words, call.words, size);
+    entry->word_count = call.word_count;
+    entry->hash = hash;
+    entry->users = 1;
+    entry->same = -1;
+    entry->key = ref(values[3]);
+    entry->program = ref(values[4]);
+    entry->may_raise = contains(THE(may_raise), values[0]);
+    entry->by_item = contains(THE(by_item), values[0]);
+    entry->of_view = GET(view, __dict__);
+    entry->view = view;
+    view = NULL;
+    direct = PyObject_GetAttr(values[4], NAME(direct));
+    if (direct != NULL && direct != Py_None && read_direct(entry, direct) != YES)
+        Py_CLEAR(entry->func);
+    Py_XDECREF(direct);
+    if (entry->of_view == NULL)
+        leave(entry);
+    else {
+        *slot = entry;
+        used++;
+    }
+done:
     Py_XDECREF(view);
-    clear_call(&call);
+    PyErr_Clear();
+    return ref(Py_None);
+}
+
+/* --- running programs */
+
+/* YES if no transform and no dispatch mode sees operators; they may be allowed, which `dispatch` decides. */
+static int nothing_observes(void)
+{
+    ADD(returns(THE(transform_level), Py_None));
+    ADD(returns(THE(count_dispatch_modes), THE(zero)));
+    PyObject *level = PyDict_GetItemWithError(THE(forward_mode), NAME(_current_level)); /* -1: none */
+    return level != NULL && PyLong_AsLong(level) < 0 ? YES : NO;
+}
+
+#define OF_VIEW(entry, name) PyDict_GetItemWithError((entry)->of_view, NAME(name))
+
+/* YES if the view of a call's batches asks for nothing but the program. */
+static int is_ordinary(Entry *entry)
+{
+    if (OF_VIEW(entry, of_parameters) != Py_False || OF_VIEW(entry, has_sharded) != Py_False
+        || OF_VIEW(entry, device) != Py_None || OF_VIEW(entry, watch) != Py_None)
+        return NO;
+    PyObject *aliased = OF_VIEW(entry, aliased), *copies = aliased == NULL ? NULL : GET(aliased, copies);
+    Py_ssize_t held = copies == NULL ? -1 : PyObject_Size(copies);
+    Py_XDECREF(copies);
+    return held < 0 ? FAILED : held == 0;
+}
+
+/* YES if a function raises no error for the values of single rows, which the ranks would have to tell each other. */
+static int raises_alike(Entry *entry, Call *call, PyObject *func)
+{
+    if (!entry->may_raise)
+        return YES;
+    if (entry->by_item)
+        return call->batch_count == 1 && call->args[0] == call->batches[0]
+                   ? attribute_is(call->batches[0], A__cached, Py_None)
+                   : NO;
+    PyObject *args = tuple_of(call->args, call->arg_count), *batches = list_of(call->batches, call->batch_count);
+    PyObject *may = args == NULL || batches == NULL
+                        ? NULL
+                        : PyObject_CallFunctionObjArgs(THE(may_fail), func, args, batches, NULL);
+    Py_XDECREF(args);
+    Py_XDECREF(batches);
+    Py_XDECREF(may);
+    return may == NULL ? FAILED : may == Py_False;
+}
+
+/* Replace plain tensors by what `View.replicate` returns; leaves that were adopted before are returned as they are.
+   What it returns is put into `made` (a list), which keeps it alive. */
+static int replicate(Call *call, Entry *entry, PyObject **made)
+{
+    int records = -1;
+    for (int i = 0; i < call->plain_count; i++) {
+        PyObject **input = &call->inputs[call->plain[i]];
+        int needs = attribute_is(*input, A_requires_grad, Py_True);
+        if (needs == YES && records < 0)
+            records = returns(THE(is_grad_enabled), Py_True);
+        if (needs == FAILED || (needs == YES && records == FAILED))
+            return FAILED;
+        if (needs == NO || records == NO)
+            continue;
+        int known = attribute_is(*input, A_is_leaf, Py_True);
+        if (known == YES) {
+            PyObject *number = PyLong_FromVoidPtr(*input), *adopted = OF_VIEW(entry, _adopted);
+            known = number == NULL || adopted == NULL ? FAILED : PyDict_Contains(adopted, number);
+            Py_XDECREF(number);
+        }
+        if (known == FAILED)
+            return FAILED;
+        if (known == YES)
+            continue;
+        PyObject *replicated = PyObject_CallFunctionObjArgs(THE(replicate), entry->view, *input, NULL);
+        if (replicated != NULL && *made == NULL)
+            *made = PyList_New(0);
+        int kept = replicated == NULL || *made == NULL ? -1 : PyList_Append(*made, replicated);
+        Py_XDECREF(replicated);
+        if (kept < 0)
+            return FAILED;
+        *input = replicated;
+    }
+    return YES;
+}
+
+/* The arguments of a call as a tuple and a dict. */
+static int unpack(Call *call, PyObject **args, PyObject **kwargs)
+{
+    *args = tuple_of(call->args, call->arg_count);
+    *kwargs = dict_of(call->names, &call->args[call->arg_count], call->name_count);
+    return *args != NULL && *kwargs != NULL ? YES : FAILED;
+}
+
+static PyObject *by_dispatch(Call *call, PyObject *func)
+{
+    PyObject *args, *kwargs, *out = NULL;
+    if (unpack(call, &args, &kwargs) == YES)
+        out = PyObject_CallFunctionObjArgs(THE(dispatch), func, args, kwargs, NULL);
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    return out;
+}
+
+/* Make an exception of a program that of one device. */
+static void tell(Call *call, PyObject *func, PyObject *view)
+{
+    PyObject *kind, *error, *trace, *args = NULL, *kwargs = NULL;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyErr_NormalizeException(&kind, &error, &trace);
+    if (trace != NULL)
+        PyException_SetTraceback(error, trace);
+    if (unpack(call, &args, &kwargs) == YES)
+        Py_XDECREF(PyObject_CallFunctionObjArgs(THE(failed), error, func, args, kwargs, view, NULL));
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    Py_XDECREF(kind);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+}
+
+static int count_write(Call *call, PyObject *func)
+{
+    int inference = returns(THE(is_inference_mode), Py_True);
+    if (inference != YES)
+        return inference == FAILED ? FAILED : YES;
+    PyObject *args, *kwargs, *batches = list_of(call->batches, call->batch_count), *done = NULL;
+    if (unpack(call, &args, &kwargs) == YES && batches != NULL)
+        done = PyObject_CallFunctionObjArgs(THE(count_write), func, kwargs, batches, NULL);
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    Py_XDECREF(batches);
+    Py_XDECREF(done);
+    return done == NULL ? FAILED : YES;
+}
+
+/* Call a program as the Python function that `Recorder.program` has made. */
+static PyObject *run_function(Entry *entry, Call *call)
+{
+    PyObject *inputs = list_of(call->inputs, call->input_count), *batches = list_of(call->batches, call->batch_count);
+    PyObject *out = NULL;
+    if (inputs != NULL && batches != NULL)
+        out = PyObject_CallFunctionObjArgs(entry->program, inputs, batches, NULL);
+    Py_XDECREF(inputs);
+    Py_XDECREF(batches);
+    return out;
+}
+
+/* Make the results of a program that is a single call. */
+static PyObject *results_of(Entry *entry, Call *call, PyObject *found)
+{
+    if (entry->same >= 0)
+        return ref(call->batches[entry->same]);
+    if (entry->sequence == Py_None)
+        return make(&entry->results[0], found);
+    PyObject *made = PyList_New(entry->result_count), *out;
+    for (int i = 0; made != NULL && i < entry->result_count; i++) {
+        PyObject *rows = PySequence_GetItem(found, i), *batch = rows == NULL ? NULL : make(&entry->results[i], rows);
+        Py_XDECREF(rows);
+        if (batch == NULL || PyList_SetItem(made, i, batch) < 0)
+            Py_CLEAR(made);
+    }
+    if (made == NULL || entry->sequence == (PyObject *)&PyList_Type)
+        return made;
+    out = PyObject_CallFunctionObjArgs(entry->sequence, made, NULL);
+    Py_DECREF(made);
+    return out;
+}
+
+static PyObject *run_direct(Entry *entry, Call *call)
+{
+    PyObject *args = PyTuple_New(entry->arg_count), *kwargs = NULL, *found, *out = NULL;
+    if (args == NULL || (entry->name_count > 0 && (kwargs = PyDict_New()) == NULL))
+        goto done;
+    for (int i = 0; i < entry->arg_count + entry->name_count; i++) {
+        PyObject *value = entry->places[i] < 0 ? entry->constants[i] : call->inputs[entry->places[i]];
+        if (i < entry->arg_count)
+            PyTuple_SetItem(args, i, ref(value));
+        else if (PyDict_SetItem(kwargs, entry->named[i - entry->arg_count], value) < 0)
+            goto done;
+    }
+    if ((found = PyObject_Call(entry->func, args, kwargs)) != NULL) {
+        out = results_of(entry, call, found);
+        Py_DECREF(found);
+    }
+done:
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    return out;
+}
+
+/* Run a program. NULL without an exception: its result would have another shape. */
+static PyObject *run(Entry *entry, Call *call, PyObject *func)
+{
+    PyObject *out = NULL, *made = NULL;
+    if (replicate(call, entry, &made) == YES) {
+        out = entry->func == NULL ? run_function(entry, call) : run_direct(entry, call);
+        if (out == NULL && PyErr_ExceptionMatches(THE(outdated)))
+            PyErr_Clear();
+        else if (out == NULL)
+            tell(call, func, entry->view);
+        else if (count_write(call, func) != YES)
+            Py_CLEAR(out);
+    }
+    Py_XDECREF(made);
+    return out;
+}
+
+/* Run the program of a call whose arguments have been taken. NULL without an exception: it has none, or something about
+   it is unusual; `described` tells whether the call has words. */
+static PyObject *replayed(Call *call, PyObject *func, int *described)
+{
+    PyObject *out = NULL;
+    int known = *described = describe(call, func);
+    Entry *entry = known == YES ? *slot_of(call, hash_of(call)) : NULL;
+    if (entry != NULL) {
+        entry->users++;
+        known = is_ordinary(entry);
+        if (known == YES)
+            known = nothing_observes();
+        if (known == YES)
+            known = raises_alike(entry, call, func);
+        if (known == YES)
+            out = run(entry, call, func);
+        else
+            PyErr_Clear(); /* `dispatch` raises what is to be raised */
+        leave(entry);
+    } else
+        PyErr_Clear();
     return out;
 }
 
@@ -487,8 +805,10 @@ static PyObject *replayed(PyObject *func, PyObject *args, PyObject *kwargs)
 static PyObject *call(PyObject *self, PyObject *const *values, Py_ssize_t count, PyObject *named)
 {
     static const char *const words[] = {"func", "types", "args", "kwargs"};
-    PyObject *found[4] = {NULL, NULL, NULL, NULL}, *args, *out;
+    PyObject *found[4] = {NULL, NULL, NULL, NULL}, *args, *out = NULL;
     Py_ssize_t more = named == NULL ? 0 : PyTuple_Size(named);
+    Call call;
+    int described;
     for (Py_ssize_t i = 0; i < count && i < 4; i++)
         found[i] = values[i];
     for (Py_ssize_t i = 0; i < more; i++)
@@ -502,77 +822,54 @@ static PyObject *call(PyObject *self, PyObject *const *values, Py_ssize_t count,
     args = found[2] == NULL ? PyTuple_New(0) : PySequence_Tuple(found[2]);
     if (args == NULL)
         return NULL;
-    PyObject *kwargs = found[3] == Py_None ? NULL : found[3];
-    out = replayed(found[0], args, kwargs);
-    if (out == NULL && !PyErr_Occurred())
-        out = by_dispatch(found[0], args, kwargs);
+    PyObject *kwargs = found[3] == NULL || found[3] == Py_None ? NULL : found[3];
+    if (take(&call, args, kwargs) == YES)
+        out = replayed(&call, found[0], &described);
+    if (out == NULL && !PyErr_Occurred()) {
+        PyObject *all = kwargs == NULL ? PyDict_New() : ref(kwargs);
+        if (all != NULL)
+            out = PyObject_CallFunctionObjArgs(THE(dispatch), found[0], args, all, NULL);
+        Py_XDECREF(all);
+    }
     Py_DECREF(args);
     return out;
 }
 
-/* made(rows, meta): `_made` of replay.py, which makes what is not as the rule returned it. */
+/* made(rows, meta): `remake` of replay.py. */
 static PyObject *made(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    PyObject *rows = args[0], *meta = args[1], *shape, *local, *dtype = NULL, *batch = NULL;
-    if (count != 2) {
+    Made made = {0};
+    PyObject *batch = NULL;
+    if (count != 2)
         PyErr_SetString(PyExc_TypeError, "made takes rows and their Meta");
-        return NULL;
-    }
-    shape = GET(rows, shape);
-    local = GET(meta, local_shape);
-    int alike = shape == NULL || local == NULL ? FAILED : PyObject_RichCompareBool(shape, local, Py_EQ);
-    Py_XDECREF(shape);
-    Py_XDECREF(local);
-    if (alike == YES) {
-        dtype = GET(meta, dtype);
-        alike = dtype == NULL ? FAILED : attribute_is(rows, A_dtype, dtype);
-    }
-    if (alike == NO)
-        batch = PyObject_CallFunctionObjArgs(THE(made), rows, meta, NULL);
-    if (alike == YES && (shape = GET(meta, shape)) != NULL) {
-        PyObject *device = GET(rows, device);
-        PyObject *sizes = PyTuple_Pack(2, THE(batch), shape), *named = PyDict_New();
-        if (device != NULL && sizes != NULL && named != NULL
-            && PyDict_SetItem(named, attributes[A_dtype], dtype) == 0
-            && PyDict_SetItem(named, attributes[A_device], device) == 0)
-            batch = PyObject_Call(THE(make_wrapper), sizes, named);
-        Py_XDECREF(device);
-        Py_XDECREF(sizes);
-        Py_XDECREF(named);
-        Py_DECREF(shape);
-        if (batch != NULL
-            && (PyObject_SetAttr(batch, attributes[A__rows], rows) < 0
-                || PyObject_SetAttr(batch, attributes[A__meta], meta) < 0))
-            Py_CLEAR(batch);
-    }
-    Py_XDECREF(dtype);
+    else if (set_made(&made, args[1]) == YES)
+        batch = make(&made, args[0]);
+    else if (!PyErr_Occurred())
+        batch = PyObject_CallFunctionObjArgs(THE(made), args[0], args[1], NULL);
+    clear_made(&made);
     return batch;
 }
 
-/* described(func, args, kwargs): (key, inputs, plain, batches) of a call, as `DescribedCall` has them; None without. */
+/* described(func, args, kwargs): the words of a call, the inputs, and the indices of plain tensors; None without. */
 static PyObject *described(PyObject *self, PyObject *arguments)
 {
-    PyObject *func, *args, *kwargs, *out = NULL;
+    PyObject *func, *args, *kwargs;
     Call call;
     if (!PyArg_ParseTuple(arguments, "OO!O!", &func, &PyTuple_Type, &args, &PyDict_Type, &kwargs))
         return NULL;
-    int done = describe(&call, func, args, kwargs);
-    if (done == NO)
-        out = ref(Py_None);
-    if (done == YES) {
-        PyObject *plain = PyList_New(0);
-        for (int i = 0; plain != NULL && i < call.plain_count; i++) {
-            PyObject *place = PyLong_FromLong(call.plain[i]);
-            if (place == NULL || PyList_Append(plain, place) < 0)
-                Py_CLEAR(plain);
-            Py_XDECREF(place);
-        }
-        if (plain != NULL)
-            out = Py_BuildValue("(NNNN)", tuple_of(call.keys, call.key_count), list_of(call.inputs, call.input_count),
-                                plain, list_of(call.batches, call.batch_count));
+    if (take(&call, args, kwargs) != YES || describe(&call, func) != YES) {
+        PyErr_Clear();
+        return ref(Py_None);
     }
-    clear_call(&call);
-    return out;
+    return Py_BuildValue("(y#N)", (char *)call.words, (Py_ssize_t)(call.word_count * sizeof(intptr_t)),
+                         list_of(call.inputs, call.input_count));
+}
+
+/* forget(): drop all programs. */
+static PyObject *forget(PyObject *self, PyObject *nothing)
+{
+    forget_all();
+    return ref(Py_None);
 }
 
 /* Methods of a batch that models call most. torch parses the arguments of a method before it asks for
@@ -592,26 +889,38 @@ enum {
 static PyObject *functions[METHOD_COUNT]; /* what torch passes to `__torch_function__` */
 static PyObject *originals[METHOD_COUNT];
 
+/* YES if torch would call `__torch_function__` of batches, and of nothing else. */
+static int is_asked(void)
+{
+    ADD(returns(THE(is_enabled), Py_True));
+    return returns(THE(modes_are_active), Py_False);
+}
+
 static PyObject *method(int which, PyObject *self, PyObject *const *values, Py_ssize_t count, PyObject *names_of)
 {
-    PyObject *out = NULL, *kwargs = NULL, *args = PyTuple_New(count + 1);
+    PyObject *out = NULL, *args, *kwargs;
     Py_ssize_t more = names_of == NULL ? 0 : PyTuple_Size(names_of);
-    if (args == NULL || (more > 0 && (kwargs = PyDict_New()) == NULL))
-        goto done;
-    PyTuple_SetItem(args, 0, ref(self));
-    for (Py_ssize_t i = 0; i < count; i++)
-        PyTuple_SetItem(args, i + 1, ref(values[i]));
+    Call call;
+    int described;
+    if (count + more >= MOST_ARGUMENTS) {
+        PyErr_SetString(PyExc_TypeError, "too many arguments");
+        return NULL;
+    }
+    call.args[0] = self;
+    for (Py_ssize_t i = 0; i < count + more; i++)
+        call.args[i + 1] = values[i];
     for (Py_ssize_t i = 0; i < more; i++)
-        if (PyDict_SetItem(kwargs, PyTuple_GetItem(names_of, i), values[count + i]) < 0)
-            goto done;
-    if ((PyObject *)Py_TYPE(self) == THE(batch) && returns(THE(is_enabled), Py_True) == YES
-        && returns(THE(modes_are_active), Py_False) == YES)
-        out = replayed(functions[which], args, kwargs);
-    if (out == NULL && !PyErr_Occurred())
-        out = PyObject_Call(originals[which], args, kwargs);
-done:
-    Py_XDECREF(args);
-    Py_XDECREF(kwargs);
+        call.names[i] = PyTuple_GetItem(names_of, i);
+    call.arg_count = (int)count + 1;
+    call.name_count = (int)more;
+    if ((PyObject *)Py_TYPE(self) == THE(batch) && is_asked() == YES)
+        out = replayed(&call, functions[which], &described);
+    if (out == NULL && !PyErr_Occurred()) {
+        if (unpack(&call, &args, &kwargs) == YES)
+            out = PyObject_Call(originals[which], args, kwargs);
+        Py_XDECREF(args);
+        Py_XDECREF(kwargs);
+    }
     return out;
 }
 
@@ -655,19 +964,24 @@ static PyObject *methods_of(PyObject *self, PyObject *arguments)
     return found;
 }
 
-/* YES if there is nothing in a container. */
-static int is_empty(PyObject *object, int name)
+/* --- modules */
+
+#define OF(dict, name) PyDict_GetItemWithError(dict, NAME(name))
+
+/* YES if a dict has nothing in an entry, or no such entry. */
+static int is_empty(PyObject *dict, int name)
 {
-    PyObject *found = PyObject_GetAttr(object, attributes[name]);
-    Py_ssize_t size = found == NULL ? -1 : PyObject_Size(found);
-    Py_XDECREF(found);
+    PyObject *found = PyDict_GetItemWithError(dict, attributes[name]);
+    if (found == NULL || found == Py_None)
+        return PyErr_Occurred() ? FAILED : YES;
+    Py_ssize_t size = PyObject_Size(found);
     return size < 0 ? FAILED : size == 0;
 }
 
 /* As `ModuleCalls._is_ordinary`, for a module that is called with a batch within another's call. */
-static int is_ordinary_module(PyObject *calls, PyObject *module, PyObject *view)
+static int is_ordinary_module(PyObject *calls, PyObject *module, PyObject *of_module)
 {
-    PyObject *here = GET(calls, _here), *kinds = NULL, *compiled = NULL;
+    PyObject *here = GET(calls, _here), *kinds = NULL, *compiled = NULL, *on_rows, *view;
     int found = here == NULL ? FAILED : attribute_is(here, A_around, Py_None);
     found = found == NO ? attribute_is(here, A_whole, Py_False) : found == YES ? NO : FAILED;
     Py_XDECREF(here);
@@ -679,35 +993,130 @@ static int is_ordinary_module(PyObject *calls, PyObject *module, PyObject *view)
     ADD(found);
     if ((compiled = GET(calls, _compiled)) == NULL)
         return FAILED;
-    found = attribute_is(compiled, A_is_on_rows, Py_False);
+    on_rows = GET(compiled, _on_rows);
     Py_DECREF(compiled);
+    found = on_rows == NULL ? FAILED : attribute_is(on_rows, A_active, Py_False);
+    Py_XDECREF(on_rows);
     ADD(found);
-    if (PyObject_Size(THE(module_hooks)) != 0)
-        return NO;
-    ADD(is_empty(view, A_recomputed));
-    ADD(is_empty(module, A__backward_hooks));
-    return attribute_is(module, A__compiled_call_impl, Py_None);
+    if ((view = GET(calls, view)) == NULL)
+        return FAILED;
+    PyObject *recomputed = GET(view, recomputed);
+    Py_ssize_t count = recomputed == NULL ? -1 : PyObject_Size(recomputed);
+    Py_DECREF(view);
+    Py_XDECREF(recomputed);
+    ADD(count < 0 ? FAILED : count == 0);
+    ADD(is_empty(of_module, A__backward_hooks));
+    ADD(PyObject_Size(PyTuple_GetItem(THE(module_hooks), 0)) == 0);
+    PyObject *implementation = OF(of_module, _compiled_call_impl);
+    return implementation == NULL || implementation == Py_None;
 }
 
-/* is_ordinary(calls, module, args): True if there is nothing to do for a module call; False: perhaps there is. */
-static PyObject *is_ordinary_call(PyObject *self, PyObject *const *values, Py_ssize_t count)
+/* An attribute of a module, borrowed: among its parameters if it has not this attribute itself. */
+static PyObject *attribute_of(PyObject *of_module, PyObject *name)
 {
-    int found = NO;
-    if (count == 3 && PyTuple_Size(values[2]) > 0
-        && (PyObject *)Py_TYPE(PyTuple_GetItem(values[2], 0)) == THE(batch)) {
-        PyObject *view = GET(values[0], view);
-        found = view == NULL ? FAILED : is_ordinary_module(values[0], values[1], view);
-        Py_XDECREF(view);
+    PyObject *found = PyDict_GetItemWithError(of_module, name);
+    PyObject *parameters = found == NULL ? OF(of_module, _parameters) : NULL;
+    return parameters == NULL ? found : PyDict_GetItemWithError(parameters, name);
+}
+
+/* The result of an ordinary module of torch's whose `forward` calls one function with its attributes. NULL without an
+   exception: it is no such module, or it has hooks, or torch would call something else. */
+static PyObject *leaf(PyObject *module, PyObject *of_module, PyObject *batch)
+{
+    static const int hooks[] = {A__forward_hooks, A__forward_pre_hooks, A__backward_pre_hooks};
+    PyObject *kind = (PyObject *)Py_TYPE(module), *known = PyDict_GetItemWithError(THE(leaves), kind), *found, *out;
+    Call call;
+    int described;
+    if (known == NULL || OF(of_module, forward) != NULL)
+        return NULL;
+    for (int i = 0; i < 3; i++)
+        if (is_empty(of_module, hooks[i]) != YES)
+            return NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(THE(module_hooks)); i++)
+        if (PyObject_Size(PyTuple_GetItem(THE(module_hooks), i)) != 0)
+            return NULL;
+    if ((found = GET(kind, forward)) == NULL)
+        return NULL;
+    Py_DECREF(found);
+    if (found != PyTuple_GetItem(known, 0) || is_asked() != YES)
+        return NULL;
+    call.args[0] = batch;
+    call.name_count = (int)PyLong_AsLong(PyTuple_GetItem(known, 2));
+    call.arg_count = (int)PyTuple_Size(known) - 2 - call.name_count;
+    for (int i = 1; i < call.arg_count + call.name_count; i++) {
+        PyObject *name = PyTuple_GetItem(known, i + 2);
+        if ((call.args[i] = attribute_of(of_module, name)) == NULL)
+            return NULL;
+        if (i >= call.arg_count)
+            call.names[i - call.arg_count] = name;
     }
-    PyErr_Clear();
-    return ref(found == YES ? Py_True : Py_False);
+    found = PyTuple_GetItem(known, 1);
+    if (found == THE(identity))
+        return ref(batch);
+    out = replayed(&call, found, &described);
+    return out == NULL && !PyErr_Occurred() && described == YES ? by_dispatch(&call, found) : out;
 }
 
-/* configure(**objects): set what the names stand for. */
-static PyObject *configure(PyObject *self, PyObject *args, PyObject *named)
+/* call_module(calls, original, module, args, kwargs): the result of an ordinary module call; `unusual` for others, which
+   `ModuleCalls` decides about. */
+static PyObject *call_module(PyObject *self, PyObject *const *values, Py_ssize_t count)
 {
+    PyObject *out = NULL, *module, *args, *of_module, *all;
+    if (count != 5 || !PyTuple_Check(values[3]) || !PyDict_Check(values[4])) {
+        PyErr_SetString(PyExc_TypeError, "call_module takes calls, original, module, args, kwargs");
+        return NULL;
+    }
+    module = values[2];
+    args = values[3];
+    Py_ssize_t given_args = PyTuple_Size(args);
+    if (given_args == 0 || (PyObject *)Py_TYPE(PyTuple_GetItem(args, 0)) != THE(batch))
+        return ref(THE(unusual));
+    if ((of_module = PyObject_GenericGetDict(module, NULL)) == NULL)
+        return NULL;
+    int ordinary = is_ordinary_module(values[0], module, of_module);
+    if (ordinary == YES && given_args == 1 && PyDict_Size(values[4]) == 0)
+        out = leaf(module, of_module, PyTuple_GetItem(args, 0));
+    Py_DECREF(of_module);
+    if (ordinary != YES) {
+        PyErr_Clear();
+        return ref(THE(unusual));
+    }
+    if (out != NULL || PyErr_Occurred())
+        return out;
+    if ((all = PyTuple_New(given_args + 1)) == NULL)
+        return NULL;
+    PyTuple_SetItem(all, 0, ref(module));
+    for (Py_ssize_t i = 0; i < given_args; i++)
+        PyTuple_SetItem(all, i + 1, ref(PyTuple_GetItem(args, i)));
+    out = PyObject_Call(values[1], all, values[4]);
+    Py_DECREF(all);
+    return out;
+}
+
+/* --- set up */
+
+/* Find the word in an object that is `value`; -1 if there is none. */
+static Py_ssize_t place_in(PyObject *object, const void *value)
+{
+    PyObject *size = PyObject_GetAttrString((PyObject *)Py_TYPE(object), "__basicsize__");
+    Py_ssize_t end = size == NULL ? -1 : PyLong_AsSsize_t(size);
+    Py_XDECREF(size);
+    for (Py_ssize_t place = sizeof(PyObject); place + (Py_ssize_t)sizeof(void *) <= end; place += sizeof(void *))
+        if ((void *)AT(object, place) == value)
+            return place;
+    return -1;
+}
+
+/* configure(functions, batch, handle, objects): set what the names stand for. functions: addresses, by name. batch: a
+   batch, whose rows and Meta are searched for in it. handle: what is at the handle of its rows. */
+static PyObject *configure(PyObject *self, PyObject *arguments)
+{
+    PyObject *functions_of, *batch, *handle, *named, *rows, *meta;
+    if (!PyArg_ParseTuple(arguments, "O!OOO!", &PyDict_Type, &functions_of, &batch, &handle, &PyDict_Type, &named))
+        return NULL;
+    forget_all();
     for (int i = 0; i < COUNT; i++) {
-        PyObject *object = named == NULL ? NULL : PyDict_GetItemString(named, names[i]);
+        PyObject *object = PyDict_GetItemString(named, names[i]);
         if (object == NULL) {
             PyErr_SetString(PyExc_TypeError, names[i]);
             return NULL;
@@ -716,19 +1125,42 @@ static PyObject *configure(PyObject *self, PyObject *args, PyObject *named)
         Py_XDECREF(given[i]);
         given[i] = object;
     }
-    return ref(Py_None);
+#define X(name, type)                                                                                                  \
+    {                                                                                                                  \
+        PyObject *address = PyDict_GetItemString(functions_of, #name);                                                 \
+        name = address == NULL ? NULL : (int32_t(*)(void *, type *))PyLong_AsVoidPtr(address);                         \
+        if (name == NULL) {                                                                                            \
+            PyErr_SetString(PyExc_TypeError, #name);                                                                   \
+            return NULL;                                                                                               \
+        }                                                                                                              \
+    }
+    SHIMS(X)
+#undef X
+    rows = GET(batch, _rows);
+    meta = GET(batch, _meta);
+    place_of_rows = rows == NULL ? -1 : place_in(batch, rows);
+    place_of_meta = meta == NULL ? -1 : place_in(batch, meta);
+    place_of_handle = rows == NULL ? -1 : place_in(rows, PyLong_AsVoidPtr(handle));
+    Py_XDECREF(rows);
+    Py_XDECREF(meta);
+    if (PyErr_Occurred())
+        return NULL;
+    return ref(place_of_rows < 0 || place_of_meta < 0 || place_of_handle < 0 ? Py_False : Py_True);
 }
 
 static PyMethodDef methods[] = {
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL | METH_KEYWORDS,
      "call(func, types, args=(), kwargs=None): a torch function of a batch."},
     {"made", (PyCFunction)(void (*)(void))made, METH_FASTCALL, "made(rows, meta): a batch of rows."},
-    {"described", described, METH_VARARGS, "described(func, args, kwargs): (key, inputs, plain, batches), or None."},
+    {"keep", (PyCFunction)(void (*)(void))keep, METH_FASTCALL,
+     "keep(func, args, kwargs, key, program): find a program from now on for such calls."},
+    {"forget", forget, METH_NOARGS, "forget(): drop all programs."},
+    {"described", described, METH_VARARGS, "described(func, args, kwargs): (words, inputs), or None."},
     {"methods_of", methods_of, METH_VARARGS, "methods_of(kind, function_of): descriptors of methods, by name."},
-    {"is_ordinary", (PyCFunction)(void (*)(void))is_ordinary_call, METH_FASTCALL,
-     "is_ordinary(calls, module, args): True if there is nothing to do for a module call."},
-    {"configure", (PyCFunction)(void (*)(void))configure, METH_VARARGS | METH_KEYWORDS,
-     "configure(**objects): set the objects of duoka and torch that this module uses."},
+    {"call_module", (PyCFunction)(void (*)(void))call_module, METH_FASTCALL,
+     "call_module(calls, original, module, args, kwargs): an ordinary module call; `unusual` for others."},
+    {"configure", configure, METH_VARARGS,
+     "configure(functions, batch, handle, objects): set what this module uses; False if it cannot work."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "duoka.view.dispatch._replay",

@@ -122,6 +122,7 @@ def _replay_or_run(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
             try:
                 out = program(inputs, call.batches)
                 count_write(func, kwargs, call.batches)
+                BatchTensor.keep(func, args, kwargs, call.key, program)
                 return out
             except Outdated:
                 pass

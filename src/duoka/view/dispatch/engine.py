@@ -11,14 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from duoka.environment import variable
 from duoka.private.torch import (
-    GLOBAL_BACKWARD_HOOKS,
+    FORWARD_MODE,
+    GLOBAL_HOOKS,
     count_dispatch_modes,
+    exported_functions,
     function_modes_are_active,
     functions_are_enabled,
-    in_forward_mode,
+    implementation_of,
     make_wrapper,
     transform_level,
 )
@@ -27,7 +30,7 @@ from duoka.view.dispatch.dispatch import count_write, dispatch, replay_failed, r
 from duoka.view.dispatch.failing import BY_ITEM, RAISES_FOR_ROWS, may_fail
 from duoka.view.tensor.batch import BatchTensor
 
-_VERSION = 2  # as in _replay.c
+_VERSION = 3  # as in _replay.c
 _IN_PYTHON = BatchTensor.__dict__["__torch_function__"]
 
 
@@ -42,7 +45,7 @@ def built() -> Any:
 
 def chosen() -> Any:
     """Return the engine in C if batches call it, else None."""
-    return None if BatchTensor.remake is replay.remake else built()
+    return None if BatchTensor.keep is _keep else built()
 
 
 def install() -> None:
@@ -56,47 +59,82 @@ def use(engine: Any) -> None:
     for name in [name for name, value in vars(BatchTensor).items() if type(value) is _DESCRIPTOR]:
         delattr(BatchTensor, name)
     BatchTensor.__torch_function__ = _IN_PYTHON  # type: ignore[method-assign]
-    BatchTensor.remake = replay.remake
-    if engine is None:
+    BatchTensor.remake, BatchTensor.keep = replay.remake, _keep
+    if engine is None or not _configure(engine):
         return
-    engine.configure(
-        batch=BatchTensor,
-        tensor=Tensor,
-        parameter=nn.Parameter,
-        size=torch.Size,
-        constants=replay.CONSTANTS,
-        true=replay.TRUE,
-        false=replay.FALSE,
-        list=replay.LIST,
-        tuple=replay.TUPLE,
-        plain=replay.PLAIN,
-        outdated=replay.Outdated,
-        dispatch=dispatch,
-        made=replay.remake,
-        failed=replay_failed,
-        count_write=count_write,
-        replicate=replicate,
-        may_raise=RAISES_FOR_ROWS,
-        may_fail=may_fail,
-        by_item=frozenset(BY_ITEM),
-        transform_level=transform_level,
-        in_forward_mode=in_forward_mode,
-        count_dispatch_modes=count_dispatch_modes,
-        is_inference_mode=torch.is_inference_mode_enabled,
-        is_grad_enabled=torch.is_grad_enabled,
-        make_wrapper=make_wrapper,
-        zero=0,
-        one=1,
-        modes_are_active=function_modes_are_active,
-        is_enabled=functions_are_enabled,
-        module_hooks=GLOBAL_BACKWARD_HOOKS,
-    )
     for name, method in engine.methods_of(BatchTensor, _function_of).items():
         setattr(BatchTensor, name, method)
     BatchTensor.__torch_function__ = engine.call  # type: ignore[method-assign]
-    BatchTensor.remake = engine.made
+    BatchTensor.remake, BatchTensor.keep = engine.made, engine.keep
 
 
+def _keep(*_: Any) -> None:
+    """Do nothing: the engine in Python finds every program by its key."""
+
+
+def _configure(engine: Any) -> bool:
+    """Return True if the engine can work with this torch."""
+    functions = exported_functions()
+    if functions is None:
+        return False
+    batch: BatchTensor = make_wrapper(BatchTensor, (1,))
+    batch._rows, batch._meta = torch.zeros(1), object()  # type: ignore[assignment]
+    objects = {
+        "batch": BatchTensor,
+        "tensor": Tensor,
+        "parameter": nn.Parameter,
+        "size": torch.Size,
+        "dtype": torch.dtype,
+        "memory_format": torch.memory_format,
+        "getter": type(_GRADIENT.__get__),
+        "outdated": replay.Outdated,
+        "dispatch": dispatch,
+        "made": replay.remake,
+        "failed": replay_failed,
+        "count_write": count_write,
+        "replicate": replicate,
+        "may_raise": RAISES_FOR_ROWS,
+        "may_fail": may_fail,
+        "by_item": frozenset(BY_ITEM),
+        "transform_level": transform_level,
+        "forward_mode": FORWARD_MODE,
+        "count_dispatch_modes": count_dispatch_modes,
+        "is_inference_mode": torch.is_inference_mode_enabled,
+        "is_grad_enabled": torch.is_grad_enabled,
+        "make_wrapper": make_wrapper,
+        "zero": 0,
+        "one": 1,
+        "modes_are_active": function_modes_are_active,
+        "is_enabled": functions_are_enabled,
+        "module_hooks": GLOBAL_HOOKS,
+        "leaves": LEAVES,
+        "identity": nn.Identity,
+        "unusual": UNUSUAL,
+    }
+    return bool(engine.configure(functions, batch, implementation_of(batch._rows), objects))
+
+
+UNUSUAL = object()  # what the engine returns in place of the result of a module call that it does not make
+
+# Modules whose `forward` calls a function with a batch and these attributes, the last ones by name: class -> (forward,
+# function, number of attributes by name, attributes).
+LEAVES: dict[type[nn.Module], tuple[Any, ...]] = {
+    kind: (kind.forward, function, named, *attributes.split())
+    for kind, function, named, attributes in (
+        (nn.Identity, nn.Identity, 0, ""),
+        (nn.Linear, F.linear, 0, "weight bias"),
+        (nn.Embedding, F.embedding, 0, "weight padding_idx max_norm norm_type scale_grad_by_freq sparse"),
+        (nn.LayerNorm, F.layer_norm, 0, "normalized_shape weight bias eps"),
+        (nn.Dropout, F.dropout, 0, "p training inplace"),
+        (nn.ReLU, F.relu, 0, "inplace"),
+        (nn.GELU, F.gelu, 1, "approximate"),
+        (nn.SiLU, F.silu, 0, "inplace"),
+        (nn.Tanh, torch.tanh, 0, ""),
+        (nn.Sigmoid, torch.sigmoid, 0, ""),
+    )
+}
+
+_GRADIENT: Any = Tensor.grad
 _DESCRIPTOR = type(Tensor.view)
 
 

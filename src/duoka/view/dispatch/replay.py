@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from duoka.devices.vendors import TYPES
@@ -36,6 +37,7 @@ PLAIN = (
 _DETERMINED = frozenset((*_METADATA.split(), *(f"is_{name}" for name in TYPES)))
 CONSTANTS = frozenset({str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.memory_format})
 TRUE, FALSE, LIST, TUPLE = object(), object(), object(), object()
+_BUILTIN: dict[Any, Any] = {F.layer_norm: torch.layer_norm}  # what a function in Python does nothing but call
 
 
 class Outdated(Exception):
@@ -138,6 +140,7 @@ class Recorder(TorchFunctionMode):
         self._known = {id(value): f"i[{place}]" for place, value in enumerate(inputs)}  # -> name in the program
         self._kept: list[Any] = list(inputs)  # so that ids stay unique
         self._lines: list[str] = []
+        self._calls: list[tuple[Any, Any, Any]] = []  # of each line: function, arguments
         self._without_values: set[str] = set()  # names of results on "meta", whose computation has no effect
         self._constants: dict[str, Any] = {}
         self._sound = True
@@ -181,6 +184,7 @@ class Recorder(TorchFunctionMode):
             self._sound = False
         else:
             self._lines.append(f"{name} = {call}")
+            self._calls.append((_BUILTIN.get(func, func), args, kwargs))
             if is_new and isinstance(out, Tensor) and out.is_meta:
                 self._without_values.add(name)
         return out
@@ -191,7 +195,7 @@ class Recorder(TorchFunctionMode):
         if None in words or None in named.values():
             return None
         given = [*words, *(f"{name}={word}" for name, word in named.items())]
-        return f"{self._constant(func)}({', '.join(given)})"  # type: ignore[arg-type]
+        return f"{self._constant(_BUILTIN.get(func, func))}({', '.join(given)})"  # type: ignore[arg-type]
 
     def _word(self, value: Any) -> str | None:
         """Return the expression for an argument; None if its value may differ in the next call."""
@@ -241,14 +245,41 @@ class Recorder(TorchFunctionMode):
         expression = self._result(out, batches)
         if expression is None:
             return None
-        body = f"    return {expression}\n"
-        for line in reversed(self._lines):
+        body, kept = f"    return {expression}\n", []
+        for line, call in zip(reversed(self._lines), reversed(self._calls), strict=True):
             name = line.partition(" ")[0]
             if name not in self._without_values or re.search(rf"\b{name}\b", body):
                 body = f"    {line}\n{body}"
+                kept.append((name, *call))
         source = f"def program(i, b):\n{body}"
         exec(compile(source, "<duoka replay>", "exec"), self._constants)
-        return self._constants["program"]  # type: ignore[no-any-return]
+        program: Any = self._constants["program"]
+        program.direct = self._direct(*kept[0], out, batches) if len(kept) == 1 else None
+        return program  # type: ignore[no-any-return]
+
+    def _direct(self, name: str, func: Any, args: Any, kwargs: Any, out: Any, batches: list[BatchTensor]) -> Any:
+        """Describe a program that is a single call, for the engine in C; return None if it is no simple one.
+
+        Returns:
+            The function; for each argument its place among the inputs, or -1, and its value, if constant; the names of
+            the last arguments; and the Metas of the batches that are made of the sequence of this type (None: of the
+            only result) that the function returns, or the index of the batch among the arguments that is returned.
+        """
+        words = [self._word(value) or "" for value in (*args, *kwargs.values())]
+        inputs = [re.fullmatch(r"i\[(\d+)\]", word) for word in words]
+        places = tuple(int(found[1]) if found else -1 for found in inputs)
+        if any(place < 0 and re.search(r"\b([io]\[|o\d)", word) for place, word in zip(places, words, strict=True)):
+            return None
+        values = [eval(word, self._constants) if place < 0 else None for place, word in zip(places, words, strict=True)]
+        results: Any = next((place for place, batch in enumerate(batches) if out is batch), None)
+        kind = type(out) if type(out) in (tuple, list) else None
+        if results is None:
+            made = [out] if kind is None else out
+            names = [name] if kind is None else [f"{name}[{place}]" for place in range(len(made))]
+            if [type(one) is BatchTensor and self._known.get(id(one._rows)) for one in made] != names:
+                return None
+            results = tuple(one._meta for one in made)
+        return func, places, tuple(values), tuple(kwargs), results, kind
 
     def _result(self, out: Any, batches: list[BatchTensor]) -> str | None:
         """Return the expression for the result; None if it contains an unknown tensor."""

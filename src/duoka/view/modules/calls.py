@@ -110,13 +110,14 @@ class ModuleCalls:
         self._compiled = Compiled(view)
         self._ordinary = Recent(KEPT)  # class -> False if its modules are compiled, or may leave out padding
         in_c = engine.chosen()
-        self._is_ordinary = self._is_ordinary_in_python if in_c is None else partial(in_c.is_ordinary, self)
+        self._call_ordinary = self._ordinary_in_python if in_c is None else partial(in_c.call_module, self)
 
     def call(self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the call `module(*args, **kwargs)` of the script; `original` is torch's `nn.Module.__call__`."""
+        out = self._call_ordinary(original, module, args, kwargs)
+        if out is not engine.UNUSUAL:
+            return out
         here = self._here
-        if self._is_ordinary(module, args):
-            return original(module, *args, **kwargs)
         self._compiled.ran_eagerly(module)
         if threading.get_ident() != self._thread:
             return original(module, *args, **kwargs)  # only the script's thread may communicate
@@ -135,9 +136,11 @@ class ModuleCalls:
             return self._inner(original, module, args, kwargs)
         return self._outermost(original, module, args, kwargs)
 
-    def _is_ordinary_in_python(self, module: nn.Module, args: tuple[Any, ...]) -> bool:
-        """Return True if there is nothing to do for a module that is called with a batch within another's call."""
-        return (
+    def _ordinary_in_python(
+        self, original: Original, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Make the call of a module with a batch within another's call, if there is nothing to do; else UNUSUAL."""
+        is_ordinary = (
             bool(args)
             and type(args[0]) is BatchTensor
             and self._here.around is not None
@@ -145,6 +148,7 @@ class ModuleCalls:
             and not (self._here.whole or self._compiled.is_on_rows or self.view.recomputed)
             and not (has_node_hooks(module) or is_compiled_call(module))
         )
+        return original(module, *args, **kwargs) if is_ordinary else engine.UNUSUAL
 
     @contextmanager
     def computed_whole(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from duoka.private.torch import safe_softmax
 from duoka.view.dispatch.replay import Outdated
 from duoka.view.rules.lookup import Function, align, localise, ndim_of, rows_in
-from duoka.view.rules.randomness import mask, may_mask, placing
+from duoka.view.rules.randomness import mask, masking, may_mask, placing
 from duoka.view.tensor.batch import BatchTensor, Rule
 from duoka.view.tensor.spec import Spec
 from duoka.view.tensor.strides import contiguous_strides
@@ -151,8 +151,13 @@ def _dropped(place: Place, weights: Tensor, p: float) -> Tensor:
     spec = place(weights.shape)
     if spec is None:
         raise Outdated
-    shape = (*weights.shape[: spec.dim], spec.size, *weights.shape[spec.dim + 1 :])
-    return weights * mask(spec, shape, contiguous_strides(shape), contiguous_strides(weights.shape), weights, p)
+    return weights * mask(*_masking(spec, weights.shape), weights, p)
+
+
+@lru_cache(maxsize=64)
+def _masking(spec: Spec, local: torch.Size) -> tuple[Any, ...]:
+    shape = (*local[: spec.dim], spec.size, *local[spec.dim + 1 :])
+    return *masking(spec, shape, contiguous_strides(shape)), contiguous_strides(local)
 
 
 def _in_steps(

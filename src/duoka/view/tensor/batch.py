@@ -34,8 +34,11 @@ class BatchTensor(Tensor):
         unrecorded: rules that do more than call torch functions on local tensors.
         viewing: rules of functions that may return a view of a batch, or whose strides decide whether they raise.
         computing: rules of what models compute with parameters.
-        dispatch, remake: call a function, make a batch of what a program has computed (`dispatch/engine.py`).
+        dispatch, remake, keep: call a function, make a batch of what a program has computed, and find this program
+            from now on (`dispatch/engine.py`).
     """
+
+    __slots__ = ("_meta", "_rows")
 
     _rows: Tensor
     _meta: Meta
@@ -49,6 +52,7 @@ class BatchTensor(Tensor):
     computing: ClassVar[frozenset[Rule]] = frozenset()
     dispatch: ClassVar[Callable[..., Any]]
     remake: ClassVar[Callable[..., Any]]
+    keep: ClassVar[Callable[..., Any]]
 
     @staticmethod
     def __new__(cls, local: Tensor, spec: Spec, strides: Strides | None = None) -> BatchTensor:
