@@ -100,12 +100,20 @@ static int returns(PyObject *function, PyObject *wanted)
 
 /* --- tensors */
 
-/* Where a batch has its rows and its Meta, and a tensor what torch calls its handle; found out by `configure`. */
-static Py_ssize_t place_of_rows, place_of_meta, place_of_handle;
-#define AT(object, place) (*(PyObject **)((char *)(object) + (place)))
-#define ROWS(batch) AT(batch, place_of_rows)
-#define META(batch) AT(batch, place_of_meta)
+/* Where a tensor has what torch's functions for C call its handle; found out by `configure`. */
+static Py_ssize_t place_of_handle;
 #define HANDLE(tensor) ((void *)((char *)(tensor) + place_of_handle))
+
+/* An attribute of a batch itself, borrowed; NULL without an exception if it has none. */
+static PyObject *own(PyObject *batch, int name)
+{
+    PyObject *dict = PyObject_GenericGetDict(batch, NULL);
+    PyObject *found = dict == NULL ? NULL : PyDict_GetItemWithError(dict, attributes[name]);
+    Py_XDECREF(dict);
+    if (found == NULL)
+        PyErr_Clear();
+    return found;
+}
 
 /* Functions that torch exports to C; each returns 0 if it succeeds. */
 #define SHIMS(X)                                                                                                       \
@@ -219,11 +227,12 @@ static int add(Call *call, PyObject *value)
     if (call->input_count == MOST_INPUTS)
         return NO;
     if (kind == THE(batch)) {
-        if (META(value) == NULL || ROWS(value) == NULL)
+        PyObject *rows = own(value, A__rows), *meta = own(value, A__meta);
+        if (rows == NULL || meta == NULL)
             return NO;
         call->batches[call->batch_count++] = value;
-        call->inputs[call->input_count++] = ROWS(value);
-        return add_word(call, (intptr_t)META(value));
+        call->inputs[call->input_count++] = rows;
+        return add_word(call, (intptr_t)meta);
     }
     if (kind == THE(parameter) || kind == THE(tensor))
         return add_plain(call, value);
@@ -386,10 +395,9 @@ static PyObject *make(Made *made, PyObject *rows)
     if (alike != YES)
         return alike == FAILED ? NULL : PyObject_CallFunctionObjArgs(THE(made), rows, made->meta, NULL);
     PyObject *batch = PyObject_Call(THE(make_wrapper), made->positional, made->named);
-    if (batch != NULL) {
-        ROWS(batch) = ref(rows);
-        META(batch) = ref(made->meta);
-    }
+    if (batch != NULL
+        && (PyObject_SetAttr(batch, NAME(_rows), rows) < 0 || PyObject_SetAttr(batch, NAME(_meta), made->meta) < 0))
+        Py_CLEAR(batch);
     return batch;
 }
 
@@ -469,7 +477,7 @@ static PyObject *view_of(Call *call)
 {
     PyObject *view = NULL;
     for (int i = 0; i < call->batch_count; i++) {
-        PyObject *spec = GET(META(call->batches[i]), spec), *mine = spec == NULL ? NULL : GET(spec, view);
+        PyObject *spec = GET(own(call->batches[i], A__meta), spec), *mine = spec == NULL ? NULL : GET(spec, view);
         Py_XDECREF(spec);
         if (mine == NULL || (view != NULL && mine != view)) {
             Py_XDECREF(mine);
@@ -1095,24 +1103,12 @@ static PyObject *call_module(PyObject *self, PyObject *const *values, Py_ssize_t
 
 /* --- set up */
 
-/* Find the word in an object that is `value`; -1 if there is none. */
-static Py_ssize_t place_in(PyObject *object, const void *value)
-{
-    PyObject *size = PyObject_GetAttrString((PyObject *)Py_TYPE(object), "__basicsize__");
-    Py_ssize_t end = size == NULL ? -1 : PyLong_AsSsize_t(size);
-    Py_XDECREF(size);
-    for (Py_ssize_t place = sizeof(PyObject); place + (Py_ssize_t)sizeof(void *) <= end; place += sizeof(void *))
-        if ((void *)AT(object, place) == value)
-            return place;
-    return -1;
-}
-
-/* configure(functions, batch, handle, objects): set what the names stand for. functions: addresses, by name. batch: a
-   batch, whose rows and Meta are searched for in it. handle: what is at the handle of its rows. */
+/* configure(functions, tensor, address, objects): set what the names stand for; False if this torch is unknown.
+   functions: addresses, by name. address: of what the handle of a tensor refers to. */
 static PyObject *configure(PyObject *self, PyObject *arguments)
 {
-    PyObject *functions_of, *batch, *handle, *named, *rows, *meta;
-    if (!PyArg_ParseTuple(arguments, "O!OOO!", &PyDict_Type, &functions_of, &batch, &handle, &PyDict_Type, &named))
+    PyObject *functions_of, *tensor, *address, *named, *size;
+    if (!PyArg_ParseTuple(arguments, "O!OOO!", &PyDict_Type, &functions_of, &tensor, &address, &PyDict_Type, &named))
         return NULL;
     forget_all();
     for (int i = 0; i < COUNT; i++) {
@@ -1127,8 +1123,8 @@ static PyObject *configure(PyObject *self, PyObject *arguments)
     }
 #define X(name, type)                                                                                                  \
     {                                                                                                                  \
-        PyObject *address = PyDict_GetItemString(functions_of, #name);                                                 \
-        name = address == NULL ? NULL : (int32_t(*)(void *, type *))PyLong_AsVoidPtr(address);                         \
+        PyObject *number = PyDict_GetItemString(functions_of, #name);                                                  \
+        name = number == NULL ? NULL : (int32_t(*)(void *, type *))PyLong_AsVoidPtr(number);                           \
         if (name == NULL) {                                                                                            \
             PyErr_SetString(PyExc_TypeError, #name);                                                                   \
             return NULL;                                                                                               \
@@ -1136,16 +1132,15 @@ static PyObject *configure(PyObject *self, PyObject *arguments)
     }
     SHIMS(X)
 #undef X
-    rows = GET(batch, _rows);
-    meta = GET(batch, _meta);
-    place_of_rows = rows == NULL ? -1 : place_in(batch, rows);
-    place_of_meta = meta == NULL ? -1 : place_in(batch, meta);
-    place_of_handle = rows == NULL ? -1 : place_in(rows, PyLong_AsVoidPtr(handle));
-    Py_XDECREF(rows);
-    Py_XDECREF(meta);
-    if (PyErr_Occurred())
+    if ((size = PyObject_GetAttrString((PyObject *)Py_TYPE(tensor), "__basicsize__")) == NULL)
         return NULL;
-    return ref(place_of_rows < 0 || place_of_meta < 0 || place_of_handle < 0 ? Py_False : Py_True);
+    Py_ssize_t end = PyLong_AsSsize_t(size) - (Py_ssize_t)sizeof(void *);
+    void *wanted = PyLong_AsVoidPtr(address);
+    Py_DECREF(size);
+    for (place_of_handle = sizeof(PyObject); place_of_handle <= end; place_of_handle += sizeof(void *))
+        if (*(void **)HANDLE(tensor) == wanted)
+            return ref(Py_True);
+    return PyErr_Occurred() ? NULL : ref(Py_False);
 }
 
 static PyMethodDef methods[] = {
@@ -1160,7 +1155,7 @@ static PyMethodDef methods[] = {
     {"call_module", (PyCFunction)(void (*)(void))call_module, METH_FASTCALL,
      "call_module(calls, original, module, args, kwargs): an ordinary module call; `unusual` for others."},
     {"configure", configure, METH_VARARGS,
-     "configure(functions, batch, handle, objects): set what this module uses; False if it cannot work."},
+     "configure(functions, tensor, address, objects): set what this module uses; False if this torch is unknown."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "duoka.view.dispatch._replay",

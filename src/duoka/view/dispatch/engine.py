@@ -77,8 +77,7 @@ def _configure(engine: Any) -> bool:
     functions = exported_functions()
     if functions is None:
         return False
-    batch: BatchTensor = make_wrapper(BatchTensor, (1,))
-    batch._rows, batch._meta = torch.zeros(1), object()  # type: ignore[assignment]
+    tensor = torch.zeros(1)
     objects = {
         "batch": BatchTensor,
         "tensor": Tensor,
@@ -111,13 +110,13 @@ def _configure(engine: Any) -> bool:
         "identity": nn.Identity,
         "unusual": UNUSUAL,
     }
-    return bool(engine.configure(functions, batch, implementation_of(batch._rows), objects))
+    return bool(engine.configure(functions, tensor, implementation_of(tensor), objects))
 
 
 UNUSUAL = object()  # what the engine returns in place of the result of a module call that it does not make
 
-# Modules whose `forward` calls a function with a batch and these attributes, the last ones by name: class -> (forward,
-# function, number of attributes by name, attributes).
+# Modules whose `forward` calls a function with a batch and these attributes, the last ones by name:
+# class -> (forward, function, number of attributes by name, attributes).
 LEAVES: dict[type[nn.Module], tuple[Any, ...]] = {
     kind: (kind.forward, function, named, *attributes.split())
     for kind, function, named, attributes in (

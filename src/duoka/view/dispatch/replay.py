@@ -261,16 +261,16 @@ class Recorder(TorchFunctionMode):
         """Describe a program that is a single call, for the engine in C; return None if it is no simple one.
 
         Returns:
-            The function; for each argument its place among the inputs, or -1, and its value, if constant; the names of
-            the last arguments; and the Metas of the batches that are made of the sequence of this type (None: of the
-            only result) that the function returns, or the index of the batch among the arguments that is returned.
+            The function; for each argument its place among the inputs (-1: none), and its value if it is constant;
+            the names of the last arguments; the Metas of the batches that are made of what the function returns, a
+            sequence of this type (None: one tensor). In place of the Metas: the index of the batch that is returned.
         """
         words = [self._word(value) or "" for value in (*args, *kwargs.values())]
-        inputs = [re.fullmatch(r"i\[(\d+)\]", word) for word in words]
-        places = tuple(int(found[1]) if found else -1 for found in inputs)
-        if any(place < 0 and re.search(r"\b([io]\[|o\d)", word) for place, word in zip(places, words, strict=True)):
+        places = [int(word[2:-1]) if re.fullmatch(r"i\[\d+\]", word) else -1 for word in words]
+        constants = ["None" if place >= 0 else word for place, word in zip(places, words, strict=True)]
+        if any(re.search(r"\b([io]\[|o\d)", word) for word in constants):
             return None
-        values = [eval(word, self._constants) if place < 0 else None for place, word in zip(places, words, strict=True)]
+        values = [eval(word, self._constants) for word in constants]
         results: Any = next((place for place, batch in enumerate(batches) if out is batch), None)
         kind = type(out) if type(out) in (tuple, list) else None
         if results is None:
@@ -279,7 +279,7 @@ class Recorder(TorchFunctionMode):
             if [type(one) is BatchTensor and self._known.get(id(one._rows)) for one in made] != names:
                 return None
             results = tuple(one._meta for one in made)
-        return func, places, tuple(values), tuple(kwargs), results, kind
+        return func, tuple(places), tuple(values), tuple(kwargs), results, kind
 
     def _result(self, out: Any, batches: list[BatchTensor]) -> str | None:
         """Return the expression for the result; None if it contains an unknown tensor."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from types import FunctionType
@@ -77,9 +76,8 @@ def _of_queries(func: Function, given: dict[str, Any], spec: Spec) -> Any:
     return BatchTensor(func(**{**given, **own, **masked, "query": given["query"]._local}), spec)
 
 
-_PARAMETERS = {
-    name: parameter.default for name, parameter in inspect.signature(F.multi_head_attention_forward).parameters.items()
-}
+_SIGNATURE = inspect.signature(F.multi_head_attention_forward).parameters
+_PARAMETERS = {name: parameter.default for name, parameter in _SIGNATURE.items()}
 _BIASES = ("in_proj_bias", "bias_k", "bias_v", "out_proj_bias")
 _WEIGHTS = (*_BIASES, "in_proj_weight", "out_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
@@ -119,10 +117,11 @@ def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             return by_heads
         return spec.at(0) if len(shape) == 4 else None
 
-    query = given["query"]
-    if not given["dropout_p"] or not given["training"]:
+    query, p = given["query"], given["dropout_p"]
+    shape = query.shape[1], heads, query.shape[0], given["key"].shape[0]
+    if not p or not given["training"]:
         out, weights = func(**given)
-    elif _may_be_recorded(place, given["dropout_p"], query, (query.shape[1], heads, query.shape[0], given["key"].shape[0])):
+    elif _may_be_recorded(place, p, query, shape):
         out, weights = spec.view.shares.recorder.drawing(_with_masks(func, place), *given.values())
     else:
         with placing(place):

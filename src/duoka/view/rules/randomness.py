@@ -144,9 +144,7 @@ def masking(spec: Spec, shape: Sequence[int], strides: Sequence[int]) -> tuple[A
     return spec.view, tuple(shape), strides, (spec.dim, first_of_adjacent(spec), spec.local_size)
 
 
-def mask(
-    view: View, shape: Any, strides: Any, narrowed: Any, local_strides: Any, rows: Tensor, p: float
-) -> Tensor:
+def mask(view: View, shape: Any, strides: Any, narrowed: Any, local_strides: Any, rows: Tensor, p: float) -> Tensor:
     """Draw what F.dropout multiplies a whole batch with (`masking`), and return this rank's rows of it.
 
     Raises:

@@ -38,8 +38,6 @@ class BatchTensor(Tensor):
             from now on (`dispatch/engine.py`).
     """
 
-    __slots__ = ("_meta", "_rows")
-
     _rows: Tensor
     _meta: Meta
     _cached: Any = None  # a gathered copy (dispatch/cached.py)
