@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import cache
-from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
 
@@ -554,9 +554,8 @@ _EXPORTED = ("get_dim", "get_sizes", "get_strides", "get_dtype", "get_layout", "
 
 def exported_functions() -> dict[str, int] | None:
     """Return the addresses of the functions that torch exports to C for compiled models (`shim.h`); None without."""
-    name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
     try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+        library = ctypes.CDLL(torch._C.__file__, os.RTLD_NOW | os.RTLD_NOLOAD)  # and the libraries that it needs
         found = {name: ctypes.cast(library[f"aoti_torch_{name}"], ctypes.c_void_p).value for name in _EXPORTED}
     except (OSError, AttributeError):
         return None

@@ -163,14 +163,14 @@ class Recorder(TorchFunctionMode):
         self._sound = False
         self.stop()
 
-    def drawing(self, func: Callable[..., Tensor], *args: Any) -> Tensor:
+    def drawing(self, func: Callable[..., Any], *args: Any) -> Any:
         """Call a function that draws once for the whole batch, and record this as one call.
 
         The function counts its draws itself, and must do the same whatever it is called with, or raise Outdated.
         """
         self.draws += 1
         with WithoutTorchFunctions():
-            return self.__torch_function__(func, (), args)  # type: ignore[no-any-return]
+            return self.__torch_function__(func, (), args)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -250,14 +250,14 @@ class Recorder(TorchFunctionMode):
             name = line.partition(" ")[0]
             if name not in self._without_values or re.search(rf"\b{name}\b", body):
                 body = f"    {line}\n{body}"
-                kept.append((name, *call))
+                kept.append((name, call))
         source = f"def program(i, b):\n{body}"
         exec(compile(source, "<duoka replay>", "exec"), self._constants)
         program: Any = self._constants["program"]
         program.direct = self._direct(*kept[0], out, batches) if len(kept) == 1 else None
         return program  # type: ignore[no-any-return]
 
-    def _direct(self, name: str, func: Any, args: Any, kwargs: Any, out: Any, batches: list[BatchTensor]) -> Any:
+    def _direct(self, name: str, call: tuple[Any, Any, Any], out: Any, batches: list[BatchTensor]) -> Any:
         """Describe a program that is a single call, for the engine in C; return None if it is no simple one.
 
         Returns:
@@ -265,6 +265,7 @@ class Recorder(TorchFunctionMode):
             the names of the last arguments; the Metas of the batches that are made of what the function returns, a
             sequence of this type (None: one tensor). In place of the Metas: the index of the batch that is returned.
         """
+        func, args, kwargs = call
         words = [self._word(value) or "" for value in (*args, *kwargs.values())]
         places = [int(word[2:-1]) if re.fullmatch(r"i\[\d+\]", word) else -1 for word in words]
         constants = ["None" if place >= 0 else word for place, word in zip(places, words, strict=True)]

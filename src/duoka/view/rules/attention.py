@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from duoka.private.torch import safe_softmax
 from duoka.view.dispatch.replay import Outdated
 from duoka.view.rules.lookup import Function, align, localise, ndim_of, rows_in
-from duoka.view.rules.randomness import mask, masking, may_mask, placing
+from duoka.view.rules.randomness import mask, may_mask, placing
 from duoka.view.tensor.batch import BatchTensor, Rule
 from duoka.view.tensor.spec import Spec
 from duoka.view.tensor.strides import contiguous_strides
@@ -51,11 +51,12 @@ def dot_product(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     def place(shape: tuple[int, ...]) -> Spec | None:
         return spec.at(len(shape) - right) if len(shape) >= right else None
 
+    recorder, query = spec.view.shares.recorder, own["query"]
     if not given.get("dropout_p"):
         out = func(**{**given, **own})
-    elif _may_be_recorded(place, given["dropout_p"], own["query"], (*own["query"].shape[:-1], own["key"].shape[-2])):
+    elif recorder and _may_mask(place, given["dropout_p"], query, (*query.shape[:-1], own["key"].shape[-2])):
         values = [own.get(name, given.get(name)) for name in _NAMES]
-        out = spec.view.shares.recorder.drawing(partial(_in_steps, place), *values)
+        out = recorder.drawing(partial(_in_steps, place), *values)
     else:
         with placing(place):
             out = func(**{**given, **own})
@@ -117,12 +118,12 @@ def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             return by_heads
         return spec.at(0) if len(shape) == 4 else None
 
-    query, p = given["query"], given["dropout_p"]
+    query, p, recorder = given["query"], given["dropout_p"], spec.view.shares.recorder
     shape = query.shape[1], heads, query.shape[0], given["key"].shape[0]
     if not p or not given["training"]:
         out, weights = func(**given)
-    elif _may_be_recorded(place, p, query, shape):
-        out, weights = spec.view.shares.recorder.drawing(_with_masks(func, place), *given.values())
+    elif recorder and _may_mask(place, p, query, shape):
+        out, weights = recorder.drawing(_with_masks(func, place), *given.values())
     else:
         with placing(place):
             out, weights = func(**given)
@@ -133,10 +134,10 @@ def multi_head(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 # it is recorded as a call that draws a mask by itself.
 
 
-def _may_be_recorded(place: Place, p: float, rows: Tensor, shape: tuple[int, ...]) -> bool:
-    """Return True if a rule is being recorded, and dropout of weights of this shape may draw a mask (`may_mask`)."""
+def _may_mask(place: Place, p: float, rows: Tensor, shape: tuple[int, ...]) -> bool:
+    """Return True if dropout of weights of this shape may draw a mask (`may_mask`)."""
     spec = place(shape)
-    if spec is None or spec.view.shares.recorder is None or not (0 < p < 1 and _is_full_precision(rows)):
+    if spec is None or not (0 < p < 1 and _is_full_precision(rows)):
         return False
     return may_mask(rows, spec, (*shape[: spec.dim], spec.size, *shape[spec.dim + 1 :]))
 
@@ -150,13 +151,13 @@ def _dropped(place: Place, weights: Tensor, p: float) -> Tensor:
     spec = place(weights.shape)
     if spec is None:
         raise Outdated
-    return weights * mask(*_masking(spec, weights.shape), weights, p)
+    return weights * _mask(spec, weights.shape)(weights, p)
 
 
 @lru_cache(maxsize=64)
-def _masking(spec: Spec, local: torch.Size) -> tuple[Any, ...]:
+def _mask(spec: Spec, local: torch.Size) -> Callable[[Tensor, float], Tensor]:
     shape = (*local[: spec.dim], spec.size, *local[spec.dim + 1 :])
-    return *masking(spec, shape, contiguous_strides(shape)), contiguous_strides(local)
+    return mask(spec, shape, contiguous_strides(shape), contiguous_strides(local))
 
 
 def _in_steps(

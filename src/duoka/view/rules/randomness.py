@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -20,7 +20,6 @@ from duoka.view.rules.lookup import Function, align, argument, functions, locali
 from duoka.view.tensor.batch import BatchTensor, Rule
 from duoka.view.tensor.spec import Spec
 from duoka.view.tensor.strides import is_dense, memory_order
-from duoka.view.view import View
 
 FRESH = """
 dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout rrelu gumbel_softmax
@@ -121,7 +120,7 @@ def dropout(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     rows, meta = batch._local, batch._meta
     if not may_mask(rows, meta.spec, meta.shape) or not is_dense(meta.shape, meta.strides):
         return drawn(func, args, kwargs)
-    masked = partial(mask, *masking(meta.spec, meta.shape, meta.strides), rows.stride())
+    masked = mask(meta.spec, meta.shape, meta.strides, rows.stride())
     recorder = meta.spec.view.shares.recorder
     scaled = masked(rows, p) if recorder is None else recorder.drawing(masked, rows, p)
     return BatchTensor(rows * scaled, meta.spec)
@@ -139,22 +138,24 @@ def may_mask(rows: Tensor, spec: Spec, shape: Sequence[int]) -> bool:
     return rows.is_cpu and prod(shape) <= _FEW and not apart and first_of_adjacent(spec) is not None
 
 
-def masking(spec: Spec, shape: Sequence[int], strides: Sequence[int]) -> tuple[Any, ...]:
-    """Return what `mask` needs to know about a batch of this shape and these strides."""
-    return spec.view, tuple(shape), strides, (spec.dim, first_of_adjacent(spec), spec.local_size)
+def mask(
+    spec: Spec, shape: Sequence[int], strides: Sequence[int], local_strides: Sequence[int]
+) -> Callable[[Tensor, float], Tensor]:
+    """Return a function that draws what F.dropout multiplies a batch of this shape and these strides with.
 
-
-def mask(view: View, shape: Any, strides: Any, narrowed: Any, local_strides: Any, rows: Tensor, p: float) -> Tensor:
-    """Draw what F.dropout multiplies a whole batch with (`masking`), and return this rank's rows of it.
-
-    Raises:
-        Outdated: F.dropout would raise an error, draw nothing, or fill its mask in another order.
+    It returns this rank's rows of it, and raises Outdated if F.dropout would raise an error, draw nothing, or fill
+    its mask in another order.
     """
-    if not 0 < p < 1 or rows.stride() != local_strides:
-        raise Outdated
-    view.drawn += 1
-    whole = torch.empty_strided(shape, strides, dtype=rows.dtype, device=rows.device).bernoulli_(1 - p)
-    return whole.narrow(*narrowed).div_(1 - p)
+    view, dim, start, size, shape = spec.view, spec.dim, first_of_adjacent(spec), spec.local_size, tuple(shape)
+
+    def draw(rows: Tensor, p: float) -> Tensor:
+        if not 0 < p < 1 or rows.stride() != local_strides:
+            raise Outdated
+        view.drawn += 1
+        whole = torch.empty_strided(shape, strides, dtype=rows.dtype, device=rows.device).bernoulli_(1 - p)
+        return whole.narrow(dim, start, size).div_(1 - p)  # type: ignore[arg-type]
+
+    return draw
 
 
 def _draws_by_rows(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Spec, right: int) -> bool:

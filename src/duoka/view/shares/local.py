@@ -38,7 +38,7 @@ class RuleRecorder(Protocol):
     def abandon(self) -> None:
         """Discard the calls recorded so far, and record no more."""
 
-    def drawing(self, func: Callable[..., Tensor], *args: Any) -> Tensor:
+    def drawing(self, func: Callable[..., Any], *args: Any) -> Any:
         """Call a function that draws for the whole batch, and record it as one call."""
 
 
