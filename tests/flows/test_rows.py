@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.flows.flow import Flow
@@ -36,12 +34,9 @@ for step, (x,) in enumerate(run.loader(torch.utils.data.TensorDataset(data), bat
 def test_a_slow_rank_gets_fewer_rows_and_no_number_changes(flow: Flow) -> None:
     script = flow.write("script.py", SCRIPT)
     alone = flow.run(["run", "--devices", "cpu:1", script]).ok()
-    result = flow.run(["run", "--devices", "cpu:2", "--report", "report.html", script]).ok()
+    result = flow.run(["run", "--devices", "cpu:2", script]).ok()
     assert result.stdout == alone.stdout
     assert "duoka: rows 12 + 4 of 16 (3 : 1, measured after 43 steps)\n" in result.stderr
-    heads, first, second = re.findall(r"<tr>(.*?)</tr>", (flow.folder / "report.html").read_text())[:3]
-    assert "rows</th><th>a row" in heads
-    assert all(re.search(rf"<td>{rows}</td><td>[\d.]+ [mµ]?s<", row) for rows, row in ((12, first), (4, second)))
 
 
 FAULTY = """

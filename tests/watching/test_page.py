@@ -54,6 +54,19 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
+def test_shares_that_have_changed_are_drawn() -> None:
+    seen = History(0.0)
+    seen.begin()
+    for second, sizes in enumerate(((0, 0), (8, 8), (12, 4))):
+        seen.add(sample(float(second), *[{"rows": rows, "seconds_of_row": 0.002, "steps": second} for rows in sizes]))
+    seen.finish()
+    text = page(record(), seen, RunEnd(0, 2.0))
+    assert "<th>rows</th><th>a row</th>" in text
+    assert re.findall(r"<td>(\d+)</td><td>2 ms</td>", text) == ["12", "4"]
+    assert "<h2>Rows of each rank</h2>" in text
+    assert "Rows of each rank" not in page(record(), history(), RunEnd(0, 10.0))
+
+
 def test_the_report_of_a_run() -> None:
     seen = history()
     seen.log([LoggedValue(5.0, "loss", 1, 0.5), LoggedValue(5.0, "loss", 2, float("nan"))])
