@@ -194,6 +194,30 @@ OTHERS = {
         "for epoch, x in ((epoch, x) for epoch in range(2) for x in loader):",
         ("print(x.tolist(), torch.rand(1).item())",),
     ),
+    "rrelu in inference mode": on(
+        "(6, 4)",
+        "with torch.inference_mode(): print(F.rrelu(x, training=True).tolist(), torch.rand(1).item())",
+        header=("torch.manual_seed(0)",),
+    ),
+    "a batch whose shape changes in place": on(
+        "(8, 4, 4)",
+        "x.swapdims_(1, 2)",
+        "print(x.stride(), x.is_contiguous())",
+        "y = x",
+        "x.unsqueeze_(1)",
+        "print(y.shape, y is x)",
+    ),
+    "a backward pass that fails": on(
+        "(6, 4)",
+        "weight.grad = head.grad = None",
+        "h = F.relu(x @ weight)",
+        "(F.dropout(h, 0.5, inplace=True) @ head).sum().backward()",
+        "print(None if head.grad is None else head.grad.tolist())",
+        header=(
+            "torch.manual_seed(0)",
+            "weight, head = torch.randn(4, 4, requires_grad=True), torch.randn(4, 2, requires_grad=True)",
+        ),
+    ),
     "parameters() that returns a list": on(
         "(6, 3)",
         "print(net(x).tolist())",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ReferenceType, ref
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
-from duoka.errors import RanksApart, Refused
+from duoka.errors import DuokaError, RanksApart, Refused
 from duoka.strategies.base import Observer, Strategy
 from duoka.strategies.sparse import average_sparse
 from duoka.view.collectives.base import Collectives
@@ -217,7 +217,14 @@ class Bucketed(Strategy):
         whole = not self._no_sync
         self._pass = self._begin(self._plans.get(site, []) if whole else [])
         try:
-            yield
+            try:
+                yield
+            except DuokaError:
+                raise
+            except Exception:  # which the script may catch: average what one device has added up before it
+                with suppress(Exception):
+                    self._finish(self._pass)
+                raise
             plan = self._finish(self._pass)
             if whole:
                 self._plans[site] = plan

@@ -22,10 +22,9 @@ from duoka.view.tensor.strides import global_strides, memory_order
 
 # These ignore the previous values of the tensor that they fill.
 FILLING = frozenset({"normal_", "uniform_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_"})
-# These draw more or fewer numbers depending on their input, so they need all rows.
-_BY_VALUE = frozenset(
-    {"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise", "rrelu_with_noise_"}
-)
+# These draw more or fewer numbers depending on their input, so they need all rows. In inference mode `rrelu` comes
+# here itself.
+_BY_VALUE = frozenset(["poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu", "rrelu_with_noise"])
 
 
 class Share(Hashable, Protocol):
@@ -74,7 +73,7 @@ def is_drawing(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def is_by_value(operator: Any) -> bool:
     """Return True if the number of draws depends on the values of the input."""
-    return operator.overloadpacket.__name__ in _BY_VALUE
+    return operator.overloadpacket.__name__.rstrip("_") in _BY_VALUE
 
 
 class SeededMode(TorchDispatchMode):

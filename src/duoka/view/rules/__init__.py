@@ -50,7 +50,8 @@ FAMILIES = (
 def install() -> None:
     """Install the rules in BatchTensor."""
     BatchTensor.rules = {func: rule for family in FAMILIES for func, rule in family.RULES.items()}
-    BatchTensor.once_for_all_shares = facts.ONCE_FOR_ALL_SHARES | gradients.ONCE_FOR_ALL_SHARES
+    once_for_all_shares = facts.ONCE_FOR_ALL_SHARES | gradients.ONCE_FOR_ALL_SHARES | shapes.ONCE_FOR_ALL_SHARES
+    BatchTensor.once_for_all_shares = once_for_all_shares
     BatchTensor.drawing = frozenset(randomness.RULES.values()) | attention.DRAWING | recurrent.DRAWING
     BatchTensor.unrecorded = frozenset({*facts.RULES.values(), *gradients.RULES.values()})
     BatchTensor.viewing = frozenset({*shapes.RULES.values(), indexing.getitem, pointwise.contiguous, facts.data})

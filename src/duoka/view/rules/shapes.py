@@ -249,7 +249,7 @@ def broadcast_tensors(func: Function, args: tuple[Any, ...], kwargs: dict[str, A
 def in_place(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """squeeze_, unsqueeze_, transpose_ and similar, which change the shape of the batch itself."""
     batch = args[0]
-    if not isinstance(batch, BatchTensor) or batch._spec.view.shares.several:
+    if not isinstance(batch, BatchTensor):
         return NotImplemented
     out = getattr(Tensor, func.__name__.removesuffix("_"))(*args, **kwargs)
     if isinstance(out, BatchTensor) and out is not batch:
@@ -298,6 +298,8 @@ def of_a_batch(rule: Rule) -> Rule:
 
     return only
 
+
+ONCE_FOR_ALL_SHARES: frozenset[Rule] = frozenset({in_place})
 
 RULES: dict[Function, Rule] = {
     **dict.fromkeys(functions("view reshape view_as reshape_as", (Tensor, torch)), reshape),
