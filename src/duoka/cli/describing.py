@@ -114,7 +114,7 @@ def details(plan: Plan) -> str:
     if plan.machines.count > 1:
         name, _, text = _machine(plan.machines).partition(" ")
         rows.append((name, text))
-    rows += [("device", text) for text in _devicedescribed_rows(plan)]
+    rows += [("device", text) for text in _device_lines(plan)]
     rows.append(("threads", f"{plan.threads} per worker" if plan.threads else "left to torch"))
     rows.append(("timeout", f"{plan.timeout:g} s for a collective"))
     rows.append(("", _step_timeout(plan)))
@@ -135,7 +135,7 @@ def _step_timeout(plan: Plan) -> str:
     return f"{plan.step_timeout:g} s after the first step"
 
 
-def _devicedescribed_rows(plan: Plan) -> list[str]:
+def _device_lines(plan: Plan) -> list[str]:
     named = [f"{device} ({device.name})" if device.name else str(device) for device in plan.devices]
     rank = "rank" if plan.machines.count == 1 else "local rank"
     return named if plan.self_launching else [f"{rank} {number}: {text}" for number, text in enumerate(named)]
