@@ -199,6 +199,18 @@ OTHERS = {
         "with torch.inference_mode(): print(F.rrelu(x, training=True).tolist(), torch.rand(1).item())",
         header=("torch.manual_seed(0)",),
     ),
+    "draws within other functions in inference mode": on(
+        "(9, 4, 8)",
+        "x = x / 8",
+        "with torch.inference_mode(): print([f(x).tolist() for f in layers], torch.rand(1).item())",
+        header=(
+            "torch.manual_seed(0)",
+            "encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)",
+            "attend = lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.3)",
+            "recurrent = nn.LSTM(8, 8, 2, dropout=0.5, batch_first=True)",
+            "layers = attend, encoder, lambda x: recurrent(x)[0], lambda x: F.gumbel_softmax(x, dim=-1)",
+        ),
+    ),
     "a batch whose shape changes in place": on(
         "(8, 4, 4)",
         "x.swapdims_(1, 2)",

@@ -108,7 +108,7 @@ def open_session(
     if not view.shares.exact:
         view.set_weights(settings.weights)
     if settings.randomness == "worker":
-        view.rank_stream = RankStream(int.from_bytes(shared_random.shared(7), "little") + ranks.rank)
+        view.rank_stream = RankStream((shared_random.entropy + ranks.rank) % 2**63)
     for line in untested(torch.__version__):
         say(line)
     patches = Patches()

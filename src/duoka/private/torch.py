@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from types import CodeType, SimpleNamespace
 from typing import Any
 
@@ -228,6 +228,14 @@ def is_view(tensor: Tensor) -> bool:
 def schema_of(operator: Any) -> Any:
     """Return an operator's schema: its arguments, and which of them it writes to. Public: none."""
     return operator._schema
+
+
+def parts_of(operator: Any) -> Callable[..., Any] | None:
+    """Call the operators that a composite one is made of. Public: `decompose`, whose Python parts draw otherwise."""
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), composite):
+        return None
+    return partial(operator._op_dk, composite)
 
 
 def functions_of_lists(without: str) -> list[Callable[..., Any]]:
@@ -553,7 +561,7 @@ _EXPORTED = ("get_dim", "get_sizes", "get_strides", "get_dtype", "get_layout", "
 
 
 def exported_functions() -> dict[str, int] | None:
-    """Return the addresses of the functions that torch exports to C for compiled models (`shim.h`); None without."""
+    """Return the addresses of functions that torch exports to C (`shim.h`); None without. Public: none."""
     try:
         library = ctypes.CDLL(torch._C.__file__, os.RTLD_NOW | os.RTLD_NOLOAD)  # and the libraries that it needs
         found = {name: ctypes.cast(library[f"aoti_torch_{name}"], ctypes.c_void_p).value for name in _EXPORTED}
@@ -579,6 +587,7 @@ def _try() -> None:
         count_hooks(tensor),
         outer_saved_tensors_hooks(),
         schema_of(torch.ops.aten.add.Tensor),
+        parts_of(torch.ops.aten.dropout.default),
     )
     (
         parameters_in(module),

@@ -16,15 +16,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from duoka.private.torch import TorchDispatchMode, schema_of, tree_map_only
+from duoka.private.torch import TorchDispatchMode, parts_of, schema_of, tree_map_only
 from duoka.view.random.generators import random_digest
 from duoka.view.tensor.strides import global_strides, memory_order
 
 # These ignore the previous values of the tensor that they fill.
 FILLING = frozenset({"normal_", "uniform_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_"})
-# These draw more or fewer numbers depending on their input, so they need all rows. In inference mode `rrelu` comes
-# here itself.
-_BY_VALUE = frozenset(["poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu", "rrelu_with_noise"])
+# These draw more or fewer numbers depending on their input, so they need all rows.
+_BY_VALUE = frozenset({"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise"})
 
 
 class Share(Hashable, Protocol):
@@ -85,6 +84,9 @@ class SeededMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and (parts := parts_of(func)) is not None:
+            with self:  # in other modes autograd has divided it
+                return parts(*args, **kwargs)
         return self._draw(func, args, kwargs) if is_drawing(func, args, kwargs) else func(*args, **kwargs)
 
 
