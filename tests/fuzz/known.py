@@ -211,6 +211,17 @@ OTHERS = {
             "layers = attend, encoder, lambda x: recurrent(x)[0], lambda x: F.gumbel_softmax(x, dim=-1)",
         ),
     ),
+    "dimensions out of range": on(
+        "(6, 2, 4)",
+        "print(torch.cat([x, x], -4).shape)",
+        "print(torch.cat([x, x], 3).shape)",
+        "print(torch.stack([x, x], 4).shape)",
+        "print(x.sum(3).shape)",
+        "print(x.mean((1, 3)).shape)",
+        "print(x.std(-4).shape)",
+        "print(x.any(3).shape)",
+        "print(torch.linalg.vector_norm(x, dim=3).shape)",
+    ),
     "a batch whose shape changes in place": on(
         "(8, 4, 4)",
         "x.swapdims_(1, 2)",

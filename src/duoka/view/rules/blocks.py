@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duoka.view.rules.lookup import Function, align, argument, dtype_of, functions, shape_of, sizes_of
+from duoka.view.rules.lookup import Function, align, argument, dtype_of, functions, in_range, shape_of, sizes_of
 from duoka.view.tensor.batch import BatchTensor, Rule
 from duoka.view.tensor.spec import Spec
 
@@ -55,7 +55,10 @@ def join_results(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if common is None or not isinstance(dim, int):
         return NotImplemented
     spec, _ = common
-    dim %= tensors[0].dim() + stacking
+    ndim = tensors[0].dim() + stacking
+    if not in_range([dim], ndim):
+        return NotImplemented
+    dim %= ndim
     if any(tensor.dim() != tensors[0].dim() or tensor.shape[spec.dim] != spec.size for tensor in tensors):
         return NotImplemented
     rows = [tensor._local if isinstance(tensor, BatchTensor) else spec.local_rows(tensor) for tensor in tensors]
