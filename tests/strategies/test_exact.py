@@ -177,6 +177,20 @@ def test_precision() -> None:
     assert on_ranks(4, exactly(work))[0] == on_ranks(1, exactly(work))[0]
 
 
+class Noisy(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(2)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_that_draw_are_told(workers: int, capfd: pytest.CaptureFixture[str]) -> None:
+    on_ranks(2, exactly(lambda run: len(list(run.loader(Noisy(), 8, num_workers=workers)))))
+    assert "draws random numbers, seeded by sample and epoch" in capfd.readouterr().err
+
+
 def test_not_with_what_depends_on_ranks() -> None:
     for how in ({"batch_norm": "local"}, {"randomness": "worker"}, {"compress": "bf16"}):
         with pytest.raises(OptionError, match="its bits would depend on the devices"):

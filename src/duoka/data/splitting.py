@@ -293,6 +293,10 @@ class SplitIterator:
             self._view.say(f"the loader at {user_line()} is read whole by every rank: {labelled.why}")
         if labelled.seeded and not self._reader.seeds_always:
             self._reader.seeded = True  # for the workers of the next epoch
+            self._view.say(
+                f"the loader at {user_line()} draws random numbers, seeded by sample and epoch: they are not "
+                'those of python (loading="whole" gives these)'
+            )
         if not is_local and not is_stacked(batch, n):
             return batch
         if self._reader.may_split is None:

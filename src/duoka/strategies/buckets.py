@@ -219,7 +219,7 @@ class Bucketed(Strategy):
         try:
             try:
                 yield
-            except DuokaError:
+            except (DuokaError, torch.OutOfMemoryError):  # of this rank: the others would wait for its gradients
                 raise
             except Exception:  # which the script may catch: average what one device has added up before it
                 with suppress(Exception):

@@ -59,11 +59,10 @@ class Blocks:
 
     view: of the sharded parameters. memory: memory of a whole parameter -> its block and index. process: in which
     collectives can be called. on_gradient: called with each parameter that a backward pass reaches. defers: True in a
-    backward pass at whose end deferred gradients are added. no_sync: blocks whose gradients stay
-    unsharded on each rank for now. replicas: the ranks with the same
-    shards as this one, each on its machine; None: there are none. offloads: shards, gradients and the optimizer's
-    state stay in the host's memory; blocks are gathered on the device to which the model was moved. uploads: of
-    offloaded parameters. downloads: of their gradients.
+    backward pass at whose end deferred gradients are added. no_sync: blocks whose gradients stay unsharded on each
+    rank for now. replicas: the ranks with the same shards as this one, each on its machine; None: there are none.
+    offloads: shards, gradients and the optimizer's state stay in the host's memory; blocks are gathered on the device
+    to which the model was moved. uploads: of offloaded parameters. downloads: of their gradients.
     """
 
     def __init__(
