@@ -67,11 +67,15 @@ def variables(cards: int = 2) -> dict[str, str]:
 
 
 def library() -> Path:
-    """The compiled cards for this Python and torch: built once, in 20 s, and kept in the user's cache."""
+    """The compiled cards for this Python and torch: built once, in 20 s, and kept in the user's cache.
+
+    They find torch's libraries where this environment has them, so another environment builds its own.
+    """
     sources = [*HERE.glob("*.hpp"), HERE / "cards.cpp"]
     torch = _torch()
     what = [
         (torch / "version.py").read_bytes(),
+        str(torch).encode(),
         sysconfig.get_config_var("EXT_SUFFIX").encode(),
         repr(FLAGS).encode(),
     ]
