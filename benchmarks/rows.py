@@ -18,7 +18,7 @@ GROUPS = Path("/sys/fs/cgroup/cpu")
 PERIOD = 7_000  # microseconds, in each of which a quota may be used
 USED = 0.8  # of the cores, by all workers together
 BATCH, SMALL = 240, 64  # rows: of long steps, which need less than 32 MiB at once, and of short ones
-MEASURED = 43  # steps until shares are measured
+CORRECTED = 96  # steps until shares are measured, and corrected
 WORKERS = {  # relative speeds; bar: the time of the ideal step, divided by the least part of its rows per second
     "2 workers, one at half speed": ((1.0, 0.5), 1 / 0.95),
     "4 workers at speeds 1, 1, 1/2 and 1/4": ((1.0, 1.0, 0.5, 0.25), 1 / 0.93),
@@ -39,7 +39,7 @@ def measure(quick: bool) -> Iterator[Row]:
             contestants = {f"{speed}": _step([groups[speeds.index(speed)]], BATCH, 2, 6) for speed in set(speeds)}
             contestants |= {
                 "even": _step(groups, BATCH, 5, 15, "--rows", "even"),
-                "auto": _step(groups, BATCH, MEASURED + 5, 35, "--rows", "auto"),
+                "auto": _step(groups, BATCH, CORRECTED + 4, 35, "--rows", "auto"),
             }
             times = in_turn(contestants, 1, "ms", warm_up=False)
         alone = zip(*(times[f"{speed}"].values for speed in speeds), strict=True)

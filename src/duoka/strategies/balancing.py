@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from itertools import chain, count
+from itertools import chain, repeat
 from statistics import fmean
 from time import monotonic_ns  # a script's `time.monotonic_ns` may be rank 0's
 from typing import Any
@@ -28,12 +28,15 @@ from duoka.view.support.hook_numbers import unnumbered
 from duoka.view.tensor.batch import BatchTensor
 from duoka.view.view import View
 
-FIRST = 5, 20, 40  # steps: the first are left out, as kernels are chosen in them; then the first two windows end
-WINDOW = 50  # steps of each later window
-LATE = 3  # steps after the end of a window in which the stream of an accelerator gets there
-MEASURED = FIRST[-1] + LATE  # steps until shares are measured
-GAIN = 1.05  # times as fast as now, by which other shares must make the steps of two windows in a row
-DRIFT = 1.10  # the same once measured shares have held for a window
+FIRST = 5  # steps before the first window, in which kernels are chosen
+WINDOWS = 15, 17, 50  # steps of the first window, of the second, and of each later one
+LATE = 3  # steps after the end of a window in which the stream of an accelerator gets there; then the next begins
+MEASURED = FIRST + sum(WINDOWS[:2]) + 2 * LATE  # steps until shares are measured
+
+# Times as fast as now, by which other shares must make the steps, and of how many windows in a row.
+GAIN = 1.05, 2
+CORRECTION = 1.02, 1  # after a change, as only other shares tell a rank's fixed time from that of its rows
+DRIFT = 1.10, 2  # once shares have held for a window
 LEAST_OF_ROWS = 0.1  # part of a rank's time that is taken to grow with its rows, at least
 LEAST = 1e-3  # share of a rank
 USABLE = 0.9  # part of a device's free memory that may be used, as some is lost between blocks
@@ -92,12 +95,12 @@ class Balance:
         self._view, self._ranks, self._say = view, ranks, say
         self._main = threading.get_ident()
         self._clock = _ProcessClock(ranks) if device.type == "cpu" else _StreamClock(ranks, device)
-        self._steps, self._begun = 0, 0  # steps so far, and before the window
-        self._ends = chain(FIRST, count(FIRST[-1] + WINDOW, WINDOW))
-        self._end = next(self._ends)
+        self._steps, self._begin = 0, FIRST  # steps so far, and those before the window
+        self._windows = chain(WINDOWS, repeat(WINDOWS[-1]))
+        self._window = next(self._windows)
         self._known: list[Point] = []  # measured before the last changes
-        self._pending: list[float] = []  # times of the last window, if it has shown a gain
-        self._limit = GAIN
+        self._gained: list[Sequence[float]] = []  # times of the windows in a row that have shown a gain
+        self._asked = GAIN
         self._largest = 0.0  # share of this rank so far
         with unnumbered():
             self.handle = register_optimizer_step_post_hook(
@@ -108,13 +111,12 @@ class Balance:
         if self._ranks.rank_local or threading.get_ident() != self._main:
             return
         self._steps += 1
-        if self._steps == self._end:
+        if self._steps in (self._begin, self._begin + self._window):
             self._clock.mark()
-        elif self._steps == self._end + LATE:
-            steps, self._begun, self._end = self._end - self._begun, self._end, next(self._ends)
-            seconds = self._clock.seconds() / steps
-            if steps != FIRST[0]:
-                self._exchange(seconds, optimizer)
+        elif self._steps == self._begin + self._window + LATE:
+            self._exchange(self._clock.seconds() / self._window, optimizer)
+            self._begin, self._window = self._steps, next(self._windows)
+            self._clock.mark()
 
     def _exchange(self, seconds: float, optimizer: Optimizer) -> None:
         """Exchange the times of a window, and change the weights where that makes steps faster."""
@@ -129,16 +131,16 @@ class Balance:
         times, most = self._ranks.all_gather(mine).view(-1, 2).T.tolist()
         most = list(map(max, most, shares))
         _, time = balanced([*self._known, (shares, times)], most)
-        gains = max(times) > self._limit * time
-        if gains and self._pending:  # a second window in a row
-            means = [fmean(both) for both in zip(times, self._pending, strict=True)]
+        gain, windows = self._asked
+        if max(times) <= gain * time:
+            self._gained, self._asked = [], DRIFT
+            return
+        self._gained.append(times)
+        if len(self._gained) == windows:
+            means = [fmean(measured) for measured in zip(*self._gained, strict=True)]
             self._known = [*self._known[-2:], (shares, means)]
             self._change(balanced(self._known, most)[0], n)
-            self._pending = []
-        elif gains:
-            self._pending = times
-        else:
-            self._limit, self._pending = DRIFT, []
+            self._gained, self._asked = [], DRIFT if self._asked is CORRECTION else CORRECTION
 
     def _change(self, shares: Sequence[float], n: int) -> None:
         least = max(min(shares), LEAST)
